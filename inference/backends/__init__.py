@@ -1,0 +1,42 @@
+"""A Model for each device. `Model` is the seam: everything above it is bookkeeping on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+
+
+class Segment(NamedTuple):
+    """One row's share of a forward: n new nodes, where their keys go and what they see."""
+
+    row: int
+    tokens: IntArray  # [n]
+    slots: IntArray  # [n] where the new keys are written
+    positions: IntArray  # [n]
+    context: NDArray[np.bool_]  # [1 or n, S] the slots each node sees (1: all nodes the same), S up to the highest in use
+    tree_mask: NDArray[np.bool_]  # [n, n] which new nodes each new node sees, itself included
+    pick: IntArray  # [p] the nodes to choose at
+    params: SamplingParams
+
+
+class Model(Protocol):
+    """A model on a device with `rows` rows of `capacity` usable KV slots. One call at a time."""
+
+    rows: int
+    capacity: int
+    max_nodes: int  # new nodes of one row in one call
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """The token chosen at each picked node ([p] a segment), and the new keys written. Rows are distinct."""
+        ...
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        """The k likeliest choices at each picked node ([p, k] a segment), and the new keys written. Rows are distinct."""
+        ...

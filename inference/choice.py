@@ -1,0 +1,170 @@
+"""The sampling contract in tensors: the noise, choose() for targets and rank() for drafts.
+
+Static shapes, int32 and float32 only, no -inf, no data-dependent control flow: these run eagerly and inside compiled graphs.
+The three choose functions agree wherever they apply; a caller picks the cheapest that serves every row of a batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inference.sampling import CANDIDATES, SamplingParams
+
+Add = Callable[[Tensor, Tensor], Tensor]
+
+OUT_OF_REACH = 1e9
+"""Subtracted from the scores of tokens that top-k or top-p excludes; finite, as accelerators need it."""
+
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_ROUNDS = 13
+_PARITY = 0x1BD11BDA
+
+
+def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
+    """32-bit addition whose every intermediate is below 2**17, exact even on units that add in float32."""
+    low = (a & 0xFFFF) + (b & 0xFFFF)
+    high = ((a >> 16) & 0xFFFF) + ((b >> 16) & 0xFFFF) + (low >> 16)
+    return ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add: Add = operator.add) -> tuple[Tensor, Tensor]:
+    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on int32 tensors that broadcast; `add` wraps at 32 bits."""
+    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    x, y = add(counter[0], keys[0]), add(counter[1], keys[1])
+    for index in range(_ROUNDS):
+        turn = _ROTATIONS[index % 8]
+        x = add(x, y)
+        y = ((y << turn) | ((y >> (32 - turn)) & ((1 << turn) - 1))) ^ x
+        if index % 4 == 3:
+            round_ = index // 4 + 1
+            x = add(x, keys[round_ % 3])
+            y = add(y, add(keys[(round_ + 1) % 3], torch.full_like(keys[0], round_)))
+    return x, y
+
+
+def noise(seed: Tensor, positions: Tensor, ids: Tensor, add: Add = operator.add) -> Tensor:
+    """Gumbel noise, float32, of tokens `ids` at absolute `positions`; both broadcast. seed: [..., 2] int32."""
+    bits, _ = threefry2x32((seed[..., 0], seed[..., 1]), (ids, positions), add)
+    uniform = (((bits >> 9) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(uniform))
+
+
+class Sampling(NamedTuple):
+    """SamplingParams of each row, as tensors."""
+
+    temperature: Tensor  # [B] float32
+    top_k: Tensor  # [B] int32
+    top_p: Tensor  # [B] float32
+    seed: Tensor  # [B, 2] int32: the low and the high word
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingParams], device: torch.device) -> Sampling:
+        words = torch.tensor([[p.seed & 0xFFFFFFFF, p.seed >> 32] for p in rows], dtype=torch.int64)
+        return cls(
+            torch.tensor([p.temperature for p in rows], dtype=torch.float32, device=device),
+            torch.tensor([p.top_k for p in rows], dtype=torch.int32, device=device),
+            torch.tensor([p.top_p for p in rows], dtype=torch.float32, device=device),
+            words.to(torch.int32).to(device),
+        )
+
+    def scaled(self, logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P, V]
+        """logits / T; unchanged where T is 0."""
+        return logits / torch.where(self.temperature > 0, self.temperature, 1.0)[:, None, None]
+
+    def weigh(self, noise_: Tensor) -> Tensor:  # [B, ...] -> [B, ...]
+        """The noise; 0 where T is 0."""
+        return noise_ * (self.temperature > 0).to(torch.float32).view(-1, *[1] * (noise_.dim() - 1))
+
+    @property
+    def truncated(self) -> Tensor:  # [B] bool
+        return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1)
+
+
+def _best(scores: Tensor, ids: Tensor) -> Tensor:  # [..., N], [..., N] -> [...]
+    """The id with the best score, the lowest id on ties."""
+    best = scores.amax(-1, keepdim=True)
+    return torch.where(scores == best, ids, torch.iinfo(torch.int32).max).amin(-1)
+
+
+def _first_best(scores: Tensor) -> Tensor:  # [..., V] -> [...]
+    """The lowest id with the best score, where ids are the last axis: argmax is documented to return the first maximum."""
+    return scores.argmax(-1).to(torch.int32)
+
+
+def _vocabulary(logits: Tensor) -> Tensor:
+    return torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+
+
+def choose_greedy(logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P] int32
+    """The choice where every row has temperature 0."""
+    return _first_best(logits)
+
+
+class Candidates(NamedTuple):
+    """The most likely tokens of each node, best first, with top-k and top-p applied."""
+
+    ids: Tensor  # [B, P, C] int32
+    scores: Tensor  # [B, P, C] logit / T, less OUT_OF_REACH where excluded
+    log_mass: Tensor  # [B, P, 1] log of the full softmax's denominator
+
+
+def _candidates(logits: Tensor, sampling: Sampling) -> Candidates:
+    scaled = sampling.scaled(logits)
+    scores, ids = torch.topk(scaled, min(CANDIDATES, logits.shape[-1]), dim=-1)
+    log_mass = torch.logsumexp(scaled, -1, keepdim=True)
+    mass = torch.exp(scores - log_mass)
+    before = torch.cumsum(mass, -1) - mass
+    rank = torch.arange(scores.shape[-1], dtype=torch.int32, device=logits.device)
+    drawn = sampling.temperature > 0  # top-k and top-p leave the argmax as it is, and a greedy draft's ranking whole
+    limit = torch.where(drawn & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
+    top_p = torch.where(drawn & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
+    kept = (rank < limit) & (before < top_p)
+    least = torch.where(kept, scores, scores[..., :1]).amin(-1, keepdim=True)
+    kept = scores >= least  # the order of equal scores is the kernel's own: all of them are kept
+    return Candidates(ids.to(torch.int32), torch.where(kept, scores, scores - OUT_OF_REACH), log_mass)
+
+
+def choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, add: Add = operator.add) -> Tensor:
+    """The choice where every row is truncated (SamplingParams.truncated): noise for the candidates only.
+
+    logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens; returns [B, P] int32.
+    """
+    found = _candidates(logits, sampling)
+    drawn = noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)
+    best = _best(found.scores + sampling.weigh(drawn), found.ids)
+    return torch.where(sampling.temperature[:, None] > 0, best, choose_greedy(logits))  # more tokens can tie than there are candidates
+
+
+def choose_open(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add) -> Tensor:
+    """The choice among all tokens: noise once per distinct position, shared by the nodes of one depth.
+
+    logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens, within `levels` of the row's least.
+    Returns [B, P] int32.
+    """
+    base = positions.amin(-1, keepdim=True)
+    level = base + torch.arange(levels, dtype=torch.int32, device=logits.device)  # [B, levels]
+    drawn = sampling.weigh(noise(sampling.seed[:, None, None], level[:, :, None], _vocabulary(logits), add))  # [B, levels, V]
+    row = torch.arange(len(logits), dtype=torch.int32, device=logits.device)[:, None]
+    return _first_best(sampling.scaled(logits) + drawn[row, positions - base])
+
+
+def choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add) -> Tensor:
+    """The choice for any mixture of rows; arguments as choose_open."""
+    truncated = choose_truncated(logits, sampling, positions, add)
+    return torch.where(sampling.truncated[:, None], truncated, choose_open(logits, sampling, positions, levels, add))
+
+
+def rank(logits: Tensor, sampling: Sampling, positions: Tensor, k: int, add: Add = operator.add) -> tuple[Tensor, Tensor]:
+    """A draft's k likeliest choices at each node under the same noise: ids [B, P, k] int32, scores [B, P, k] float32.
+
+    Scores are perturbed at T > 0 and log-probabilities at T = 0, so that their softmax estimates what the target takes.
+    """
+    found = _candidates(logits, sampling)
+    drawn = noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)
+    scores, order = torch.topk(found.scores - found.log_mass + sampling.weigh(drawn), k, dim=-1)
+    return torch.gather(found.ids, -1, order), scores

@@ -1,0 +1,81 @@
+"""The loop: draft a tree, let the target verify it, commit, repeat.
+
+Knows nothing of text, stop conditions, clocks, devices or networks; the caller stops by leaving the generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+from inference.accept import Verdict
+from inference.sampling import SamplingParams
+from inference.stats import Traffic
+from inference.tree import TokenTree
+
+
+class Verifier(Protocol):
+    """The target's side of one session, in process or behind a network."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the session has cost so far."""
+        ...
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
+        """Start the session and prefill; the future fails when the session is refused."""
+        ...
+
+    def submit(self, tree: TokenTree) -> Future[Verdict]:
+        """Verify a tree whose root is the last committed token."""
+        ...
+
+    def generate(self, max_tokens: int, stop_ids: frozenset[int]) -> Iterator[int]:
+        """Let the target decode alone from here; a stop id is yielded and ends it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Drafter(Protocol):
+    """The draft's side of one session."""
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None: ...
+
+    def draft(self, root: int, depth: int) -> TokenTree:
+        """A tree under `root`, at most `depth` levels deep."""
+        ...
+
+    def commit(self, tree: TokenTree, verdict: Verdict) -> None:
+        """Keep the accepted path of the tree last drafted, forget the rest."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Step(NamedTuple):
+    """One round: the tree that was sent and what became of it."""
+
+    tree: TokenTree
+    verdict: Verdict
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens this round commits: the accepted ones, then the target's own."""
+        return [*self.tree.tokens[list(self.verdict.path)].tolist(), self.verdict.next_token]
+
+
+def decode(prompt: Sequence[int], params: SamplingParams, drafter: Drafter, verifier: Verifier, max_new_tokens: int) -> Iterator[Step]:
+    """Rounds whose tokens, put together, are the first `max_new_tokens` of the target's own seeded decoding."""
+    opened = verifier.open(prompt, params)
+    drafter.open(prompt, params)
+    opened.result()
+    root, remaining = prompt[-1], max_new_tokens
+    while remaining > 0:
+        tree = drafter.draft(root, depth=remaining - 1)
+        verdict = verifier.submit(tree).result()
+        drafter.commit(tree, verdict)
+        step = Step(tree, verdict)
+        root, remaining = verdict.next_token, remaining - len(step.tokens)
+        yield step

@@ -1,0 +1,52 @@
+"""Drafting with a small model: a policy grows the tree, the model ranks children under the target's own noise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from inference.accept import Verdict
+from inference.backends import Model
+from inference.policy import Budget, Policy, Ranked
+from inference.sampling import SamplingParams
+from inference.sequence import ModelSequence
+from inference.tree import TokenTree
+
+
+class ModelDrafter:
+    """A Drafter on one row of a draft model.
+
+    max_nodes: drafted nodes that the verifier takes in one tree. `lock` is shared by the drafters of one model, which
+    serves one call at a time.
+    """
+
+    def __init__(self, model: Model, policy: Policy, *, max_nodes: int, row: int = 0, lock: threading.Lock | None = None) -> None:
+        self._model, self._policy, self._max_nodes, self._row = model, policy, max_nodes, row
+        self._lock = lock or threading.Lock()
+        self._sequence: ModelSequence | None = None
+        self._grown, self._sent = TokenTree.chain([0]), [0]
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._sequence = ModelSequence(self._model, self._row, params)
+        with self._lock:
+            self._sequence.extend(prompt[:-1])
+
+    def draft(self, root: int, depth: int) -> TokenTree:
+        growth = self._policy.grow(root, Budget(self._max_nodes, depth), self._rank)
+        self._grown, self._sent = growth.tree, growth.best(self._max_nodes)
+        return self._grown.select(self._sent)
+
+    def commit(self, tree: TokenTree, verdict: Verdict) -> None:
+        self._live.commit(self._grown, [self._sent[node] for node in verdict.path])
+
+    def close(self) -> None:
+        self._sequence = None
+
+    def _rank(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
+        with self._lock:
+            return self._live.rank(tree, nodes, k)
+
+    @property
+    def _live(self) -> ModelSequence:
+        assert self._sequence is not None, "open() comes first"
+        return self._sequence

@@ -1,0 +1,45 @@
+"""What can go wrong, in the user's terms.
+
+OutriderError
+├── InvalidRequest      the request itself is wrong; asking again does not help
+│   └── LimitExceeded   it asks for more than this model, artefact or server serves
+├── Mismatch            two sides that must agree do not (tokenizers, models, positions)
+├── UnsupportedModel    a checkpoint we would compute wrongly, with the field that says so
+├── MissingExtra        an optional package is needed, with its install line
+└── Unavailable         the other side cannot be reached, or went away
+    └── Busy            it is there and full: asking again later helps
+"""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """Base of every error that is shown to a user as one line."""
+
+
+class InvalidRequest(OutriderError, ValueError):
+    """The request itself is wrong."""
+
+
+class LimitExceeded(InvalidRequest):
+    """The request is well formed but larger than what is served."""
+
+
+class Mismatch(OutriderError):
+    """Two sides that must agree do not."""
+
+
+class UnsupportedModel(OutriderError):
+    """A checkpoint that would be computed wrongly; the message names the field."""
+
+
+class MissingExtra(OutriderError):
+    """An optional package is not installed; the message holds the install line."""
+
+
+class Unavailable(OutriderError):
+    """The other side cannot be reached or went away."""
+
+
+class Busy(Unavailable):
+    """The other side is there and full; asking again later helps."""

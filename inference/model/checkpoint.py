@@ -1,0 +1,120 @@
+"""From a Hugging Face directory or hub name to a Decoder with weights.
+
+Only safetensors are read, every tensor must be used and every parameter filled: a checkpoint that half fits is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from inference.errors import InvalidRequest, UnsupportedModel
+from inference.model.config import ModelConfig, read_config, read_json
+from inference.model.decoder import Decoder
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.model", "*.jinja"]
+_IGNORED = ("rotary_emb.inv_freq",)
+_SAMPLE = 1 << 16
+
+
+def find_model(name: str) -> Path:
+    """The directory of a model given as a path or a hub name; raises InvalidRequest with the remedy."""
+    if Path(name).is_dir():
+        return Path(name)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InvalidRequest(f"no such model directory: {name}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except GatedRepoError as error:
+        raise InvalidRequest(f"{name} is gated: accept its licence on its hub page, then set HF_TOKEN to a token of that account") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise InvalidRequest(f"{name}: no such directory, and no such model on the hub (a private one needs HF_TOKEN)") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise InvalidRequest(f"{name}: no such directory, and the hub cannot be reached to download it ({type(error).__name__})") from error
+
+
+def load_decoder(directory: Path, *, positions: int, vocabulary: int, dtype: torch.dtype | None, device: torch.device) -> Decoder:
+    """A Decoder with the directory's weights, in `dtype` (None: the checkpoint's) on `device`."""
+    config = read_config(directory)
+    if vocabulary > config.vocab_size:
+        raise UnsupportedModel(f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is {config.vocab_size}")
+    if positions > config.max_positions:
+        raise InvalidRequest(
+            f"sequence length {positions} is over the model's limit of {config.max_positions} (config.json field {config.limited_by})"
+        )
+    with torch.device("meta"):
+        decoder = Decoder(config, positions, vocabulary)
+    missing = dict(decoder.named_parameters())
+    for name, tensor in _tensors(directory):
+        if name.endswith(_IGNORED) or (config.tied and name == "lm_head.weight"):
+            continue
+        parameter = missing.pop(name, None)
+        if parameter is None:
+            raise UnsupportedModel(f"{directory}: tensor {name} is not part of a {config.model_type} model as computed here")
+        if tuple(tensor.shape) != tuple(parameter.shape):
+            raise UnsupportedModel(f"{directory}: tensor {name} has shape {tuple(tensor.shape)}, config.json says {tuple(parameter.shape)}")
+        _assign(decoder, name, tensor.to(device=device, dtype=dtype or tensor.dtype))
+    if missing:
+        raise UnsupportedModel(f"{directory}: tensor {next(iter(missing))} is missing ({len(missing)} in all)")
+    return decoder.to(device).eval()
+
+
+def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:
+    owner, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+
+
+def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    for path in weight_files(directory):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    yield name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise UnsupportedModel(f"{path} cannot be read, download it again: {error}") from error
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The directory's safetensors files: those of the index, or the one file."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(read_json(index).get("weight_map", {}).values())
+    else:
+        names = {"model.safetensors"}
+    paths = [directory / name for name in sorted(names)]
+    for path in paths:
+        if not path.is_file():
+            raise UnsupportedModel(f"{directory} has no {path.name}: weights are read from safetensors only")
+    return paths
+
+
+def fingerprint(directory: Path) -> str:
+    """Hash that tells checkpoints apart without reading all of them: configuration, and each file's size, head and tail."""
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    for path in weight_files(directory):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name}:{size}".encode())
+            digest.update(file.read(_SAMPLE))
+            file.seek(max(0, size - _SAMPLE))
+            digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:32]
+
+
+def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed: int) -> Decoder:
+    """A float32 Decoder with random weights, for tests and studies that need a draft that disagrees."""
+    decoder = Decoder(config, positions, vocabulary)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in decoder.named_parameters():
+        spread = torch.randn(parameter.shape, generator=generator) * 0.3
+        parameter.data = 1 + spread if "norm" in name else spread
+    return decoder.requires_grad_(False).eval()

@@ -1,0 +1,186 @@
+"""The transformer of the Llama family: one static-shape forward for prefill, decoding and tree verification.
+
+It reads the KV caches and returns the new keys and values; whoever calls it writes them. Names of modules and parameters
+are those of Hugging Face checkpoints, so loading needs no table of names. Masks, not lengths, say what a node sees.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from inference.model.config import ModelConfig
+
+MASKED = -1e30
+"""Score of a key that a node does not see; finite, because accelerators fail on infinities."""
+
+
+class Hidden(NamedTuple):
+    """What a forward returns: final states of the picked nodes, and the keys and values of all nodes for the cache."""
+
+    states: Tensor  # [B, P, hidden]
+    keys: Tensor  # [layers, B, kv heads, T, head dim]
+    values: Tensor  # [layers, B, kv heads, T, head dim]
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, in float32, rounded before the weight as the checkpoints were trained."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position: x [B, heads, T, D], cos and sin [B, 1, T, D / 2]."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the cache and the new nodes: one softmax, summed in float32 and rounded once."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, shared, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, shared, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=config.output_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+        self.qk_norm = config.qk_norm
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, past_keys: Tensor, past_values: Tensor, context_mask: Tensor, tree_mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, hidden]; past [B, kv heads, S, D]; context_mask [B, M, S] and tree_mask [B, T, T] bool; the new keys and values come last."""
+        batch, nodes, _ = x.shape
+        q = self.q_proj(x).view(batch, nodes, self.heads, self.head_dim)
+        k = self.k_proj(x).view(batch, nodes, self.kv_heads, self.head_dim)
+        v = self.v_proj(x).view(batch, nodes, self.kv_heads, self.head_dim).transpose(1, 2)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)
+        mixed = attend(q, k, v, past_keys, past_values, context_mask, tree_mask).to(x.dtype)
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, nodes, -1)), k, v
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, past_keys: Tensor, past_values: Tensor, context_mask: Tensor, tree_mask: Tensor) -> Tensor:
+    """q [B, H, T, D], k and v [B, KV, T, D], past [B, KV, S, D] -> [B, H, T, D] float32."""
+    batch, heads, nodes, size = q.shape
+    shared = k.shape[1]
+    folded = (q.float() * size**-0.5).reshape(batch, shared, heads // shared * nodes, size)  # query heads of a group as rows
+
+    def scores(keys: Tensor, mask: Tensor) -> Tensor:
+        raw = (folded @ keys.float().transpose(2, 3)).view(batch, shared, heads // shared, nodes, -1)
+        return torch.where(mask[:, None, None], raw, MASKED)
+
+    past, new = scores(past_keys, context_mask), scores(k, tree_mask)
+    top = torch.maximum(past.amax(-1, keepdim=True), new.amax(-1, keepdim=True))
+    past, new = torch.exp(past - top), torch.exp(new - top)
+    total = past.sum(-1, keepdim=True) + new.sum(-1, keepdim=True)
+    rows = (batch, shared, heads // shared * nodes, -1)
+    mixed = past.view(rows) @ past_values.float() + new.view(rows) @ v.float()
+    return (mixed / total.view(rows)).view(batch, heads, nodes, size)
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return mixed
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each behind a norm and around a residual."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, *attention_inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mixed, keys, values = self.self_attn(self.input_layernorm(x), *attention_inputs)
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), keys, values
+
+
+class Stack(nn.Module):
+    """Embeddings, layers and the final norm: the part that Hugging Face calls `model`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+
+class Decoder(nn.Module):
+    """A causal language model whose head ends at the tokenizer's last id, so that no padding id can be chosen.
+
+    positions: how many positions the rotary table covers; vocabulary: ids of the tokenizer, at most the checkpoint's.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig, positions: int, vocabulary: int) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = vocabulary
+        self.model = Stack(config)
+        if not config.tied:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        with torch.device("cpu"):  # also when the parameters are laid out on the meta device
+            angles = torch.arange(positions, dtype=torch.float32)[:, None] * torch.from_numpy(config.frequencies())[None]
+        self.register_buffer("cos", angles.cos(), persistent=False)  # [positions, head dim / 2] float32
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(
+        self, tokens: Tensor, rows: Tensor, positions: Tensor, context_mask: Tensor, tree_mask: Tensor, pick: Tensor, keys: Tensor, values: Tensor
+    ) -> Hidden:
+        """One pass over new nodes.
+
+        tokens, positions: [B, T] int32; rows: [B] int32, the cache row of each; context_mask: [B, M, S] int32 0/1 over the
+        first S slots (M = 1 or T); tree_mask: [B, T, T] int32 0/1; pick: [B, P] int32, the nodes whose states are wanted;
+        keys, values: [layers, cache rows, kv heads, slots, head dim], only read.
+        """
+        slots = context_mask.shape[-1]
+        context, tree = context_mask.to(torch.bool), tree_mask.to(torch.bool)
+        x = self.model.embed_tokens(tokens)
+        cos = self.cos[positions][:, None].to(x.dtype)  # [B, 1, T, head dim / 2]
+        sin = self.sin[positions][:, None].to(x.dtype)
+        new_keys, new_values = [], []
+        for index, layer in enumerate(self.model.layers):
+            past_keys = keys[index, :, :, :slots].index_select(0, rows)
+            past_values = values[index, :, :, :slots].index_select(0, rows)
+            x, k, v = layer(x, cos, sin, past_keys, past_values, context, tree)
+            new_keys.append(k)
+            new_values.append(v)
+        picked = torch.gather(x, 1, pick[:, :, None].to(torch.int64).expand(-1, -1, x.shape[-1]))
+        return Hidden(self.model.norm(picked), torch.stack(new_keys), torch.stack(new_values))
+
+    def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
+        """The head over the tokenizer's ids; the result is cast, the weights are not."""
+        weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
+        return F.linear(states, weight[: self.vocabulary]).float()

@@ -1,0 +1,107 @@
+"""One sequence on one row of a model: which tokens are committed, which slots hold their keys, what a tree's nodes see.
+
+The KV cache covers every committed token but the last, which is the root of the next tree. A node's position is the
+number of cached tokens plus its depth; what is chosen at it has the position after. Committed tokens that were never
+forwarded (an accepted leaf the draft did not expand) are *pending*: the next call feeds them as a chain above the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.backends import Model, Segment
+from inference.errors import LimitExceeded
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.slots import Slots
+from inference.tree import IntArray, TokenTree
+
+
+class ModelSequence:
+    """A row of `model` between two calls; `slots` may hold a prefix already (the engine reuses rows)."""
+
+    def __init__(self, model: Model, row: int, params: SamplingParams, slots: Slots | None = None) -> None:
+        self._model, self._row, self._params = model, row, params
+        self.slots = Slots(model.capacity) if slots is None else slots
+        self._pending: list[int] = []
+        self._node_slots: dict[int, int] = {}  # evaluated node of the current tree -> slot
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose keys are committed."""
+        return int(self.slots.committed.sum())
+
+    @property
+    def length(self) -> int:
+        """Committed tokens below the root: cached and pending."""
+        return self.cached + len(self._pending)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Commit tokens without choosing: a prompt but its last token, which is the first root."""
+        for start in range(0, len(tokens), self._model.max_nodes):
+            self._feed(tokens[start : start + self._model.max_nodes])
+
+    def choose(self, tree: TokenTree) -> IntArray:  # [n]
+        """The token chosen at each node; the nodes' keys are provisional until commit."""
+        self.abandon()
+        return self._model.choose([self._segment(tree, range(len(tree)))])[0]
+
+    def rank(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
+        """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on the same growing tree."""
+        return self._model.rank([self._segment(tree, nodes)], k)[0]
+
+    def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Keep the root and the path, free the rest; nodes that were never evaluated become pending."""
+        kept = [0, *path]
+        evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
+        self.slots.commit(np.array(evaluated, dtype=np.int32))
+        self._pending += tree.tokens[kept[len(evaluated) :]].tolist()
+        self._node_slots = {}
+
+    def abandon(self) -> None:
+        """Forget the tree in hand: as if it had never been evaluated."""
+        self.slots.commit(np.array([], dtype=np.int32))
+        self._node_slots = {}
+
+    def _feed(self, tokens: Sequence[int]) -> None:
+        self.abandon()
+        chain = TokenTree.chain(tokens)
+        last = np.array([len(chain) - 1], dtype=np.int32)
+        self._model.choose([self._segment(chain, range(len(chain)))._replace(pick=last, params=SamplingParams())])
+        self.commit(chain, range(1, len(chain)))
+
+    def _segment(self, tree: TokenTree, nodes: Sequence[int]) -> Segment:
+        """The call that evaluates `nodes`, with pending tokens as a chain above them; slots are taken here."""
+        if self._pending and len(self._pending) + len(nodes) > self._model.max_nodes:
+            pending, self._pending = self._pending, []
+            self.extend(pending)
+        pending = self._pending
+        above, order = len(pending), np.array(nodes, dtype=np.int32)
+        if above + len(order) > self._model.max_nodes:
+            raise LimitExceeded(f"a tree of {len(order)} nodes: this model takes {self._model.max_nodes} in one call")
+        context = self._context(tree, order)
+        depths = np.concatenate([np.arange(above), above + tree.depths[order]])
+        positions = (self.cached + depths).astype(np.int32)
+        slots = self.slots.take(positions)
+        self.slots.committed[slots[:above]] = True
+        self._pending = []
+        self._node_slots.update(zip(nodes, slots[above:].tolist(), strict=True))
+        mask = np.tri(len(slots), dtype=np.bool_)
+        mask[above:, above:] = tree.mask[np.ix_(order, order)]
+        tokens = np.concatenate([np.array(pending, dtype=np.int32), tree.tokens[order]])
+        pick = above + np.arange(len(order), dtype=np.int32)
+        return Segment(self._row, tokens, slots, positions, context, mask, pick, self._params)
+
+    def _context(self, tree: TokenTree, order: IntArray) -> NDArray[np.bool_]:  # [1 or n, S]
+        """Committed slots and, for a tree grown over several calls, the slots of each node's earlier ancestors."""
+        committed: NDArray[np.bool_] = np.array(self.slots.committed[None, : self.slots.high_water])  # no view: pending nodes are marked after this
+        if not self._node_slots:
+            return committed
+        seen = np.repeat(committed, len(order), axis=0)
+        evaluated = np.array(list(self._node_slots), dtype=np.int32)
+        slots = np.array(list(self._node_slots.values()), dtype=np.int32)
+        seen[:, slots] |= tree.mask[np.ix_(order, evaluated)]
+        return seen

@@ -1,0 +1,54 @@
+"""Counters of a run, each with its definition. No clock is read here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inference.accept import Verdict
+from inference.tree import TokenTree
+
+
+@dataclass
+class Traffic:
+    """What a verifier's sessions have cost so far: payload bytes, and seconds on the target; zeros where nothing is counted.
+
+    queue_seconds: waiting for a row and for others' model steps.  model_seconds: verifying and generating.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    model_seconds: float = 0.0
+
+
+@dataclass
+class Statistics:
+    """Counts of one session (or, added up, of several).
+
+    rounds: trees verified.  num_draft_tokens: nodes sent below the roots.  num_accepted_tokens: of these, on accepted paths.
+    """
+
+    rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_at_depth: list[int] = field(default_factory=list)  # [depth - 1] rounds that accepted a node of this depth
+
+    def count(self, tree: TokenTree, verdict: Verdict) -> None:
+        """Add one round."""
+        self.rounds += 1
+        self.num_draft_tokens += len(tree) - 1
+        self.num_accepted_tokens += len(verdict.path)
+        self.accepted_at_depth += [0] * (len(verdict.path) - len(self.accepted_at_depth))
+        for depth in range(len(verdict.path)):
+            self.accepted_at_depth[depth] += 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens committed per round, the target's own token included; 0 before the first round."""
+        return (self.num_accepted_tokens + self.rounds) / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 when nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0

@@ -1,0 +1,104 @@
+"""Between text and token ids: tokenizer, chat template, incremental detokenizing, and the fingerprint of a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.errors import InvalidRequest, UnsupportedModel
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer:
+    """The tokenizer of a Hugging Face directory. `vocabulary`: one past its greatest id."""
+
+    def __init__(self, directory: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
+        except (OSError, ValueError, KeyError) as error:
+            raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({error})") from error
+        if not self._tokenizer.is_fast:
+            raise UnsupportedModel(f"{directory}: it has no tokenizer.json, which is needed")
+        self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
+
+    def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
+        """Ids of a raw prompt, with the beginning-of-text token where the tokenizer defines one; or of a chat's first turn."""
+        if not prompt:
+            raise InvalidRequest("the prompt is empty")
+        if not chat:
+            return [int(token) for token in self._tokenizer.encode(prompt)]
+        if not self._tokenizer.chat_template:
+            raise InvalidRequest("--chat needs a model with a chat template: this tokenizer has none")
+        turns = [{"role": "user", "content": prompt}]
+        text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def stream(self, prompt: Sequence[int]) -> TextStream:
+        """Turns ids that follow `prompt` into text piece by piece."""
+        return TextStream(self, prompt)
+
+    def fingerprint(self) -> str:
+        """Hash of what turns text into ids: token ids, special tokens, merges, normaliser and pre-tokeniser.
+
+        Not of file bytes, padding of the vocabulary or the decoder: families differ there from size to size.
+        """
+        backend = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        model = {key: value for key, value in backend["model"].items() if key not in ("vocab", "merges", "dropout")}
+        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in backend["model"].get("merges") or []]
+        parts = {
+            "ids": sorted(self._tokenizer.get_vocab().items()),
+            "special": sorted((token["id"], token["content"]) for token in backend["added_tokens"] if token["special"]),
+            "merges": merges,
+            "model": _without_defaults(model),
+            "normalizer": _without_defaults(backend["normalizer"]),
+            "pre_tokenizer": _without_defaults(backend["pre_tokenizer"]),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _without_defaults(value: Any) -> Any:
+    """Without nulls and falses, which library versions write or leave out."""
+    if isinstance(value, dict):
+        return {key: _without_defaults(part) for key, part in value.items() if part not in (None, False)}
+    return [_without_defaults(part) for part in value] if isinstance(value, list) else value
+
+
+class TextStream:
+    """Incremental detokenizing: characters come out whole, and the pieces add up to the text of all ids.
+
+    Decodes a short window, since a token's text may depend on its neighbours (leading spaces, bytes of one character).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt[-8:])
+        self._shown, self._start = len(self._ids), 0
+
+    def push(self, token: int) -> str:
+        """The text that became certain with this token; empty while a character is incomplete."""
+        self._ids.append(token)
+        before, after = self._window()
+        if after.endswith(_REPLACEMENT) or len(after) <= len(before):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return after[len(before) :]
+
+    def finish(self) -> str:
+        """What is left when no more tokens come."""
+        before, after = self._window()
+        self._shown = len(self._ids)
+        return after[len(before) :]
+
+    def _window(self) -> tuple[str, str]:
+        decode = self._tokenizer.decode
+        return decode(self._ids[self._start : self._shown]), decode(self._ids[self._start :])

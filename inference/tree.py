@@ -1,0 +1,98 @@
+"""The token tree: two arrays that are the whole draft, in memory and on the wire.
+
+Node 0 is the root, the last committed token. A parent always stands before its children, so mask,
+depths and children are derived in one pass. Knows nothing of models, caches or networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from inference.errors import InvalidRequest
+
+IntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """Tokens and parents of a draft; raises InvalidRequest unless it is a tree with one root.
+
+    tokens: [n] int32, token ids; parents: [n] int32, parents[0] == -1 and parents[i] < i.
+    Siblings carry distinct tokens, so a token names at most one child.
+    """
+
+    tokens: IntArray  # [n]
+    parents: IntArray  # [n]
+
+    def __post_init__(self) -> None:
+        tokens, parents = _int32(self.tokens, "tokens"), _int32(self.parents, "parents")
+        if tokens.ndim != 1 or tokens.shape != parents.shape or len(tokens) == 0:
+            raise InvalidRequest(f"a tree needs as many parents as tokens, and a root: got {tokens.shape} tokens, {parents.shape} parents")
+        if parents[0] != -1:
+            raise InvalidRequest(f"node 0 is the root and has no parent: got parents[0] = {parents[0]}, need -1")
+        late = np.flatnonzero((parents[1:] < 0) | (parents[1:] >= np.arange(1, len(parents))))
+        if late.size:
+            node = int(late[0]) + 1
+            raise InvalidRequest(f"parents must stand before their children: node {node} has parent {parents[node]}")
+        if tokens.min() < 0:
+            raise InvalidRequest(f"token ids are 0 or more: got {tokens.min()}")
+        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "parents", parents)
+        if len(self._children) != len(tokens) - 1:
+            raise InvalidRequest("siblings must be distinct tokens: two children of one node carry the same token")
+
+    @classmethod
+    def chain(cls, tokens: ArrayLike) -> TokenTree:
+        """A tree without branches: a prompt chunk, or a classic draft."""
+        ids = _int32(tokens, "tokens")
+        return cls(ids, np.arange(-1, len(ids) - 1, dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def _children(self) -> dict[tuple[int, int], int]:
+        pairs = zip(self.parents[1:].tolist(), self.tokens[1:].tolist(), strict=True)
+        return {pair: node for node, pair in enumerate(pairs, start=1)}
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that carries `token`, if there is one."""
+        return self._children.get((node, token))
+
+    @cached_property
+    def depths(self) -> IntArray:  # [n]
+        """Edges between the root and each node."""
+        depths = np.zeros(len(self), dtype=np.int32)
+        for node, parent in enumerate(self.parents.tolist()[1:], start=1):
+            depths[node] = depths[parent] + 1
+        return depths
+
+    @cached_property
+    def mask(self) -> NDArray[np.bool_]:  # [n, n]
+        """mask[i, j]: node i sees node j, that is, j is i or an ancestor of i."""
+        mask = np.eye(len(self), dtype=np.bool_)
+        for node, parent in enumerate(self.parents.tolist()[1:], start=1):
+            mask[node] |= mask[parent]
+        return mask
+
+    def select(self, nodes: Sequence[int]) -> TokenTree:
+        """The tree of these nodes in this order; the root and every node's parent must be among them, earlier."""
+        place = {node: index for index, node in enumerate(nodes)}
+        parents = [-1 if parent < 0 else place.get(parent, -1) for parent in self.parents[list(nodes)].tolist()]
+        return TokenTree(self.tokens[list(nodes)], np.array(parents, dtype=np.int32))
+
+
+def _int32(values: ArrayLike, name: str) -> IntArray:
+    array = np.asarray(values)
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise InvalidRequest(f"{name} must be integers: got {array.dtype}")
+    if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min):
+        raise InvalidRequest(f"{name} must fit 32 bits: got {array.max()}")
+    array = array.astype(np.int32)  # a copy: nobody else can change it
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,100 @@
+"""Trees, acceptance and static shapes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.accept import Verdict, accept_match
+from inference.errors import InvalidRequest
+from inference.tree import TokenTree
+
+
+def tree(tokens: list[int], parents: list[int]) -> TokenTree:
+    return TokenTree(np.array(tokens), np.array(parents))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "words"),
+    [
+        ([], [], "root"),
+        ([1, 2], [-1], "parents"),
+        ([1], [0], "parents\\[0\\]"),
+        ([1, 2], [-1, 1], "node 1 has parent 1"),
+        ([1, 2, 3], [-1, 2, 0], "node 1 has parent 2"),
+        ([1, 2], [-1, -1], "node 1 has parent -1"),
+        ([1, -2], [-1, 0], "-2"),
+        ([1, 2, 2], [-1, 0, 0], "distinct"),
+        ([1, 2**31], [-1, 0], "32 bits"),
+        ([1, 2.5], [-1, 0], "integers"),
+    ],
+)
+def test_what_is_not_a_tree_is_refused_in_words(tokens: list[int], parents: list[int], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        tree(tokens, parents)
+
+
+def test_depths_and_mask_follow_the_parents() -> None:
+    drawn = tree([10, 11, 12, 13, 14], [-1, 0, 0, 1, 3])
+    assert drawn.depths.tolist() == [0, 1, 1, 2, 3]
+    assert drawn.mask.astype(int).tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
+
+
+def test_a_tree_cannot_be_changed_after_its_checks() -> None:
+    arrays = np.array([1, 2]), np.array([-1, 0])
+    drawn = TokenTree(*arrays)
+    arrays[1][1] = 7
+    assert drawn.parents.tolist() == [-1, 0]
+    with pytest.raises(ValueError, match="read-only"):
+        drawn.tokens[0] = 5
+
+
+@given(st.lists(st.integers(0, 4), max_size=12))
+def test_the_mask_of_any_tree_is_ancestors_and_self(choices: list[int]) -> None:
+    parents = [-1, *(choice % (index + 1) for index, choice in enumerate(choices))]
+    drawn = tree(list(range(len(parents))), parents)
+    for node in range(len(parents)):
+        ancestors, walk = {node}, node
+        while (walk := parents[walk]) >= 0:
+            ancestors.add(walk)
+        assert set(np.flatnonzero(drawn.mask[node])) == ancestors
+        assert drawn.depths[node] == len(ancestors) - 1
+
+
+def test_a_selection_keeps_order_and_parents() -> None:
+    drawn = tree([10, 11, 12, 13, 14], [-1, 0, 0, 1, 2])
+    kept = drawn.select([0, 2, 4, 1])
+    assert kept.tokens.tolist() == [10, 12, 14, 11]
+    assert kept.parents.tolist() == [-1, 0, 1, 0]
+
+
+def test_a_selection_without_a_parent_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="parent"):
+        tree([10, 11, 12], [-1, 0, 1]).select([0, 2])
+
+
+def test_acceptance_walks_while_the_chosen_token_is_a_child() -> None:
+    drawn = tree([0, 5, 6, 7, 8], [-1, 0, 0, 2, 3])
+    assert accept_match(drawn, np.array([6, 9, 7, 8, 3])) == Verdict((2, 3, 4), 3)
+    assert accept_match(drawn, np.array([6, 9, 1, 8, 3])) == Verdict((2,), 1)
+    assert accept_match(drawn, np.array([9, 9, 7, 8, 3])) == Verdict((), 9)
+
+
+def test_acceptance_never_leaves_its_own_branch() -> None:
+    """Token 7 stands below 5 and below 6: only the child of the accepted node counts."""
+    drawn = tree([0, 5, 6, 7, 7], [-1, 0, 0, 1, 2])
+    assert accept_match(drawn, np.array([6, 7, 7, 1, 2])) == Verdict((2, 4), 2)
+
+
+def test_acceptance_finds_the_only_consistent_path_in_every_small_tree() -> None:
+    for parents in itertools.product([0], [0, 1], [0, 1, 2]):
+        drawn = tree([0, 1, 2, 3], [-1, *parents])
+        for chosen in itertools.product(range(4), repeat=4):
+            path: list[int] = []
+            while step := [n for n in range(1, 4) if drawn.parents[n] == ([0, *path][-1]) and drawn.tokens[n] == chosen[[0, *path][-1]]]:
+                path += step
+            assert accept_match(drawn, np.array(chosen)) == Verdict(tuple(path), chosen[[0, *path][-1]])
