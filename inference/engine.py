@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from inference.accept import Verdict, accept_match
 from inference.backends import Model
-from inference.errors import InvalidRequest, LimitExceeded, Mismatch
+from inference.errors import Busy, InvalidRequest, LimitExceeded, Mismatch
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
@@ -86,15 +84,15 @@ class Engine:
             raise LimitExceeded(
                 f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {self.sequence_length}, prompt and output together"
             )
-        ids = np.asarray(prompt)
-        if ids.min() < 0 or ids.max() >= self.vocabulary:
-            raise InvalidRequest(f"token id {ids.max()} is outside the vocabulary of {self.vocabulary}")
+        outside = [token for token in prompt if not 0 <= token < self.vocabulary]
+        if outside:
+            raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary of {self.vocabulary}")
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> TargetSession:
         """A session on a free row, not yet prefilled."""
         self.check(prompt)
         if not self._free:
-            raise LimitExceeded(f"all {self.model.rows} rows are in use")
+            raise Busy(f"all {self.model.rows} rows are in use")
         return TargetSession(self, self._free.pop(), prompt, params)
 
     def close(self, session: TargetSession) -> None:

@@ -5,6 +5,7 @@ OutriderError
 │   └── LimitExceeded   it asks for more than this model, artefact or server serves
 ├── Mismatch            two sides that must agree do not (tokenizers, models, positions)
 ├── UnsupportedModel    a checkpoint we would compute wrongly, with the field that says so
+├── BadArtifact         a compiled artefact that is incomplete, changed, or made for something else
 ├── MissingExtra        an optional package is needed, with its install line
 └── Unavailable         the other side cannot be reached, or went away
     └── Busy            it is there and full: asking again later helps
@@ -31,6 +32,10 @@ class Mismatch(OutriderError):
 
 class UnsupportedModel(OutriderError):
     """A checkpoint that would be computed wrongly; the message names the field."""
+
+
+class BadArtifact(OutriderError):
+    """A compiled artefact that is incomplete, changed, or made for something else."""
 
 
 class MissingExtra(OutriderError):

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from inference.accept import Verdict
 from inference.engine import Engine, TargetSession
+from inference.errors import OutriderError
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from inference.tree import TokenTree
@@ -26,9 +27,7 @@ class LocalVerifier:
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
         self.close()
-        self._session = self._engine.open(prompt, params)
-        deque(self._live.prefill(), maxlen=0)
-        return _done(lambda: None)
+        return _done(lambda: self._open(prompt, params))
 
     def submit(self, tree: TokenTree) -> Future[Verdict]:
         return _done(lambda: self._live.verify(tree))
@@ -45,6 +44,10 @@ class LocalVerifier:
             self._engine.close(self._session)
             self._session = None
 
+    def _open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._session = self._engine.open(prompt, params)
+        deque(self._session.prefill(), maxlen=0)
+
     @property
     def _live(self) -> TargetSession:
         assert self._session is not None, "open() comes first"
@@ -53,5 +56,8 @@ class LocalVerifier:
 
 def _done(call: Callable[[], T]) -> Future[T]:
     future: Future[T] = Future()
-    future.set_result(call())
+    try:
+        future.set_result(call())
+    except OutriderError as error:
+        future.set_exception(error)
     return future

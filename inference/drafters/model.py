@@ -32,6 +32,7 @@ class ModelDrafter:
             self._sequence.extend(prompt[:-1])
 
     def draft(self, root: int, depth: int) -> TokenTree:
+        self._live.abandon()  # a tree that was drafted and never committed
         growth = self._policy.grow(root, Budget(self._max_nodes, depth), self._rank)
         self._grown, self._sent = growth.tree, growth.best(self._max_nodes)
         return self._grown.select(self._sent)

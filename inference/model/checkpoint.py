@@ -19,6 +19,7 @@ from inference.model.decoder import Decoder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.model", "*.jinja"]
+_OTHER_FORMATS = ["consolidated*.safetensors"]
 _IGNORED = ("rotary_emb.inv_freq",)
 _SAMPLE = 1 << 16
 
@@ -33,7 +34,7 @@ def find_model(name: str) -> Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
+        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHER_FORMATS))
     except GatedRepoError as error:
         raise InvalidRequest(f"{name} is gated: accept its licence on its hub page, then set HF_TOKEN to a token of that account") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
@@ -62,7 +63,8 @@ def load_decoder(directory: Path, *, positions: int, vocabulary: int, dtype: tor
             raise UnsupportedModel(f"{directory}: tensor {name} is not part of a {config.model_type} model as computed here")
         if tuple(tensor.shape) != tuple(parameter.shape):
             raise UnsupportedModel(f"{directory}: tensor {name} has shape {tuple(tensor.shape)}, config.json says {tuple(parameter.shape)}")
-        _assign(decoder, name, tensor.to(device=device, dtype=dtype or tensor.dtype))
+        dtype = dtype or tensor.dtype  # one for all: some checkpoints keep their norms in float32
+        _assign(decoder, name, tensor.to(device=device, dtype=dtype))
     if missing:
         raise UnsupportedModel(f"{directory}: tensor {next(iter(missing))} is missing ({len(missing)} in all)")
     return decoder.to(device).eval()
@@ -86,10 +88,7 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
 def weight_files(directory: Path) -> list[Path]:
     """The directory's safetensors files: those of the index, or the one file."""
     index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(read_json(index).get("weight_map", {}).values())
-    else:
-        names = {"model.safetensors"}
+    names = set(read_json(index).get("weight_map", {}).values()) if index.is_file() else {"model.safetensors"}
     paths = [directory / name for name in sorted(names)]
     for path in paths:
         if not path.is_file():

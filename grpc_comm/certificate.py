@@ -1,0 +1,98 @@
+"""A certificate for a target without a public name, and the authority that signed it. The one user of `cryptography`."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from inference.errors import InvalidRequest
+
+DAYS = 825
+_PEM = serialization.Encoding.PEM
+
+
+class Issued(NamedTuple):
+    """PEM files: the authority that clients trust, the target's certificate and its key."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+
+def issue(hosts: Sequence[str]) -> Issued:
+    """A certificate for these host names and addresses; the authority's own key is thrown away, so it signs nothing else."""
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = _authority(ca_key)
+    certificate = _certificate(key, hosts, ca_key, authority)
+    secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Issued(authority.public_bytes(_PEM), certificate.public_bytes(_PEM), secret)
+
+
+def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = _name("Outrider authority")
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        _builder(name, name, key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _certificate(
+    key: ec.EllipticCurvePrivateKey, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate
+) -> x509.Certificate:
+    usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    return (
+        _builder(_name("Outrider target"), authority.subject, key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_alternative_name(host) for host in hosts]), critical=False)
+        .add_extension(usages, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.now(timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=DAYS))
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not (host and host.isascii() and not set(host) & set(" :/")):
+        raise InvalidRequest(f"a certificate names hosts or addresses, without port or scheme: got {host!r}")
+    return x509.DNSName(host)

@@ -1,0 +1,152 @@
+"""A target that listens: in the foreground until a signal, or on a thread of its own for tests and tools."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import NamedTuple
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from grpc_comm.admission import ModelThread
+from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
+from grpc_comm.security import PLAINTEXT, SecurityOptions, ServerSecurity, TokenInterceptor, server_security
+from grpc_comm.service import TargetService
+from grpc_comm.translate import Description
+from grpc_comm.transport import SERVER_OPTIONS, Address
+from inference.engine import Engine
+from inference.errors import InvalidRequest
+
+WAITING = 64
+"""Sessions that may stand in line for a row."""
+
+GRACE_SECONDS = 5.0
+"""How long sessions under way may go on after the first signal."""
+
+SETTLE_SECONDS = 2.0
+
+_SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
+
+
+class Target(NamedTuple):
+    """What is served, where and to whom."""
+
+    engine: Engine
+    description: Description
+    address: Address
+    security: SecurityOptions = PLAINTEXT
+    waiting: int = WAITING
+
+
+def serve(target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS) -> None:
+    """Serve until SIGINT or SIGTERM; a second signal ends at once. `on_ready` is told the bound address.
+
+    Raises InvalidRequest when the address cannot be used or would expose the target.
+    """
+
+    async def until_signal() -> None:
+        loop, signalled = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, signalled.set)
+        async with _Listening(target, model) as listening:
+            on_ready(listening.address)
+            await signalled.wait()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            await listening.stop(grace)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="model") as executor:
+        model = ModelThread(executor)
+        asyncio.run(until_signal())
+
+
+class BackgroundServer:
+    """The same on a thread of its own; a context manager. `address` is the bound one."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._ready: Future[Address] = Future()
+        self._grace: float | None = None
+        self._thread = threading.Thread(target=self._run, name="outrider server", daemon=True)
+        self._thread.start()
+        self.address = self._ready.result()
+
+    def stop(self, grace: float | None = None) -> None:
+        """End sessions still under way after `grace` seconds (None: at once), then the server. Idempotent."""
+        if self._thread.is_alive():
+            self._grace = grace
+            self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with ThreadPoolExecutor(1, thread_name_prefix="model") as executor:
+            asyncio.run(self._until_stopped(ModelThread(executor)))
+
+    async def _until_stopped(self, model: ModelThread) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            async with _Listening(self._target, model) as listening:
+                self._ready.set_result(listening.address)
+                await self._stopped.wait()
+                await listening.stop(self._grace)
+        except InvalidRequest as error:
+            self._ready.set_exception(error)
+        finally:
+            self._ready.cancel()  # of no effect once it is set; else the one who waits is not left waiting
+
+    def __enter__(self) -> BackgroundServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+class _Listening:
+    """A gRPC server from bind to stop, on the running loop."""
+
+    def __init__(self, target: Target, model: ModelThread) -> None:
+        self._security = server_security(target.security, target.address)
+        interceptors = [TokenInterceptor(self._security.token)] if self._security.token else []
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+        service = TargetService(target.engine, target.description, model, waiting=target.waiting)
+        verifier_pb2_grpc.add_TargetServicer_to_server(service, self._server)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.address = target.address._replace(port=_bind(self._server, target.address, self._security))
+
+    async def __aenter__(self) -> _Listening:
+        await self._server.start()
+        for name in ("", _SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return self
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no new sessions, let those under way go on for `grace` seconds, then end them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace)
+        await _settle()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._server.stop(None)
+
+
+async def _settle() -> None:
+    """Let ended sessions give their rows back; gRPC prints a traceback for each that the loop's end would cancel."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=SETTLE_SECONDS)
+
+
+def _bind(server: grpc.aio.Server, address: Address, security: ServerSecurity) -> int:
+    """The port that was bound."""
+    try:
+        if security.credentials is None:
+            return server.add_insecure_port(str(address))
+        return server.add_secure_port(str(address), security.credentials)
+    except RuntimeError as error:
+        raise InvalidRequest(f"cannot listen on {address}: is the port in use, or the host not this machine?") from error

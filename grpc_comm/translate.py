@@ -1,0 +1,177 @@
+"""Our types into messages and back, our errors into gRPC status codes and back. Nothing else touches message fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpc_comm.proto import verifier_pb2 as pb
+from inference.accept import Verdict
+from inference.errors import Busy, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a target serves; `max_tree_nodes` counts the root, `vocabulary` the ids of the tokenizer."""
+
+    server_version: str
+    model: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    vocabulary: int
+    sequence_length: int
+    max_tree_nodes: int
+    rows: int
+    dtype: str
+    device: str
+    stop_ids: frozenset[int]
+
+
+def write_description(description: Description) -> pb.Description:
+    fields = {**vars(description), "stop_ids": sorted(description.stop_ids)}
+    return pb.Description(protocol_version=PROTOCOL_VERSION, **fields)
+
+
+def read_description(message: pb.Description) -> Description:
+    """Raises Mismatch when the target speaks another protocol."""
+    check_protocol(message.protocol_version)
+    fields = {name: getattr(message, name) for name in Description.__dataclass_fields__}
+    return Description(**{**fields, "stop_ids": frozenset(message.stop_ids)})
+
+
+def check_protocol(theirs: int) -> None:
+    if theirs != PROTOCOL_VERSION:
+        raise Mismatch(f"the other side speaks protocol {theirs}, this one {PROTOCOL_VERSION}: install the same Outrider on both")
+
+
+def write_open(session_id: str, expected: Description, prompt: Sequence[int], params: SamplingParams) -> pb.Open:
+    """Open a session with a target that is counted on to be as `expected`; it computes with `params.on_the_wire()`."""
+    params = params.on_the_wire()
+    return pb.Open(
+        session_id=session_id,
+        protocol_version=PROTOCOL_VERSION,
+        model_fingerprint=expected.model_fingerprint,
+        tokenizer_fingerprint=expected.tokenizer_fingerprint,
+        prompt=_ids(prompt),
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=params.seed,
+    )
+
+
+def read_params(message: pb.Open) -> SamplingParams:
+    return SamplingParams(message.temperature, message.top_k, message.top_p, message.seed)
+
+
+def check_fingerprints(message: pb.Open, description: Description) -> None:
+    """Raises Mismatch unless the client's tokenizer and model are those of this target."""
+    check_protocol(message.protocol_version)
+    if message.tokenizer_fingerprint != description.tokenizer_fingerprint:
+        raise tokenizer_mismatch(message.tokenizer_fingerprint, description)
+    if message.model_fingerprint != description.model_fingerprint:
+        theirs, ours = message.model_fingerprint or "none", description.model_fingerprint
+        raise Mismatch(f"the target serves {description.model} ({ours}), the client expects another model ({theirs}): connect anew")
+
+
+def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
+    """Token ids of two tokenizers mean different text, so nothing could be verified."""
+    ours = description.tokenizer_fingerprint
+    return Mismatch(f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} on the target is {ours}")
+
+
+def write_round(number: int, base_length: int, tree: TokenTree) -> pb.Round:
+    return pb.Round(number=number, base_length=base_length, tokens=tree.tokens.tolist(), parents=tree.parents[1:].tolist())
+
+
+def read_tree(message: pb.Round, max_nodes: int) -> TokenTree:
+    """Raises InvalidRequest unless the message is a tree, LimitExceeded before looking into one that is too large."""
+    if max(len(message.tokens), len(message.parents)) > max_nodes:
+        raise LimitExceeded(f"a tree of {len(message.tokens)} nodes, the root included: at most {max_nodes} are taken")
+    return TokenTree(np.array(message.tokens, dtype=np.int64), np.array([-1, *message.parents], dtype=np.int64))
+
+
+def write_verdict(number: int, verdict: Verdict, queue_seconds: float, model_seconds: float) -> pb.Verdict:
+    return pb.Verdict(
+        number=number,
+        path=verdict.path,
+        next_token=verdict.next_token,
+        queue_microseconds=microseconds(queue_seconds),
+        model_microseconds=microseconds(model_seconds),
+    )
+
+
+def read_verdict(message: pb.Verdict, number: int, tree: TokenTree) -> Verdict:
+    """Raises Mismatch when the target answers another round or names nodes that were not sent."""
+    if message.number != number:
+        raise Mismatch(f"the target answered round {message.number} when asked round {number}")
+    if any(node >= len(tree) for node in message.path):
+        raise Mismatch(f"the target accepted a node that was not sent: {max(message.path)} of {len(tree)}")
+    return Verdict(tuple(message.path), message.next_token)
+
+
+def write_continue(max_tokens: int, stop_ids: Iterable[int]) -> pb.Continue:
+    return pb.Continue(max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)))
+
+
+def write_token(token: int, last: bool, queue_seconds: float, model_seconds: float) -> pb.Tokens:
+    return pb.Tokens(
+        ids=[token],
+        last=last,
+        queue_microseconds=microseconds(queue_seconds),
+        model_microseconds=microseconds(model_seconds),
+    )
+
+
+def microseconds(seconds: float) -> int:
+    """For a uint32 field, which holds 71 minutes."""
+    return min(round(seconds * 1e6), 2**32 - 1)
+
+
+def _ids(values: ArrayLike) -> list[int]:
+    """For a uint32 field; the target checks against its vocabulary."""
+    array = np.asarray(values)
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise InvalidRequest(f"token ids are integers: got {array.dtype}")
+    if array.size and (array.min() < 0 or array.max() >= 2**32):
+        raise InvalidRequest(f"token ids are 0 or more and fit 32 bits: got {array.min()} to {array.max()}")
+    ids: list[int] = array.tolist()
+    return ids
+
+
+_ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),  # LimitExceeded included
+    (Mismatch, grpc.StatusCode.FAILED_PRECONDITION),
+    (Busy, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (OutriderError, grpc.StatusCode.INTERNAL),
+)
+"""Going out, the first kind that fits; coming back, the kind of that code. UNAUTHENTICATED only comes back."""
+
+
+def status_code(error: OutriderError) -> grpc.StatusCode:
+    return next(code for kind, code in _ERRORS if isinstance(error, kind))
+
+
+def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
+    """Our error for a failed call; `unreachable` says in words what it means when the target did not answer at all."""
+    code, details = error.code(), (error.details() or "").strip()
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return InvalidRequest(f"the target refuses this client: {details}")
+    kind = {code: kind for kind, code in _ERRORS}.get(code, Unavailable)
+    if kind is Unavailable or (kind is OutriderError and not details.startswith(FAULT)):
+        reason = details.rpartition("last error: ")[2] or code.name
+        return Unavailable(f"{unreachable} ({reason})")
+    return kind(details)
+
+
+FAULT = "a fault in the target"
+"""How the line of an INTERNAL status of our own begins; gRPC has others."""

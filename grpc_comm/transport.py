@@ -1,0 +1,66 @@
+"""Addresses and the gRPC options of both ends. Knows nothing of models, sessions or secrets."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import NamedTuple
+
+from inference.errors import InvalidRequest
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+"""A prompt of a million tokens takes 3 to 4 MB."""
+
+_BOTH_ENDS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),  # load balancers and NAT drop what is idle for 60 s or more
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+SERVER_OPTIONS = (
+    *_BOTH_ENDS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # else the client's keepalive is answered with GOAWAY
+    ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
+)
+_CHANNEL_OPTIONS = (
+    *_BOTH_ENDS,
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, without another channel's backoff
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+class Address(NamedTuple):
+    """Where a target listens; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """What is sent there does not leave the machine."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def parse_address(text: str) -> Address:
+    """HOST:PORT, with an IPv6 host in brackets."""
+    host, separator, port = text.strip().rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not (separator and host and port.isascii() and port.isdigit()) or (":" in host and not bracketed) or "/" in host:
+        raise InvalidRequest(f"an address is HOST:PORT, for example 127.0.0.1:50051 or [::1]:50051: got {text!r}")
+    if int(port) > 65535:
+        raise InvalidRequest(f"a port is at most 65535: got {port}")
+    return Address(host, int(port))
+
+
+def channel_options(address: Address) -> tuple[tuple[str, int], ...]:
+    """The client's options; a proxy named in the environment is not asked for this machine itself."""
+    return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if address.loopback else _CHANNEL_OPTIONS

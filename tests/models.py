@@ -1,0 +1,53 @@
+"""Tiny models for tests: raw config.json contents, and checkpoints written without `transformers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from inference.backends.eager import EagerModel
+from inference.model.checkpoint import random_decoder
+from inference.model.config import parse_config
+from inference.model.decoder import Decoder
+
+torch.set_num_threads(1)
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+
+
+def tiny_decoder(seed: int = 1, vocabulary: int = 61, **overrides: Any) -> Decoder:
+    """A random decoder of the Llama family."""
+    return random_decoder(parse_config(TINY | overrides), positions=256, vocabulary=vocabulary, seed=seed)
+
+
+def tiny_model(seed: int = 1, rows: int = 1, capacity: int = 200, max_nodes: int = 16) -> EagerModel:
+    """An EagerModel of a random decoder."""
+    return EagerModel(tiny_decoder(seed), rows=rows, capacity=capacity, max_nodes=max_nodes)
+
+
+def write_checkpoint(directory: Path, seed: int = 1, **overrides: Any) -> Path:
+    """config.json and model.safetensors of a random decoder; an override of None removes the field."""
+    raw = {field: value for field, value in (TINY | overrides).items() if value is not None}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    decoder = random_decoder(parse_config(raw), positions=256, vocabulary=raw["vocab_size"], seed=seed)
+    save_file({name: tensor.contiguous() for name, tensor in decoder.state_dict().items()}, directory / "model.safetensors")
+    return directory

@@ -1,0 +1,331 @@
+"""A target among many clients: what one of them does wrong, or suffers, ends its own session and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.admission import Line
+from grpc_comm.client import connect
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.security import SecurityOptions
+from grpc_comm.server import BackgroundServer
+from grpc_comm.transport import Address
+from inference.decode import Verifier, decode
+from inference.errors import Busy, InvalidRequest, Unavailable
+from inference.local import LocalVerifier
+from inference.policy import BestFirst
+from inference.sampling import SamplingParams
+from tests import pairs
+from tests.wire_fixtures import (
+    FAULTY,
+    LOOPBACK,
+    WAIT,
+    Successor,
+    assert_serves,
+    background,
+    connected,
+    generate,
+    opened,
+    opening,
+    raw_stub,
+    round_,
+    status,
+    successor_engine,
+    tree,
+)
+
+ROOT = Path(__file__).parent.parent
+GREEDY = SamplingParams()
+
+
+@pytest.fixture
+def server() -> Iterator[BackgroundServer]:
+    with background(successor_engine()) as server:
+        yield server
+
+
+ENDINGS: dict[str, list[pb.ClientMessage]] = {
+    "end of messages": [opening()],
+    "close": [opening(), pb.ClientMessage(close=pb.Close()), round_()],
+    "refusal": [opening(), round_(number=1)],
+    "fault": [opening(), round_([3, FAULTY])],
+    "fault in prefill": [opening(prompt=[FAULTY, 2])],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_however_a_stream_ends_its_row_is_given_back(name: str) -> None:
+    with background(successor_engine(rows=1)) as server, raw_stub(server.address) as stub, connect(str(server.address)) as connection:
+        for _ in range(3):
+            status(stub.Session(iter(ENDINGS[name]), timeout=WAIT))
+        opened(connection).close()
+
+
+@pytest.fixture
+def one_row() -> Iterator[tuple[Successor, BackgroundServer]]:
+    """A server of one row, whose model can be held up."""
+    engine = successor_engine(rows=1)
+    assert isinstance(engine.model, Successor)
+    with background(engine) as server:
+        yield engine.model, server
+        engine.model.gate.set()
+
+
+@pytest.mark.parametrize("by", ["verifier", "connection"])
+def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_step_is_given_back(one_row: tuple[Successor, BackgroundServer], by: str) -> None:
+    model, server = one_row
+    leaving = connect(str(server.address))
+    verifier = opened(leaving)
+    model.entered.clear()
+    model.gate.clear()
+    answer = verifier.submit(tree([3], [-1]))
+    assert model.entered.wait(WAIT)
+    verifier.close() if by == "verifier" else leaving.close()
+    with pytest.raises(Unavailable):
+        answer.result(WAIT)
+    model.gate.set()
+    with connect(str(server.address)) as connection:
+        assert_serves(opened(connection))
+    leaving.close()
+
+
+def test_the_row_of_a_killed_client_is_given_back(one_row: tuple[Successor, BackgroundServer]) -> None:
+    _, server = one_row
+    program = (
+        "import sys; from grpc_comm.client import connect; from inference.sampling import SamplingParams\n"
+        "verifier = connect(sys.argv[1]).verifier(); verifier.open([1, 2, 3], SamplingParams()).result(20)\n"
+        "print('opened', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(server.address)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "opened\n"
+        client.kill()
+        with connect(str(server.address)) as connection:
+            assert_serves(opened(connection))
+
+
+def test_leaving_generate_stops_the_target_and_gives_the_row_back(one_row: tuple[Successor, BackgroundServer]) -> None:
+    model, server = one_row
+    with connect(str(server.address)) as connection:
+        verifier = opened(connection)
+        tokens = verifier.generate(40_000, frozenset())
+        assert next(tokens) == 4
+        tokens.close()  # type: ignore[attr-defined]  # a generator
+        assert_serves(opened(connection))
+        assert len(model.calls) < 40_000
+        with pytest.raises(Unavailable, match="the session is closed"):
+            verifier.submit(tree([4], [-1])).result(WAIT)
+
+
+def test_a_close_sent_while_the_target_generates_stops_it(one_row: tuple[Successor, BackgroundServer]) -> None:
+    model, server = one_row
+    first_token = threading.Event()
+
+    def messages() -> Iterator[pb.ClientMessage]:
+        yield from (opening(), generate(40_000))
+        first_token.wait(WAIT)
+        yield pb.ClientMessage(close=pb.Close())
+
+    with raw_stub(server.address) as stub:
+        call = stub.Session(messages(), timeout=WAIT)
+        assert [next(call).WhichOneof("kind"), next(call).WhichOneof("kind")] == ["opened", "tokens"]
+        first_token.set()
+        assert status(call)[0] is grpc.StatusCode.OK
+        assert len(model.calls) < 40_000
+
+
+def test_sessions_under_way_interleave(server: BackgroundServer) -> None:
+    with connect(str(server.address)) as connection:
+        busy, other = opened(connection), connection.verifier()
+        tokens = busy.generate(40_000, frozenset())
+        next(tokens)
+        other.open([1, 2, 3], GREEDY).result(WAIT)
+        assert_serves(other)
+        assert busy.traffic.bytes_down < 40_000 * 6
+        other.close()
+        prefilled = other.open([5] * 49_000, GREEDY)
+        assert [next(tokens) for _ in range(5)] == [5, 6, 7, 8, 9]
+        assert not prefilled.done()
+        other.close()
+        busy.close()
+
+
+def speculated(verifier: Verifier, number: int) -> list[int]:
+    """The text of one of eight clients, each with its own prompt, seed and drafter."""
+    params = SamplingParams(temperature=(0.0, 0.7, 1.0)[number % 3], seed=number)
+    drafter = pairs.drafter(pairs.decoder(2), BestFirst(nodes=8, depth=3))
+    try:
+        return [token for step in decode([7, number, 30 + number], params, drafter, verifier, 16) for token in step.tokens]
+    finally:
+        verifier.close()
+
+
+def test_eight_clients_at_two_rows_get_the_texts_that_each_gets_alone() -> None:
+    engine = pairs.engine(pairs.decoder(1), rows=2)
+    alone = [speculated(LocalVerifier(engine), number) for number in range(8)]
+    with connected(engine) as connection, ThreadPoolExecutor(8) as clients:
+        together = [clients.submit(speculated, connection.verifier(), number) for number in range(8)]
+        assert [text.result(WAIT) for text in together] == alone
+    assert engine.free_rows == 2
+
+
+def test_who_waits_in_line_is_served_in_order_and_may_leave() -> None:
+    async def story() -> list[str]:
+        line, served = Line(1, waiting=3), list[str]()
+
+        async def client(name: str) -> None:
+            await line.enter()
+            served.append(name)
+            line.leave()
+
+        await line.enter()
+        b, c, d = (asyncio.create_task(client(name)) for name in "bcd")
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="1 sessions are served and 3 wait"):
+            await line.enter()
+        c.cancel()
+        line.leave()
+        await asyncio.wait_for(asyncio.gather(b, d), WAIT)
+        await asyncio.wait_for(client("e"), WAIT)
+        return served
+
+    assert asyncio.run(story()) == ["b", "d", "e"]
+
+
+def test_a_full_line_is_refused_and_the_waiting_one_is_served_later() -> None:
+    with connected(successor_engine(rows=1), waiting=1) as connection:
+        first = opened(connection)
+        verifiers = connection.verifier(), connection.verifier()
+        answers = {verifier.open([1, 2, 3], GREEDY): verifier for verifier in verifiers}
+        done, waiting = wait(answers, WAIT, FIRST_COMPLETED)
+        assert isinstance(done.pop().exception(), Busy)
+        first.close()
+        patient = waiting.pop()
+        patient.result(WAIT)
+        assert_serves(answers[patient])
+
+
+def test_a_client_that_leaves_the_line_is_forgotten() -> None:
+    with connected(successor_engine(rows=1), waiting=2) as connection:
+        first, second, third = opened(connection), connection.verifier(), connection.verifier()
+        left = second.open([1, 2, 3], GREEDY)
+        stays = third.open([1, 2, 3], GREEDY)
+        second.close()
+        with pytest.raises(Unavailable):
+            left.result(WAIT)
+        first.close()
+        stays.result(WAIT)
+        assert_serves(third)
+
+
+def free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return int(unused.getsockname()[1])
+
+
+def test_a_port_where_nobody_listens_is_unavailable_in_words() -> None:
+    port = free_port()
+    with pytest.raises(Unavailable, match=f"no Outrider target answers at 127.0.0.1:{port} .*refused"):
+        connect(f"127.0.0.1:{port}")
+
+
+def test_a_port_where_something_else_listens_is_unavailable_within_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"no Outrider target answers at 127.0.0.1:{port}"):
+            connect(f"127.0.0.1:{port}", timeout=0.3)
+
+
+def test_a_host_that_does_not_exist_is_unavailable_in_words() -> None:
+    with pytest.raises(Unavailable, match=r"no Outrider target answers at no-such-host\.invalid:1"):
+        connect("no-such-host.invalid:1", security=SecurityOptions(insecure=True))
+
+
+@pytest.fixture
+def process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
+    """A server in a process of its own, in the foreground."""
+    with subprocess.Popen([sys.executable, "-m", "tests.wire_fixtures"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server, Address("127.0.0.1", int(server.stdout.readline()))
+        server.kill()
+
+
+def test_a_killed_server_fails_what_it_owes_and_what_is_asked_later(process: tuple[subprocess.Popen[str], Address]) -> None:
+    server, address = process
+    with connect(str(address)) as connection:
+        idle, busy = opened(connection), opened(connection)
+        tokens = busy.generate(40_000, frozenset())
+        next(tokens)
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match=f"the target at {address} went away"):
+            list(tokens)
+        with pytest.raises(Unavailable, match="went away"):
+            idle.submit(tree([3], [-1])).result(WAIT)
+        idle.close()
+        busy.close()
+        with pytest.raises(Unavailable):
+            connection.verifier().open([1], GREEDY).result(WAIT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_told_to_stop_finishes_the_session_under_way_and_exits_cleanly(
+    process: tuple[subprocess.Popen[str], Address], number: signal.Signals
+) -> None:
+    server, address = process
+    with connect(str(address)) as connection:
+        verifier = opened(connection)
+        server.send_signal(number)
+        assert_serves(verifier)
+        verifier.close()
+        assert server.wait(WAIT) == 0
+
+
+def test_a_server_that_stops_at_once_fails_the_sessions_under_way() -> None:
+    server = background(successor_engine())
+    with connect(str(server.address)) as connection:
+        verifier = opened(connection)
+        server.stop()
+        with pytest.raises(Unavailable):
+            verifier.submit(tree([3], [-1])).result(WAIT)
+    server.stop()
+
+
+def test_a_port_in_use_is_refused_in_words(server: BackgroundServer) -> None:
+    with pytest.raises(InvalidRequest, match=f"cannot listen on {server.address}"):
+        background(successor_engine(), address=server.address)
+
+
+def test_a_verifier_of_a_closed_connection_says_so(server: BackgroundServer) -> None:
+    connection = connect(str(server.address))
+    connection.close()
+    with pytest.raises(Unavailable, match="is closed"):
+        connection.verifier().open([1], GREEDY)
+
+
+def test_health_says_serving(server: BackgroundServer) -> None:
+    with grpc.insecure_channel(str(server.address)) as channel:
+        for service in ("", "outrider.v1.Target"):
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_port_0_becomes_a_port(server: BackgroundServer) -> None:
+    assert LOOPBACK.port == 0
+    assert server.address.port > 0

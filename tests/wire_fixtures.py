@@ -1,0 +1,146 @@
+"""A target whose answers can be computed by hand, and servers around it. Imports no torch, so that a child process starts quickly.
+
+Run as a program it serves that target until a signal, and prints its port.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+
+from grpc_comm.client import Connection, RemoteVerifier, connect
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.proto import verifier_pb2_grpc
+from grpc_comm.server import BackgroundServer, Target, serve
+from grpc_comm.translate import PROTOCOL_VERSION, Description
+from grpc_comm.transport import Address
+from inference.accept import Verdict
+from inference.backends import Segment
+from inference.engine import Engine
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.tree import IntArray, TokenTree
+
+LOOPBACK = Address("127.0.0.1", 0)
+VOCABULARY = 4000
+FAULTY = 3999
+"""A token that makes the model fail, and that it never chooses."""
+
+WAIT = 20.0
+"""Seconds after which a test fails instead of hanging."""
+
+
+class Successor:
+    """A Model that chooses token + 1 after every token; `calls` holds the rows of each forward, `gate` holds it up."""
+
+    capacity, max_nodes = 60_000, 64
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.calls: list[int] = []
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        self.calls += [segment.row for segment in segments]
+        self.entered.set()
+        assert self.gate.wait(WAIT)
+        if any(FAULTY in segment.tokens for segment in segments):
+            raise RuntimeError("a private reason")
+        return [(segment.tokens[segment.pick] + 1) % FAULTY for segment in segments]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        raise NotImplementedError
+
+
+def successor_engine(rows: int = 2, sequence_length: int = 50_000) -> Engine:
+    return Engine(Successor(rows), sequence_length=sequence_length, max_tree_nodes=32, vocabulary=VOCABULARY)
+
+
+def describe(engine: Engine) -> Description:
+    return Description(
+        server_version="0",
+        model="successor",
+        model_fingerprint="m0",
+        tokenizer_fingerprint="t0",
+        vocabulary=engine.vocabulary,
+        sequence_length=engine.sequence_length,
+        max_tree_nodes=engine.max_tree_nodes,
+        rows=engine.model.rows,
+        dtype="int32",
+        device="none",
+        stop_ids=frozenset({7, 3}),
+    )
+
+
+def background(engine: Engine, address: Address = LOOPBACK, **options: Any) -> BackgroundServer:
+    """A server of this engine, on a free port of this machine."""
+    return BackgroundServer(Target(engine, describe(engine), address, **options))
+
+
+@contextmanager
+def connected(engine: Engine, **options: Any) -> Iterator[Connection]:
+    """A connection to a server of this engine."""
+    with background(engine, **options) as server, connect(str(server.address)) as connection:
+        yield connection
+
+
+@contextmanager
+def raw_stub(address: Address) -> Iterator[Any]:
+    """What a client of another make would use."""
+    with grpc.insecure_channel(str(address)) as channel:
+        yield verifier_pb2_grpc.TargetStub(channel)
+
+
+def opening(**changes: Any) -> pb.ClientMessage:
+    fields: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "tokenizer_fingerprint": "t0",
+        "model_fingerprint": "m0",
+        "prompt": [1, 2, 3],
+        "top_p": 1.0,
+    }
+    return pb.ClientMessage(open=pb.Open(**(fields | changes)))
+
+
+def round_(tokens: Sequence[int] = (3, 4), parents: Sequence[int] = (0,), number: int = 0, base_length: int = 3) -> pb.ClientMessage:
+    return pb.ClientMessage(round=pb.Round(number=number, base_length=base_length, tokens=tokens, parents=parents))
+
+
+def tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
+    return TokenTree(np.array(tokens), np.array(parents))
+
+
+def opened(connection: Connection) -> RemoteVerifier:
+    verifier = connection.verifier()
+    verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
+    return verifier
+
+
+def assert_serves(verifier: RemoteVerifier, root: int = 3) -> None:
+    """The session goes on as if nothing had happened."""
+    assert verifier.submit(tree([root, root + 1], [-1, 0])).result(WAIT) == Verdict((1,), root + 2)
+
+
+def status(call: Any) -> tuple[grpc.StatusCode, str]:
+    """How a stream ends."""
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        return error.code(), error.details() or ""
+    return call.code(), call.details() or ""
+
+
+def generate(max_tokens: int) -> pb.ClientMessage:
+    return pb.ClientMessage(generate=pb.Continue(max_tokens=max_tokens))
+
+
+if __name__ == "__main__":
+    served = successor_engine()
+    serve(Target(served, describe(served), LOOPBACK), lambda bound: print(bound.port, flush=True))
