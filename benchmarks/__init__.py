@@ -1,0 +1,1 @@
+"""Measurements, each a script: figures in README and docs name the one that made them."""

@@ -1,0 +1,145 @@
+"""What a pass costs: the target by nodes, the draft by width, and what a round spends outside both models.
+
+    python -m benchmarks.forward [--target DIR --draft DIR] [--device cpu|cuda] [--dtype bfloat16] [--json FILE]
+
+Median milliseconds; shapes are visited in turn (A B C A B C), so that a busy machine slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpc_comm.client import connect
+from grpc_comm.server import BackgroundServer
+from inference.backends import Model, Segment
+from inference.decode import Verifier, decode
+from inference.drafters.model import ModelDrafter
+from inference.engine import Engine
+from inference.local import LocalVerifier
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.tree import IntArray, TokenTree
+from outrider.generate import DEFAULT_TREE
+from outrider.models import find_checkpoint, load_model
+from outrider.options import Options
+from outrider.serve import load_target
+
+NODES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT = 256
+SAMPLINGS = {"greedy": SamplingParams(), "temperature 1, top-p 0.9": SamplingParams(1.0, top_p=0.9), "temperature 1": SamplingParams(1.0)}
+
+
+class TimedModel:
+    """A Model that adds up the seconds spent in another one."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self.seconds = model, 0.0
+        self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        start = time.perf_counter()
+        chosen = self._model.choose(segments)
+        self.seconds += time.perf_counter() - start
+        return chosen
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        start = time.perf_counter()
+        ranked = self._model.rank(segments, k)
+        self.seconds += time.perf_counter() - start
+        return ranked
+
+
+def segment(nodes: int, params: SamplingParams) -> Segment:
+    """A tree of `nodes` nodes, a binary heap, after CONTEXT committed tokens."""
+    parents = np.array([-1, *((node - 1) // 2 for node in range(1, nodes))], dtype=np.int32)
+    tree = TokenTree(np.arange(nodes, dtype=np.int32), parents)
+    every = np.arange(nodes, dtype=np.int32)
+    seen = np.ones((1, CONTEXT), dtype=np.bool_)
+    return Segment(0, tree.tokens, CONTEXT + every, (CONTEXT + tree.depths).astype(np.int32), seen, tree.mask, every, params)
+
+
+def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    """Median milliseconds of each call, in turn; two rounds of warm-up."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for repetition in range(repetitions + 2):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if repetition >= 2:
+                samples[name].append((time.perf_counter() - start) * 1e3)
+    return {name: round(statistics.median(times), 3) for name, times in samples.items()}
+
+
+def outside_the_models(target: TimedModel, draft: TimedModel, verifier: Verifier, prompt: list[int], tokens: int, max_nodes: int) -> dict[str, float]:
+    """Milliseconds a round, and of these those that neither model took."""
+    drafter = ModelDrafter(draft, DEFAULT_TREE, max_nodes=max_nodes)
+    steps = decode(prompt, SamplingParams(), drafter, verifier, tokens)
+    for _ in range(3):
+        next(steps)
+    before, start, rounds = target.seconds + draft.seconds, time.perf_counter(), 0
+    for _ in steps:
+        rounds += 1
+    wall = time.perf_counter() - start
+    inside = target.seconds + draft.seconds - before
+    verifier.close()
+    return {"round_ms": round(wall / rounds * 1e3, 3), "outside_ms": round((wall - inside) / rounds * 1e3, 3), "rounds": rounds}
+
+
+def measure(options: Options, repetitions: int, tokens: int) -> dict[str, Any]:
+    """All figures of a pair."""
+    served = load_target(options)
+    target = TimedModel(served.engine.model)
+    engine = Engine(target, sequence_length=served.engine.sequence_length, max_tree_nodes=64, vocabulary=served.engine.vocabulary)
+    checkpoint = find_checkpoint(options, "draft")
+    spare = DEFAULT_TREE.most_ranked
+    draft = TimedModel(load_model(options, checkpoint, rows=1, sequence_length=engine.sequence_length, spare=spare, max_nodes=256))
+    prompt = checkpoint.tokenizer.encode("def read_lines(path):\n    lines = []\n")
+    figures: dict[str, Any] = {"target": served.description.model, "draft": checkpoint.name, "device": served.description.device}
+    for name, params in SAMPLINGS.items():
+        passes = {str(nodes): _choose(target, segment(nodes, params)) for nodes in NODES}
+        figures[f"target ms by nodes, {name}"] = medians(passes, repetitions)
+    widths = {str(nodes): _rank(draft, segment(nodes, SamplingParams())) for nodes in NODES[:5]}
+    figures["draft ms by width"] = medians(widths, repetitions)
+    figures["round in process"] = outside_the_models(target, draft, LocalVerifier(engine), prompt, tokens, 63)
+    with BackgroundServer(served._replace(engine=engine)) as server, connect(str(server.address)) as connection:
+        figures["round over loopback gRPC"] = outside_the_models(target, draft, connection.verifier(), prompt, tokens, 63)
+    return figures
+
+
+def _choose(model: Model, one: Segment) -> Callable[[], object]:
+    return lambda: model.choose([one])
+
+
+def _rank(model: Model, one: Segment) -> Callable[[], object]:
+    return lambda: model.rank([one], 8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", metavar="DIR", help="default: the embedded target")
+    parser.add_argument("--draft", metavar="DIR", help="default: the embedded draft")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+    options = Options(target_model=given.target, draft_model=given.draft, device=given.device, dtype=given.dtype, threads=given.threads, batch=1)
+    figures = measure(options, given.repetitions, given.tokens)
+    for name, value in figures.items():
+        print(f"{name}: {value}")
+    if given.json:
+        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

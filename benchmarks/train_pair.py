@@ -1,0 +1,347 @@
+"""Train the embedded pair: one byte-level BPE tokenizer, a Llama target and a Llama draft distilled from it.
+
+The text is the Python standard library's own source, so nothing is downloaded:
+
+    python benchmarks/train_pair.py --out inference/data
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import random
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from pair_metrics import measure_pair, write_card  # type: ignore[import-not-found]  # found beside a script
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch.nn import functional
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+BEGIN, END = "<|begin|>", "<|end|>"
+BEGIN_ID, END_ID = 0, 1
+VOCABULARY = 2048
+CONTEXT = 1024
+BATCH_TOKENS = 2048
+TEACHER_TOP = 48
+HELD_OUT_SHARE = 0.05
+# (share of the target's steps, window length): short windows are cheap, the last ones teach the whole context.
+STAGES = ((0.70, 256), (0.18, 512), (0.12, 1024))
+ROPE_BASE = 10000.0
+MUON_RATE, ADAM_RATE = 0.02, 4e-3
+TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "heads": 4}
+DRAFT_SHAPE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "heads": 2}
+# Tests are not on every installation; the others are generated tables, build leftovers or grammar dumps.
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "lib2to3", "pydoc_data"}
+SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
+SKIPPED_FILES = {"html/entities.py"}
+
+
+def standard_library() -> Path:
+    """Folder of the running interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def is_training_file(relative: Path) -> bool:
+    """Whether a library file is hand-written source that belongs to the corpus."""
+    if SKIPPED_FOLDERS & set(relative.parts) or relative.as_posix() in SKIPPED_FILES:
+        return False
+    return not any(part.startswith(SKIPPED_PREFIXES) for part in relative.parts)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or an empty string where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def make_file_list(seed: int) -> dict[str, Any]:
+    """List the corpus with digests; a seeded shuffle of the sorted paths picks the held-out files."""
+    root = standard_library()
+    paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    names = [path.as_posix() for path in paths if is_training_file(path)]
+    shuffled = names[:]
+    random.Random(seed).shuffle(shuffled)  # noqa: S311
+    held_out = set(shuffled[: round(len(names) * HELD_OUT_SHARE)])
+    splits = {name: "held-out" if name in held_out else "train" for name in names}
+    files = [{"path": name, "sha256": digest(root / name), "split": split} for name, split in splits.items()]
+    return {"python": platform.python_version(), "seed": seed, "files": files}
+
+
+def different_files(listing: dict[str, Any]) -> list[str]:
+    """Listed files that are missing from, or differ in, the local standard library."""
+    root = standard_library()
+    return [entry["path"] for entry in listing["files"] if digest(root / entry["path"]) != entry["sha256"]]
+
+
+def read_texts(listing: dict[str, Any], split: str) -> list[str]:
+    """Contents of the listed files of one split that exist locally."""
+    paths = [standard_library() / entry["path"] for entry in listing["files"] if entry["split"] == split]
+    return [path.read_bytes().decode("utf-8", errors="replace") for path in paths if path.is_file()]
+
+
+def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Train the byte-level BPE tokenizer; it puts the begin token in front of every text."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[BEGIN, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A",
+        pair=f"{BEGIN} $A {BEGIN} $B",
+        special_tokens=[(BEGIN, BEGIN_ID)],
+    )
+    untyped: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = untyped(
+        tokenizer_object=core,
+        bos_token=BEGIN,
+        eos_token=END,
+        pad_token=END,
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    return tokenizer
+
+
+def make_model(shape: dict[str, int], seed: int) -> LlamaForCausalLM:
+    """A fresh Llama model of the given shape with tied embeddings and half as many key-value heads."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=shape["hidden_size"],
+        intermediate_size=shape["intermediate_size"],
+        num_hidden_layers=shape["num_hidden_layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["heads"] // 2,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
+        tie_word_embeddings=True,
+        bos_token_id=BEGIN_ID,
+        eos_token_id=END_ID,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Trainer:
+    """Muon for the hidden matrices, AdamW for the rest, warm-up and then linear decay to zero."""
+
+    def __init__(self, model: LlamaForCausalLM, name: str, steps: int) -> None:
+        """Split the model's parameters between the two optimizers."""
+        named = list(model.named_parameters())
+        hidden = [value for key, value in named if value.ndim == 2 and "embed" not in key]
+        other = [value for key, value in named if value.ndim != 2 or "embed" in key]
+        self.model, self.name, self.steps, self.step = model, name, steps, 0
+        self.warm_up = max(1, min(50, steps // 10))
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.Muon(hidden, lr=MUON_RATE, weight_decay=0.05), MUON_RATE),
+            (torch.optim.AdamW(other, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0), ADAM_RATE),
+        ]
+        self.started = time.monotonic()
+
+    def update(self, loss: torch.Tensor) -> None:
+        """One step of both optimizers down the gradient of the loss."""
+        scale = min((self.step + 1) / self.warm_up, (self.steps - self.step) / (self.steps - self.warm_up + 1))
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, rate in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        if self.step % 20 == 0 or self.step == self.steps:
+            seconds = time.monotonic() - self.started
+            print(f"{self.name} step {self.step}/{self.steps} loss {loss.item():.3f} {seconds:.0f} s", flush=True)
+
+
+def token_stream(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
+    """All documents in one row: begin token, text, end token."""
+    return torch.tensor([token for text in texts for token in [*tokenizer(text, verbose=False)["input_ids"], END_ID]])
+
+
+def cut_windows(stream: torch.Tensor, offset: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut inputs (a begin token, then length - 1 tokens) and the tokens to predict, from an offset on."""
+    count = (len(stream) - offset) // length
+    labels = stream[offset : offset + count * length].view(count, length)
+    inputs = torch.cat([torch.full((count, 1), BEGIN_ID), labels[:, :-1]], dim=1)
+    return inputs, labels
+
+
+def batches(stream: torch.Tensor, length: int, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Endless shuffled batches of windows; every pass over the stream is cut at another offset."""
+    size = BATCH_TOKENS // length
+    while True:
+        offset = int(torch.randint(length, (1,), generator=generator))
+        inputs, labels = cut_windows(stream, offset, length)
+        order = torch.randperm(len(inputs), generator=generator)
+        for rows in order[: len(order) // size * size].view(-1, size):
+            yield inputs[rows], labels[rows]
+
+
+def window_lengths(steps: int) -> Iterator[int]:
+    """Window length of each of the target's steps."""
+    ends = [round(steps * sum(share for share, _ in STAGES[: index + 1])) for index in range(len(STAGES))]
+    for step in range(steps):
+        yield next((length for end, (_, length) in zip(ends, STAGES, strict=True) if step < end), CONTEXT)
+
+
+def train_target(stream: torch.Tensor, steps: int, seed: int) -> LlamaForCausalLM:
+    """Train the target to predict the text."""
+    model = make_model(TARGET_SHAPE, seed)
+    trainer = Trainer(model, "target", steps)
+    generator = torch.Generator().manual_seed(seed)
+    sources = {length: batches(stream, length, generator) for _, length in STAGES}
+    for length in window_lengths(steps):
+        inputs, labels = next(sources[length])
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=inputs, use_cache=False).logits
+        trainer.update(functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()))
+    model.train(False)
+    return model
+
+
+def draft_batches(stream: torch.Tensor, generator: torch.Generator) -> list[torch.Tensor]:
+    """Cut the stream into shuffled batches of inputs: every fourth of full windows, the others of half ones."""
+    size = BATCH_TOKENS // CONTEXT
+    _, labels = cut_windows(stream, 0, CONTEXT)
+    order = torch.randperm(len(labels), generator=generator)
+    groups = [labels[rows] for rows in order[: len(order) // size * size].view(-1, size)]
+    lengths = [CONTEXT if index % 4 == 0 else CONTEXT // 2 for index in range(len(groups))]
+    return [cut_windows(group.flatten(), 0, length)[0] for group, length in zip(groups, lengths, strict=True)]
+
+
+@torch.no_grad()
+def ask_teacher(target: LlamaForCausalLM, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's most likely tokens after every input position, and their probabilities (which sum to one)."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = target(input_ids=inputs, use_cache=False).logits
+    best = logits.float().topk(TEACHER_TOP)
+    return best.indices.to(torch.int16), best.values.softmax(-1).to(torch.float16)
+
+
+def train_draft(target: LlamaForCausalLM, stream: torch.Tensor, steps: int, seed: int) -> LlamaForCausalLM:
+    """Distil the target into the draft: cross-entropy with the target's probabilities on the training text."""
+    started = time.monotonic()
+    generator = torch.Generator().manual_seed(seed + 1)
+    sources = draft_batches(stream, generator)
+    answers = [ask_teacher(target, inputs) for inputs in sources]
+    print(f"the target's answers to {len(sources)} batches: {time.monotonic() - started:.0f} s", flush=True)
+    model = make_model(DRAFT_SHAPE, seed + 1)
+    trainer = Trainer(model, "draft", steps)
+    order: list[int] = []
+    for _ in range(steps):
+        order = order or torch.randperm(len(sources), generator=generator).tolist()
+        index = order.pop()
+        tokens, shares = answers[index]
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=sources[index], use_cache=False).logits
+        chosen = logits.float().log_softmax(-1).gather(-1, tokens.long())
+        trainer.update(-(shares.float() * chosen).sum(-1).mean())
+    model.train(False)
+    return model
+
+
+def amend_json(path: Path, **fields: object) -> None:
+    """Set fields of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields, indent=2, sort_keys=True) + "\n")
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a model as float16 with its tokenizer; readers of the folder never see half a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as name:
+        new = Path(name)
+        ids = {"bos_token_id": BEGIN_ID, "eos_token_id": END_ID, "pad_token_id": END_ID}
+        model.generation_config = GenerationConfig.from_dict({**ids, "do_sample": False})
+        torch.nn.Module.to(model, dtype=torch.float16)
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        # Readers older than transformers 5 know these two fields only under these names.
+        amend_json(new / "config.json", rope_theta=ROPE_BASE)
+        amend_json(new / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+        for path in sorted(new.iterdir()):
+            path.chmod(0o644)
+            path.replace(folder / path.name)
+
+
+def checked_listing(path: Path, allow_different: bool) -> dict[str, Any]:
+    """Read the file list and compare the local standard library with it."""
+    listing: dict[str, Any] = json.loads(path.read_text())
+    different = different_files(listing)
+    if different:
+        print(f"{len(different)} of {len(listing['files'])} files differ from {path} (Python {listing['python']}):")
+        print("\n".join(f"  {name}" for name in different))
+        if not allow_different:
+            raise SystemExit("stopped; --allow-different-files trains on what is here")
+    return listing
+
+
+def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str, Any]:
+    """Train and write both models, and say what it took."""
+    texts = read_texts(listing, "train")
+    started = time.monotonic()
+    tokenizer = make_tokenizer(texts)
+    stream = token_stream(tokenizer, texts)
+    print(f"{len(stream)} training tokens: {time.monotonic() - started:.0f} s", flush=True)
+    target_started = time.monotonic()
+    target = train_target(stream, options.steps, options.seed)
+    draft_started = time.monotonic()
+    draft = train_draft(target, stream, options.draft_steps, options.seed)
+    draft_done = time.monotonic()
+    save_model(target, tokenizer, options.out / "target")
+    save_model(draft, tokenizer, options.out / "draft")
+    return {
+        "steps": options.steps,
+        "draft_steps": options.draft_steps,
+        "seed": options.seed,
+        "training_tokens": len(stream),
+        "target_seconds": round(draft_started - target_started),
+        "draft_seconds": round(draft_done - draft_started),
+    }
+
+
+def main() -> None:
+    """Train, measure and describe the embedded pair."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("inference/data"), help="folder of the pair")
+    parser.add_argument("--steps", type=int, default=2400, help="training steps of the target")
+    parser.add_argument("--draft-steps", type=int, default=3000, help="training steps of the draft")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--write-file-list", action="store_true", help="list the local library's files, and stop")
+    parser.add_argument("--measure-only", action="store_true", help="measure the pair that is there, and stop")
+    parser.add_argument("--allow-different-files", action="store_true", help="go on where local files differ")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    list_path = options.out / "training_files.json"
+    if options.write_file_list:
+        list_path.write_text(json.dumps(make_file_list(options.seed), indent=1) + "\n")
+        return
+    listing = checked_listing(list_path, options.allow_different_files)
+    torch.set_num_threads(options.threads)
+    torch.use_deterministic_algorithms(True)
+    metrics_path = options.out / "metrics.json"
+    if options.measure_only:
+        training = json.loads(metrics_path.read_text())["training"]
+    else:
+        training = train_pair(options, listing)
+        metrics_path.write_text(json.dumps({"training": training}, indent=2) + "\n")
+    metrics = measure_pair(options.out, read_texts(listing, "held-out"), training, options.seed)
+    metrics_path.write_text(json.dumps(metrics, indent=2, ensure_ascii=False) + "\n")
+    write_card(options.out, metrics, listing)
+
+
+if __name__ == "__main__":
+    main()

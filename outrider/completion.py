@@ -1,0 +1,162 @@
+"""One prompt from ids to text, with everything that is reported about it: the loop, stop ids, clocks and counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from threading import Event
+from typing import Any, NamedTuple
+
+from inference.accept import Verdict
+from inference.decode import Drafter, Verifier, decode
+from inference.sampling import SamplingParams
+from inference.stats import Statistics, Traffic
+from inference.text import Tokenizer
+from inference.tree import TokenTree
+
+
+class Piece(NamedTuple):
+    """Text that became certain, and whether the draft had guessed its last token."""
+
+    text: str
+    accepted: bool
+
+
+Show = Callable[[Piece], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and how to continue it. stop_ids end the text; they are part of the tokens but not of the text."""
+
+    index: int
+    prompt: str
+    ids: Sequence[int]
+    params: SamplingParams
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+
+
+@dataclass
+class Completion:
+    """The record of one text: the same names for every role that makes text. Times in seconds."""
+
+    index: int
+    prompt: str
+    seed: int
+    prompt_tokens: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = "cancelled"  # stop, length, or cancelled
+    rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    acceptance_length: float = 0.0
+    acceptance_rate: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    time_to_first_token: float = 0.0
+    tokens_per_second: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    baseline: Completion | None = None
+    speedup: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+
+class _TimedDrafter:
+    """A Drafter that adds up the time spent in another one."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter, self.seconds = drafter, 0.0
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._drafter.open(prompt, params)
+
+    def draft(self, root: int, depth: int) -> TokenTree:
+        start = time.perf_counter()
+        tree = self._drafter.draft(root, depth)
+        self.seconds += time.perf_counter() - start
+        return tree
+
+    def commit(self, tree: TokenTree, verdict: Verdict) -> None:
+        self._drafter.commit(tree, verdict)
+
+    def close(self) -> None:
+        self._drafter.close()
+
+
+class _Run:
+    """A completion being made: clock, text and the end condition."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, show: Show) -> None:
+        self.done = Completion(request.index, request.prompt, request.params.seed, len(request.ids))
+        self._request, self._show = request, show
+        self._text = tokenizer.stream(request.ids)
+        self._start = time.perf_counter()
+
+    def emit(self, token: int, accepted: bool) -> bool:
+        """Take one token; false when it was the last."""
+        done = self.done
+        done.seconds = time.perf_counter() - self._start
+        done.time_to_first_token = done.time_to_first_token or done.seconds
+        done.token_ids.append(token)
+        if token in self._request.stop_ids:
+            done.finish_reason = "stop"
+            return False
+        self._put(self._text.push(token), accepted)
+        if len(done.token_ids) >= self._request.max_new_tokens:
+            done.finish_reason = "length"
+            return False
+        return True
+
+    def finish(self, statistics: Statistics, traffic: Traffic, draft_seconds: float) -> Completion:
+        """The record, also of a text that was cut short."""
+        done = self.done
+        self._put(self._text.finish(), False)
+        done.rounds, done.num_draft_tokens = statistics.rounds, statistics.num_draft_tokens
+        done.num_accepted_tokens = statistics.num_accepted_tokens
+        done.acceptance_length, done.acceptance_rate = statistics.acceptance_length, statistics.acceptance_rate
+        done.bytes_up, done.bytes_down = traffic.bytes_up, traffic.bytes_down
+        done.target_seconds, done.queue_seconds, done.prefill_seconds = traffic.model_seconds, traffic.queue_seconds, traffic.prefill_seconds
+        done.draft_seconds = draft_seconds
+        done.tokens_per_second = len(done.token_ids) / done.seconds if done.seconds else 0.0
+        return done
+
+    def _put(self, text: str, accepted: bool) -> None:
+        if text:
+            self.done.text += text
+            self._show(Piece(text, accepted))
+
+
+def speculate(request: Request, drafter: Drafter, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
+    """Draft and verify until the text ends or `cancelled` is set; the sessions are closed."""
+    run, statistics, timed = _Run(request, tokenizer, show), Statistics(), _TimedDrafter(drafter)
+    with closing(verifier), closing(drafter):
+        for step in decode(request.ids, request.params, timed, verifier, request.max_new_tokens):
+            statistics.count(step.tree, step.verdict)
+            accepted = [True] * len(step.verdict.path) + [False]
+            more = all(run.emit(token, flag) for token, flag in zip(step.tokens, accepted, strict=True))
+            if not more or cancelled.is_set():
+                break
+        return run.finish(statistics, verifier.traffic, timed.seconds)
+
+
+def target_only(request: Request, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
+    """The target's own decoding of the same request, streamed: the baseline. A round is one token here."""
+    run, statistics = _Run(request, tokenizer, show), Statistics()
+    with closing(verifier):
+        verifier.open(request.ids, request.params).result()
+        for token in verifier.generate(request.max_new_tokens, request.stop_ids):
+            statistics.rounds += 1
+            if not run.emit(token, False) or cancelled.is_set():
+                break
+        return run.finish(statistics, verifier.traffic, 0.0)

@@ -1,0 +1,99 @@
+"""From options to models on devices: where a checkpoint is, which device and precision, how long a sequence may be."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import inference
+from grpc_comm.security import SecurityOptions
+from inference.backends.eager import EagerModel
+from inference.errors import InvalidRequest
+from inference.model.checkpoint import DTYPES, find_model, load_decoder
+from inference.model.config import ModelConfig, read_config
+from inference.text import Tokenizer
+from outrider.options import Options
+
+EMBEDDED = Path(inference.__file__).parent / "data"
+_DEFAULT_SEQUENCE_LENGTH = 2048
+PREFILL_NODES = 256  # prompt tokens in one call
+_SMALL = 32e6  # parameters; below, several threads cost more than they bring
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that is to be loaded: its directory, and the name it is known by."""
+
+    name: str
+    directory: Path
+    embedded: bool
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+    def sequence_length(self, asked: int | None) -> int:
+        """Prompt and output together; raises InvalidRequest beyond the model's limit."""
+        limit = self.config.max_positions
+        if asked is None:
+            return min(_DEFAULT_SEQUENCE_LENGTH, limit)
+        if not 2 <= asked <= limit:
+            field = self.config.limited_by
+            raise InvalidRequest(f"--sequence_length {asked}: {self.name} takes 2 to {limit} (config.json field {field})")
+        return asked
+
+
+def find_checkpoint(options: Options, kind: str) -> Checkpoint:
+    """The checkpoint of `kind` ("target" or "draft"): --KIND_model, --model, or the embedded one."""
+    name = (options.target_model if kind == "target" else options.draft_model) or options.model
+    directory = find_model(name) if name else EMBEDDED / kind
+    return Checkpoint(name or f"outrider-embedded-{kind}", directory, name is None, read_config(directory), Tokenizer(directory))
+
+
+def load_model(options: Options, checkpoint: Checkpoint, *, rows: int, sequence_length: int, spare: int, max_nodes: int) -> EagerModel:
+    """The checkpoint on the chosen device; `spare` slots a row beyond the sequence hold trees. Says what was chosen on stderr."""
+    if rows < 1:
+        raise InvalidRequest(f"--batch {rows}: at least one row is needed")
+    device = pick_device(options.device)
+    dtype = options.dtype or ("float32" if checkpoint.embedded else None)
+    decoder = load_decoder(
+        checkpoint.directory,
+        positions=sequence_length,
+        vocabulary=checkpoint.tokenizer.vocabulary,
+        dtype=DTYPES[dtype] if dtype else None,
+        device=device,
+    )
+    parameters = sum(parameter.numel() for parameter in decoder.parameters())
+    if options.threads is not None and options.threads < 1:
+        raise InvalidRequest(f"--threads {options.threads}: at least one is needed")
+    if device.type == "cpu" and (options.threads or parameters < _SMALL):
+        torch.set_num_threads(options.threads or 1)
+    model = EagerModel(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
+    precision = str(model.dtype).removeprefix("torch.")
+    print(f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}", file=sys.stderr)
+    return model
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device of a --device; auto takes CUDA where there is one."""
+    if name == "neuron":
+        raise InvalidRequest("--device neuron needs a compiled artefact, which this version cannot build or load yet; use cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest("--device cuda: torch finds no CUDA device here; use --device cpu, or install torch with CUDA")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def describe(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def security_of(options: Options) -> SecurityOptions:
+    """The flags of the network group, as files."""
+    cert, key, ca, token = (Path(name) if name else None for name in (options.tls_cert, options.tls_key, options.tls_ca, options.token_file))
+    return SecurityOptions(tls_cert=cert, tls_key=key, tls_ca=ca, token_file=token, tls=options.tls, insecure=options.insecure)

@@ -1,0 +1,80 @@
+"""What the user sees: text while it is made, the final report, JSON lines, and the profile as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from outrider.completion import Completion, Piece
+
+_GREEN, _BOLD, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[0m"
+
+
+class LiveText:
+    """Writes pieces to stdout as they come; on a terminal, what the draft had guessed is green, the target's own bold."""
+
+    def __init__(self) -> None:
+        self._coloured = sys.stdout.isatty()
+
+    def __call__(self, piece: Piece) -> None:
+        colour = _GREEN if piece.accepted else _BOLD
+        sys.stdout.write(f"{colour}{piece.text}{_PLAIN}" if self._coloured else piece.text)
+        sys.stdout.flush()
+
+
+def silent(piece: Piece) -> None:
+    """Shows nothing."""
+
+
+def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
+    """The final report of a run: counts add up over prompts, rates are ratios of sums."""
+    tokens = sum(len(done.token_ids) for done in completions)
+    rounds = sum(done.rounds for done in completions)
+    drafted = sum(done.num_draft_tokens for done in completions)
+    accepted = sum(done.num_accepted_tokens for done in completions)
+    lines = [
+        f"prompt tokens {sum(done.prompt_tokens for done in completions)}, generated {tokens}, rounds {rounds}",
+        f"time {wall_seconds:.2f} s, {tokens / wall_seconds if wall_seconds else 0:.1f} tokens/s",
+    ]
+    if drafted:
+        length = (accepted + rounds) / rounds
+        lines.insert(1, f"drafted {drafted}, accepted {accepted} ({accepted / drafted:.1%}), {length:.2f} tokens a round (acceptance length)")
+    if sum(done.bytes_up for done in completions) and rounds:
+        up, down = (sum(getattr(done, side) for done in completions) / rounds for side in ("bytes_up", "bytes_down"))
+        lines.append(f"bytes a round {up:.0f} up, {down:.0f} down")
+    return "\n".join([*lines, *_against_baseline(completions)])
+
+
+def _against_baseline(completions: Sequence[Completion]) -> list[str]:
+    """Only what was measured in this run: without a target-only run there is no speed-up."""
+    pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
+    if not pairs:
+        return []
+    same = sum(done.token_ids == baseline.token_ids for done, baseline in pairs)
+    ours, theirs = (sum(run.seconds for run in side) for side in zip(*pairs, strict=True))
+    rounds, alone = sum(done.rounds for done, _ in pairs), sum(baseline.rounds for _, baseline in pairs)
+    return [
+        f"target-only, same prompts and seeds: {alone} passes instead of {rounds}, "
+        f"{theirs:.2f} s instead of {ours:.2f} s: speed-up {theirs / ours:.2f}",
+        f"identical texts: {same} of {len(pairs)}",
+    ]
+
+
+def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Path]:
+    """outrider-profile.json with everything and .csv with the numeric columns, a row a text."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / "outrider-profile.json", directory / "outrider-profile.csv"]
+    records = [done.record() for done in completions]
+    paths[0].write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    rows: list[dict[str, object]] = [{key: value for key, value in record.items() if isinstance(value, int | float)} for record in records]
+    for row, done in zip(rows, completions, strict=True):
+        row["baseline_seconds"] = done.baseline.seconds if done.baseline else ""
+        row["speedup"] = done.speedup or ""
+    with paths[1].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["index"])
+        writer.writeheader()
+        writer.writerows(rows)
+    return paths

@@ -1,0 +1,45 @@
+"""A target as a process of its own on this machine, for the demo, the comparison and tests; it ends with its context."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from inference.errors import Unavailable
+from outrider.serve import READY
+
+MAIN = Path(__file__).parents[1] / "main.py"
+_STOP_SECONDS = 10
+
+
+@contextmanager
+def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Start `--role target` with these flags on a free port; yields HOST:PORT once it listens."""
+    command = [sys.executable, str(MAIN), "--role", "target", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    try:
+        yield _address(process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """The address on the line that says the target listens; what it says before is kept for the error."""
+    said = []
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(READY):
+            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # a full pipe would stop the target
+            return line.removeprefix(READY).split()[0]
+        said.append(line)
+    raise Unavailable(f"the target did not start: {''.join(said).strip() or 'it said nothing'}")

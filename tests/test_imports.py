@@ -1,0 +1,70 @@
+"""Who may import whom, and what importing may do."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = {
+    "inference": {"inference"},
+    "grpc_comm": {"grpc_comm", "inference"},
+    "compile": {"compile", "inference"},
+    "deploy": {"deploy", "compile", "inference", "grpc_comm"},
+    "outrider": {"outrider", "inference", "grpc_comm", "compile", "deploy"},
+    "benchmarks": {"benchmarks", "outrider", "inference", "grpc_comm", "compile", "deploy"},
+}
+PURE = ["tree", "accept", "decode", "policy", "slots", "stats", "sampling", "errors"]
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level packages that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("room", [room for room in ALLOWED if (ROOT / room).is_dir()])
+def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
+    for path in (ROOT / room).rglob("*.py"):
+        assert imports(path) & set(ALLOWED) <= ALLOWED[room], path
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_the_pure_core_needs_only_the_standard_library_and_numpy(module: str) -> None:
+    assert imports(ROOT / "inference" / f"{module}.py") <= {*sys.stdlib_module_names, "numpy", "inference"}
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers", "grpc", "numpy"])
+def test_the_command_line_starts_without_heavy_libraries(library: str) -> None:
+    code = f"import sys, outrider.cli; sys.exit({library!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_the_client_side_of_the_wire_needs_no_torch() -> None:
+    code = "import sys, grpc_comm.client, inference.decode, inference.policy; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_the_packages_imported_here_are_this_checkouts() -> None:
+    import grpc_comm
+    import inference
+    import outrider
+
+    assert {Path(package.__file__ or "").parents[1] for package in (inference, grpc_comm, outrider)} == {ROOT}
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    for room in ALLOWED:
+        for path in (ROOT / room).rglob("*.py"):
+            source = path.read_text(encoding="utf-8")
+            if source and "_pb2" not in path.name:
+                assert ast.get_docstring(ast.parse(source)), path
