@@ -38,9 +38,10 @@ class Budget(NamedTuple):
 
 
 class Growth:
-    """A draft tree under construction; nodes keep their index, the root is node 0 with value 1."""
+    """A draft tree under construction, of which `limit` nodes will be sent; nodes keep their index, the root is node 0 with value 1."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, limit: int) -> None:
+        self.limit = limit
         self.tokens, self.parents, self.values, self.depths = [root], [-1], [1.0], [0]
 
     def __len__(self) -> int:
@@ -58,10 +59,10 @@ class Growth:
         self.depths.append(self.depths[parent] + 1)
         return len(self) - 1
 
-    def best(self, nodes: int) -> list[int]:
-        """The root and the `nodes` most valuable others, in order of value; parents before children."""
+    def best(self) -> list[int]:
+        """The root and the `limit` most valuable others, in order of value; parents before children. This is what is sent."""
         order = sorted(range(1, len(self)), key=lambda node: (-self.values[node], node))
-        return [0, *order[:nodes]]
+        return [0, *order[: self.limit]]
 
 
 class Policy(Protocol):
@@ -90,8 +91,8 @@ class Chain:
         return self.length
 
     def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
-        growth = Growth(root)
-        for leaf in range(min(self.length, budget.depth, budget.nodes)):
+        growth = Growth(root, min(self.length, budget.nodes))
+        for leaf in range(min(growth.limit, budget.depth)):
             growth.add(leaf, rank(growth.tree, [leaf], 1).ids[0, 0], 1.0)
         return growth
 
@@ -117,8 +118,8 @@ class Static:
         return self.nodes
 
     def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
-        shape = best_static_tree(self.rates, min(self.nodes, budget.nodes), min(self.depth, budget.depth))
-        growth = Growth(root)
+        growth = Growth(root, min(self.nodes, budget.nodes))
+        shape = best_static_tree(self.rates, growth.limit, min(self.depth, budget.depth))
         place = {0: 0}  # node of the shape -> node of the growth
         for level in _levels(shape):
             parents = sorted({edge.parent for edge in level})
@@ -180,20 +181,19 @@ class BestFirst:
         return self.nodes * self.depth + 1
 
     def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
-        nodes = min(self.nodes, budget.nodes)
-        growth = Growth(root)
+        growth = Growth(root, min(self.nodes, budget.nodes))
         level = [0]
         for _ in range(min(self.depth, budget.depth)):
-            if not level or nodes < 1:
+            if not level or growth.limit < 1:
                 break
-            ranked = rank(growth.tree, level, min(self.width, nodes))
+            ranked = rank(growth.tree, level, min(self.width, growth.limit))
             edges = edge_values(ranked.scores)
             added = [
                 growth.add(node, token, edge)
                 for node, ids, row in zip(level, ranked.ids.tolist(), edges.tolist(), strict=True)
                 for token, edge in zip(ids, row, strict=True)
             ]
-            kept = set(growth.best(nodes))
+            kept = set(growth.best())
             level = [node for node in added if node in kept]
         return growth
 

@@ -34,7 +34,7 @@ class ModelDrafter:
     def draft(self, root: int, depth: int) -> TokenTree:
         self._live.abandon()  # a tree that was drafted and never committed
         growth = self._policy.grow(root, Budget(self._max_nodes, depth), self._rank)
-        self._grown, self._sent = growth.tree, growth.best(self._max_nodes)
+        self._grown, self._sent = growth.tree, growth.best()
         return self._grown.select(self._sent)
 
     def commit(self, tree: TokenTree, verdict: Verdict) -> None:
