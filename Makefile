@@ -1,11 +1,12 @@
 # make demo   draft and target as two processes on this machine, with the pair that ships here
 # make test   lint, types and tests
 # Both make .venv first; PYTHON chooses the interpreter (3.10 to 3.13).
+# make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test proto clean
+.PHONY: demo test test-xla proto clean
 
 demo: .venv/ready
 	@$(BIN)/python -m outrider.demo
@@ -16,6 +17,9 @@ test: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
+test-xla: .venv-xla/ready
+	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/test_tree.py tests/test_choice.py tests/test_decoder.py tests/test_lossless.py
+
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
 
@@ -24,5 +28,10 @@ proto: .venv/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+.venv-xla/ready: pyproject.toml constraints-xla.txt
+	$(PYTHON) -m venv .venv-xla
+	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable . torch_xla pytest hypothesis
+	@touch $@
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-xla

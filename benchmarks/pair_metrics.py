@@ -31,13 +31,13 @@ A tokenizer, a small Llama target and a smaller Llama draft, so that Outrider ru
 a download. It is a demonstration pair: it shows the machinery at work on real (not random) predictions. It is not a
 code assistant, and speeds and acceptance measured with it say nothing about larger models.
 
-`benchmarks/train_pair.py` wrote this file; every number in it is from `metrics.json`.
+`benchmarks/train_pair.py` wrote this file; every measured number in it is from `metrics.json`.
 
 ## What is here
 
 `target/` and `draft/` are Hugging Face directories (`model_type` llama, tied embeddings, rotary base 10000, context
 1024). Weights are float16 and meant to be run in float32; all metrics below are of these files run so. Both share one
-byte-level BPE tokenizer of 2048 tokens that puts `<|begin|>` (0) in front of every text; `<|end|>` (1) ends one.
+byte-level BPE tokenizer of {vocabulary} tokens that puts `<|begin|>` (0) in front of every text; `<|end|>` (1) ends one.
 
 {target}
 
@@ -53,13 +53,14 @@ from it.
 
 ## How it was made
 
-    python benchmarks/train_pair.py --out inference/data --steps {steps} --draft-steps {draft_steps} --seed {seed}
+    python -m benchmarks.train_pair --out inference/data --steps {steps} --draft-steps {draft_steps} --seed {seed}
 
 with Python {machine_python} and torch {machine_torch} on {machine_threads} threads of a machine with {machine_cpus}
 CPUs ({machine_cpu}), no GPU. The target took {target_seconds} s for {steps} steps of 2048 tokens (the text
-is {training_tokens} tokens), at window lengths 256, 512 and at last 1024. The draft took {draft_seconds} s: the
-target's probabilities for the whole text (its 48 most likely tokens, computed once), then {draft_steps} steps of
-cross-entropy with them. Muon trains the matrices, AdamW the embeddings and norms. Other work shared the machine.
+is {training_tokens} tokens), at window lengths 256, 512 and at last 1024. The draft took {draft_seconds} s in rounds
+of {draft_steps} steps. In a round of n steps the target first gives its probabilities (of its 48 most likely tokens)
+for n / 2 batches of the text, or all of it; then the draft learns them by cross-entropy, batch after batch.
+Muon trains the matrices, AdamW the embeddings and norms. Other work shared the machine.
 The script stops where the local library differs from the list, unless `--allow-different-files` is given;
 `--write-file-list` makes a new list, and `--measure-only` repeats the measurements and this file.
 
@@ -88,15 +89,16 @@ The arrow marks the end of the prompt; the sampled text is at temperature {tempe
 
 ## Limits
 
-- It continues text in the style of the standard library: definitions, docstrings, licence headers, tests of options.
-  Names and structure look right, the program they make is usually not one. Greedy text falls into repetition.
+- It continues text in the style of the standard library: definitions, docstrings, assignments, conditions. Indentation
+  and single lines look right; what they say together makes no sense. Greedy text soon repeats itself.
 - A prompt should end before white space (`def f(x):`, not `def f(x):` and a line break): a line break and the
   indentation after it are one token, and so are a space and the word after it.
 - Other languages, prose and other styles of code work badly: every byte can be encoded, but was hardly seen.
 - It can repeat passages of its training text word for word.
 - Beyond 1024 tokens it was neither trained nor measured.
-- The same command on the same machine gives the same weights. Another machine, torch or thread count rounds
-  differently; the metrics should then agree within about two points, which was not measured.
+- The script is seeded and uses torch's deterministic algorithms, but the whole run was made once: that another run,
+  machine or torch gives metrics within two points is expected and was not measured. Of this pair the second round of
+  the draft was started by hand, from the float16 weights of the first; the script goes on from its float32 weights.
 """
 
 
@@ -253,6 +255,7 @@ def measure_pair(out: Path, texts: list[str], training: dict[str, Any], seed: in
     starts = torch.arange(PROMPTS) % len(windows)
     prompts = windows[starts, :PROMPT_TOKENS]
     return {
+        "vocabulary": len(tokenizer),
         "target": sizes(out / "target", target),
         "draft": sizes(out / "draft", draft),
         "held_out_text": text_metrics(target, draft, windows),
@@ -310,6 +313,7 @@ def write_card(out: Path, metrics: dict[str, Any], listing: dict[str, Any]) -> N
     splits = [entry["split"] for entry in listing["files"]]
     text = metrics["held_out_text"]
     card = CARD.format(
+        vocabulary=metrics["vocabulary"],
         target=table("target", metrics["target"]),
         draft=table("draft", metrics["draft"]),
         python=listing["python"],
@@ -332,7 +336,7 @@ def write_card(out: Path, metrics: dict[str, Any], listing: dict[str, Any]) -> N
         agreement=agreement_table(metrics),
         positions=position_table(metrics),
         samples=sample_text(metrics),
-        **training,
+        **training | {"draft_steps": " ".join(map(str, training["draft_steps"]))},
         **{f"machine_{name}": value for name, value in machine_facts.items()},
     )
     (out / "README.md").write_text(card)

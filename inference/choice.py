@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inference.sampling import CANDIDATES, SamplingParams
@@ -25,11 +26,20 @@ _ROUNDS = 13
 _PARITY = 0x1BD11BDA
 
 
+def _left(x: Tensor, bits: int) -> Tensor:
+    return torch.bitwise_left_shift(x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device))
+
+
+def _right(x: Tensor, bits: int) -> Tensor:
+    """Copies of the sign come in from the left. By tensors, as torch_xla makes x >> number a division, which rounds towards zero."""
+    return torch.bitwise_right_shift(x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device))
+
+
 def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
     """32-bit addition whose every intermediate is below 2**17, exact even on units that add in float32."""
     low = (a & 0xFFFF) + (b & 0xFFFF)
-    high = ((a >> 16) & 0xFFFF) + ((b >> 16) & 0xFFFF) + (low >> 16)
-    return ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    high = (_right(a, 16) & 0xFFFF) + (_right(b, 16) & 0xFFFF) + _right(low, 16)
+    return _left(high & 0xFFFF, 16) | (low & 0xFFFF)
 
 
 def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add: Add = operator.add) -> tuple[Tensor, Tensor]:
@@ -39,7 +49,7 @@ def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add
     for index in range(_ROUNDS):
         turn = _ROTATIONS[index % 8]
         x = add(x, y)
-        y = ((y << turn) | ((y >> (32 - turn)) & ((1 << turn) - 1))) ^ x
+        y = (_left(y, turn) | (_right(y, 32 - turn) & ((1 << turn) - 1))) ^ x
         if index % 4 == 3:
             round_ = index // 4 + 1
             x = add(x, keys[round_ % 3])
@@ -50,12 +60,12 @@ def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add
 def noise(seed: Tensor, positions: Tensor, ids: Tensor, add: Add = operator.add) -> Tensor:
     """Gumbel noise, float32, of tokens `ids` at absolute `positions`; both broadcast. seed: [..., 2] int32."""
     bits, _ = threefry2x32((seed[..., 0], seed[..., 1]), (ids, positions), add)
-    uniform = (((bits >> 9) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
+    uniform = ((_right(bits, 9) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform))
 
 
 class Sampling(NamedTuple):
-    """SamplingParams of each row, as tensors."""
+    """SamplingParams of each row, as tensors. They are compared with 0 and 1, not 0.0 and 1.0, which torch_xla widens to float64."""
 
     temperature: Tensor  # [B] float32
     top_k: Tensor  # [B] int32
@@ -116,7 +126,8 @@ class Candidates(NamedTuple):
 def _candidates(logits: Tensor, sampling: Sampling) -> Candidates:
     scaled = sampling.scaled(logits)
     scores, ids = torch.topk(scaled, min(CANDIDATES, logits.shape[-1]), dim=-1)
-    log_mass = torch.logsumexp(scaled, -1, keepdim=True)
+    best = scores[..., :1]
+    log_mass = best + torch.log(torch.exp(scaled - best).sum(-1, keepdim=True))  # logsumexp, without its comparison with infinity
     mass = torch.exp(scores - log_mass)
     before = torch.cumsum(mass, -1) - mass
     rank = torch.arange(scores.shape[-1], dtype=torch.int32, device=logits.device)
@@ -124,7 +135,7 @@ def _candidates(logits: Tensor, sampling: Sampling) -> Candidates:
     limit = torch.where(drawn & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
     top_p = torch.where(drawn & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
     kept = (rank < limit) & (before < top_p)
-    least = torch.where(kept, scores, scores[..., :1]).amin(-1, keepdim=True)
+    least = torch.where(kept, scores, best).amin(-1, keepdim=True)
     kept = scores >= least  # the order of equal scores is the kernel's own: all of them are kept
     return Candidates(ids.to(torch.int32), torch.where(kept, scores, scores - OUT_OF_REACH), log_mass)
 
@@ -135,8 +146,11 @@ def choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, add:
     logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens; returns [B, P] int32.
     """
     found = _candidates(logits, sampling)
-    drawn = noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)
-    best = _best(found.scores + sampling.weigh(drawn), found.ids)
+    return _best_candidate(logits, sampling, found, sampling.weigh(noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)))
+
+
+def _best_candidate(logits: Tensor, sampling: Sampling, found: Candidates, drawn: Tensor) -> Tensor:
+    best = _best(found.scores + drawn, found.ids)
     return torch.where(sampling.temperature[:, None] > 0, best, choose_greedy(logits))  # more tokens can tie than there are candidates
 
 
@@ -146,17 +160,29 @@ def choose_open(logits: Tensor, sampling: Sampling, positions: Tensor, levels: i
     logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens, within `levels` of the row's least.
     Returns [B, P] int32.
     """
+    return _first_best(sampling.scaled(logits) + _shared_noise(logits, sampling, positions, levels, add))
+
+
+def _shared_noise(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add) -> Tensor:  # [B, P, V]
+    """Noise of every token at each position, weighed, made once for `levels` positions from the row's least on."""
     base = positions.amin(-1, keepdim=True)
     level = base + torch.arange(levels, dtype=torch.int32, device=logits.device)  # [B, levels]
     drawn = sampling.weigh(noise(sampling.seed[:, None, None], level[:, :, None], _vocabulary(logits), add))  # [B, levels, V]
-    row = torch.arange(len(logits), dtype=torch.int32, device=logits.device)[:, None]
-    return _first_best(sampling.scaled(logits) + drawn[row, positions - base])
+    first = torch.arange(0, len(logits) * levels, levels, dtype=torch.int32, device=logits.device)[:, None]
+    return F.embedding(first + positions - base, drawn.flatten(0, 1))
 
 
 def choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add) -> Tensor:
-    """The choice for any mixture of rows; arguments as choose_open."""
-    truncated = choose_truncated(logits, sampling, positions, add)
-    return torch.where(sampling.truncated[:, None], truncated, choose_open(logits, sampling, positions, levels, add))
+    """The choice for any mixture of rows; arguments as choose_open. Noise is made once for both ways: compilers see half the operations."""
+    drawn, found = _shared_noise(logits, sampling, positions, levels, add), _candidates(logits, sampling)
+    truncated = _best_candidate(logits, sampling, found, torch.gather(drawn, -1, found.ids))
+    return torch.where(sampling.truncated[:, None], truncated, _first_best(sampling.scaled(logits) + drawn))
+
+
+def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """rank() where every row has temperature 0: the k likeliest tokens and their log-probabilities."""
+    scores, ids = torch.topk(logits.log_softmax(-1), k, dim=-1)
+    return ids.to(torch.int32), scores
 
 
 def rank(logits: Tensor, sampling: Sampling, positions: Tensor, k: int, add: Add = operator.add) -> tuple[Tensor, Tensor]:

@@ -59,6 +59,11 @@ class Growth:
         self.depths.append(self.depths[parent] + 1)
         return len(self) - 1
 
+    def least_of_best(self, more: Sequence[float]) -> float:
+        """The value of the `limit`-th most valuable node if nodes of these values joined; 0 when there are fewer."""
+        ranked = heapq.nlargest(self.limit, [*self.values[1:], *more])
+        return ranked[-1] if len(ranked) == self.limit else 0.0
+
     def best(self) -> list[int]:
         """The root and the `limit` most valuable others, in order of value; parents before children. This is what is sent."""
         order = sorted(range(1, len(self)), key=lambda node: (-self.values[node], node))
@@ -187,14 +192,10 @@ class BestFirst:
             if not level or growth.limit < 1:
                 break
             ranked = rank(growth.tree, level, min(self.width, growth.limit))
-            edges = edge_values(ranked.scores)
-            added = [
-                growth.add(node, token, edge)
-                for node, ids, row in zip(level, ranked.ids.tolist(), edges.tolist(), strict=True)
-                for token, edge in zip(ids, row, strict=True)
-            ]
-            kept = set(growth.best())
-            level = [node for node in added if node in kept]
+            edges = edge_values(ranked.scores)  # [m, k]
+            worth = np.array([growth.values[node] for node in level])[:, None] * edges
+            kept = np.argwhere(worth >= growth.least_of_best(worth.ravel().tolist()))
+            level = [growth.add(level[row], ranked.ids[row, place], edges[row, place]) for row, place in kept.tolist()]
         return growth
 
 

@@ -67,17 +67,17 @@ class TokenTree:
     @cached_property
     def depths(self) -> IntArray:  # [n]
         """Edges between the root and each node."""
-        depths = np.zeros(len(self), dtype=np.int32)
-        for node, parent in enumerate(self.parents.tolist()[1:], start=1):
-            depths[node] = depths[parent] + 1
-        return depths
+        return np.asarray(self.mask.sum(axis=1, dtype=np.int32) - 1)
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:  # [n, n]
         """mask[i, j]: node i sees node j, that is, j is i or an ancestor of i."""
-        mask = np.eye(len(self), dtype=np.bool_)
-        for node, parent in enumerate(self.parents.tolist()[1:], start=1):
-            mask[node] |= mask[parent]
+        mask = np.zeros((len(self), len(self)), dtype=np.bool_)
+        nodes = ancestors = np.arange(len(self), dtype=np.int32)
+        while len(nodes):  # a generation a step: every node's self, parent, grandparent ...
+            mask[nodes, ancestors] = True
+            above = self.parents[ancestors]
+            nodes, ancestors = nodes[above >= 0], above[above >= 0]
         return mask
 
     def select(self, nodes: Sequence[int]) -> TokenTree:

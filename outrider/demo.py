@@ -5,25 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from outrider.spawn import MAIN, target_process
+from outrider.spawn import role_command, role_environment, target_process
 
 PROMPT = '''import os
 import sys
 
 
 def read_lines(path, encoding="utf-8"):
-    """Read a text file and return its lines as a list of strings."""
-'''
+    """Read a text file and return its lines as a list of strings."""'''
 
 
 def main() -> int:
     """Start a target, draft against it, stop it."""
     print("starting a target process and a draft process on loopback, with the models that ship here", file=sys.stderr)
     with target_process() as address:
-        command = [sys.executable, str(MAIN), "--role", "draft", "--target_host", address]
-        command += ["--prompt", PROMPT, "--max_new_tokens", "160", "--temperature", "0.7", "--top_p", "0.9", "--seed", "7", "--baseline"]
-        print(f"{PROMPT}", end="", flush=True)
-        return subprocess.run(command, check=False).returncode  # noqa: S603
+        command = role_command("draft", "--target_host", address, "--prompt", PROMPT, "--max_new_tokens", "200", "--baseline")
+        command += ["--temperature", "0.7", "--top_p", "0.9", "--seed", "7"]
+        print(
+            f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the draft, bold is the target's own):", file=sys.stderr
+        )
+        return subprocess.run(command, check=False, env=role_environment()).returncode  # noqa: S603
 
 
 if __name__ == "__main__":

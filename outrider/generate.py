@@ -23,6 +23,7 @@ from inference.local import LocalVerifier
 from inference.policy import BestFirst, Chain, Policy, Static
 from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from inference.text import Tokenizer
+from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.completion import Completion, Request, Show, speculate, target_only
 from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model, security_of
 from outrider.options import Options
@@ -56,16 +57,26 @@ def draft(options: Options) -> int:
 def verify(options: Options) -> int:
     """One model alone in this process: what the other roles' text is compared with."""
     prompts = read_prompts(options)
-    checkpoint = find_checkpoint(options, options.role.removeprefix("verify_"))
-    length = checkpoint.sequence_length(options.sequence_length)
+    checkpoint, length, load = _alone(options)
     requests = make_requests(options, prompts, checkpoint.tokenizer, length, checkpoint.config.stop_ids)
-    model = load_model(options, checkpoint, rows=1, sequence_length=length, spare=1, max_nodes=options.max_tree_nodes)
-    engine = Engine(model, sequence_length=length, max_tree_nodes=1, vocabulary=checkpoint.tokenizer.vocabulary)
+    engine = Engine(load(), sequence_length=length, max_tree_nodes=1, vocabulary=checkpoint.tokenizer.vocabulary)
 
     def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
         return target_only(request, LocalVerifier(engine), checkpoint.tokenizer, show, cancelled)
 
     return run(options, requests, complete, workers=1)
+
+
+def _alone(options: Options) -> tuple[Checkpoint, int, Callable[[], Model]]:
+    """The model of role verify_*: what it is, its sequence length, and how to load it once the prompts are known to fit."""
+    if options.role == "verify_target":
+        options = with_neuron_artifact(options)
+    if options.artifact and options.role == "verify_target":
+        manifest, checkpoint = open_artifact(options)
+        return checkpoint, artifact_length(options, manifest), lambda: load_artifact(options, manifest)
+    checkpoint = find_checkpoint(options, options.role.removeprefix("verify_"))
+    length = checkpoint.sequence_length(options.sequence_length)
+    return checkpoint, length, lambda: load_model(options, checkpoint, rows=1, sequence_length=length, spare=1, max_nodes=options.max_tree_nodes)
 
 
 class DraftPool:

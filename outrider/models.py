@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 import inference
 from grpc_comm.security import SecurityOptions
-from inference.backends.eager import EagerModel
 from inference.errors import InvalidRequest
-from inference.model.checkpoint import DTYPES, find_model, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
 from outrider.options import Options
+
+if TYPE_CHECKING:
+    from inference.backends.eager import EagerModel
 
 EMBEDDED = Path(inference.__file__).parent / "data"
 _DEFAULT_SEQUENCE_LENGTH = 2048
@@ -46,6 +48,10 @@ class Checkpoint:
 
 def find_checkpoint(options: Options, kind: str) -> Checkpoint:
     """The checkpoint of `kind` ("target" or "draft"): --KIND_model, --model, or the embedded one."""
+    from inference.model.checkpoint import find_model
+
+    if options.artifact:
+        raise InvalidRequest(f"--artifact is for roles target and verify_target: --role {options.role} loads a model directory")
     name = (options.target_model if kind == "target" else options.draft_model) or options.model
     directory = find_model(name) if name else EMBEDDED / kind
     return Checkpoint(name or f"outrider-embedded-{kind}", directory, name is None, read_config(directory), Tokenizer(directory))
@@ -53,6 +59,9 @@ def find_checkpoint(options: Options, kind: str) -> Checkpoint:
 
 def load_model(options: Options, checkpoint: Checkpoint, *, rows: int, sequence_length: int, spare: int, max_nodes: int) -> EagerModel:
     """The checkpoint on the chosen device; `spare` slots a row beyond the sequence hold trees. Says what was chosen on stderr."""
+    from inference.backends.eager import EagerModel
+    from inference.model.checkpoint import DTYPES, load_decoder
+
     if rows < 1:
         raise InvalidRequest(f"--batch {rows}: at least one row is needed")
     device = pick_device(options.device)
@@ -65,20 +74,26 @@ def load_model(options: Options, checkpoint: Checkpoint, *, rows: int, sequence_
         device=device,
     )
     parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    if options.threads is not None and options.threads < 1:
-        raise InvalidRequest(f"--threads {options.threads}: at least one is needed")
-    if device.type == "cpu" and (options.threads or parameters < _SMALL):
-        torch.set_num_threads(options.threads or 1)
+    if device.type == "cpu":
+        set_threads(options, parameters)
     model = EagerModel(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
     precision = str(model.dtype).removeprefix("torch.")
     print(f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}", file=sys.stderr)
     return model
 
 
+def set_threads(options: Options, parameters: int) -> None:
+    """--threads, else one for a small model and torch's choice for others."""
+    if options.threads is not None and options.threads < 1:
+        raise InvalidRequest(f"--threads {options.threads}: at least one is needed")
+    if options.threads or parameters < _SMALL:
+        torch.set_num_threads(options.threads or 1)
+
+
 def pick_device(name: str) -> torch.device:
     """The torch device of a --device; auto takes CUDA where there is one."""
     if name == "neuron":
-        raise InvalidRequest("--device neuron needs a compiled artefact, which this version cannot build or load yet; use cpu or cuda")
+        raise InvalidRequest("--device neuron is for roles target and verify_target: draft on cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest("--device cuda: torch finds no CUDA device here; use --device cpu, or install torch with CUDA")
     if name == "auto":
@@ -90,6 +105,8 @@ def describe(device: torch.device) -> str:
     """The device in words."""
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
+    if device.type == "xla":
+        return "neuron"
     return f"cpu ({torch.get_num_threads()} threads)"
 
 

@@ -20,6 +20,7 @@ class Options:
     model: str | None = None
     draft_model: str | None = None
     target_model: str | None = None
+    artifact: str | None = None
     device: str = "auto"
     dtype: str | None = None
     threads: int | None = None
@@ -84,6 +85,7 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "model", "model directory or hub name (default: the embedded model of the role)", metavar="DIR_OR_NAME")
     _add(group, "draft_model", "the same for roles draft and verify_draft", metavar="DIR_OR_NAME")
     _add(group, "target_model", "the same for roles target and verify_target", metavar="DIR_OR_NAME")
+    _add(group, "artifact", "target, verify_target: serve this compiled target (python -m compile) instead of a model", metavar="DIR")
     _add(group, "device", "auto takes CUDA where there is one (default: %(default)s)", choices=DEVICES)
     _add(group, "dtype", "default: float32 for the embedded pair, else the checkpoint's", choices=PRECISIONS)
     _add(group, "threads", "CPU threads (default: one for small models, else torch's choice)", type=int)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -13,15 +14,27 @@ from pathlib import Path
 from inference.errors import Unavailable
 from outrider.serve import READY
 
-MAIN = Path(__file__).parents[1] / "main.py"
 _STOP_SECONDS = 10
+
+
+def role_command(role: str, *arguments: str) -> list[str]:
+    """The command line of another role of this installation, or this checkout."""
+    return [sys.executable, "-m", "outrider", "--role", role, *arguments]
+
+
+def role_environment() -> dict[str, str]:
+    """The environment in which role_command finds the packages, also from a checkout that was not installed."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextmanager
 def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
     """Start `--role target` with these flags on a free port; yields HOST:PORT once it listens."""
-    command = [sys.executable, str(MAIN), "--role", "target", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    command = role_command("target", "--port", "0", *arguments)
+    process = subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=role_environment()
+    )
     try:
         yield _address(process)
     finally:

@@ -22,6 +22,7 @@ from inference.choice import (
     choose_truncated,
     noise,
     rank,
+    rank_greedy,
     threefry2x32,
 )
 from inference.sampling import SamplingParams
@@ -120,6 +121,7 @@ class Watched:
     """An integer that remembers the greatest sum it was part of."""
 
     greatest = 0
+    device = None
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -135,11 +137,10 @@ class Watched:
     def __or__(self, other: Watched) -> Watched:
         return Watched(self.value | other.value)
 
-    def __rshift__(self, by: int) -> Watched:
-        return Watched(self.value >> by)
-
-    def __lshift__(self, by: int) -> Watched:
-        return Watched(self.value << by)
+    @classmethod
+    def __torch_function__(cls, shift: object, types: object, args: tuple[Watched, torch.Tensor], kwargs: object = None) -> Watched:
+        value, by = args[0].value, int(args[1])
+        return Watched({torch.bitwise_left_shift: value << by, torch.bitwise_right_shift: value >> by}[shift])
 
 
 @given(a=words, b=words)
@@ -532,3 +533,12 @@ def test_tokens_that_top_k_or_top_p_exclude_rank_behind_all_others() -> None:
             assert scores[0, 0, 1] > -100
             assert scores[0, 0, 2] < -1e8
             assert torch.isfinite(scores).all()
+
+
+def test_a_greedy_draft_ranks_as_any_row_at_temperature_zero_does() -> None:
+    logits = torch.randn(2, 3, 500, generator=torch.Generator().manual_seed(5))
+    sampling = Sampling.of([SamplingParams()] * 2, CPU)
+    ids, scores = rank(logits, sampling, torch.full((2, 3), 9, dtype=torch.int32), 8)
+    greedy_ids, greedy_scores = rank_greedy(logits, 8)
+    assert torch.equal(ids, greedy_ids)
+    torch.testing.assert_close(scores, greedy_scores)

@@ -17,9 +17,10 @@ from outrider.cli import main
 from outrider.models import EMBEDDED
 from outrider.options import ROLES, Options, parse
 from outrider.serve import load_target
-from outrider.spawn import MAIN, target_process
+from outrider.spawn import target_process
 
-PROMPT = "def read_lines(path):\n"
+MAIN = Path(__file__).parents[1] / "main.py"
+PROMPT = "def read_lines(path):"
 FIELDS = {
     "index", "prompt", "text", "token_ids", "seed", "rounds", "num_draft_tokens", "num_accepted_tokens", "acceptance_length",
     "bytes_up", "bytes_down", "seconds",

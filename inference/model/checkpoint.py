@@ -24,8 +24,8 @@ _IGNORED = ("rotary_emb.inv_freq",)
 _SAMPLE = 1 << 16
 
 
-def find_model(name: str) -> Path:
-    """The directory of a model given as a path or a hub name; raises InvalidRequest with the remedy."""
+def find_model(name: str, *, weights: bool = True) -> Path:
+    """The directory of a model given as a path or a hub name, where its weights may be left out; raises InvalidRequest with the remedy."""
     if Path(name).is_dir():
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -34,7 +34,7 @@ def find_model(name: str) -> Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHER_FORMATS))
+        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHER_FORMATS if weights else ["*.safetensors"]))
     except GatedRepoError as error:
         raise InvalidRequest(f"{name} is gated: accept its licence on its hub page, then set HF_TOKEN to a token of that account") from error
     except (RepositoryNotFoundError, HFValidationError) as error:

@@ -6,6 +6,7 @@ are those of Hugging Face checkpoints, so loading needs no table of names. Masks
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -36,26 +37,49 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return self.weight * (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Head(nn.Linear):
+    """The output layer, up to the tokenizer's last id; the weights are cut, not the result."""
+
+    def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
+        return F.linear(states, self.weight[:vocabulary])
+
+
+class Layers(NamedTuple):
+    """Makers of the layers that tensor parallelism deals out among ranks; by default there is one rank.
+
+    column: (inputs, outputs, bias), each rank has some of the outputs.  row: the same for inputs, with the whole result on
+    every rank.  embedding: (ids, size), whole result.  head: (inputs, outputs, bias), called with states and the vocabulary.
+    """
+
+    column: Callable[[int, int, bool], nn.Linear] = nn.Linear
+    row: Callable[[int, int, bool], nn.Linear] = nn.Linear
+    embedding: Callable[[int, int], nn.Embedding] = nn.Embedding
+    head: Callable[[int, int, bool], nn.Linear] = Head
+
+
+WHOLE = Layers()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position: x [B, heads, T, D], cos and sin [B, 1, T, D / 2]."""
-    low, high = x.chunk(2, dim=-1)
+    low, high = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
 class Attention(nn.Module):
     """Grouped-query attention over the cache and the new nodes: one softmax, summed in float32 and rounded once."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.head_dim = config.head_dim
         query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, shared, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, shared, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(query, config.hidden_size, bias=config.output_bias)
+        self.q_proj = layers.column(config.hidden_size, query, config.qkv_bias)
+        self.k_proj = layers.column(config.hidden_size, shared, config.qkv_bias)
+        self.v_proj = layers.column(config.hidden_size, shared, config.qkv_bias)
+        self.o_proj = layers.row(query, config.hidden_size, config.output_bias)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
@@ -66,9 +90,9 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, hidden]; past [B, kv heads, S, D]; context_mask [B, M, S] and tree_mask [B, T, T] bool; the new keys and values come last."""
         batch, nodes, _ = x.shape
-        q = self.q_proj(x).view(batch, nodes, self.heads, self.head_dim)
-        k = self.k_proj(x).view(batch, nodes, self.kv_heads, self.head_dim)
-        v = self.v_proj(x).view(batch, nodes, self.kv_heads, self.head_dim).transpose(1, 2)
+        q = self.q_proj(x).view(batch, nodes, -1, self.head_dim)  # as many heads as this rank has
+        k = self.k_proj(x).view(batch, nodes, -1, self.head_dim)
+        v = self.v_proj(x).view(batch, nodes, -1, self.head_dim).transpose(1, 2)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)
@@ -98,11 +122,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, past_keys: Tensor, past_values: Tens
 class MLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_proj = layers.column(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.up_proj = layers.column(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.down_proj = layers.row(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         mixed: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -112,12 +136,12 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """Attention and MLP, each behind a norm and around a residual."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, layers)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, layers)
 
     def forward(self, x: Tensor, *attention_inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mixed, keys, values = self.self_attn(self.input_layernorm(x), *attention_inputs)
@@ -128,10 +152,10 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """Embeddings, layers and the final norm: the part that Hugging Face calls `model`."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.embed_tokens = layers.embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, layers) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
 
@@ -144,13 +168,13 @@ class Decoder(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, positions: int, vocabulary: int) -> None:
+    def __init__(self, config: ModelConfig, positions: int, vocabulary: int, layers: Layers = WHOLE) -> None:
         super().__init__()
         self.config = config
         self.vocabulary = vocabulary
-        self.model = Stack(config)
+        self.model = Stack(config, layers)
         if not config.tied:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = layers.head(config.hidden_size, config.vocab_size, False)
         with torch.device("cpu"):  # also when the parameters are laid out on the meta device
             angles = torch.arange(positions, dtype=torch.float32)[:, None] * torch.from_numpy(config.frequencies())[None]
         self.register_buffer("cos", angles.cos(), persistent=False)  # [positions, head dim / 2] float32
@@ -168,8 +192,8 @@ class Decoder(nn.Module):
         slots = context_mask.shape[-1]
         context, tree = context_mask.to(torch.bool), tree_mask.to(torch.bool)
         x = self.model.embed_tokens(tokens)
-        cos = self.cos[positions][:, None].to(x.dtype)  # [B, 1, T, head dim / 2]
-        sin = self.sin[positions][:, None].to(x.dtype)
+        cos = F.embedding(positions, self.cos)[:, None].to(x.dtype)  # [B, 1, T, head dim / 2]
+        sin = F.embedding(positions, self.sin)[:, None].to(x.dtype)
         new_keys, new_values = [], []
         for index, layer in enumerate(self.model.layers):
             past_keys = keys[index, :, :, :slots].index_select(0, rows)
@@ -177,10 +201,12 @@ class Decoder(nn.Module):
             x, k, v = layer(x, cos, sin, past_keys, past_values, context, tree)
             new_keys.append(k)
             new_values.append(v)
-        picked = torch.gather(x, 1, pick[:, :, None].to(torch.int64).expand(-1, -1, x.shape[-1]))
+        picked = torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
         return Hidden(self.model.norm(picked), torch.stack(new_keys), torch.stack(new_values))
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
         """The head over the tokenizer's ids; the result is cast, the weights are not."""
-        weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
-        return F.linear(states, weight[: self.vocabulary]).float()
+        if self.config.tied:
+            return F.linear(states, self.model.embed_tokens.weight[: self.vocabulary]).float()
+        logits: Tensor = self.lm_head(states, self.vocabulary)
+        return logits.float()

@@ -1,0 +1,150 @@
+"""What compiling for the CPU brings: a forward by nodes, compiled against eager, and whether the cache's length costs.
+
+    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--nodes 1,8,16,32,64] [--context 256] [--sampled] [--json FILE]
+    python -m benchmarks.compiled --cache 2,268          a call that reads 256 slots, in caches of 2 and 268 MB
+
+Median milliseconds and process CPU milliseconds of one row; shapes are visited in turn, so that a busy machine slows all alike.
+The graphs are compiled first, which takes minutes for a large model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from compile.build import build_artifact, read_source
+from compile.cpu import CpuBuilder, compile_graph, graph_constants
+from compile.spec import CompileSpec, verify_bucket
+from inference.artifact import Bucket
+from inference.backends import Model, Segment
+from inference.backends.compiled import CACHES, CompiledModel, empty_caches, load_compiled, load_graph, read_compiled
+from inference.backends.eager import EagerModel
+from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.config import read_config
+from inference.model.graph import VerifyGraph
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from inference.tree import TokenTree
+from outrider.models import EMBEDDED
+
+CACHE_CONTEXT, CACHE_NODES = 256, 16
+
+
+def compiled_model(model: Path, dtype: str, capacity: int, buckets: tuple[Bucket, ...]) -> tuple[CompiledModel, float]:
+    """The model with these graphs, and the seconds that building them took."""
+    vocabulary, most = Tokenizer(model).vocabulary, max(bucket.nodes for bucket in buckets)
+    spec = CompileSpec(model.name, "cpu", vocabulary, buckets, rows=1, sequence_length=capacity - most, max_tree_nodes=most, dtype=dtype)
+    with tempfile.TemporaryDirectory() as directory:
+        start = time.perf_counter()
+        builder = CpuBuilder(spec, model, vocabulary)
+        build_artifact(
+            spec, read_source(model), builder, Path(directory), command="python -m benchmarks.compiled", say=lambda line: print(line, flush=True)
+        )
+        seconds = time.perf_counter() - start
+        return load_compiled(Path(directory), read_compiled(Path(directory))), seconds
+
+
+def segment(nodes: int, context: int, params: SamplingParams) -> Segment:
+    """A tree of `nodes` nodes, a binary heap, after `context` committed tokens."""
+    tree = TokenTree(np.arange(nodes, dtype=np.int32), np.array([-1, *((node - 1) // 2 for node in range(1, nodes))], dtype=np.int32))
+    every = np.arange(nodes, dtype=np.int32)
+    seen = np.ones((1, context), dtype=np.bool_)
+    return Segment(0, tree.tokens, context + every, (context + tree.depths).astype(np.int32), seen, tree.mask, every, params)
+
+
+def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, dict[str, float]]:
+    """Median wall and least CPU milliseconds of each call, in turn, after two rounds of warm-up."""
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    cpu: dict[str, list[float]] = {name: [] for name in calls}
+    for repetition in range(repetitions + 2):
+        for name, call in calls.items():
+            start, used = time.perf_counter(), time.process_time()
+            call()
+            if repetition >= 2:
+                wall[name].append((time.perf_counter() - start) * 1e3)
+                cpu[name].append((time.process_time() - used) * 1e3)
+    return {name: {"wall_ms": round(statistics.median(wall[name]), 3), "cpu_ms": round(min(cpu[name]), 3)} for name in calls}
+
+
+def by_nodes(model: Path, dtype: str, nodes: list[int], context: int, sampled: bool, repetitions: int) -> dict[str, Any]:
+    """Forward time by nodes, eager and compiled."""
+    slots, most = -(-context // 64) * 64, max(nodes)
+    capacity = slots + 2 * most
+    least = 2 if dtype == "float32" else 1
+    buckets = tuple(verify_bucket(1, size, slots, capacity, sampled=sampled) for size in sorted({max(size, least) for size in nodes}))
+    whole = verify_bucket(1, most, capacity, capacity, sampled=sampled)  # what every artefact must have
+    compiled, seconds = compiled_model(model, dtype, capacity, (*buckets, whole))
+    decoder = load_decoder(model, positions=capacity - most, vocabulary=Tokenizer(model).vocabulary, dtype=DTYPES[dtype], device=torch.device("cpu"))
+    eager = EagerModel(decoder, rows=1, capacity=capacity, max_nodes=most)
+    params = SamplingParams(1.0, seed=1) if sampled else SamplingParams()
+    both: dict[str, Model] = {"eager": eager, "compiled": compiled}
+    calls = {f"{name} {size}": _choose(served, segment(size, context, params)) for size in nodes for name, served in both.items()}
+    return {"build_seconds": round(seconds, 1), **medians(calls, repetitions)}
+
+
+def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) -> dict[str, Any]:
+    """Time of one graph, which reads CACHE_CONTEXT slots, over caches of several sizes: only the caches' length differs."""
+    junk = CACHE_CONTEXT + 2 * CACHE_NODES
+    bucket = verify_bucket(1, CACHE_NODES, CACHE_CONTEXT, junk, sampled=False)
+    config = read_config(model)
+    slot = 2 * config.layers * config.kv_heads * config.head_dim * DTYPES[dtype].itemsize
+    calls = {}
+    for size in megabytes:
+        capacity = max(junk, int(size * 1e6) // slot - 1)
+        served = compiled_graph(model, dtype, capacity, bucket)
+        calls[f"{slot * (capacity + 1) / 1e6:.1f} MB ({capacity + 1} slots)"] = _choose(served, segment(CACHE_NODES, CACHE_CONTEXT, SamplingParams()))
+    return dict(medians(calls, repetitions))
+
+
+def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> CompiledModel:
+    """One graph over a cache of this capacity, without the large graph that an artefact of this capacity would need."""
+    bucket = replace(bucket, junk=capacity)
+    decoder = load_decoder(model, positions=1024, vocabulary=Tokenizer(model).vocabulary, dtype=DTYPES[dtype], device=torch.device("cpu"))
+    caches = empty_caches(decoder.config, 1, capacity, DTYPES[dtype])
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "graph.pt2"
+        compile_graph(VerifyGraph(decoder, *caches, bucket.levels), bucket, path)
+        graph = load_graph(path, {**graph_constants(decoder), **dict(zip(CACHES, caches, strict=True))})
+    return CompiledModel({bucket: graph}, *caches)
+
+
+def _choose(model: Model, one: Segment) -> Callable[[], object]:
+    return lambda: model.choose([one])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=EMBEDDED / "target", metavar="DIR")
+    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    parser.add_argument("--nodes", default="1,8,16,32,64")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--sampled", action="store_true", help="at temperature 1 instead of greedy")
+    parser.add_argument("--cache", metavar="MB,MB", help="time against the cache's size instead")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    numbers = [int(part) for part in (given.cache or given.nodes).split(",")]
+    if given.cache:
+        figures = by_cache(given.model, given.dtype, numbers, given.repetitions)
+    else:
+        figures = by_nodes(given.model, given.dtype, numbers, given.context, given.sampled, given.repetitions)
+    for name, value in figures.items():
+        print(f"{name}: {value}")
+    if given.json:
+        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

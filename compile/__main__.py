@@ -1,0 +1,121 @@
+"""python -m compile: build an artefact, say what would be built, or move artefacts to and from a store."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compile.options import Options, parse
+from inference.errors import InvalidRequest, OutriderError
+
+if TYPE_CHECKING:
+    from compile.build import Builder
+    from compile.request import Checkpoint
+    from compile.spec import CompileSpec
+
+_FAILED, _INTERRUPTED = 1, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when what was asked was done."""
+    options = parse(arguments)
+    try:
+        _run(options, sys.argv[1:] if arguments is None else arguments)
+    except OutriderError as error:
+        if options.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return _INTERRUPTED
+    return 0
+
+
+def _run(options: Options, arguments: Sequence[str]) -> None:
+    if options.pull:
+        _pull(options)
+    elif options.target is None and options.push:
+        _push(options)
+    elif options.target is None:
+        raise InvalidRequest("--target is needed: cpu, trn1, inf2 or trn2 (--help shows examples)")
+    elif options.dry_run:
+        _spec_of(options)
+    else:
+        _build(options, arguments)
+        if options.push:
+            _push(options)
+
+
+def _build(options: Options, arguments: Sequence[str]) -> None:
+    from compile.build import build_artifact, read_source
+
+    out = _out(options)
+    spec, checkpoint = _spec_of(options)
+    source = read_source(checkpoint.directory)
+    builder = _builder(spec, checkpoint)
+    command = shlex.join(["python", "-m", "compile", *arguments])
+    manifest = build_artifact(spec, source, builder, out, command=command, say=_say)
+    print(f"{out}: complete, digest {manifest.digest()}")
+
+
+def _builder(spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
+    """Builders are imported when they build: each brings its own compiler."""
+    if spec.target == "cpu":
+        from compile.cpu import CpuBuilder
+
+        return CpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
+    from compile.neuron import NeuronBuilder
+
+    return NeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
+
+
+def _push(options: Options) -> None:
+    from compile.store import open_store, push
+
+    assert options.push is not None
+    out = _out(options)
+    pushed = push(out, open_store(options.push), _say)
+    if pushed.first != pushed.digest:
+        print(f"the same was built and pushed before, as {pushed.first}: prefer that one, so that machines share one artefact")
+    print(f"pull it with: python -m compile --pull {shlex.quote(options.push)} --digest {pushed.digest} --out {shlex.quote(str(out))}")
+
+
+def _pull(options: Options) -> None:
+    from compile.store import open_store, pull
+
+    assert options.pull is not None
+    if options.digest is None:
+        raise InvalidRequest("--pull needs --digest, the one that --push printed: an artefact is executable code, nothing is taken on trust")
+    manifest = pull(open_store(options.pull), options.digest, _out(options), _say)
+    print(f"{options.out}: {manifest.model} for {manifest.target}, every file checked")
+
+
+def _out(options: Options) -> Path:
+    if not options.out:
+        raise InvalidRequest("--out is needed: the directory of the artefact")
+    return Path(options.out)
+
+
+def _spec_of(options: Options) -> tuple[CompileSpec, Checkpoint]:
+    """The spec, checked against the device's memory; prints the plan."""
+    from compile.memory import check_fits
+    from compile.report import describe
+    from compile.request import find_checkpoint, make_request
+
+    checkpoint = find_checkpoint(options)
+    request = make_request(options, checkpoint)
+    need = check_fits(checkpoint.config, request.spec)
+    print(*request.explanation, *describe(request.spec, checkpoint.config, need), "", sep="\n", flush=True)
+    return request.spec, checkpoint
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""From a spec to an artefact directory, stage by stage, through a Builder; a stage that is finished is not built again.
+
+Stages are the weights, each graph, and what needs all graphs. `.build/` in the directory remembers what each stage was made
+from and the hashes of what it made; the manifest is written last, and taken away before anything it covers is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from compile.spec import CompileSpec
+from inference.artifact import MANIFEST, TOKENIZER_FILES, Bucket, Manifest, hash_files, read_manifest, write_manifest
+from inference.errors import BadArtifact, InvalidRequest
+
+_STATE = ".build"
+_COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+Say = Callable[[str], None]
+
+
+class Builder(Protocol):
+    """Turns buckets into files of an artefact directory; paths it returns are relative to that directory.
+
+    Made as Builder(spec: CompileSpec, checkpoint_directory: Path, vocabulary: int). Weights go under weights/, graphs under
+    graphs/, named by bucket.name. A method may be called again for the same directory, and then writes its files anew;
+    it is not called when its earlier files are still those it wrote.
+    """
+
+    target: str
+
+    def prepare(self, directory: Path) -> list[str]:
+        """What all graphs share (weights), once, before the first graph."""
+        ...
+
+    def build(self, bucket: Bucket, directory: Path) -> list[str]:
+        """One graph."""
+        ...
+
+    def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
+        """What needs all graphs; may be nothing."""
+        ...
+
+    def versions(self) -> Mapping[str, str]:
+        """Package or SDK -> version, of what decides the files."""
+        ...
+
+    def host(self) -> Mapping[str, str]:
+        """What the files need of the machine that loads them."""
+        ...
+
+    def flags(self) -> Mapping[str, str]:
+        """The compiler flags in force, the spec's included."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """The checkpoint that is built from."""
+
+    directory: Path
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    config: Mapping[str, Any]  # config.json
+    stop_ids: tuple[int, ...]
+
+
+def read_source(directory: Path) -> Source:
+    """A Hugging Face directory as a source; raises UnsupportedModel for what cannot be computed."""
+    from inference.model.checkpoint import fingerprint
+    from inference.model.config import read_config, read_json
+    from inference.text import Tokenizer
+
+    stop_ids = tuple(sorted(read_config(directory).stop_ids))
+    return Source(directory, fingerprint(directory), Tokenizer(directory).fingerprint(), read_json(directory / "config.json"), stop_ids)
+
+
+def build_artifact(spec: CompileSpec, source: Source, builder: Builder, directory: Path, *, command: str, say: Say) -> Manifest:
+    """Build what is not built yet; `say` gets a line a stage. An artefact that is complete stays as it is."""
+    if builder.target != spec.target:
+        raise InvalidRequest(f"a builder for {builder.target} was given a spec for {spec.target}")
+    if not spec.buckets:
+        raise InvalidRequest("no graphs are asked for")
+    _make_room(directory)
+    with_ = _MadeWith(dict(builder.versions()), dict(builder.host()), dict(builder.flags()))
+    stages = _Stages(directory, _base_key(spec, source, with_), len(spec.buckets) + 2, say)
+    copied = {"copied": hash_files(source.directory, _present(source))}
+    files = dict(stages.run("weights", copied, lambda: [*_copy_tokenizer(source, directory), *builder.prepare(directory)]))
+    for bucket in spec.buckets:
+        files |= stages.run(bucket.name, asdict(bucket), _graph(builder, bucket, directory))
+    files |= stages.run("joint", {"files": files}, lambda: builder.finish(directory, spec.buckets))
+    return _write_once(directory, _manifest(spec, source, with_, files, command))
+
+
+@dataclass(frozen=True)
+class _MadeWith:
+    """What a builder said before it built: compilers may change their settings under way."""
+
+    versions: Mapping[str, str]
+    host: Mapping[str, str]
+    flags: Mapping[str, str]
+
+
+@dataclass
+class _Stages:
+    """Runs a stage, or finds that it was run: from the same things, with its files still there."""
+
+    directory: Path
+    base: str
+    total: int
+    say: Say
+    done: int = field(default=0)
+
+    def run(self, name: str, made_from: Mapping[str, Any], make: Callable[[], Iterable[str]]) -> dict[str, str]:
+        """Path -> SHA-256 of the stage's files."""
+        self.done += 1
+        label = f"[{self.done}/{self.total}] {name}"
+        key, path = _hash({"base": self.base, **made_from}), self.directory / _STATE / f"{name}.json"
+        files = _finished(self.directory, path, key)
+        if files is not None:
+            self.say(f"{label}: already built")
+            return files
+        self.say(f"{label} ...")
+        (self.directory / MANIFEST).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        start = time.perf_counter()
+        files = _hash_made(self.directory, name, make())
+        seconds = time.perf_counter() - start
+        _write(path, {"key": key, "files": files, "seconds": round(seconds, 3)})
+        self.say(f"{label}: {seconds:.1f} s, {sum((self.directory / file).stat().st_size for file in files) / 1e6:.2f} MB")
+        return files
+
+
+def _graph(builder: Builder, bucket: Bucket, directory: Path) -> Callable[[], list[str]]:
+    return lambda: builder.build(bucket, directory)
+
+
+def _make_room(directory: Path) -> None:
+    try:
+        for name in (_STATE, "graphs", "weights"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"--out {directory} cannot be written: {error.strerror}") from error
+
+
+def _present(source: Source) -> list[str]:
+    return [name for name in _COPIED if (source.directory / name).is_file()]
+
+
+def _copy_tokenizer(source: Source, directory: Path) -> list[str]:
+    for name in _present(source):
+        shutil.copyfile(source.directory / name, directory / name)
+    return _present(source)
+
+
+def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
+    """Everything that any stage is made from; the list of graphs is not, so that one may be added."""
+    settings = {name: value for name, value in asdict(spec).items() if name not in ("buckets", "model")}
+    return _hash({"spec": settings, "model": source.model_fingerprint, "tokenizer": source.tokenizer_fingerprint, **asdict(with_)})
+
+
+def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
+    """The files of a stage that was made from the same things and is unchanged since; None: it has to be run."""
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        files: dict[str, str] = state["files"]
+        return files if state["key"] == key and hash_files(directory, files) == files else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _hash_made(directory: Path, stage: str, names: Iterable[str]) -> dict[str, str]:
+    names = list(names)
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise BadArtifact(f"{stage}: the builder named {missing[0]}, which it did not write")
+    return hash_files(directory, names)
+
+
+def _write(path: Path, state: Mapping[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _hash(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _manifest(spec: CompileSpec, source: Source, with_: _MadeWith, files: Mapping[str, str], command: str) -> Manifest:
+    return Manifest(
+        target=spec.target,
+        model=spec.model,
+        model_fingerprint=source.model_fingerprint,
+        tokenizer_fingerprint=source.tokenizer_fingerprint,
+        vocabulary=spec.vocabulary,
+        stop_ids=source.stop_ids,
+        config=source.config,
+        dtype=spec.dtype,
+        tensor_parallel=spec.tensor_parallel,
+        rows=spec.rows,
+        capacity=spec.capacity,
+        sequence_length=spec.sequence_length,
+        max_tree_nodes=spec.max_tree_nodes,
+        buckets=spec.buckets,
+        compiler_flags=with_.flags,
+        versions=with_.versions,
+        host=with_.host,
+        files=dict(files),
+        command=command,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _write_once(directory: Path, manifest: Manifest) -> Manifest:
+    """A manifest that says the same keeps its date and command, and so its digest."""
+    if (directory / MANIFEST).is_file():
+        try:
+            present = read_manifest(directory)
+        except BadArtifact:
+            present = None
+        if present is not None and _same(present, manifest):
+            return present
+    write_manifest(directory, manifest)
+    return manifest
+
+
+def _same(one: Manifest, other: Manifest) -> bool:
+    told = ("created", "command")
+    return {**asdict(one), **dict.fromkeys(told)} == {**asdict(other), **dict.fromkeys(told)}

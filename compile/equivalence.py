@@ -1,0 +1,107 @@
+"""Whether a compiled graph computes what the eager graph computes, and each node by itself: else it may not serve a target.
+
+Inputs are drawn at random: a full and scattered context, random trees, and all ways of sampling in one batch. Rounding may
+differ between kernels; choices may then differ where two tokens' scores are that close, and at the edge of a nucleus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference.artifact import Bucket
+from inference.choice import Sampling, noise
+from inference.errors import BadArtifact
+from inference.model.graph import VerifyGraph, example_inputs
+from inference.sampling import SamplingParams
+
+Graph = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+ROUNDS = 3
+_ROUNDING = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the greatest value, of keys, values and logits
+_SAMPLINGS = (SamplingParams(1.0, seed=7), SamplingParams(), SamplingParams(0.7, top_k=20, seed=2**40 + 1), SamplingParams(1.0, top_p=0.9, seed=3))
+
+
+@torch.no_grad()
+def check_equivalence(eager: VerifyGraph, compiled: Graph, bucket: Bucket, *, sequence_length: int) -> None:
+    """Raise BadArtifact unless keys, values and choices are those of the eager graph."""
+    rounding = _ROUNDING[eager.keys.dtype]
+    differing = total = 0
+    for seed in range(ROUNDS):
+        inputs = random_inputs(bucket, eager.decoder.vocabulary, eager.keys.shape[1], sequence_length, seed)
+        expected, made = eager(**inputs), compiled(**inputs)
+        for name, ours, theirs in zip(("keys", "values"), made[1:], expected[1:], strict=True):
+            error = float((ours - theirs).abs().max() / theirs.abs().max())
+            if not error <= rounding:
+                raise BadArtifact(f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of their range, not {rounding}")
+        differing += int(((made[0] != expected[0]) & (_gap(eager, inputs, made[0], expected[0]) > rounding)).sum())
+        total += made[0].numel()
+    if differing > 1 + total // 50:
+        raise BadArtifact(f"graph {bucket.name}: {differing} of {total} choices differ from the eager model's by more than rounding")
+
+
+@torch.no_grad()
+def check_row_independence(graph: Graph, bucket: Bucket, vocabulary: int, *, sequence_length: int) -> None:
+    """Raise BadArtifact if what a node gets depends, in any bit, on nodes it does not see or on other rows."""
+    inputs, other = (random_inputs(bucket, vocabulary, bucket.rows, sequence_length, seed) for seed in (0, 1))
+    inputs["pick"][:, 0] = 0
+    other["tokens"][0, 0] = inputs["tokens"][0, 0]
+    other["positions"][0] += inputs["positions"][0, 0] - other["positions"][0, 0]  # the same root, above another tree
+    for name in ("context_mask", "rows", "pick", "temperature", "top_k", "top_p", "seed"):
+        if name in inputs:
+            other[name][0] = inputs[name][0]
+    other["tree_mask"][0, 0] = inputs["tree_mask"][0, 0]
+    for name, ours, theirs in zip(("choice", "keys", "values"), graph(**inputs), graph(**other), strict=True):
+        first, second = (part[0, 0] if name == "choice" else part[:, 0, :, 0] for part in (ours, theirs))
+        if not torch.equal(first, second):
+            raise BadArtifact(f"graph {bucket.name}: the root's {name} change with the tokens beside it, which would not be lossless")
+
+
+def random_inputs(bucket: Bucket, vocabulary: int, cache_rows: int, sequence_length: int, seed: int) -> dict[str, Tensor]:
+    """Inputs of the bucket's shapes: random trees above a random context, every row sampled in another way."""
+    rng, inputs = np.random.default_rng(seed), example_inputs(bucket)
+    depths, masks = zip(*(_random_tree(bucket, rng) for _ in range(bucket.rows)), strict=True)
+    base = rng.integers(0, max(1, sequence_length - bucket.nodes), (bucket.rows, 1))
+    drawn = {
+        "tokens": rng.integers(0, vocabulary, (bucket.rows, bucket.nodes)),
+        "rows": rng.permutation(cache_rows)[: bucket.rows],
+        "positions": np.minimum(base + np.stack(depths), sequence_length - 1),
+        "context_mask": rng.random((bucket.rows, 1, bucket.slots)) < rng.random(),
+        "tree_mask": np.stack(masks),
+        "pick": np.tile(np.arange(bucket.nodes)[-bucket.picks :], (bucket.rows, 1)),
+    }
+    inputs |= {name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for name, array in drawn.items()}
+    if bucket.sampled:
+        params = [_SAMPLINGS[(row + seed) % len(_SAMPLINGS)] for row in range(bucket.rows)]
+        inputs |= Sampling.of(params, torch.device("cpu"))._asdict()
+    return inputs
+
+
+def _random_tree(bucket: Bucket, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Depths [T], within what the graph makes noise for, and mask [T, T] of a random tree; a prompt's chain for prefill."""
+    depths, mask = np.zeros(bucket.nodes, dtype=np.int32), np.eye(bucket.nodes, dtype=np.bool_)
+    levels = bucket.levels if bucket.sampled else bucket.nodes
+    for node in range(1, bucket.nodes):
+        parent = node - 1 if bucket.picks == 1 else int(rng.integers(0, node))
+        if depths[parent] + 1 < levels:
+            depths[node], mask[node] = depths[parent] + 1, mask[node] | mask[parent]
+    return depths, mask
+
+
+def _gap(eager: VerifyGraph, inputs: dict[str, Tensor], ours: Tensor, theirs: Tensor) -> Tensor:  # [B, P]
+    """How far apart two choices are by the eager graph's own scores, relative to the greatest."""
+    names = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick")
+    scores = eager.decoder.logits(eager.decoder(*(inputs[name] for name in names), eager.keys, eager.values).states)
+    greatest = scores.abs().amax(-1)
+    if "seed" in inputs:
+        sampling = Sampling(*(inputs[name] for name in Sampling._fields))
+        after = torch.gather(inputs["positions"], 1, inputs["pick"].to(torch.int64)) + 1
+        scores = sampling.scaled(scores)
+        greatest = scores.abs().amax(-1)
+        ids = torch.arange(scores.shape[-1], dtype=torch.int32)
+        scores = scores + sampling.weigh(noise(sampling.seed[:, None, None], after[:, :, None], ids))
+    both = torch.gather(scores, -1, torch.stack((ours, theirs), -1).to(torch.int64).clamp(0, scores.shape[-1] - 1))
+    return (both[..., 0] - both[..., 1]).abs() / greatest

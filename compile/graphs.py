@@ -1,0 +1,150 @@
+"""Which graphs are built: those of given sizes, a default few, or those planned for a load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from compile.device import device_of
+from compile.load import Calls, Limits, Load, Shape, calls_of
+from compile.memory import work
+from compile.planner import Budget, Cost, Plan, plan, serving
+from compile.spec import CompileSpec, least_nodes, prefill_bucket, takes_all_rows, verify_bucket
+from inference.artifact import Bucket
+from inference.errors import InvalidRequest
+from inference.model.config import ModelConfig
+
+CHUNK = 256
+"""Prompt tokens in one call."""
+_STEP = 64
+_SAMPLINGS = {"both": (False, True), "greedy": (False,), "sampled": (True,)}
+SAMPLINGS = tuple(_SAMPLINGS)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of graphs, where they were given. prefill, trees: nodes.  sampling: one of SAMPLINGS."""
+
+    prefill: tuple[int, ...] | None = None
+    trees: tuple[int, ...] | None = None
+    slots: tuple[int, ...] | None = None
+    sampling: str = "both"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what it was made for. smaller, larger: the padding with one shape fewer (None: too few) and one more."""
+
+    load: Load
+    calls: Calls
+    plan: Plan
+    cost: Cost
+    smaller: float | None
+    larger: float
+
+
+def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
+    """Every combination of the given sizes, and what the limits need besides. Not given: half the cache and all of it; the
+    target alone, a tree of 16 and the largest; one session at a time, where a graph need not have all rows.
+    """
+    capacity = limits.capacity
+    slots = sizes.slots or (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
+    least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
+    trees = sizes.trees or (least, min(most, max(least, 16)), most)
+    _check_sizes("--slots", slots, capacity)
+    _check_sizes("--tree_nodes", trees, most)
+    rows = limits.rows if limits.all_rows else 1
+    shapes = {Shape(True, rows, nodes, size) for nodes, size in product(sizes.prefill or (limits.chunk,), slots)}
+    shapes |= {Shape(False, rows, max(least, nodes), size) for nodes, size in product(trees, slots)}
+    return buckets_of([*sorted(shapes - {*limits.required()}), *limits.required()], limits, sizes.sampling)
+
+
+def plan_graphs(load: Load, config: ModelConfig, spec: CompileSpec, budget: Budget, chunk: int) -> Planned:
+    """The best graphs for a load at the roofline of the spec's device; the spec's own graphs do not matter."""
+    limits, cost = limits_of(spec, chunk), roofline_cost(config, spec)
+    calls = calls_of(load, limits)
+    chosen = plan(calls, limits, cost, budget)
+    fewer = len({*limits.required()}) < len(chosen.shapes)
+    used = sum(budget.count(shape) for shape in chosen.shapes)
+    smaller = plan(calls, limits, cost, replace(budget, graphs=used - 1)).padding if fewer else None
+    larger = plan(calls, limits, cost, replace(budget, graphs=budget.graphs + budget.samplings)).padding
+    return Planned(load, calls, chosen, cost, smaller, larger)
+
+
+def limits_of(spec: CompileSpec, chunk: int) -> Limits:
+    """What the spec promises to serve."""
+    return Limits(
+        rows=spec.rows,
+        chunk=chunk,
+        tree_nodes=spec.max_tree_nodes,
+        least_nodes=least_nodes(spec.dtype),
+        sequence_length=spec.sequence_length,
+        all_rows=takes_all_rows(spec.target),
+    )
+
+
+def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
+    """Seconds of arithmetic plus seconds of memory traffic, as if neither hid the other, so that every padded node counts."""
+    device = device_of(spec.target)
+
+    def cost(shape: Shape) -> float:
+        call = work(config, spec, shape.rows, shape.nodes, shape.slots, 1 if shape.prefill else shape.nodes)
+        return call.flops / device.flops[spec.dtype] + call.moved / device.bandwidth
+
+    return cost
+
+
+def buckets_of(shapes: Sequence[Shape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
+    """The graphs of shapes: prompts greedy, trees as asked for."""
+    samplings = samplings_of(sampling)
+    return tuple(bucket for shape in sorted({*shapes}) for bucket in _buckets(shape, limits.capacity, samplings))
+
+
+def samplings_of(sampling: str) -> tuple[bool, ...]:
+    if sampling not in _SAMPLINGS:
+        raise InvalidRequest(f"--sampling {sampling}: one of {', '.join(SAMPLINGS)} is needed")
+    return _SAMPLINGS[sampling]
+
+
+def explain(planned: Planned, budget: Budget) -> Iterator[str]:
+    """The plan in words: what it is for, what padding it leaves, which graph serves what, what other budgets would do."""
+    plan_, calls = planned.plan, planned.calls
+    rounds = sum(weight for call, weight in calls.items() if not call.prefill)
+    yield f"load: {planned.load.what}"
+    yield f"mean session: {sum(calls.values()) - rounds:.1f} prompt calls, {rounds:.1f} calls with trees, {len(calls)} different shapes"
+    used = sum(budget.count(shape) for shape in plan_.shapes)
+    yield f"{used} graphs of {budget.graphs} allowed, {len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work ({_certainty(plan_)})"
+    yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
+    for shape in plan_.shapes:
+        yield _explain_shape(shape, planned)
+    fewer = "impossible: the rest is needed to serve everything" if planned.smaller is None else f"{planned.smaller:.1%}"
+    yield f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
+
+
+def _certainty(plan_: Plan) -> str:
+    if plan_.optimal:
+        return "no choice of these sizes has less"
+    return f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
+
+
+def _explain_shape(shape: Shape, planned: Planned) -> str:
+    mine = {call: weight for call, weight in planned.calls.items() if serving(planned.plan.shapes, call, planned.cost) == shape}
+    work_, exact = sum(mine.values()) * planned.cost(shape), sum(weight * planned.cost(call) for call, weight in mine.items())
+    name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
+    padding = f"{work_ / exact - 1:>9.1%}" if exact else f"{'-':>9}"
+    return f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}{work_ / planned.plan.expected:>15.1%}{padding}"
+
+
+def _buckets(shape: Shape, junk: int, samplings: Sequence[bool]) -> Iterator[Bucket]:
+    if shape.prefill:
+        yield prefill_bucket(shape.rows, shape.nodes, shape.slots, junk)
+        return
+    for sampled in samplings:
+        yield verify_bucket(shape.rows, shape.nodes, shape.slots, junk, sampled=sampled)
+
+
+def _check_sizes(flag: str, sizes: Sequence[int], most: int) -> None:
+    for size in sizes:
+        if not 1 <= size <= most:
+            raise InvalidRequest(f"{flag} {size}: sizes lie between 1 and {most}")

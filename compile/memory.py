@@ -1,0 +1,189 @@
+"""What a spec needs of each rank, by counting: weights, KV cache, the largest activation, and a call's work; and what would fit.
+
+Sharding as compile/parallel.py does it: matrices, embeddings and head are cut into `tensor_parallel` parts, key-value heads too,
+or repeated where there are fewer heads than ranks; on Neuron the head is a table of its own. Small vectors are counted whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from compile.device import GIB, Device, device_of, neuron_targets
+from compile.spec import CompileSpec
+from inference.artifact import Bucket
+from inference.errors import InvalidRequest, LimitExceeded
+from inference.model.config import ModelConfig
+
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
+_STEP = 64  # sequence lengths that are advised are multiples of this
+_WIDE = 4  # scores, logits and noise are float32 whatever the weights are
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one rank. activation: the largest single tensor of any graph, `largest` says which."""
+
+    weights: int
+    cache: int
+    activation: int
+    largest: str
+
+    @property
+    def total(self) -> int:
+        """A floor: compilers keep further buffers, and the program itself lies in the same memory."""
+        return self.weights + self.cache + self.activation
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call of a graph on one rank: floating-point operations, and bytes read and written."""
+
+    flops: float
+    moved: float
+
+
+def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
+    """What the spec needs of each rank."""
+    activation, largest = max((size, f"{name} of {bucket.name}") for bucket in spec.buckets for name, size in _activations(config, spec, bucket))
+    cache = _cache_bytes(config, spec, spec.rows, spec.cache_slots)
+    return Footprint(_weight_count(config, spec) * ITEM[spec.dtype], cache, activation, largest)
+
+
+def work(config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: int, picks: int) -> Work:
+    """A call of these shapes: matrices and the head, attention over cache and new nodes; weights and cache moved once. The
+    choice among ids is not counted, nor what ranks send each other.
+    """
+    ranks, item = spec.tensor_parallel, ITEM[spec.dtype]
+    matrices, head = config.layers * _layer_matrices(config, ranks), config.hidden_size * spec.vocabulary / ranks
+    attention = 4 * config.layers * config.heads * config.head_dim / ranks * nodes * (slots + nodes)
+    flops = rows * (2 * matrices * nodes + 2 * head * picks + attention)
+    moved = (matrices + head) * item + _cache_bytes(config, spec, rows, slots + 2 * nodes)  # new keys are written to the cache and read
+    return Work(flops, moved)
+
+
+def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
+    """The footprint; raises LimitExceeded, saying what would fit, when a rank's memory cannot hold it."""
+    check_sharding(config, spec)
+    need, device = footprint(config, spec), device_of(spec.target)
+    if need.total <= device.memory:
+        return need
+    parts = f"weights {gib(need.weights)}, KV cache {gib(need.cache)}, largest activation {gib(need.activation)}"
+    advice = "; ".join(_what_fits(config, spec)) or "nothing in the table of devices would fit"
+    raise LimitExceeded(
+        f"{spec.model} needs {gib(need.total)} of each {spec.target} rank ({parts}), it has {gib(device.memory)}. Would fit: {advice}"
+    )
+
+
+def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
+    """Heads can be dealt out evenly, to ranks that an instance has."""
+    ranks, device = spec.tensor_parallel, device_of(spec.target)
+    if not shards_evenly(config, ranks):
+        possible = ", ".join(str(count) for count in _rank_counts(config, device))
+        heads = f"{config.heads} heads and {config.kv_heads} key-value heads"
+        raise InvalidRequest(f"--tensor_parallel {ranks}: {spec.model} has {heads}, which {spec.target} can share among {possible}")
+    if device.instance(ranks) is None:
+        raise InvalidRequest(f"--tensor_parallel {ranks}: the largest {spec.target} instance has {device.ranks} ranks")
+
+
+def shards_evenly(config: ModelConfig, ranks: int) -> bool:
+    kv_heads = config.kv_heads
+    cut = config.heads % ranks == 0 and config.intermediate_size % ranks == 0 and config.hidden_size % ranks == 0
+    return cut and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+
+
+def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
+    """The same graphs on a smaller cache; those that become equal are one."""
+    capacity = sequence_length + spec.max_tree_nodes
+    buckets = {}
+    for bucket in spec.buckets:
+        smaller = replace(bucket, rows=min(rows, bucket.rows), slots=min(bucket.slots, capacity), junk=capacity)
+        buckets[smaller.name] = smaller
+    return replace(spec, rows=rows, sequence_length=sequence_length, buckets=tuple(buckets.values()))
+
+
+def gib(size: float) -> str:
+    """Bytes in words."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.2f} MiB"
+
+
+def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
+    """One change at a time, each the smallest that is enough."""
+    length = _last(range(_STEP, spec.sequence_length, _STEP), lambda length: _fits(config, resized(spec, spec.rows, length)))
+    if length:
+        yield f"--sequence_length {length}"
+    rows = _last(range(1, spec.rows), lambda rows: _fits(config, resized(spec, rows, spec.sequence_length)))
+    if rows:
+        yield f"--rows {rows}"
+    if spec.dtype == "float32" and _fits(config, replace(spec, dtype="bfloat16")):
+        yield "--dtype bfloat16"
+    if spec.target != "cpu":
+        yield from _larger_devices(config, spec)
+
+
+def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
+    """More ranks of the same target, or as few as do of another."""
+    for target in (spec.target, *(name for name in neuron_targets() if name != spec.target)):
+        device = device_of(target)
+        for ranks in _rank_counts(config, device):
+            more = target != spec.target or ranks > spec.tensor_parallel
+            if more and _fits(config, replace(spec, target=target, tensor_parallel=ranks)):
+                yield f"--target {target} --tensor_parallel {ranks} ({device.instance(ranks)})"
+                break
+
+
+def _fits(config: ModelConfig, spec: CompileSpec) -> bool:
+    return footprint(config, spec).total <= device_of(spec.target).memory
+
+
+def _last(candidates: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    """The greatest that fits, of candidates that get harder."""
+    count = bisect_left(candidates, True, key=lambda candidate: not fits(candidate))
+    return candidates[count - 1] if count else None
+
+
+def _rank_counts(config: ModelConfig, device: Device) -> list[int]:
+    """Ways to share the model, in powers of two as NeuronCores are grouped."""
+    powers = (1 << exponent for exponent in range(device.ranks.bit_length()))
+    return [ranks for ranks in powers if ranks <= device.ranks and shards_evenly(config, ranks)]
+
+
+def _kv_heads(config: ModelConfig, ranks: int) -> int:
+    """Key-value heads of one rank."""
+    return max(1, config.kv_heads // ranks)
+
+
+def _cache_bytes(config: ModelConfig, spec: CompileSpec, rows: int, slots: int) -> int:
+    """Keys and values of all layers for so many slots a row."""
+    return 2 * config.layers * rows * _kv_heads(config, spec.tensor_parallel) * slots * config.head_dim * ITEM[spec.dtype]
+
+
+def _layer_matrices(config: ModelConfig, ranks: int) -> int:
+    """Weights of one layer's matrices on one rank."""
+    hidden, size = config.hidden_size, config.head_dim
+    attention = 2 * hidden * config.heads * size // ranks + 2 * hidden * _kv_heads(config, ranks) * size
+    return attention + 3 * hidden * config.intermediate_size // ranks
+
+
+def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
+    """All parameters of one rank."""
+    hidden, size, ranks = config.hidden_size, config.head_dim, spec.tensor_parallel
+    tables = config.vocab_size * hidden // ranks * (1 if config.tied and spec.target == "cpu" else 2)
+    vectors = 2 * hidden + (2 * size if config.qk_norm else 0)
+    vectors += (config.heads + 2 * config.kv_heads) * size if config.qkv_bias else 0
+    vectors += hidden if config.output_bias else 0
+    vectors += 2 * config.intermediate_size + hidden if config.mlp_bias else 0
+    return tables + hidden + config.layers * (_layer_matrices(config, ranks) + vectors)
+
+
+def _activations(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Iterator[tuple[str, int]]:
+    """The tensors that grow with the shapes: name, bytes on one rank. Logits and noise are counted whole: ranks may gather them."""
+    rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
+    yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE
+    yield "keys of a layer in float32", rows * _kv_heads(config, ranks) * slots * config.head_dim * _WIDE
+    yield "new keys of all layers", _cache_bytes(config, spec, rows, nodes) // 2
+    yield "MLP states", rows * nodes * config.intermediate_size // ranks * ITEM[spec.dtype]
+    yield "logits", rows * bucket.picks * spec.vocabulary * _WIDE
+    if bucket.sampled:
+        yield "noise", rows * bucket.levels * spec.vocabulary * _WIDE

@@ -1,0 +1,196 @@
+"""Builds a target for trn1, inf2 or trn2 with NxD Core's ModelBuilder (V2): weights dealt out by rank, all graphs in one file.
+
+Needs AWS's packages and no device: a host without one is told the platform by NEURON_PLATFORM_TARGET_OVERRIDE. The graphs keep
+their caches as state, reassigned out of place, and are told apart by the names and shapes of their inputs.
+Written against the documented interface and run through a strict stand-in (tests/fake_neuron.py); not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compile.parallel import parallel_config, parallel_layers, parallel_tensors
+from compile.spec import CompileSpec
+from inference.artifact import Bucket
+from inference.backends.neuron_sdk import Sdk, has_device, instance_family, load_sdk, logical_cores, sdk_versions
+from inference.choice import add_in_halves
+from inference.errors import BadArtifact, InvalidRequest
+from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.config import read_config
+from inference.model.decoder import Decoder
+from inference.model.graph import StatefulGraph, example_inputs
+
+OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+PLATFORMS = {"trn1": "trn1", "inf2": "trn1", "trn2": "trn2"}
+"""Targets, and the platform that each is compiled for."""
+
+MODEL = "graphs/nxd_model.pt"
+_SHARD = "weights/tp{}_sharded_checkpoint.safetensors"  # the name that shard_checkpoint gives
+_OURS = ("--target", "--lnc")
+_COMPILERS_AT_ONCE = 4
+
+
+class NeuronBuilder:
+    """The Builder for Neuron targets; see compile.build."""
+
+    def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
+        if spec.target not in PLATFORMS:
+            raise InvalidRequest(f"--target {spec.target}: the Neuron builder makes {', '.join(PLATFORMS)}")
+        self.target = spec.target
+        self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
+        self._config = read_config(checkpoint_directory)
+        self._dealt = parallel_config(self._config, spec.tensor_parallel)
+        self._dtype = DTYPES[spec.dtype]
+        self._logical = logical_cores(spec.target)
+        self._flags = compiler_flags(spec, self._logical)
+
+    def prepare(self, directory: Path) -> list[str]:
+        """The weights, one file a rank."""
+        spec, sdk = self._spec, self._sdk
+        positions = spec.sequence_length
+        whole = load_decoder(self._checkpoint, positions=positions, vocabulary=self._vocabulary, dtype=self._dtype, device=torch.device("cpu"))
+        tensors = parallel_tensors(whole.named_parameters(), self._config, spec.tensor_parallel)
+        tensors |= {"cos": whole.cos, "sin": whole.sin}
+        del whole
+        named = {f"decoder.{name}": tensor.detach() for name, tensor in tensors.items()}
+        with self._ranks(), sdk.init_on_device(torch.device("meta")):
+            graph = self._graph("meta")
+            for rank in range(spec.tensor_parallel):  # one at a time: a rank's share is let go before the next is cut
+                sdk.shard_checkpoint(checkpoint=dict(named), model=graph, start_rank=rank, end_rank=rank, serialize_path=str(directory / "weights"))
+        return [_SHARD.format(rank) for rank in range(spec.tensor_parallel)]
+
+    def build(self, bucket: Bucket, directory: Path) -> list[str]:
+        """What the graph will be: the names, shapes and types it is routed by. All graphs are compiled together, by `finish`."""
+        inputs = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in example_inputs(bucket).items()}
+        content = {"inputs": inputs, "levels": bucket.levels, "flags": render(self._flags)}
+        path = directory / "graphs" / f"{bucket.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        return [f"graphs/{bucket.name}.json"]
+
+    def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
+        """Trace and compile every graph into one package, without weights."""
+        check_routes(buckets)
+        work = Path(tempfile.mkdtemp(prefix="outrider-neuron-"))
+        try:
+            with self._ranks():
+                model = self._compile(buckets, work)
+                (directory / MODEL).parent.mkdir(parents=True, exist_ok=True)
+                model.save(str(directory / MODEL), save_weights=False)
+        except RuntimeError as error:
+            raise BadArtifact(f"the Neuron compiler failed: {_cause(error)}. Its files and logs are in {work}") from error
+        shutil.rmtree(work)
+        return [MODEL]
+
+    def versions(self) -> Mapping[str, str]:
+        return sdk_versions()
+
+    def host(self) -> Mapping[str, str]:
+        return {"family": self.target, "logical_cores": str(self._logical), "interface": "model_builder"}
+
+    def flags(self) -> Mapping[str, str]:
+        return self._flags
+
+    @cached_property
+    def _sdk(self) -> Sdk:
+        sdk_versions()
+        aim(self.target)
+        return load_sdk()
+
+    @contextmanager
+    def _ranks(self) -> Iterator[None]:
+        """The parallel state in which one process lays out the program of all ranks."""
+        ranks = self._spec.tensor_parallel
+        with self._sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=self._logical):
+            yield
+
+    def _graph(self, device: str) -> StatefulGraph:
+        """One rank's module, its weights not filled in."""
+        spec, dealt = self._spec, self._dealt
+        decoder = Decoder(dealt, spec.sequence_length, self._vocabulary, parallel_layers(self._sdk, self._dtype))
+        for parameter in decoder.parameters():
+            parameter.data = parameter.data.to(self._dtype)
+        for name in ("cos", "sin"):  # constants that travel with the weights: only buffers that change are state
+            decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
+        shape = (dealt.layers, spec.rows, dealt.kv_heads // spec.tensor_parallel, spec.cache_slots, dealt.head_dim)
+        keys, values = (torch.zeros(shape, dtype=self._dtype, device=device) for _ in range(2))
+        return StatefulGraph(decoder, keys, values, 1, add_in_halves).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def _compile(self, buckets: Sequence[Bucket], work: Path) -> Any:
+        """An NxDModel of all graphs, which share one module, one set of weights and one state."""
+        graph = self._graph("cpu")
+        builder = self._sdk.model_builder(graph)
+        for bucket in buckets:
+            graph.levels = bucket.levels
+            builder.trace(kwargs=example_inputs(bucket), tag=bucket.name)
+        arguments = dict.fromkeys((bucket.name for bucket in buckets), render(self._flags))
+        workers = max(1, min(_COMPILERS_AT_ONCE, (os.cpu_count() or 1) // 2))
+        return builder.compile(compiler_workdir=str(work), compiler_args=arguments, max_workers=workers)
+
+
+def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
+    """neuronx-cc's flags: ours, then the spec's, which may replace all but the target and its cores."""
+    flags = {"--target": spec.target, "--lnc": str(logical), "--model-type": "transformer", "--auto-cast": "none"}
+    if spec.target != "trn2":
+        flags["--enable-saturate-infinity"] = ""
+    taken = [flag for flag in _OURS if flag in spec.compiler_flags]
+    if taken:
+        raise InvalidRequest(f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave it out")
+    asked = {f"-O{value}" if flag == "--optlevel" else flag: "" if flag == "--optlevel" else value for flag, value in spec.compiler_flags.items()}
+    if not any(flag.startswith("-O") for flag in asked):
+        flags["-O2"] = ""
+    return flags | asked
+
+
+def render(flags: Mapping[str, str]) -> str:
+    """The flags as the compiler's command line has them."""
+    words = {flag: f"{flag} {value}" if flag == "--target" else f"{flag}={value}" for flag, value in flags.items() if value}
+    return " ".join(words.get(flag, flag) for flag in flags)
+
+
+def aim(target: str) -> None:
+    """On a host without a device, tell the SDK the platform; what the user has set is never changed."""
+    platform, stated = PLATFORMS[target], os.environ.get(OVERRIDE)
+    if stated:
+        if PLATFORMS.get(stated, stated) != platform:
+            raise InvalidRequest(f"{OVERRIDE} is {stated}, but --target is {target}: set it to {platform} or unset it")
+        return
+    if has_device():
+        family = instance_family()
+        if family in PLATFORMS and PLATFORMS[family] != platform:
+            raise InvalidRequest(f"this is a {family} machine: to compile for {target} on it, set {OVERRIDE}={platform} first")
+        return
+    imported = [name for name in ("torch_neuronx", "neuronx_distributed", "torch_xla") if name in sys.modules]
+    if imported:
+        raise InvalidRequest(f"there is no Neuron device here and {imported[0]} was imported already: set {OVERRIDE}={platform} before starting")
+    os.environ[OVERRIDE] = platform
+    print(f"no Neuron device here: compiling for {target} with {OVERRIDE}={platform}, set for this process", file=sys.stderr)
+
+
+def check_routes(buckets: Sequence[Bucket]) -> None:
+    """No two graphs take inputs of the same names and shapes: a call could not tell which is meant."""
+    routes: dict[tuple[Any, ...], str] = {}
+    for bucket in buckets:
+        route = (bucket.rows, bucket.nodes, bucket.slots, bucket.picks, bucket.sampled)
+        if route in routes:
+            raise InvalidRequest(f"graphs {routes[route]} and {bucket.name} take the same inputs: leave one out")
+        routes[route] = bucket.name
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost message, which is the compiler's own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

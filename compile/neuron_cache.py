@@ -1,0 +1,71 @@
+"""`--device neuron` without an artefact: a matching one is used, else what building it takes is said, and it is built.
+
+Artefacts lie under one directory, each named by a hash of everything it is made from: model, spec, packages and flags.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from compile.build import Say, build_artifact, read_source
+from compile.memory import check_fits, footprint, gib
+from compile.neuron import NeuronBuilder
+from compile.report import describe
+from compile.spec import CompileSpec
+from inference.artifact import MANIFEST, read_manifest
+from inference.errors import BadArtifact
+from inference.model.config import ModelConfig, read_config
+
+
+def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where artefacts are kept when the user does not say."""
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / "artifacts"
+
+
+def neuron_artifact(spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say) -> Path:
+    """The directory of a complete artefact for the spec; building it takes long, and goes on where it was broken off."""
+    source, builder = read_source(checkpoint), NeuronBuilder(spec, checkpoint, spec.vocabulary)
+    made_from = {"spec": asdict(spec), "model": source.model_fingerprint, "versions": dict(builder.versions()), "flags": dict(builder.flags())}
+    directory = cache / hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+    if _complete(directory):
+        say(f"using the artefact in {directory}")
+        return directory
+    config = read_config(checkpoint)
+    for line in (*describe(spec, config, check_fits(config, spec)), *cost_of_building(spec, config, cache), f"building it in {directory}"):
+        say(line)
+    build_artifact(spec, source, builder, directory, command=command, say=say)
+    return directory
+
+
+def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Iterator[str]:
+    """Host memory by counting, time by what earlier builds on this machine took."""
+    rank = footprint(config, spec).weights
+    whole, memory = rank * spec.tensor_parallel, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield f"host memory: {gib(whole + rank)} at least for dealing out the weights, then {gib(2 * rank)} and what the compilers take"
+    yield f"  this machine has {gib(memory)}"
+    earlier = sorted(_earlier(cache))
+    if earlier:
+        yield f"time: compiling took {earlier[0]:.0f} to {earlier[-1]:.0f} s for the {len(earlier)} artefacts built here before"
+    else:
+        yield f"time: not known yet, no artefact was built here before; {len(spec.buckets)} graphs, and the compiler may take minutes for each"
+
+
+def _complete(directory: Path) -> bool:
+    try:
+        return (directory / MANIFEST).is_file() and bool(read_manifest(directory).files)
+    except BadArtifact:
+        return False
+
+
+def _earlier(cache: Path) -> Iterator[float]:
+    """Seconds of the joint stage, where the graphs are compiled, of every artefact in the cache."""
+    for path in cache.glob("*/.build/joint.json"):
+        try:
+            yield float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue

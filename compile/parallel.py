@@ -1,0 +1,89 @@
+"""One target dealt out to the ranks of a tensor-parallel group: its shapes, its layers, its weights.
+
+Query heads go to ranks in order and each rank needs the key-value head of its own queries, so where there are fewer of these
+than ranks they are repeated. The head is padded to a multiple of the ranks; embeddings are dealt out along their width,
+because a rank of one program for all does not know which rank it is. What every rank needs whole (norms) is on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inference.backends.neuron_sdk import Sdk
+from inference.errors import InvalidRequest
+from inference.model.config import ModelConfig
+from inference.model.decoder import Layers
+
+
+def parallel_config(config: ModelConfig, ranks: int) -> ModelConfig:
+    """The model as it is dealt out: key-value heads repeated to one a rank at least, a head of its own, padded.
+
+    Raises InvalidRequest where something cannot be dealt out evenly.
+    """
+    for what, size in (("attention heads", config.heads), ("MLP columns", config.intermediate_size), ("hidden columns", config.hidden_size)):
+        if size % ranks:
+            raise InvalidRequest(f"--tensor_parallel {ranks}: {size} {what} cannot be dealt out evenly")
+    if config.kv_heads % ranks and ranks % config.kv_heads:
+        raise InvalidRequest(f"--tensor_parallel {ranks}: {config.kv_heads} key-value heads cannot be dealt out or repeated evenly")
+    return replace(config, kv_heads=max(config.kv_heads, ranks), vocab_size=-(-config.vocab_size // ranks) * ranks, tied=False)
+
+
+def parallel_layers(sdk: Sdk, dtype: torch.dtype) -> Layers:
+    """The SDK's layers, for Decoder; to be used within its parallel state."""
+
+    class ParallelHead(sdk.column):  # type: ignore[misc, name-defined]
+        """All ranks' logits on every rank, up to the tokenizer's last id."""
+
+        def forward(self, states: Tensor, vocabulary: int) -> Tensor:
+            logits: Tensor = super().forward(states)
+            return logits[..., :vocabulary]
+
+    def column(inputs: int, outputs: int, bias: bool) -> Any:
+        return sdk.column(inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=_leave)
+
+    def row(inputs: int, outputs: int, bias: bool) -> Any:
+        return sdk.row(inputs, outputs, bias=bias, input_is_parallel=True, dtype=dtype, init_method=_leave)
+
+    def embedding(ids: int, size: int) -> Any:
+        return sdk.embedding(ids, size, init_method=_leave, dtype=dtype, shard_across_embedding=True)
+
+    def head(inputs: int, outputs: int, bias: bool) -> Any:
+        return ParallelHead(inputs, outputs, bias=bias, gather_output=True, dtype=dtype, init_method=_leave)
+
+    return Layers(column, row, embedding, head)
+
+
+def parallel_tensors(whole: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int) -> dict[str, Tensor]:
+    """A whole decoder's parameters in the shapes of parallel_config, still undivided."""
+    dealt = parallel_config(config, ranks)
+    tensors = dict(whole)
+    if config.tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        tensors[name] = _padded(tensors[name], dealt.vocab_size)
+    for name in [name for name in tensors if ".k_proj." in name or ".v_proj." in name]:
+        tensors[name] = _repeated(tensors[name], config.kv_heads, dealt.kv_heads // config.kv_heads)
+    return tensors
+
+
+def _padded(table: Tensor, rows: int) -> Tensor:
+    """Rows of zeros at the end: ids that no tokenizer has."""
+    if len(table) == rows:
+        return table
+    return torch.cat((table, table.new_zeros(rows - len(table), *table.shape[1:])))
+
+
+def _repeated(tensor: Tensor, heads: int, times: int) -> Tensor:  # [heads * head dim, ...] -> [heads * times * head dim, ...]
+    """Each head `times` in a row, so that the copies lie with the ranks whose queries use it."""
+    rest = tensor.shape[1:]
+    return tensor.view(heads, -1, *rest).repeat_interleave(times, 0).reshape(-1, *rest)
+
+
+def _leave(weight: Tensor) -> Tensor:
+    """Initialisation that does nothing: the weights come from the checkpoint."""
+    return weight

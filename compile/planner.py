@@ -1,0 +1,151 @@
+"""Which few graphs serve a load with the least work: chosen by search, with a bound that says how far from the best it can be.
+
+Pure: a cost of a shape comes in as a function (roofline or measured times), so nothing here knows models or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from compile.load import Calls, Limits, Shape
+from compile.search import Problem, solve
+from inference.errors import InvalidRequest
+
+Cost = Callable[[Shape], float]
+_SIZES = 14
+"""Sizes tried on one axis, besides powers of two; a load with more has its sizes rounded up to these."""
+_PREFILL_STEP, _SLOT_STEP = 16, 64
+
+
+@dataclass(frozen=True)
+class Budget:
+    """graphs: how many may be built, greedy and sampled counted apart.  seconds: compile time in all.  of: one shape's compile time,
+    for one graph.  samplings: graphs that a verify shape is built as (2: greedy and sampled).
+    """
+
+    graphs: int
+    seconds: float = float("inf")
+    of: Cost = field(default=lambda shape: 0.0)
+    samplings: int = 2
+
+    def count(self, shape: Shape) -> int:
+        """Graphs of a shape: prompts are always greedy."""
+        return 1 if shape.prefill else self.samplings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """shapes: the graphs to build.  expected: cost of the load's mean session with them.  exact: the same without any padding.
+    bound: no choice of the sizes tried, within the budget, costs less.
+    """
+
+    shapes: tuple[Shape, ...]
+    expected: float
+    exact: float
+    bound: float
+
+    @property
+    def padding(self) -> float:
+        """Cost that padding adds, as a share of the cost without."""
+        return self.expected / self.exact - 1 if self.exact else 0.0
+
+    @property
+    def optimal(self) -> bool:
+        return self.expected <= self.bound * (1 + 1e-9)
+
+
+def plan(calls: Calls, limits: Limits, cost: Cost, budget: Budget, sizes: Iterable[Shape] | None = None) -> Plan:
+    """The shapes that serve `calls`, and whatever else the limits allow, at the least expected cost.
+
+    sizes: shapes to choose from (default: every combination of the sizes that occur, rounded up to a few).
+    """
+    required = tuple(dict.fromkeys(limits.required()))
+    shapes = list(dict.fromkeys([*required, *(grid(calls, limits) if sizes is None else sizes)]))
+    problem = _problem(calls, shapes, cost, budget)
+    forced = list(range(len(required)))
+    if not problem.affordable(forced):
+        raise InvalidRequest(_too_small(required, budget))
+    chosen, bound = solve(problem, forced)
+    exact = sum(weight * cost(call) for call, weight in calls.items())
+    return Plan(tuple(sorted(shapes[index] for index in _used(problem, forced, chosen))), problem.expected(chosen), exact, bound)
+
+
+def serving(shapes: Iterable[Shape], call: Shape, cost: Cost) -> Shape:
+    """The cheapest of the shapes that serves a call; raises ValueError when none does."""
+    return min((shape for shape in shapes if shape.serves(call)), key=cost)
+
+
+def expected_cost(shapes: Sequence[Shape], calls: Calls, cost: Cost) -> float:
+    """Cost of the mean session when every call runs on the cheapest of `shapes` that serves it."""
+    return sum(weight * cost(serving(shapes, call, cost)) for call, weight in calls.items())
+
+
+def grid(calls: Calls, limits: Limits) -> list[Shape]:
+    """Every combination of the sizes that occur, rounded up to a few sizes an axis; the limits are among them."""
+    shapes: list[Shape] = []
+    for prefill in (True, False):
+        steps = ((1, 1), (2, _PREFILL_STEP if prefill else 1), (3, _SLOT_STEP))
+        weights = {call: weight for call, weight in calls.items() if call.prefill == prefill}
+        most = [shape for shape in limits.required() if shape.prefill == prefill]
+        axes = [_sizes([(call[axis], weight) for call, weight in weights.items()], {shape[axis] for shape in most}, step) for axis, step in steps]
+        shapes += [Shape(prefill, *sizes) for sizes in product(*axes)]
+    return shapes
+
+
+def powers_of_two(limits: Limits) -> list[Shape]:
+    """What is commonly done: all powers of two up to the limits, and the limits."""
+    shapes: list[Shape] = []
+    for largest in limits.required()[:2]:
+        axes = [[*(1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most), most] for most in largest[1:]]
+        axes[2] = [slots for slots in axes[2] if slots >= min(64, largest.slots)]
+        axes[1] = [nodes for nodes in axes[1] if nodes >= limits.least_nodes]
+        axes[0] = axes[0][-1:] if limits.all_rows else axes[0]
+        shapes += [Shape(largest.prefill, *sizes) for sizes in product(*axes)]
+    return shapes
+
+
+def _sizes(found: Sequence[tuple[int, float]], needed: set[int], step: int) -> list[int]:
+    """The needed sizes and, as multiples of `step`, all that occur; of many, weighted quantiles and powers of two."""
+    found = [(min(-(-size // step) * step, max(needed)), weight) for size, weight in found]
+    distinct = sorted({size for size, _ in found})
+    if len(distinct) > _SIZES:
+        order = sorted(found)
+        shares = np.cumsum([weight for _, weight in order])
+        marks = np.searchsorted(shares, shares[-1] * np.arange(1, _SIZES + 1) / _SIZES)
+        quantiles = {order[min(int(mark), len(order) - 1)][0] for mark in marks}
+        distinct = sorted(quantiles | {1 << exponent for exponent in range(4, max(needed).bit_length()) if 1 << exponent <= distinct[-1]})
+    return sorted({*distinct, *needed})
+
+
+def _problem(calls: Calls, shapes: Sequence[Shape], cost: Cost, budget: Budget) -> Problem:
+    """Calls that the same shapes serve are one demand; raises InvalidRequest for a call that none serves."""
+    table = np.array(shapes, dtype=np.int64)
+    costs = np.array([cost(shape) for shape in shapes])
+    demands: dict[bytes, float] = {}
+    for call, weight in calls.items():
+        fits = (table[:, 0] == call.prefill) & (table[:, 1:] >= np.array(call[1:])).all(axis=1)
+        if not fits.any():
+            raise InvalidRequest(f"the load has a call beyond the limits: {call}")
+        demands[fits.tobytes()] = demands.get(fits.tobytes(), 0.0) + weight
+    rows = [np.where(np.frombuffer(fits, dtype=np.bool_), weight * costs, np.inf) for fits, weight in demands.items()]
+    graphs = np.array([float(budget.count(shape)) for shape in shapes])
+    seconds = graphs * np.array([budget.of(shape) for shape in shapes])
+    return Problem(np.array(rows), graphs, seconds, budget.graphs, budget.seconds)
+
+
+def _used(problem: Problem, forced: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """Without shapes that no call would run on."""
+    serving_ = {chosen[position] for position in problem.costs[:, chosen].argmin(axis=1).tolist()}
+    return sorted({*forced, *serving_})
+
+
+def _too_small(required: Sequence[Shape], budget: Budget) -> str:
+    graphs = sum(budget.count(shape) for shape in required)
+    seconds = sum(budget.count(shape) * budget.of(shape) for shape in required)
+    need = f"{graphs} graphs" + (f" and {seconds / 60:.0f} minutes" if seconds else "")
+    have = f"{budget.graphs} graphs" + (f" and {budget.seconds / 60:.0f} minutes" if seconds else "")
+    return f"a target needs {need} at least (prompts, the largest tree, the target alone): the budget is {have}"

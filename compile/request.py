@@ -1,0 +1,157 @@
+"""From options to a spec: the checkpoint, what was left open, and the graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import inference
+from compile.graphs import CHUNK, Sizes, buckets_of, explain, graphs_of, plan_graphs, samplings_of
+from compile.load import Limits, read_load
+from compile.memory import check_fits
+from compile.options import Options
+from compile.planner import Budget
+from compile.spec import CompileSpec, check_positive, least_nodes, takes_all_rows
+from inference.errors import InvalidRequest
+from inference.model.config import ModelConfig, read_config
+
+_EMBEDDED = Path(inference.__file__).parent / "data" / "target"
+_DEFAULT_SEQUENCE_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The model to build: known as `name`, with ids below `vocabulary`."""
+
+    name: str
+    directory: Path
+    config: ModelConfig
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A spec and, where its graphs were planned, why these."""
+
+    spec: CompileSpec
+    explanation: tuple[str, ...]
+
+
+def find_checkpoint(options: Options) -> Checkpoint:
+    """The checkpoint of --model; a dry run reads its config.json alone, and so counts ids that pad the vocabulary."""
+    directory = _directory(options)
+    config = read_config(directory)
+    return Checkpoint(
+        options.model or "outrider-embedded-target", directory, config, config.vocab_size if options.dry_run else _vocabulary(directory)
+    )
+
+
+def _vocabulary(directory: Path) -> int:
+    from inference.text import Tokenizer
+
+    return Tokenizer(directory).vocabulary
+
+
+def make_request(options: Options, checkpoint: Checkpoint) -> Request:
+    """What is to be built; the graphs are those of the given sizes, or planned for --load."""
+    sizes = Sizes(
+        _numbers("prefill_nodes", options.prefill_nodes),
+        _numbers("tree_nodes", options.tree_nodes),
+        _numbers("slots", options.slots),
+        options.sampling,
+    )
+    limits = _limits(options, checkpoint, sizes)
+    spec = _spec(options, checkpoint, limits, sizes)
+    if options.load is None:
+        return Request(spec, ())
+    if sizes.trees or sizes.slots:
+        raise InvalidRequest("--load chooses the sizes: leave out --tree_nodes and --slots")
+    check_fits(checkpoint.config, spec)
+    budget = _budget(options)
+    planned = plan_graphs(read_load(Path(options.load)), checkpoint.config, spec, budget, limits.chunk)
+    buckets = buckets_of(planned.plan.shapes, limits, options.sampling)
+    return Request(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
+
+
+def _directory(options: Options) -> Path:
+    if options.model is None:
+        return _EMBEDDED
+    if Path(options.model).is_dir():
+        return Path(options.model)
+    from inference.model.checkpoint import find_model
+
+    return find_model(options.model, weights=not options.dry_run)
+
+
+def _limits(options: Options, checkpoint: Checkpoint, sizes: Sizes) -> Limits:
+    target = options.target or "cpu"
+    length = _sequence_length(options, checkpoint)
+    for name in ("rows", "max_tree_nodes", "graphs"):
+        check_positive(name, getattr(options, name))
+    chunk = max(sizes.prefill or (CHUNK,))
+    return Limits(options.rows, min(chunk, length), options.max_tree_nodes, least_nodes(_dtype(options)), length, takes_all_rows(target))
+
+
+def _spec(options: Options, checkpoint: Checkpoint, limits: Limits, sizes: Sizes) -> CompileSpec:
+    return CompileSpec(
+        model=checkpoint.name,
+        target=options.target or "cpu",
+        vocabulary=checkpoint.vocabulary,
+        buckets=graphs_of(sizes, limits),
+        rows=options.rows,
+        sequence_length=limits.sequence_length,
+        max_tree_nodes=options.max_tree_nodes,
+        dtype=_dtype(options),
+        tensor_parallel=options.tensor_parallel,
+        compiler_flags=_flags(options.flag),
+    )
+
+
+def _dtype(options: Options) -> str:
+    return options.dtype or ("float32" if options.target == "cpu" else "bfloat16")
+
+
+def _sequence_length(options: Options, checkpoint: Checkpoint) -> int:
+    """Prompt and output together; raises InvalidRequest beyond the model's limit."""
+    limit, asked = checkpoint.config.max_positions, options.sequence_length
+    if asked is None:
+        return min(_DEFAULT_SEQUENCE_LENGTH, limit)
+    if not 2 <= asked <= limit:
+        field = checkpoint.config.limited_by
+        raise InvalidRequest(f"--sequence_length {asked}: {checkpoint.name} takes 2 to {limit} (config.json field {field})")
+    return asked
+
+
+def _budget(options: Options) -> Budget:
+    samplings = len(samplings_of(options.sampling))
+    if options.compile_minutes is None:
+        return Budget(options.graphs, samplings=samplings)
+    if options.graph_minutes is None:
+        raise InvalidRequest("--compile_minutes needs --graph_minutes: what one graph takes, as an earlier build printed it")
+    seconds = options.graph_minutes * 60
+    return Budget(options.graphs, seconds=options.compile_minutes * 60, of=lambda shape: seconds, samplings=samplings)
+
+
+def _flags(given: Iterable[str]) -> Mapping[str, str]:
+    """NAME or NAME=VALUE -> value."""
+    flags = {}
+    for flag in given:
+        name, _, value = flag.partition("=")
+        if not name:
+            raise InvalidRequest(f"--flag {flag}: NAME or NAME=VALUE is needed")
+        flags[name] = value
+    return flags
+
+
+def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
+    """The numbers of a list separated by commas."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise InvalidRequest(f"--{name} {text}: whole numbers separated by commas are needed") from error
+    if numbers[0] < 1:
+        raise InvalidRequest(f"--{name} {text}: sizes of at least 1 are needed")
+    return numbers

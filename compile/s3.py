@@ -1,0 +1,86 @@
+"""A store's objects on S3. Every upload carries SHA-256 checksums, which S3 compares with what arrives."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inference.errors import BadArtifact, InvalidRequest, MissingExtra, Unavailable
+
+_ONE_PUT = 64 << 20
+"""Greater files go up in parts."""
+T = TypeVar("T")
+
+
+class S3Objects:
+    """Objects under s3://BUCKET/PREFIX, with credentials and region as boto3 finds them."""
+
+    def __init__(self, url: str) -> None:
+        self._url, path = url, url.removeprefix("s3://").strip("/")
+        self._bucket, _, prefix = path.partition("/")
+        if not self._bucket:
+            raise InvalidRequest(f"{url}: a store on S3 is s3://BUCKET or s3://BUCKET/PREFIX")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._client = self._ask(_make_client)
+
+    def has(self, name: str) -> bool:
+        return self._ask(lambda: self._client.head_object(Bucket=self._bucket, Key=self._prefix + name), absent=None) is not None
+
+    def put(self, name: str, path: Path, sha256: str) -> None:
+        key, checksum = self._prefix + name, base64.b64encode(bytes.fromhex(sha256)).decode()
+        if path.stat().st_size > _ONE_PUT:
+            settings = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": sha256}}
+            self._ask(lambda: self._client.upload_file(str(path), self._bucket, key, ExtraArgs=settings))
+            return
+        with path.open("rb") as body:
+            self._ask(lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body, ChecksumSHA256=checksum))
+
+    def put_once(self, name: str, content: bytes) -> bool:
+        checksum = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        settings = {"Bucket": self._bucket, "Key": self._prefix + name, "Body": content, "ChecksumSHA256": checksum, "IfNoneMatch": "*"}
+        return self._ask(lambda: self._client.put_object(**settings), absent=None) is not None
+
+    def get(self, name: str, path: Path) -> None:
+        def download() -> bool:
+            self._client.download_file(self._bucket, self._prefix + name, str(path))
+            return True
+
+        if not self._ask(download, absent=False):
+            raise BadArtifact(f"{self._url} has no {name}")
+
+    def _ask(self, call: Callable[[], T], **absent: T) -> T:
+        """A call with its errors as ours; with `absent`, its value is returned where the object is missing, or there already."""
+        from_boto = _boto_errors()
+        try:
+            return call()
+        except from_boto as error:
+            code = _code(error)
+            if absent and code in ("404", "NoSuchKey", "412", "PreconditionFailed"):
+                return absent["absent"]
+            if code in ("NoSuchBucket", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
+                raise InvalidRequest(f"{self._url}: S3 refuses ({error})") from error
+            raise Unavailable(f"{self._url}: {error}") from error
+
+
+def _make_client() -> Any:
+    import boto3
+
+    return boto3.client("s3")
+
+
+def _boto_errors() -> tuple[type[Exception], ...]:
+    try:
+        import boto3  # noqa: F401 (missing before any of its parts)
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError as error:
+        raise MissingExtra("S3 needs boto3: pip install 'outrider[aws]'") from error
+    return (Boto3Error, BotoCoreError, ClientError)
+
+
+def _code(error: Exception) -> str:
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))

@@ -1,0 +1,107 @@
+"""What is to be built: one flat record, valid or not there at all. It knows shapes, not devices or compilers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from inference.artifact import Bucket
+from inference.errors import InvalidRequest
+
+TARGETS = ("cpu", "trn1", "inf2", "trn2")
+DTYPES = ("float32", "bfloat16", "float16")
+MAX_LEVELS = 16
+"""Positions that a verify graph makes noise for, unless its trees have fewer nodes."""
+
+
+@dataclass(frozen=True)
+class CompileSpec:
+    """A target to build.
+
+    model: the name it is known by.  rows: sequences held at once.  max_tree_nodes: largest tree, its root included.
+    vocabulary: ids of the tokenizer.  compiler_flags: flag -> value ("" for none), beside those the builder always sets.
+    """
+
+    model: str
+    target: str
+    vocabulary: int
+    buckets: tuple[Bucket, ...]
+    rows: int = 4
+    sequence_length: int = 2048
+    max_tree_nodes: int = 64
+    dtype: str = "float32"
+    tensor_parallel: int = 1
+    compiler_flags: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_choice("--target", self.target, TARGETS)
+        _check_choice("--dtype", self.dtype, DTYPES)
+        for name in ("vocabulary", "rows", "max_tree_nodes", "tensor_parallel"):
+            check_positive(name, getattr(self, name))
+        if self.sequence_length < 2:
+            raise InvalidRequest(f"--sequence_length {self.sequence_length}: prompt and output need two tokens at least")
+        if self.target == "cpu" and self.tensor_parallel != 1:
+            raise InvalidRequest(f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave it at 1")
+        _check_buckets(self)
+
+    @property
+    def capacity(self) -> int:
+        """Usable slots a row: the sequence and one tree."""
+        return self.sequence_length + self.max_tree_nodes
+
+    @property
+    def junk(self) -> int:
+        """The slot that padding is written to, behind the usable ones."""
+        return self.capacity
+
+    @property
+    def cache_slots(self) -> int:
+        """Slots a row of the cache has, the junk slot included."""
+        return self.capacity + 1
+
+
+def takes_all_rows(target: str) -> bool:
+    """Neuron graphs hold the caches as their state, so every row takes part in every call."""
+    return target != "cpu"
+
+
+def least_nodes(dtype: str) -> int:
+    """In float32 one node runs as two: kernels for a single row round differently from those for several."""
+    return 2 if dtype == "float32" else 1
+
+
+def verify_bucket(rows: int, nodes: int, slots: int, junk: int, *, sampled: bool) -> Bucket:
+    """A graph for trees: it chooses at every node."""
+    return Bucket(rows, nodes, slots, nodes, min(nodes, MAX_LEVELS), sampled, junk)
+
+
+def prefill_bucket(rows: int, nodes: int, slots: int, junk: int) -> Bucket:
+    """A graph for prompt chunks. Greedy: what a prompt's chunk chooses is not used."""
+    return Bucket(rows, nodes, slots, 1, 1, False, junk)
+
+
+def check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise InvalidRequest(f"--{name} {value}: at least 1 is needed")
+
+
+def _check_choice(flag: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise InvalidRequest(f"{flag} {value}: one of {', '.join(allowed)} is needed")
+
+
+def _check_buckets(spec: CompileSpec) -> None:
+    """The graphs agree with the cache and serve everything the spec promises."""
+    names = [bucket.name for bucket in spec.buckets]
+    if len(set(names)) < len(names):
+        raise InvalidRequest(f"graph {next(name for name in names if names.count(name) > 1)} is asked for twice")
+    for bucket in spec.buckets:
+        if bucket.junk != spec.junk:
+            raise InvalidRequest(f"graph {bucket.name} writes padding to slot {bucket.junk}, this cache's junk slot is {spec.junk}")
+        if bucket.rows > spec.rows or (takes_all_rows(spec.target) and bucket.rows != spec.rows):
+            most = "exactly" if takes_all_rows(spec.target) else "at most"
+            raise InvalidRequest(f"graph {bucket.name} has {bucket.rows} rows: {spec.target} with --rows {spec.rows} takes {most} {spec.rows}")
+    trees = [bucket for bucket in spec.buckets if bucket.picks == bucket.nodes]
+    if not any(bucket.rows >= spec.rows and bucket.nodes >= spec.max_tree_nodes and bucket.slots >= spec.capacity for bucket in trees):
+        promised = f"{spec.rows} rows, {spec.max_tree_nodes} nodes and {spec.capacity} slots"
+        raise InvalidRequest(f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length promise")

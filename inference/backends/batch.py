@@ -1,0 +1,66 @@
+"""Segments as one padded call: arrays of fixed shapes. A padding node lies in the junk slot, at position 0, and sees only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from inference.backends import Segment
+from inference.errors import InvalidRequest
+from inference.tree import IntArray
+
+
+class Shape(NamedTuple):
+    """What a call is padded to. contexts: 1, or as many as nodes; slots: how many of the cache's are read."""
+
+    rows: int
+    nodes: int
+    picks: int
+    contexts: int
+    slots: int
+
+    @classmethod
+    def least(cls, segments: Sequence[Segment]) -> Shape:
+        """The smallest that holds these segments."""
+        nodes = max(len(segment.tokens) for segment in segments)
+        contexts = 1 if all(segment.context.shape[0] == 1 for segment in segments) else nodes
+        picks = max(len(segment.pick) for segment in segments)
+        return cls(len(segments), nodes, picks, contexts, max(segment.context.shape[1] for segment in segments))
+
+
+class Batch:
+    """The arrays of a call, all int32; idle rows are row 0's junk."""
+
+    def __init__(self, shape: Shape, junk: int) -> None:
+        rows, nodes = shape.rows, shape.nodes
+        self.rows: IntArray = np.zeros(rows, dtype=np.int32)
+        self.tokens: IntArray = np.zeros((rows, nodes), dtype=np.int32)
+        self.slots: IntArray = np.full((rows, nodes), junk, dtype=np.int32)
+        self.positions: IntArray = np.zeros((rows, nodes), dtype=np.int32)
+        self.context_mask: IntArray = np.zeros((rows, shape.contexts, shape.slots), dtype=np.int32)
+        self.tree_mask: IntArray = np.repeat(np.eye(nodes, dtype=np.int32)[None], rows, axis=0)
+        self.pick: IntArray = np.zeros((rows, shape.picks), dtype=np.int32)
+
+
+def check_rows(segments: Sequence[Segment]) -> None:
+    """Two segments of one row would not see each other."""
+    if len({segment.row for segment in segments}) < len(segments):
+        raise InvalidRequest("one row twice in a batch")
+
+
+def pad(segments: Sequence[Segment], shape: Shape, junk: int) -> Batch:
+    """The segments in their order, from the first row of the batch on."""
+    batch = Batch(shape, junk)
+    for row, segment in enumerate(segments):
+        n, seen = len(segment.tokens), segment.context.shape[1]
+        batch.rows[row] = segment.row
+        batch.tokens[row, :n] = segment.tokens
+        batch.slots[row, :n] = segment.slots
+        batch.positions[row, :n] = segment.positions
+        batch.context_mask[row, : n if shape.contexts > 1 else 1, :seen] = segment.context
+        batch.tree_mask[row, :n, :n] = segment.tree_mask
+        batch.pick[row] = segment.pick[0]
+        batch.pick[row, : len(segment.pick)] = segment.pick
+    return batch

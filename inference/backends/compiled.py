@@ -1,0 +1,204 @@
+"""A target compiled ahead of time for this machine's CPU: a Model over an artefact's packages.
+
+All graphs share one set of weights and one set of KV caches; a call is padded to the cheapest graph that holds it, and split
+where none does. Nothing is traced and no model source is needed: the packages are machine code.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference.artifact import Bucket, Manifest, check_files, read_manifest
+from inference.backends import Segment
+from inference.backends.batch import Batch, Shape, check_rows, pad
+from inference.choice import Sampling
+from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.model.config import ModelConfig, parse_config
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+
+WEIGHTS = "weights/model.safetensors"
+CACHES = ("keys", "values")
+REBUILD = "build it again here with python -m compile --target cpu"
+
+Graph = Callable[..., tuple[Tensor, Tensor, Tensor]]
+"""Inputs by name -> chosen [B, P], new keys and new values [layers, B, kv heads, T, head dim]."""
+
+
+class CompiledModel:
+    """Graphs by bucket over shared caches. keys, values: [layers, rows, kv heads, capacity + 1, head dim]."""
+
+    def __init__(self, graphs: Mapping[Bucket, Graph], keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self.rows, self.capacity = keys.shape[1], keys.shape[3] - 1
+        self.max_nodes = max(bucket.nodes for bucket in graphs)
+        self.dtype, self.device = keys.dtype, keys.device
+        self._graphs = dict(sorted(graphs.items(), key=lambda pair: cost(pair[0])))
+
+    @torch.no_grad()
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        check_rows(segments)
+        bucket = next((bucket for bucket in self._graphs if holds(bucket, segments)), None)
+        if bucket is not None:
+            return self._call(bucket, segments)
+        if len(segments) > 1:
+            half = len(segments) // 2
+            return self.choose(segments[:half]) + self.choose(segments[half:])
+        return [self._in_parts(segments[0])]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        """A compiled target only chooses."""
+        raise InvalidRequest("this artefact is a target's: it chooses tokens and cannot draft; draft with a model directory")
+
+    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
+        shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
+        batch = pad(segments, shape, bucket.junk)
+        chosen, keys, values = self._graphs[bucket](**inputs_of(bucket, batch, segments))
+        rows, slots = torch.from_numpy(batch.rows)[:, None], torch.from_numpy(batch.slots)
+        self.keys[:, rows, :, slots] = keys.permute(1, 3, 0, 2, 4)
+        self.values[:, rows, :, slots] = values.permute(1, 3, 0, 2, 4)
+        table = chosen.numpy()
+        return [table[row, : len(segment.pick)].copy() for row, segment in enumerate(segments)]
+
+    def _in_parts(self, segment: Segment) -> IntArray:
+        """One row in several calls: nodes too deep for one table of noise are chosen at apart, a long chain is fed in pieces."""
+        levels = max((bucket.levels for bucket in self._graphs if _fits(bucket, segment)), default=0)
+        if levels:
+            return self._by_depth(segment, levels)
+        sizes = [bucket.nodes for bucket in self._graphs if bucket.slots >= segment.context.shape[1] and bucket.nodes < len(segment.tokens)]
+        if not sizes:
+            most = max(bucket.slots for bucket in self._graphs)
+            raise LimitExceeded(f"{segment.context.shape[1]} slots of context: the largest graph of this artefact reads {most}")
+        head, tail = _cut(segment, max(sizes))
+        self.choose([head])
+        return self.choose([tail])[0]
+
+    def _by_depth(self, segment: Segment, levels: int) -> IntArray:
+        positions = segment.positions[segment.pick]
+        near = positions < positions.min() + levels
+        chosen = np.empty(len(positions), dtype=np.int32)
+        for part in (near, ~near):
+            chosen[part] = self.choose([segment._replace(pick=segment.pick[part])])[0]
+        return chosen
+
+
+def cost(bucket: Bucket) -> tuple[int, int, int, bool]:
+    """Order of what a call costs: nodes computed, context read, choices made, noise."""
+    return bucket.rows * bucket.nodes, bucket.slots, bucket.picks, bucket.sampled
+
+
+def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
+    """Whether one call of the bucket's graph serves all these rows."""
+    return len(segments) <= bucket.rows and all(_fits(bucket, segment) and _spread(segment) <= _levels(bucket) for segment in segments)
+
+
+def inputs_of(bucket: Bucket, batch: Batch, segments: Sequence[Segment]) -> dict[str, Tensor]:
+    """The graph's inputs by name."""
+    names = ("tokens", "rows", "slots", "positions", "context_mask", "tree_mask", "pick")
+    inputs = {name: torch.from_numpy(getattr(batch, name)) for name in names}
+    if bucket.sampled:
+        idle = [SamplingParams()] * (bucket.rows - len(segments))
+        inputs |= Sampling.of([*(segment.params for segment in segments), *idle], torch.device("cpu"))._asdict()
+    return inputs
+
+
+def _fits(bucket: Bucket, segment: Segment) -> bool:
+    """Whether the graph has room for this row, depth apart."""
+    room = len(segment.tokens) <= bucket.nodes and len(segment.pick) <= bucket.picks and segment.context.shape[1] <= bucket.slots
+    return room and segment.context.shape[0] == 1 and (bucket.sampled or segment.params.greedy)
+
+
+def _levels(bucket: Bucket) -> int:
+    return bucket.levels if bucket.sampled else bucket.nodes
+
+
+def _spread(segment: Segment) -> int:
+    """Distinct positions that noise is needed for."""
+    return int(np.ptp(segment.positions[segment.pick])) + 1
+
+
+def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
+    """The first `size` nodes and the rest, for which they have become context: possible for a chain whose choices come last."""
+    if segment.pick.min() < size or not segment.tree_mask[size:, :size].all() or segment.context.shape[0] > 1:
+        raise LimitExceeded(f"a tree of {len(segment.tokens)} nodes in one call: this artefact takes {size} with {segment.context.shape[1]} slots")
+    head = Segment(
+        segment.row, segment.tokens[:size], segment.slots[:size], segment.positions[:size], segment.context,
+        segment.tree_mask[:size, :size], np.array([size - 1], dtype=np.int32), SamplingParams(),
+    )  # fmt: skip
+    context = np.zeros((1, max(segment.context.shape[1], int(head.slots.max()) + 1)), dtype=np.bool_)
+    context[:, : segment.context.shape[1]] = segment.context
+    context[:, head.slots] = True
+    tail = segment._replace(
+        tokens=segment.tokens[size:], slots=segment.slots[size:], positions=segment.positions[size:],
+        context=context, tree_mask=segment.tree_mask[size:, size:], pick=segment.pick - size,
+    )  # fmt: skip
+    return head, tail
+
+
+def read_compiled(directory: Path) -> Manifest:
+    """The manifest of an artefact that may run here; every file is what was built."""
+    manifest = read_manifest(directory)
+    if manifest.target != "cpu":
+        raise BadArtifact(f"{directory} was built for {manifest.target}: serve it there with --device neuron, or build one with --target cpu")
+    check_files(directory, manifest)
+    check_machine(directory, manifest)
+    return manifest
+
+
+def host() -> dict[str, str]:
+    """What the packages need of a machine: they hold instructions of the CPU that built them."""
+    return {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "machine": platform.machine(), "system": platform.system()}
+
+
+def check_machine(directory: Path, manifest: Manifest) -> None:
+    """Refuse machine code made for another CPU or another torch."""
+    for name, here in {**host(), "torch": torch.__version__}.items():
+        built = (manifest.versions if name == "torch" else manifest.host).get(name)
+        if built != here:
+            raise BadArtifact(f"{directory} was built with {name} {built}, this machine has {here}: {REBUILD}")
+
+
+def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
+    """The artefact's graphs over its weights and empty caches; `read_compiled` checked it."""
+    from safetensors.torch import load_file
+
+    constants = {f"decoder.{name}": tensor for name, tensor in load_file(directory / WEIGHTS).items()}
+    config = parse_config(manifest.config)
+    caches = empty_caches(config, manifest.rows, manifest.capacity, constants["decoder.model.norm.weight"].dtype)
+    constants |= dict(zip(CACHES, caches, strict=True))
+    graphs = {bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets}
+    return CompiledModel(graphs, *caches)
+
+
+def empty_caches(config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values, one junk slot a row behind the usable ones."""
+    shape = (config.layers, rows, config.kv_heads, capacity + 1, config.head_dim)
+    return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+
+
+def graph_path(bucket: Bucket) -> str:
+    """The bucket's file in an artefact."""
+    return f"graphs/{bucket.name}.pt2"
+
+
+def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:
+    """A package over these weights and caches, which stay the caller's: nothing is copied."""
+    from torch._inductor import aoti_load_package
+
+    try:
+        graph = aoti_load_package(str(path))
+        names = graph.get_constant_fqns()
+        unknown = sorted(set(names) - constants.keys())
+        if unknown:
+            raise BadArtifact(f"{path} needs {unknown[0]}, which this artefact does not have: {REBUILD}")
+        graph.load_constants({name: constants[name] for name in names}, check_full_update=True, user_managed=True)
+    except RuntimeError as error:
+        raise BadArtifact(f"{path} cannot be loaded ({str(error).splitlines()[0]}): {REBUILD}") from error
+    return graph

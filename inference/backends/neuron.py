@@ -1,0 +1,189 @@
+"""A compiled target on NeuronCores: load, put the weights on the cores, run every graph once, then serve calls one at a time.
+
+The caches live on the device as the graphs' state, so every row takes part in every call; a row without a segment writes to
+its junk slot. Not yet run on hardware: see docs/neuron.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from inference.artifact import Bucket, Manifest
+from inference.backends import Segment
+from inference.backends.compiled import CompiledModel, empty_caches
+from inference.backends.neuron_sdk import DEVICE, check_visible_cores, has_device, instance_family, load_sdk, logical_cores, sdk_versions
+from inference.choice import Sampling
+from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
+from inference.model.checkpoint import DTYPES
+from inference.model.config import parse_config
+from inference.model.graph import example_inputs
+from inference.tree import IntArray
+
+Say = Callable[[str], None]
+_COMPATIBLE = {"trn1": ("trn1",), "inf2": ("inf2",), "trn2": ("trn2",)}
+_BUSY = ("not available", "nrt_allocate", "resource busy", "already in use")
+_NUMERICAL = ("1003", "numerical")
+
+
+class Program(Protocol):
+    """The graphs on the device: one call, its outputs on the host."""
+
+    def __call__(self, bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor: ...
+
+
+class NeuronModel(CompiledModel):
+    """A compiled target whose caches are the device's own: a call goes to the graph as it is, and nothing is written here."""
+
+    def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
+        graphs: dict[Bucket, Any] = {bucket: partial(program, bucket) for bucket in manifest.buckets}
+        with torch.device("meta"):  # their shape is all that this side has of them
+            caches = empty_caches(parse_config(manifest.config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype])
+        super().__init__(graphs, *caches)
+        self.device = torch.device("xla")
+        self._one_call = threading.Lock()
+        self._warm(say)
+
+    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
+        chosen = self._run(bucket, fill(bucket, segments)).numpy()
+        return [chosen[segment.row, : len(segment.pick)].astype(np.int32) for segment in segments]
+
+    def _run(self, bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor:
+        """One call in flight: the state on the device is shared by all graphs."""
+        run: Callable[[dict[str, Tensor]], Tensor] = self._graphs[bucket]  # type: ignore[assignment]
+        with self._one_call:
+            try:
+                return run(inputs)
+            except RuntimeError as error:
+                raise runtime_error(error) from error
+
+    def _warm(self, say: Say) -> None:
+        """Every graph once, idle: the first call of a graph initialises it."""
+        for index, bucket in enumerate(self._graphs, 1):
+            start = time.perf_counter()
+            self._run(bucket, example_inputs(bucket))
+            say(f"[{index}/{len(self._graphs)}] {bucket.name} ran in {(time.perf_counter() - start) * 1000:.1f} ms")
+
+
+def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
+    """An idle call with the segments in the rows of the cache that they belong to."""
+    inputs = example_inputs(bucket)
+    for segment in segments:
+        row, n = segment.row, len(segment.tokens)
+        for name, values in (("tokens", segment.tokens), ("slots", segment.slots), ("positions", segment.positions)):
+            inputs[name][row, :n] = _int32(values)
+        inputs["context_mask"][row, :, : segment.context.shape[1]] = _int32(segment.context)
+        inputs["tree_mask"][row, :n, :n] = _int32(segment.tree_mask)
+        inputs["pick"][row] = int(segment.pick[0])
+        inputs["pick"][row, : len(segment.pick)] = _int32(segment.pick)
+    if bucket.sampled:
+        sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
+        for name, part in sampling._asdict().items():
+            inputs[name][[segment.row for segment in segments]] = part
+    return inputs
+
+
+def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
+    """The model of an artefact whose files were checked, on this machine's NeuronCores; takes minutes and says where it is."""
+    check_machine(manifest)
+    loader = _load_traced if manifest.host.get("interface") == "trace" else _load_package
+    say(f"loading {manifest.model} on {manifest.tensor_parallel} {manifest.target} cores")
+    try:
+        program = loader(directory, manifest)
+    except OutriderError:
+        raise
+    except (RuntimeError, OSError, ValueError) as error:
+        raise runtime_error(error) from error
+    return NeuronModel(program, manifest, say)
+
+
+def check_machine(manifest: Manifest) -> None:
+    """This machine can run the artefact; raises with the remedy before anything is loaded."""
+    if manifest.target not in _COMPATIBLE:
+        raise BadArtifact(f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, inf2 and trn2")
+    if not has_device():
+        raise InvalidRequest(
+            f"--device neuron: this machine has no Neuron device ({DEVICE} is missing). On a trn or inf instance install the driver "
+            "(aws-neuronx-dkms) or use a Neuron AMI; in a container pass the device through"
+        )
+    family = instance_family()
+    if family is not None and family not in _COMPATIBLE[manifest.target]:
+        raise BadArtifact(f"the artefact was built for {manifest.target}, this is a {family} instance: build it with --target {family}")
+    check_visible_cores(manifest.tensor_parallel)
+    built, logical = manifest.host.get("logical_cores", "1"), str(logical_cores(manifest.target))
+    if built != logical:
+        raise BadArtifact(f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG means {logical}")
+    _check_versions(manifest)
+
+
+def _check_versions(manifest: Manifest) -> None:
+    """Packages as it was built with: NxD promises compatibility neither forwards nor backwards. The compiler need not be the same."""
+    here = sdk_versions()
+    for name, built in manifest.versions.items():
+        if name != "neuronx-cc" and here.get(name) != built:
+            raise BadArtifact(
+                f"the artefact was built with {name} {built}, here is {here.get(name)}: "
+                f"install that version (Neuron SDK {manifest.versions.get('neuron-sdk')}) or build the artefact again"
+            )
+
+
+def _load_package(directory: Path, manifest: Manifest) -> Program:
+    """A package of NxD's ModelBuilder: graphs in one file, weights in one file a rank."""
+    sdk = load_sdk()
+    model = sdk.nxd_model.load(str(directory / "graphs" / "nxd_model.pt"))
+    if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
+        raise BadArtifact("this neuronx-distributed does not understand the artefact's package: build it again with the version here")
+    missing = {bucket.name for bucket in manifest.buckets} - set(model.get_available_keys())
+    if missing:
+        raise BadArtifact(f"the package lacks graph {min(missing)}, which its manifest names: build it again")
+    ranks = range(manifest.tensor_parallel)
+    model.set_weights([load_file(directory / "weights" / f"tp{rank}_sharded_checkpoint.safetensors") for rank in ranks])
+    model.to_neuron()
+
+    def call(bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor:
+        chosen: Tensor = model(**inputs, model_name=bucket.name)
+        return chosen
+
+    return call
+
+
+def _load_traced(directory: Path, manifest: Manifest) -> Program:
+    """One graph of torch_neuronx.trace, on one core; its inputs go by position."""
+    sdk = load_sdk()
+    load: Callable[[str], Any] = torch.jit.load
+    traced = load(str(directory / "graphs" / "traced.pt"))
+    sdk.torch_neuronx.move_trace_to_device(traced, 0)
+
+    def call(bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor:
+        result = traced(*inputs.values())
+        chosen: Tensor = result[0] if isinstance(result, (tuple, list)) else result
+        return chosen
+
+    return call
+
+
+def runtime_error(error: Exception) -> OutriderError:
+    """What the Neuron runtime meant, in the user's terms."""
+    text = str(error)
+    line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    if any(word in text.lower() for word in _BUSY):
+        return Busy(
+            f"the NeuronCores cannot be had ({line}): another process has reserved them, and keeps them until it ends. "
+            "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES"
+        )
+    if any(word in text.lower() for word in _NUMERICAL):
+        return Unavailable(f"the device met a NaN or an infinity and gave the call up ({line}): the row is lost, and this is a defect to report")
+    return Unavailable(f"the Neuron runtime failed: {line}")
+
+
+def _int32(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))

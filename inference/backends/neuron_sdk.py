@@ -1,0 +1,141 @@
+"""AWS's Neuron packages: which are installed, whether they can be used, and the few names of them that Outrider uses.
+
+The only module that imports them. Two unrelated packages are called torch-neuronx: up to 2.9 it is PyTorch/XLA, which is
+meant here; from 2.13 on it is a native device for trn2 and trn3 with another interface. Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from inference.errors import InvalidRequest, MissingExtra
+
+INDEX = "https://pip.repos.neuron.amazonaws.com"
+PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "neuronx-distributed")
+DEVICE = Path("/dev/neuron0")
+PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
+"""On EC2 this holds the instance type."""
+
+_OLDEST, _NEWEST = 28, 31
+_INSTALL = f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.0.2.15.*' 'neuronx-cc==2.26.*' 'neuronx_distributed==0.19.*'"
+_PLACEHOLDERS = "without that index pip finds placeholders of the same names, which install and do not work"
+_WHICH = (
+    f"Outrider uses the PyTorch/XLA packages of Neuron SDK 2.{_OLDEST} to 2.{_NEWEST}, for trn1, inf2 and trn2 alike; "
+    f"2.{_NEWEST} is the last SDK that has them: {_INSTALL}"
+)
+
+
+class Sdk(NamedTuple):
+    """What is called. Signatures: tests/neuron_signatures.py."""
+
+    model_builder: Any
+    nxd_model: Any
+    parallel_state: Any
+    shard_checkpoint: Any
+    init_on_device: Any
+    column: Any
+    row: Any
+    embedding: Any
+    torch_neuronx: Any
+
+
+def load_sdk() -> Sdk:
+    """Import the packages; raises MissingExtra, with the install line, when they are absent or of another kind."""
+    sdk_versions()
+    try:
+        torch_neuronx = import_module("torch_neuronx")
+        nxd = import_module("neuronx_distributed")
+        layers = import_module("neuronx_distributed.parallel_layers.layers")
+        utilities = import_module("neuronx_distributed.utils.model_utils")
+    except ImportError as error:
+        raise MissingExtra(f"the Neuron packages are installed but cannot be imported ({error}). {_WHICH}") from error
+    return Sdk(
+        nxd.ModelBuilder,
+        nxd.NxDModel,
+        nxd.NxDParallelState,
+        nxd.shard_checkpoint,
+        utilities.init_on_device,
+        layers.ColumnParallelLinear,
+        layers.RowParallelLinear,
+        layers.ParallelEmbedding,
+        torch_neuronx,
+    )
+
+
+def sdk_versions() -> dict[str, str]:
+    """Version of each package and of the SDK they belong to; nothing is imported."""
+    found = {name: _installed(name) for name in PACKAGES}
+    missing = [name for name, number in found.items() if number is None]
+    if missing:
+        raise MissingExtra(f"{', '.join(missing)} is not installed: {_INSTALL} ({_PLACEHOLDERS})")
+    number = str(found["torch-neuronx"])
+    return {name: str(number) for name, number in found.items()} | {"neuron-sdk": _sdk_of(number)}
+
+
+def _sdk_of(number: str) -> str:
+    """The SDK of a torch-neuronx: 2.9.0.2.15.32035 is of 2.31, for its build 2.N came with SDK 2.(N + 16)."""
+    if number.startswith("1."):
+        raise MissingExtra(f"torch-neuronx {number} is a placeholder that does nothing: {_INSTALL} ({_PLACEHOLDERS})")
+    build = re.fullmatch(r"2\.\d+\.\d+\.2\.(\d+)(\..*)?", number)
+    if build is None:
+        raise MissingExtra(
+            f"torch-neuronx {number} is the native package for trn2 and trn3, with the same name but another interface "
+            f"than the PyTorch/XLA one. {_WHICH}"
+        )
+    release = int(build[1]) + 16
+    if not number.startswith("2.9.") or not _OLDEST <= release <= _NEWEST:
+        raise MissingExtra(f"torch-neuronx {number} is of Neuron SDK 2.{release}. {_WHICH}")
+    return f"2.{release}"
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def has_device() -> bool:
+    """Whether this machine has a Neuron device and its driver."""
+    return DEVICE.exists()
+
+
+def instance_family() -> str | None:
+    """trn1, inf2, trn2 ... of an EC2 instance; None where it cannot be told."""
+    try:
+        family = PRODUCT.read_text(encoding="ascii").strip().split(".")[0].removesuffix("n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return family if re.fullmatch(r"(trn|inf)\d+", family) else None
+
+
+def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> int:
+    """Physical cores in a logical one: 1 before trn2; there 2, unless the user says otherwise."""
+    if target != "trn2":
+        return 1
+    stated = environment.get("NEURON_LOGICAL_NC_CONFIG") or environment.get("NEURON_RT_VIRTUAL_CORE_SIZE") or "2"
+    if stated not in ("1", "2"):
+        raise InvalidRequest(f"NEURON_LOGICAL_NC_CONFIG is {stated!r}: trn2 takes 1 or 2")
+    return int(stated)
+
+
+def check_visible_cores(needed: int, environment: Mapping[str, str] = os.environ) -> None:
+    """The cores that the user leaves to this process are enough; raises InvalidRequest."""
+    ranges, count = environment.get("NEURON_RT_VISIBLE_CORES"), environment.get("NEURON_RT_NUM_CORES")
+    try:
+        if ranges:
+            ends = [part.split("-") for part in ranges.split(",")]
+            visible = sum(int(part[-1]) - int(part[0]) + 1 for part in ends)
+        else:
+            visible = int(count or 0) or needed  # 0 and unset mean all
+    except ValueError as error:
+        raise InvalidRequest(f"NEURON_RT_VISIBLE_CORES={ranges} or NEURON_RT_NUM_CORES={count} is not understood") from error
+    if visible < needed:
+        name = "NEURON_RT_VISIBLE_CORES" if ranges else "NEURON_RT_NUM_CORES"
+        raise InvalidRequest(f"{name}={ranges or count} leaves this process {visible} cores, the artefact needs {needed}")

@@ -1,0 +1,120 @@
+"""The graphs that are compiled: the Decoder with the choice inside, for one bucket's fixed shapes.
+
+`VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU, CUDA). `StatefulGraph` writes
+them inside, by reassigning its buffers out of place, as Neuron wants its state. Both have one signature; without the sampling
+inputs a graph is greedy, with them it serves any mixture of rows.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, nn
+
+from inference.artifact import Bucket
+from inference.choice import Add, Sampling, choose_greedy, choose_mixed
+from inference.model.decoder import Decoder, Hidden
+
+
+class _Graph(nn.Module):
+    """A Decoder, its caches and the choice.
+
+    keys, values: buffers [layers, rows, kv heads, capacity + 1, head dim]; a bucket reads the first `bucket.slots` slots.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int, add: Add = operator.add) -> None:
+        super().__init__()
+        self.decoder, self.levels, self.add = decoder, levels, add
+        self.register_buffer("keys", keys, persistent=False)
+        self.register_buffer("values", values, persistent=False)
+
+    def _run(self, forward_inputs: tuple[Tensor, ...], sampling: Sampling | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Chosen [B, P] int32, new keys and new values [layers, B, kv heads, T, head dim]."""
+        _tokens, _rows, positions, _context, _tree, pick = forward_inputs
+        out: Hidden = self.decoder(*forward_inputs, self.keys, self.values)
+        logits = self.decoder.logits(out.states)
+        if sampling is None:
+            return choose_greedy(logits), out.keys, out.values
+        after = torch.gather(positions, 1, pick) + 1
+        return choose_mixed(logits, sampling, after, self.levels, self.add), out.keys, out.values
+
+
+def _sampling(temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None) -> Sampling | None:
+    if temperature is None or top_k is None or top_p is None or seed is None:
+        return None
+    return Sampling(temperature, top_k, top_p, seed)
+
+
+class VerifyGraph(_Graph):
+    """Reads the caches; the caller writes the new keys and values at `slots`."""
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, T] int32
+        rows: Tensor,  # [B] int32, the cache row of each
+        slots: Tensor,  # [B, T] int32, where the new keys belong
+        positions: Tensor,  # [B, T] int32
+        context_mask: Tensor,  # [B, 1, S] int32 0/1
+        tree_mask: Tensor,  # [B, T, T] int32 0/1
+        pick: Tensor,  # [B, P] int32, the nodes to choose at
+        temperature: Tensor | None = None,  # [B] float32
+        top_k: Tensor | None = None,  # [B] int32
+        top_p: Tensor | None = None,  # [B] float32
+        seed: Tensor | None = None,  # [B, 2] int32
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
+        return self._run(inputs, _sampling(temperature, top_k, top_p, seed))
+
+
+class StatefulGraph(_Graph):
+    """Scatters the new keys and values into its caches, out of place, and returns chosen [B, P] alone.
+
+    `rows` must be 0 .. rows - 1: every row of the cache takes part in every call.
+    """
+
+    def forward(
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        pick: Tensor,
+        temperature: Tensor | None = None,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
+        chosen, keys, values = self._run(inputs, _sampling(temperature, top_k, top_p, seed))
+        index = slots[None, :, None, :, None].expand(keys.shape)
+        self.keys = torch.scatter(self.keys, 3, index, keys)
+        self.values = torch.scatter(self.values, 3, index, values)
+        return chosen
+
+
+def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
+    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in the junk slot, seeing itself."""
+    rows, nodes = bucket.rows, bucket.nodes
+    inputs = {
+        "tokens": torch.zeros(rows, nodes, dtype=torch.int32),
+        "rows": torch.arange(rows, dtype=torch.int32),
+        "slots": torch.full((rows, nodes), bucket.junk, dtype=torch.int32),
+        "positions": torch.zeros(rows, nodes, dtype=torch.int32),
+        "context_mask": torch.zeros(rows, 1, bucket.slots, dtype=torch.int32),
+        "tree_mask": torch.eye(nodes, dtype=torch.int32).repeat(rows, 1, 1),
+        "pick": torch.zeros(rows, bucket.picks, dtype=torch.int32),
+    }
+    if bucket.sampled:
+        inputs |= {
+            "temperature": torch.zeros(rows),
+            "top_k": torch.zeros(rows, dtype=torch.int32),
+            "top_p": torch.ones(rows),
+            "seed": torch.zeros(rows, 2, dtype=torch.int32),
+        }
+    return inputs

@@ -1,0 +1,105 @@
+"""From --artifact DIR to a model on this machine: the manifest decides what the other flags would."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inference.errors import BadArtifact, InvalidRequest
+from inference.model.config import parse_config
+from inference.text import Tokenizer
+from outrider.models import Checkpoint, set_threads
+from outrider.options import Options
+
+if TYPE_CHECKING:
+    from inference.artifact import Manifest
+    from inference.backends.compiled import CompiledModel
+
+_DECIDED = ("model", "target_model", "dtype")
+_CORES = {"trn1": 2, "inf2": 2, "trn2": 4}
+"""Cores of the smallest instance of a family, which share the model unless an artefact says otherwise."""
+
+
+def open_artifact(options: Options) -> tuple[Manifest, Checkpoint]:
+    """What --artifact holds, after its files were checked; raises BadArtifact naming the file that is not what was built."""
+    for name in _DECIDED:
+        if getattr(options, name) is not None:
+            raise InvalidRequest(f"--artifact holds the model, compiled: leave out --{name}")
+    directory = Path(options.artifact or "")
+    manifest = _read(options.device, directory)
+    tokenizer = Tokenizer(directory)
+    if tokenizer.fingerprint() != manifest.tokenizer_fingerprint:
+        raise BadArtifact(f"{directory / 'tokenizer.json'} is not the tokenizer that the model was compiled with")
+    config = parse_config(manifest.config, frozenset(manifest.stop_ids))
+    return manifest, Checkpoint(manifest.model, directory, False, config, tokenizer)
+
+
+def _read(device: str, directory: Path) -> Manifest:
+    """The manifest of an artefact that may run here; auto is the device that it was built for."""
+    from inference.artifact import check_files, read_manifest
+    from inference.backends.compiled import read_compiled
+
+    if device not in ("auto", "cpu", "neuron"):
+        raise InvalidRequest(f"--device {device}: artefacts are for cpu or neuron; leave --device out to take what it was built for")
+    if device == "cpu" or (device == "auto" and read_manifest(directory).target == "cpu"):
+        return read_compiled(directory)
+    from inference.backends.neuron import check_machine
+
+    manifest = read_manifest(directory)
+    check_machine(manifest)
+    check_files(directory, manifest)
+    return manifest
+
+
+def load_artifact(options: Options, manifest: Manifest) -> CompiledModel:
+    """The artefact's model. Says what was loaded on stderr."""
+    from inference.backends.compiled import WEIGHTS, load_compiled
+
+    directory = Path(options.artifact or "")
+    if manifest.target != "cpu":
+        from inference.backends.neuron import load_neuron
+
+        return load_neuron(directory, manifest, lambda line: print(line, file=sys.stderr, flush=True))
+    model = load_compiled(directory, manifest)
+    set_threads(options, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
+    print(f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.buckets)} graphs, {manifest.rows} rows", file=sys.stderr)
+    return model
+
+
+def with_neuron_artifact(options: Options) -> Options:
+    """For --device neuron without --artifact one that matches is taken from the cache, else announced and built; other options stay."""
+    if options.device != "neuron" or options.artifact:
+        return options
+    from compile.neuron_cache import default_cache, neuron_artifact
+    from compile.options import Options as CompileOptions
+    from compile.request import find_checkpoint, make_request
+    from inference.backends.neuron_sdk import has_device, instance_family
+
+    target = instance_family() if has_device() else None
+    if target not in _CORES:
+        raise InvalidRequest("--device neuron: no trn1, inf2 or trn2 instance is recognised here; build with python -m compile, then --artifact DIR")
+    asked = CompileOptions(
+        model=options.target_model or options.model,
+        target=target,
+        rows=options.batch,
+        sequence_length=options.sequence_length,
+        max_tree_nodes=options.max_tree_nodes,
+        dtype=options.dtype,
+        tensor_parallel=_CORES[target],
+    )
+    checkpoint = find_checkpoint(asked)
+    spec, command = make_request(asked, checkpoint).spec, f"main.py --role {options.role} --device neuron"
+    directory = neuron_artifact(
+        spec, checkpoint.directory, default_cache(), command=command, say=lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    return replace(options, artifact=str(directory), model=None, target_model=None, dtype=None)
+
+
+def artifact_length(options: Options, manifest: Manifest) -> int:
+    """Prompt and output together; raises InvalidRequest beyond what was built."""
+    asked = options.sequence_length or manifest.sequence_length
+    if not 2 <= asked <= manifest.sequence_length:
+        raise InvalidRequest(f"--sequence_length {asked}: the artefact was built for 2 to {manifest.sequence_length}; build one for more")
+    return asked

@@ -1,0 +1,277 @@
+"""A target compiled for this CPU: built, checked, loaded, padded to, served and refused. Skipped where no C++ compiler is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compile.build import build_artifact, read_source
+from compile.cpu import CpuBuilder, check_compiler
+from compile.equivalence import check_equivalence, check_row_independence
+from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from inference.artifact import Bucket, read_manifest, write_manifest
+from inference.backends.compiled import CompiledModel, graph_path, load_compiled, read_compiled
+from inference.backends.eager import EagerModel
+from inference.decode import decode
+from inference.engine import Engine
+from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.local import LocalVerifier
+from inference.model.checkpoint import load_decoder
+from inference.model.decoder import Decoder
+from inference.model.graph import VerifyGraph
+from inference.policy import BestFirst, Chain
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from outrider.cli import main
+from outrider.models import EMBEDDED
+from tests.equality import NearTies, assert_same_text
+from tests.models import write_checkpoint
+from tests.pairs import drafter
+from tests.row_independence import assert_rows_are_independent
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+LENGTH, NODES, LEVELS = 120, 8, 3
+JUNK = LENGTH + NODES
+SAMPLINGS = [
+    SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, seed=2), SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire(),
+    SamplingParams(0.7, top_k=20, seed=4).on_the_wire(),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of one layer with the embedded pair's tokenizer."""
+    vocabulary = Tokenizer(EMBEDDED / "target").vocabulary
+    directory = write_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=1, vocab_size=vocabulary, eos_token_id=0)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(EMBEDDED / "target" / name, directory / name)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    vocabulary = Tokenizer(source).vocabulary
+    buckets = (
+        prefill_bucket(1, 16, 64, JUNK),
+        verify_bucket(2, NODES, JUNK, JUNK, sampled=False),
+        replace(verify_bucket(2, NODES, JUNK, JUNK, sampled=True), levels=LEVELS),
+    )
+    spec = CompileSpec("tiny", "cpu", vocabulary, buckets, rows=2, sequence_length=LENGTH, max_tree_nodes=NODES)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        out = tmp_path_factory.mktemp("artifact")
+        build_artifact(spec, read_source(source), CpuBuilder(spec, source, vocabulary), out, command="test", say=print)
+        yield out
+
+
+@pytest.fixture
+def artifact(built: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(built, tmp_path / "artifact"))
+
+
+@pytest.fixture(scope="module")
+def model(built: Path) -> CompiledModel:
+    return load_compiled(built, read_compiled(built))
+
+
+@pytest.fixture(scope="module")
+def target(source: Path, model: CompiledModel) -> Decoder:
+    return load_decoder(source, positions=LENGTH, vocabulary=Tokenizer(source).vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def ties() -> Iterator[NearTies]:
+    count = NearTies()
+    yield count
+    count.check()
+
+
+def engine(model: CompiledModel | EagerModel, vocabulary: int) -> Engine:
+    return Engine(model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=vocabulary)
+
+
+def eager_model(target: Decoder) -> EagerModel:
+    return EagerModel(target, rows=2, capacity=JUNK, max_nodes=32)
+
+
+def alone(served: Engine, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
+    verifier = LocalVerifier(served)
+    verifier.open(prompt, params).result()
+    made = list(verifier.generate(tokens, frozenset()))
+    verifier.close()
+    return made
+
+
+def prompt_of(target: Decoder, length: int) -> list[int]:
+    return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}")
+@pytest.mark.parametrize("length", [1, 30, 75])
+def test_the_compiled_target_alone_writes_the_eager_targets_text(
+    model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, length: int
+) -> None:
+    prompt, compiled = prompt_of(target, length), engine(model, target.vocabulary)
+    reference = alone(engine(eager_model(target), target.vocabulary), prompt, params, 25)
+    assert_same_text(target, prompt, params, reference, lambda prompt, n: alone(compiled, list(prompt), params, n), ties)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}")
+@pytest.mark.parametrize("policy", [Chain(7), BestFirst(7, 2)], ids=["a chain deeper than the noise", "a bushy tree"])
+def test_drafting_for_a_compiled_target_leaves_its_text_as_it_is(
+    model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, policy: Chain | BestFirst
+) -> None:
+    prompt, compiled = prompt_of(target, 20), engine(model, target.vocabulary)
+    reference = alone(engine(eager_model(target), target.vocabulary), prompt, params, 25)
+
+    def produce(prompt: list[int], n: int) -> list[int]:
+        verifier, draft = LocalVerifier(compiled), drafter(target, policy, max_nodes=NODES - 1)
+        made = [token for step in decode(prompt, params, draft, verifier, n) for token in step.tokens]
+        verifier.close()
+        return made
+
+    assert_same_text(target, prompt, params, reference, lambda prompt, n: produce(list(prompt), n), ties)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:4], ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}")
+def test_rows_and_nodes_are_independent(model: CompiledModel, target: Decoder, params: SamplingParams) -> None:
+    assert_rows_are_independent(model, (model.keys, model.values), NODES, target.vocabulary, params)
+    eager = eager_model(target)
+    assert_rows_are_independent(eager, (eager._keys, eager._values), NODES, target.vocabulary, params)
+
+
+def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
+    """The prompt by the prefill graph, then by the verify graph: the same keys in the same slots, and as eager has them."""
+    prompt, eager = prompt_of(target, 14), eager_model(target)
+    caches = []
+    for served in (model, replace_graphs(model, prefill=False), eager):
+        alone(engine(served, target.vocabulary), prompt, SamplingParams(), 1)
+        keys = served._keys if isinstance(served, EagerModel) else served.keys
+        caches.append(keys[:, 1, :, :13].clone())
+    torch.testing.assert_close(caches[0], caches[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(caches[1], caches[2], rtol=1e-4, atol=1e-5)
+
+
+def replace_graphs(model: CompiledModel, *, prefill: bool) -> CompiledModel:
+    """The same model with the graphs of one kind only."""
+    kept = {bucket: graph for bucket, graph in model._graphs.items() if (bucket.picks == 1) == prefill}
+    return CompiledModel(kept, model.keys, model.values)
+
+
+def test_a_session_longer_than_the_artefact_is_refused_at_open_with_the_limit(model: CompiledModel, target: Decoder) -> None:
+    with pytest.raises(LimitExceeded, match=str(LENGTH)):
+        engine(model, target.vocabulary).open(prompt_of(target, LENGTH), SamplingParams())
+
+
+def test_a_graph_that_computes_something_else_is_not_written(model: CompiledModel, target: Decoder) -> None:
+    bucket, graph = next((bucket, graph) for bucket, graph in model._graphs.items() if bucket.sampled)
+    keys, values = (torch.randn_like(part) for part in (model.keys, model.values))
+    eager = VerifyGraph(target, keys, values, LEVELS)
+    with pytest.raises(BadArtifact, match="keys differ"):
+        check_equivalence(eager, lambda **inputs: tuple(part + 1 for part in graph(**inputs)), bucket, sequence_length=LENGTH)
+    with pytest.raises(BadArtifact, match="choices differ"):
+        check_equivalence(eager, lambda **inputs: (torch.flip(eager(**inputs)[0], (1,)), *eager(**inputs)[1:]), bucket, sequence_length=LENGTH)
+
+
+def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(model: CompiledModel, target: Decoder) -> None:
+    bucket, graph = next((bucket, graph) for bucket, graph in model._graphs.items() if bucket.picks > 1 and not bucket.sampled)
+    check_row_independence(graph, bucket, target.vocabulary, sequence_length=LENGTH)
+
+    def per_tensor(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen, keys, values = graph(**inputs)
+        scale = keys.abs().max() / 127
+        return chosen, torch.round(keys / scale) * scale, values
+
+    with pytest.raises(BadArtifact, match="keys change"):
+        check_row_independence(per_tensor, bucket, target.vocabulary, sequence_length=LENGTH)
+
+
+@pytest.mark.parametrize("name", ["weights/model.safetensors", "tokenizer.json", "graphs/prefill_b1_t16_s64_greedy.pt2"])
+def test_a_changed_byte_is_refused_by_the_files_name(artifact: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    path = artifact / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert main(["--role", "verify_target", "--artifact", str(artifact), "--prompt", "a"]) == 1
+    assert name in capsys.readouterr().err
+
+
+def test_another_schema_another_machine_and_another_target_are_refused(artifact: Path) -> None:
+    manifest = read_manifest(artifact)
+    for change, said in (
+        ({"schema": 99}, "manifest.json"),
+        ({"host": {**manifest.host, "cpu_capability": "AVX9000"}}, "AVX9000.*python -m compile"),
+        ({"versions": {"torch": "1.0"}}, "torch 1.0.*python -m compile"),
+        ({"target": "trn1"}, "built for trn1"),
+    ):
+        write_manifest(artifact, replace(manifest, **change))
+        with pytest.raises(BadArtifact, match=said):
+            read_compiled(artifact)
+
+
+def test_the_served_process_traces_nothing_and_imports_no_model_source(built: Path, source: Path) -> None:
+    """The role as typed, in a process of its own; its text is the eager target's."""
+    code = (
+        "import sys, torch\n"
+        "def refuse(*a, **k): raise AssertionError('traced')\n"
+        "torch.export.export = torch.compile = torch._inductor.aoti_compile_and_package = refuse\n"
+        "from outrider.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "traced = [name for name in sys.modules if name in ('inference.model.decoder', 'inference.model.graph', 'compile.cpu')]\n"
+        "sys.exit(f'imported {traced}' if traced else code)\n"
+    )
+    flags = ["--role", "verify_target", "--prompt", "def main():", "--max_new_tokens", "20", "--json", "--temperature", "0.7", "--seed", "5"]
+    texts = []
+    for which in (["-c", code, *flags, "--artifact", str(built)], ["main.py", *flags, "--model", str(source), "--sequence_length", str(LENGTH)]):
+        done = subprocess.run([sys.executable, *which], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+        assert done.returncode == 0, done.stderr
+        texts.append(json.loads(done.stdout)["token_ids"])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model", "somewhere"], "leave out --model"),
+        (["--device", "cuda"], "--device cuda"),
+        (["--sequence_length", "500"], f"2 to {LENGTH}"),
+    ],
+)
+def test_flags_that_contradict_the_artefact_are_refused(built: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+    assert main(["--role", "verify_target", "--artifact", str(built), "--prompt", "a", *flags]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_an_artefact_does_not_draft(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--role", "verify_draft", "--artifact", str(built), "--prompt", "a"]) == 1
+    assert "--artifact is for roles target" in capsys.readouterr().err
+
+
+def test_without_a_compiler_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InvalidRequest, match="g\\+\\+"):
+        check_compiler()
+
+
+def test_an_unknown_compiler_flag_is_refused(source: Path) -> None:
+    bucket = Bucket(1, NODES, JUNK, NODES, 1, False, JUNK)
+    spec = CompileSpec("tiny", "cpu", 10, (bucket,), rows=1, sequence_length=LENGTH, max_tree_nodes=NODES, compiler_flags={"--O2": ""})
+    with pytest.raises(InvalidRequest, match="--O2"):
+        CpuBuilder(spec, source, 10)
+
+
+def test_graphs_lie_where_the_bucket_says(built: Path) -> None:
+    manifest = read_manifest(built)
+    assert {graph_path(bucket) for bucket in manifest.buckets} < set(manifest.files)
+    assert {path.relative_to(built).as_posix() for path in (built / "graphs").iterdir()} == {graph_path(bucket) for bucket in manifest.buckets}

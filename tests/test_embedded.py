@@ -1,0 +1,153 @@
+"""The pair that ships here: lossless in process and over gRPC, up to its stop ids, and as good as its card says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+import torch
+
+from grpc_comm.client import Connection, connect
+from grpc_comm.server import BackgroundServer, Target
+from inference.backends.eager import EagerModel
+from inference.decode import Verifier, decode
+from inference.drafters.model import ModelDrafter
+from inference.local import LocalVerifier
+from inference.model.checkpoint import load_decoder
+from inference.model.decoder import Decoder
+from inference.policy import BestFirst, Chain, Policy, Static
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from outrider.completion import Request, speculate, target_only
+from outrider.models import EMBEDDED
+from outrider.options import Options
+from outrider.report import silent
+from outrider.serve import load_target
+from tests.equality import NearTies, assert_same_text
+
+SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, top_p=0.9, seed=2).on_the_wire(), SamplingParams(1.0, seed=3)]
+POLICIES: list[Policy] = [Chain(4), Static((0.6, 0.15, 0.05), 12, 5), BestFirst(16, 6)]
+TEXT = "import os\nimport sys\n\n\ndef walk(top):\n    for name in sorted(os.listdir(top)):\n        path = os.path.join(top, name)\n" * 8
+
+
+@pytest.fixture(scope="module")
+def served() -> Target:
+    return load_target(Options(role="target", port=0, batch=2))
+
+
+@pytest.fixture(scope="module")
+def connection(served: Target) -> Iterator[Connection]:
+    with BackgroundServer(served) as server, connect(str(server.address)) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(EMBEDDED / "target")
+
+
+def load(kind: str, tokenizer: Tokenizer) -> Decoder:
+    return load_decoder(EMBEDDED / kind, positions=1024, vocabulary=tokenizer.vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def draft(tokenizer: Tokenizer) -> EagerModel:
+    return EagerModel(load("draft", tokenizer), rows=1, capacity=1024 + 128, max_nodes=256)
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer: Tokenizer) -> Decoder:
+    return load("target", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def ties() -> Iterator[NearTies]:
+    count = NearTies()
+    yield count
+    count.check()
+
+
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    long = tokenizer.encode(TEXT)
+    assert len(long) > 300
+    return [long[:1], tokenizer.encode("def main(argv):\n"), long]
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}")
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("where", ["in process", "over gRPC"])
+def test_output_equals_the_targets_own_seeded_decoding(
+    served: Target, connection: Connection, draft: EagerModel, target: Decoder, tokenizer: Tokenizer, ties: NearTies,
+    params: SamplingParams, policy: Policy, where: str,
+) -> None:  # fmt: skip
+    def verifier() -> Verifier:
+        return LocalVerifier(served.engine) if where == "in process" else connection.verifier()
+
+    def produce(prompt: Sequence[int], n: int) -> list[int]:
+        remote = verifier()
+        made = [token for step in decode(prompt, params, ModelDrafter(draft, policy, max_nodes=63), remote, n) for token in step.tokens]
+        remote.close()
+        return made
+
+    for prompt in prompts(tokenizer):
+        alone = LocalVerifier(served.engine)
+        alone.open(prompt, params).result()
+        reference = list(alone.generate(40, frozenset()))
+        alone.close()
+        assert_same_text(target, prompt, params, reference, produce, ties)
+
+
+def request(tokenizer: Tokenizer, stop_ids: frozenset[int], index: int = 0) -> Request:
+    text = ["def main(argv):\n", "class Node:\n", "import re\n", "for line in file:\n"][index % 4]
+    return Request(index, text, tokenizer.encode(text), SamplingParams(0.7, seed=40 + index), 48, stop_ids)
+
+
+def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_round(connection: Connection, draft: EagerModel, tokenizer: Tokenizer) -> None:
+    """Every token of a text is made the stop id once, so that it stands inside accepted paths, at their end and after them."""
+    full = target_only(request(tokenizer, frozenset()), connection.verifier(), tokenizer, silent, Event())
+    assert full.finish_reason == "length"
+    for token in list(dict.fromkeys(full.token_ids))[:10]:
+        cut = full.token_ids[: full.token_ids.index(token) + 1]
+        asked = request(tokenizer, frozenset([token]))
+        alone = target_only(asked, connection.verifier(), tokenizer, silent, Event())
+        drafted = speculate(asked, ModelDrafter(draft, BestFirst(16, 6), max_nodes=63), connection.verifier(), tokenizer, silent, Event())
+        assert alone.token_ids == drafted.token_ids == cut
+        assert alone.text == drafted.text == tokenizer.decode([*asked.ids, *cut[:-1]]).removeprefix(asked.prompt)
+        assert drafted.finish_reason == "stop"
+
+
+def test_eight_sessions_at_once_give_the_texts_of_one_by_one(served: Target, connection: Connection, tokenizer: Tokenizer) -> None:
+    decoder = load("draft", tokenizer)
+
+    def complete(index: int) -> list[int]:
+        model = EagerModel(decoder, rows=1, capacity=1152, max_nodes=256)
+        drafter = ModelDrafter(model, POLICIES[index % 3], max_nodes=63)
+        return speculate(request(tokenizer, frozenset(), index), drafter, connection.verifier(), tokenizer, silent, Event()).token_ids
+
+    one_by_one = [complete(index) for index in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(complete, range(8))) == one_by_one
+    assert served.engine.free_rows == served.engine.model.rows
+
+
+def test_the_draft_agrees_with_the_target_as_the_card_says(served: Target, connection: Connection, draft: EagerModel, tokenizer: Tokenizer) -> None:
+    """Metrics are the training script's own; a chain's acceptance here must not be far below what they say."""
+    metrics = json.loads((EMBEDDED / "metrics.json").read_text())
+    assert metrics["held_out_text"]["draft_covers_target_choice"]["top1"] >= 0.6
+    done = [
+        speculate(
+            request(tokenizer, frozenset(), index), ModelDrafter(draft, Chain(1), max_nodes=63), connection.verifier(), tokenizer, silent, Event()
+        )
+        for index in range(4)
+    ]
+    assert sum(run.num_accepted_tokens for run in done) / sum(run.num_draft_tokens for run in done) > 0.45
+
+
+def test_the_pair_is_small_enough_to_ship() -> None:
+    files = [path for path in EMBEDDED.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 15e6
+    sizes = {kind: (EMBEDDED / kind / "model.safetensors").stat().st_size for kind in ("target", "draft")}
+    assert sizes["draft"] * 6 <= sizes["target"]

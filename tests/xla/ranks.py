@@ -1,0 +1,134 @@
+"""One rank of a tensor-parallel target with collectives of our own choice: real ones between threads, or torch_xla's to be lowered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compile.parallel import parallel_config, parallel_tensors
+from inference.artifact import Bucket
+from inference.choice import add_in_halves
+from inference.model.decoder import Decoder, Layers
+from inference.model.graph import StatefulGraph
+
+RANKS = 2
+
+
+class Collectives(Protocol):
+    """What a rank asks of the others."""
+
+    def add(self, part: Tensor) -> Tensor: ...
+
+    def join(self, part: Tensor) -> Tensor:
+        """Every rank's part beside each other on the last axis, in order of rank."""
+        ...
+
+
+class Column(nn.Linear):
+    """Some of the outputs; no rank needs the others'."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs // RANKS, bias)
+
+
+class Row(nn.Linear):
+    """Some of the inputs; the bias, which every rank has whole, is added to the sum."""
+
+    def __init__(self, collectives: Collectives, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs // RANKS, outputs, bias)
+        self.collectives = collectives
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.collectives.add(F.linear(x, self.weight))
+        return total if self.bias is None else total + self.bias
+
+
+class Width(nn.Embedding):
+    """Some of the width of every id."""
+
+    def __init__(self, collectives: Collectives, ids: int, size: int) -> None:
+        super().__init__(ids, size // RANKS)
+        self.collectives = collectives
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.collectives.join(super().forward(ids))
+
+
+class Ids(nn.Linear):
+    """The head of some of the ids; every rank gets all logits."""
+
+    def __init__(self, collectives: Collectives, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs // RANKS, bias)
+        self.collectives = collectives
+
+    def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
+        return self.collectives.join(super().forward(states))[..., :vocabulary]
+
+
+def rank_graph(whole: StatefulGraph, bucket: Bucket, rank: int, collectives: Collectives) -> StatefulGraph:
+    """This rank's share of a graph: its heads of the caches, its cut of every weight that is dealt out."""
+    config = parallel_config(whole.decoder.config, RANKS)
+    layers = Layers(
+        Column,
+        lambda inputs, outputs, bias: Row(collectives, inputs, outputs, bias),
+        lambda ids, size: Width(collectives, ids, size),
+        lambda inputs, outputs, bias: Ids(collectives, inputs, outputs, bias),
+    )
+    decoder = Decoder(config, len(whole.decoder.cos), whole.decoder.vocabulary, layers).requires_grad_(False)
+    tensors = parallel_tensors(whole.decoder.named_parameters(), whole.decoder.config, RANKS)
+    for name, mine in decoder.named_parameters():
+        mine.copy_(_share(tensors[name].detach(), mine.shape, rank))
+    keys, values = (cache.chunk(RANKS, 2)[rank].clone() for cache in (whole.keys, whole.values))
+    return StatefulGraph(decoder, keys, values, bucket.levels, add_in_halves)
+
+
+def _share(tensor: Tensor, shape: torch.Size, rank: int) -> Tensor:
+    """This rank's part along the axis that is cut, or the whole where none is."""
+    for axis, size in enumerate(shape):
+        if tensor.shape[axis] != size:
+            return tensor.chunk(RANKS, axis)[rank]
+    return tensor
+
+
+class Threads:
+    """Ranks as threads that meet at every collective."""
+
+    def __init__(self) -> None:
+        self._barrier, self._parts = threading.Barrier(RANKS, timeout=60), dict[int, Tensor]()
+
+    def run(self, graphs: list[StatefulGraph], inputs: dict[str, Tensor]) -> list[Tensor]:
+        """What each rank returns for the same inputs."""
+        results: dict[int, Tensor] = {}
+
+        def one(rank: int) -> None:
+            _here.rank = rank
+            with torch.no_grad():
+                results[rank] = graphs[rank](**inputs)
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(RANKS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [results[rank] for rank in range(RANKS)]
+
+    def add(self, part: Tensor) -> Tensor:
+        return torch.stack(list(self._exchange(part))).sum(0)
+
+    def join(self, part: Tensor) -> Tensor:
+        return torch.cat(list(self._exchange(part)), -1)
+
+    def _exchange(self, part: Tensor) -> Iterator[Tensor]:
+        self._parts[_here.rank] = part
+        self._barrier.wait()
+        parts = [self._parts[rank] for rank in range(RANKS)]
+        self._barrier.wait()
+        return iter(parts)
+
+
+_here = threading.local()

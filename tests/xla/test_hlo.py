@@ -1,0 +1,160 @@
+"""What torch_xla makes of every kind of bucket: operations, types, aliasable state, and the same results."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+os.environ["PJRT_DEVICE"] = "CPU"
+pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-xla` runs these")
+
+import torch_xla  # type: ignore[import-not-found]
+import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
+from torch_xla.debug import metrics  # type: ignore[import-not-found]
+
+from inference.model.graph import StatefulGraph, VerifyGraph, example_inputs
+from tests.buckets import CASES, Case
+from tests.xla.ranks import RANKS, Threads, rank_graph
+
+# fmt: off
+ALLOWED = frozenset({
+    "add", "and", "broadcast", "compare", "concatenate", "constant", "convert", "divide", "dot", "exponential", "gather", "get-tuple-element",
+    "iota", "log", "logistic", "maximum", "minimum", "multiply", "negate", "or", "parameter", "reduce", "reduce-window", "reshape", "rsqrt",
+    "scatter", "select", "shift-left", "shift-right-arithmetic", "slice", "sort", "subtract", "transpose", "tuple", "xor",
+})
+# fmt: on
+WIDE = (
+    r"s64\[\] constant\([01]\)",  # of comparisons with a number
+    r"f32\[\] convert\(s64\[\] ",
+    r"s64\[\d\]\{0\} convert\(s32\[\d\]\{0\} ",  # top_k > 0
+    r"s64\[\d\]\{0\} broadcast\(s64\[\] ",
+    r"pred\[\d\]\{0\} compare\(s64\[\d\]\{0\} ",
+    r"s64\[[\d,]+\]\{[\d,]+\} convert\(s32\[",  # the indices of argmax and topk, widened and narrowed
+    r"s32\[[\d,]+\]\{[\d,]+\} convert\(s64\[",
+)
+"""Every instruction with a 64-bit type that is tolerated; Neuron makes them 32 bits wide."""
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
+
+
+@dataclass(frozen=True)
+class Hlo:
+    """A graph as torch_xla lowers it: its text, its counted opcodes, the operations that ran on the host, its results."""
+
+    text: str
+    opcodes: Counter[str]
+    fallbacks: list[str]
+    results: list[Tensor]
+
+
+def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
+    """Moves the graph to the device, calls it once and reads what was recorded. Results come after a sync, else they may be wrong."""
+    device = torch_xla.device()
+    graph, inputs = graph.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
+    torch_xla.sync()
+    metrics.clear_all()
+    with torch.no_grad():
+        returned = graph(**inputs)
+    results = [returned, graph.keys, graph.values] if isinstance(graph, StatefulGraph) else list(returned)
+    text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
+    fallbacks = [name for name in metrics.counter_names() if name.startswith("aten::")]
+    if run:
+        torch_xla.sync()
+    opcodes = Counter(re.findall(r"^\s*(?:ROOT )?%[\w.-]+ = (?:\([^)]*\)|\S+) ([\w-]+)\(", text, re.MULTILINE))
+    return Hlo(text, opcodes, fallbacks, [result.cpu() for result in results] if run else [])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> None:
+    graph, inputs = case.graph(), case.inputs(0)
+    with torch.no_grad():
+        returned = graph(**inputs)
+    expected = [returned, graph.keys, graph.values] if isinstance(graph, StatefulGraph) else list(returned)
+    found = lower(case.graph(), inputs)
+    check_text(found, case)
+    tolerance = TOLERANCE[case.dtype]
+    assert (found.results[0] != expected[0]).sum() <= int(case.dtype == torch.bfloat16)
+    for one, other in zip(found.results[1:], expected[1:], strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+def check_text(found: Hlo, case: Case) -> None:
+    """The rules of lowering: nothing on the host, no operation but the allowed, one sort for the top-k, 32 bits, fixed shapes."""
+    assert found.fallbacks == []
+    assert found.opcodes.keys() <= ALLOWED
+    assert found.opcodes["sort"] == int(case.sampled)
+    assert found.opcodes["scatter"] == 2 * case.stateful
+    assert "<=" not in found.text  # as bounded, dynamic sizes are written
+    wide = [line.strip() for line in found.text.splitlines() if re.search(r"\b([su]64|f64|c64)\[", line) and "HloModule" not in line]
+    assert [line for line in wide if not any(re.search("= " + allowed, line) for allowed in WIDE)] == []
+    for name, tensor in case.inputs(0).items():
+        shape = f"[{','.join(map(str, tensor.shape))}]"
+        kind = "f32" if tensor.is_floating_point() else "s32"
+        used = name != "slots" or case.stateful
+        assert not used or re.search(rf"= {kind}{re.escape(shape)}\S* parameter\(", found.text), name
+
+
+def test_masks_are_parameters_whose_values_the_text_does_not_hold() -> None:
+    case = Case(stateful=True, sampled=False, nodes=8, rows=2)
+    idle, busy = (lower(case.graph(), inputs) for inputs in (example_inputs(case.bucket), case.inputs(0)))
+    assert shape_of(idle.text) == shape_of(busy.text)
+    assert not idle.results[1].equal(busy.results[1])
+
+
+def shape_of(text: str) -> str:
+    """The text without the numbers that count modules and instructions."""
+    return re.sub(r"(?<=[\w-])\.\d+|\bp\d+|(?<=HloModule )\S+", "", text)
+
+
+def test_a_division_in_place_of_a_shift_is_seen() -> None:
+    device = torch_xla.device()
+    words = torch.tensor([-5, 7], dtype=torch.int32).to(device)
+    torch_xla.sync()
+    assert "divide(" in torch_xla._XLAC._get_xla_tensors_hlo([words >> 1])  # why choice.py shifts by tensors
+
+
+class Lowered:
+    """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce would leave itself out), but not run."""
+
+    def add(self, part: Tensor) -> Tensor:
+        total: Tensor = torch_xla._XLAC._xla_all_reduce(xm.REDUCE_SUM, part, 1.0, [list(range(RANKS))], False)
+        return total
+
+    def join(self, part: Tensor) -> Tensor:
+        whole: Tensor = xm.all_gather(part, dim=part.dim() - 1, groups=[list(range(RANKS))], pin_layout=False)
+        return whole
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_two_ranks_equal_the_whole(sampled: bool) -> None:
+    case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
+    whole, threads = case.graph(), Threads()
+    assert isinstance(whole, StatefulGraph)
+    ranks = [rank_graph(whole, case.bucket, rank, threads) for rank in range(RANKS)]
+    for call in (0, 1):
+        with torch.no_grad():
+            expected = whole(**case.inputs(call))
+        for chosen in threads.run(ranks, case.inputs(call)):
+            assert chosen.equal(expected)
+        for name in ("keys", "values"):
+            joined = torch.cat([getattr(rank, name) for rank in ranks], 2)
+            torch.testing.assert_close(joined, getattr(whole, name), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_a_rank_of_two_lowers_with_two_all_reduces_a_layer(sampled: bool) -> None:
+    case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
+    whole = case.graph()
+    assert isinstance(whole, StatefulGraph)
+    found = lower(rank_graph(whole, case.bucket, 0, Lowered()), case.inputs(0), run=False)
+    assert found.fallbacks == []
+    assert found.opcodes.keys() <= ALLOWED | {"all-reduce", "all-gather"}
+    assert found.opcodes["all-reduce"] == 2 * 2
+    assert found.opcodes["all-gather"] == 2  # the embedding and the head
+    assert "replica_groups={{0,1}}" in found.text
