@@ -193,9 +193,10 @@ class BestFirst:
                 break
             ranked = rank(growth.tree, level, min(self.width, growth.limit))
             edges = edge_values(ranked.scores)  # [m, k]
-            worth = np.array([growth.values[node] for node in level])[:, None] * edges
-            kept = np.argwhere(worth >= growth.least_of_best(worth.ravel().tolist()))
-            level = [growth.add(level[row], ranked.ids[row, place], edges[row, place]) for row, place in kept.tolist()]
+            worth = (np.array([growth.values[node] for node in level])[:, None] * edges).ravel()
+            least = growth.least_of_best(worth.tolist())
+            best = [index for index in np.argsort(-worth, kind="stable")[: growth.limit].tolist() if worth[index] >= least and worth[index] > 0]
+            level = [growth.add(level[index // edges.shape[1]], ranked.ids.ravel()[index], edges.ravel()[index]) for index in best]
         return growth
 
 

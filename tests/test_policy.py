@@ -113,6 +113,22 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
     assert [growth.values[node] for node in growth.best()[1:]] == pytest.approx(expected)
 
 
+def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_never_ranks_more_nodes_than_it_sends() -> None:
+    """A nucleus of one token makes a chain, however wide the ranking; of equal tokens no more are expanded than fit."""
+
+    def one_of_eight(tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
+        ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)
+        return Ranked(ids, np.where(ids == 0, 0, -1e9).astype(np.float32))
+
+    def all_equal(tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
+        assert len(nodes) <= 16
+        return Ranked(np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0), np.zeros((len(nodes), k), dtype=np.float32))
+
+    assert BestFirst(16, 6).grow(1, Budget(16, 6), one_of_eight).parents == [-1, 0, 1, 2, 3, 4, 5]
+    growth = BestFirst(16, 6).grow(1, Budget(16, 6), all_equal)
+    assert len(growth.tree.select(growth.best())) == 17
+
+
 def test_edge_values_are_a_distribution_that_keeps_the_order() -> None:
     values = edge_values(np.array([[3.0, 1.0, -1e9], [0.0, 0.0, 0.0]], dtype=np.float32))
     assert values.sum(axis=-1) == pytest.approx([1, 1])
