@@ -48,6 +48,8 @@ class CompiledModel:
         bucket = next((bucket for bucket in self._graphs if holds(bucket, segments)), None)
         if bucket is not None:
             return self._call(bucket, segments)
+        if not all(segment.params.greedy for segment in segments) and not any(graph.sampled for graph in self._graphs):
+            raise InvalidRequest("this artefact was built for greedy decoding (--sampling greedy): ask for temperature 0, or build it again")
         if len(segments) > 1:
             half = len(segments) // 2
             return self.choose(segments[:half]) + self.choose(segments[half:])
