@@ -85,11 +85,6 @@ class Manifest:
         """SHA-256 of the manifest's canonical form, which covers every file of the artefact."""
         return hashlib.sha256(json.dumps(_plain(self), sort_keys=True).encode()).hexdigest()
 
-    @property
-    def max_depth(self) -> int:
-        """Depth of the deepest tree that some verify graph takes."""
-        return max(bucket.levels for bucket in self.buckets if bucket.picks == bucket.nodes) - 1
-
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Written last and at once, so that a directory with a manifest is complete."""

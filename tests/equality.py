@@ -1,7 +1,7 @@
 """Losslessness as a comparison: token by token against the target's own seeded decoding.
 
 Exact arithmetic would make every text equal. In float32 another tree size or slot order moves logits in the last digits,
-which flips about one near-tie in 100,000 tokens. So a difference is looked at in float64, and counts as a near-tie only if
+which can flip a near-tie. So a difference is looked at in float64, and counts as a near-tie only if
 the two tokens' scores lie within ten times the noise measured at that very position; then the comparison goes on from the
 reference's token. Nothing else is tolerated. `NearTies` fails when they are more than 1 in 10,000 tokens.
 """

@@ -27,7 +27,7 @@ def test_a_built_directory_is_an_artefact_of_what_was_asked(tmp_path: Path) -> N
     check_files(tmp_path / "out", manifest)
     graphs = {f"graphs/{name}.bin" for name in [*NAMES, "joint"]}
     assert manifest.files.keys() == {"config.json", "tokenizer.json", "weights/all.bin"} | graphs
-    assert (manifest.capacity, manifest.rows, manifest.stop_ids, manifest.max_depth) == (128, 2, (2,), 7)
+    assert (manifest.capacity, manifest.rows, manifest.stop_ids) == (128, 2, (2,))
 
 
 def test_a_finished_artefact_is_left_as_it_is(tmp_path: Path) -> None:
