@@ -1,10 +1,11 @@
 """What compiling for the CPU brings: a forward by nodes, compiled against eager, and whether the cache's length costs.
 
-    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--nodes 1,8,16,32,64] [--context 256] [--sampled] [--json FILE]
+    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--int8] [--nodes 1,8,16,32,64] [--context 256] [--sampled] [--json FILE]
     python -m benchmarks.compiled --cache 2,268          a call that reads 256 slots, in caches of 2 and 268 MB
 
 Median milliseconds and process CPU milliseconds of one row; shapes are visited in turn, so that a busy machine slows all alike.
-The graphs are compiled first, which takes minutes for a large model.
+The graphs are compiled first, which takes minutes for a large model; --keep DIR goes on from what an earlier run built there.
+--int8 adds the same model with 8-bit matrices, by OpenVINO.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import torch
 
 from compile.build import build_artifact, read_source
 from compile.cpu import CpuBuilder, compile_graph, graph_constants
-from compile.spec import CompileSpec, verify_bucket
+from compile.openvino import OpenVinoBuilder
+from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model, Segment
 from inference.backends.compiled import CACHES, CompiledModel, empty_caches, load_compiled, load_graph, read_compiled
 from inference.backends.eager import EagerModel
+from inference.backends.openvino import load_openvino
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import read_config
 from inference.model.graph import VerifyGraph
@@ -40,18 +43,17 @@ from outrider.models import EMBEDDED
 CACHE_CONTEXT, CACHE_NODES = 256, 16
 
 
-def compiled_model(model: Path, dtype: str, capacity: int, buckets: tuple[Bucket, ...]) -> tuple[CompiledModel, float]:
+def compiled_model(model: Path, dtype: str, capacity: int, buckets: tuple[Bucket, ...], directory: Path) -> tuple[CompiledModel, float]:
     """The model with these graphs, and the seconds that building them took."""
     vocabulary, most = Tokenizer(model).vocabulary, max(bucket.nodes for bucket in buckets)
     spec = CompileSpec(model.name, "cpu", vocabulary, buckets, rows=1, sequence_length=capacity - most, max_tree_nodes=most, dtype=dtype)
-    with tempfile.TemporaryDirectory() as directory:
-        start = time.perf_counter()
-        builder = CpuBuilder(spec, model, vocabulary)
-        build_artifact(
-            spec, read_source(model), builder, Path(directory), command="python -m benchmarks.compiled", say=lambda line: print(line, flush=True)
-        )
-        seconds = time.perf_counter() - start
-        return load_compiled(Path(directory), read_compiled(Path(directory))), seconds
+    start = time.perf_counter()
+    builder = OpenVinoBuilder(spec, model, vocabulary) if dtype == "int8" else CpuBuilder(spec, model, vocabulary)
+    build_artifact(spec, read_source(model), builder, directory, command="python -m benchmarks.compiled", say=lambda line: print(line, flush=True))
+    seconds = time.perf_counter() - start
+    del builder  # and its copy of the model
+    manifest = read_compiled(directory)
+    return load_openvino(directory, manifest) if dtype == "int8" else load_compiled(directory, manifest), seconds
 
 
 def segment(nodes: int, context: int, params: SamplingParams) -> Segment:
@@ -63,7 +65,7 @@ def segment(nodes: int, context: int, params: SamplingParams) -> Segment:
 
 
 def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, dict[str, float]]:
-    """Median wall and least CPU milliseconds of each call, in turn, after two rounds of warm-up."""
+    """Median and least wall, and least CPU, milliseconds of each call, in turn, after two rounds of warm-up."""
     wall: dict[str, list[float]] = {name: [] for name in calls}
     cpu: dict[str, list[float]] = {name: [] for name in calls}
     for repetition in range(repetitions + 2):
@@ -73,23 +75,29 @@ def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[st
             if repetition >= 2:
                 wall[name].append((time.perf_counter() - start) * 1e3)
                 cpu[name].append((time.process_time() - used) * 1e3)
-    return {name: {"wall_ms": round(statistics.median(wall[name]), 3), "cpu_ms": round(min(cpu[name]), 3)} for name in calls}
+    return {
+        name: {"wall_ms": round(statistics.median(wall[name]), 3), "least_ms": round(min(wall[name]), 3), "cpu_ms": round(min(cpu[name]), 3)}
+        for name in calls
+    }
 
 
-def by_nodes(model: Path, dtype: str, nodes: list[int], context: int, sampled: bool, repetitions: int) -> dict[str, Any]:
-    """Forward time by nodes, eager and compiled."""
+def by_nodes(model: Path, dtypes: list[str], nodes: list[int], context: int, sampled: bool, repetitions: int, directory: Path) -> dict[str, Any]:
+    """Forward time by nodes, eager in the first precision and compiled in each; artefacts are built in the directory."""
     slots, most = -(-context // 64) * 64, max(nodes)
     capacity = slots + 2 * most
-    least = 2 if dtype == "float32" else 1
-    buckets = tuple(verify_bucket(1, size, slots, capacity, sampled=sampled) for size in sorted({max(size, least) for size in nodes}))
-    whole = verify_bucket(1, most, capacity, capacity, sampled=sampled)  # what every artefact must have
-    compiled, seconds = compiled_model(model, dtype, capacity, (*buckets, whole))
-    decoder = load_decoder(model, positions=capacity - most, vocabulary=Tokenizer(model).vocabulary, dtype=DTYPES[dtype], device=torch.device("cpu"))
-    eager = EagerModel(decoder, rows=1, capacity=capacity, max_nodes=most)
+    models, figures = dict[str, Model](), dict[str, Any]()
+    for dtype in dtypes:
+        sizes = sorted({max(size, least_nodes(dtype)) for size in nodes})
+        buckets = tuple(verify_bucket(1, size, slots, capacity, sampled=sampled) for size in sizes)
+        whole = verify_bucket(1, most, capacity, capacity, sampled=sampled)  # what every artefact must have
+        models[f"compiled {dtype}"], seconds = compiled_model(model, dtype, capacity, (*buckets, whole), directory / dtype)
+        figures[f"build_seconds {dtype}"] = round(seconds, 1)
+    vocabulary, eager = Tokenizer(model).vocabulary, DTYPES[dtypes[0]]
+    decoder = load_decoder(model, positions=capacity - most, vocabulary=vocabulary, dtype=eager, device=torch.device("cpu"))
+    models = {f"eager {dtypes[0]}": EagerModel(decoder, rows=1, capacity=capacity, max_nodes=most), **models}
     params = SamplingParams(1.0, seed=1) if sampled else SamplingParams()
-    both: dict[str, Model] = {"eager": eager, "compiled": compiled}
-    calls = {f"{name} {size}": _choose(served, segment(size, context, params)) for size in nodes for name, served in both.items()}
-    return {"build_seconds": round(seconds, 1), **medians(calls, repetitions)}
+    calls = {f"{name} {size}": _choose(served, segment(size, context, params)) for size in nodes for name, served in models.items()}
+    return figures | medians(calls, repetitions)
 
 
 def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) -> dict[str, Any]:
@@ -126,12 +134,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=EMBEDDED / "target", metavar="DIR")
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    parser.add_argument("--int8", action="store_true", help="8-bit matrices, too")
     parser.add_argument("--nodes", default="1,8,16,32,64")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--sampled", action="store_true", help="at temperature 1 instead of greedy")
     parser.add_argument("--cache", metavar="MB,MB", help="time against the cache's size instead")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="build here, and go on from what is there")
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -139,7 +149,9 @@ def main() -> None:
     if given.cache:
         figures = by_cache(given.model, given.dtype, numbers, given.repetitions)
     else:
-        figures = by_nodes(given.model, given.dtype, numbers, given.context, given.sampled, given.repetitions)
+        dtypes = [given.dtype, *(["int8"] if given.int8 else [])]
+        with tempfile.TemporaryDirectory() as scratch:
+            figures = by_nodes(given.model, dtypes, numbers, given.context, given.sampled, given.repetitions, given.keep or Path(scratch))
     for name, value in figures.items():
         print(f"{name}: {value}")
     if given.json:

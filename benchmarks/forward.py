@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ CONTEXT = 256
 SAMPLINGS = {"greedy": SamplingParams(), "temperature 1, top-p 0.9": SamplingParams(1.0, top_p=0.9), "temperature 1": SamplingParams(1.0)}
 
 
-class TimedModel:
+class StopwatchModel:
     """A Model that adds up the seconds spent in another one."""
 
     def __init__(self, model: Model) -> None:
@@ -49,6 +50,12 @@ class TimedModel:
         chosen = self._model.choose(segments)
         self.seconds += time.perf_counter() - start
         return chosen
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return self._model.padded(rows, nodes)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        self._model.copy_row(source, target, slots)
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         start = time.perf_counter()
@@ -78,9 +85,9 @@ def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[st
     return {name: round(statistics.median(times), 3) for name, times in samples.items()}
 
 
-def outside_the_models(target: TimedModel, draft: TimedModel, verifier: Verifier, prompt: list[int], tokens: int, max_nodes: int) -> dict[str, float]:
+def outside_the_models(target: StopwatchModel, draft: StopwatchModel, verifier: Verifier, prompt: list[int], tokens: int) -> dict[str, float]:
     """Milliseconds a round, and of these those that neither model took."""
-    drafter = ModelDrafter(draft, DEFAULT_TREE, max_nodes=max_nodes)
+    drafter = ModelDrafter(draft, DEFAULT_TREE)
     steps = decode(prompt, SamplingParams(), drafter, verifier, tokens)
     for _ in range(3):
         next(steps)
@@ -96,11 +103,11 @@ def outside_the_models(target: TimedModel, draft: TimedModel, verifier: Verifier
 def measure(options: Options, repetitions: int, tokens: int) -> dict[str, Any]:
     """All figures of a pair."""
     served = load_target(options)
-    target = TimedModel(served.engine.model)
+    target = StopwatchModel(served.engine.model)
     engine = Engine(target, sequence_length=served.engine.sequence_length, max_tree_nodes=64, vocabulary=served.engine.vocabulary)
     checkpoint = find_checkpoint(options, "draft")
     spare = DEFAULT_TREE.most_ranked
-    draft = TimedModel(load_model(options, checkpoint, rows=1, sequence_length=engine.sequence_length, spare=spare, max_nodes=256))
+    draft = StopwatchModel(load_model(options, checkpoint, rows=1, sequence_length=engine.sequence_length, spare=spare, max_nodes=256))
     prompt = checkpoint.tokenizer.encode("def read_lines(path):\n    lines = []\n")
     figures: dict[str, Any] = {"target": served.description.model, "draft": checkpoint.name, "device": served.description.device}
     for name, params in SAMPLINGS.items():
@@ -108,9 +115,9 @@ def measure(options: Options, repetitions: int, tokens: int) -> dict[str, Any]:
         figures[f"target ms by nodes, {name}"] = medians(passes, repetitions)
     widths = {str(nodes): _rank(draft, segment(nodes, SamplingParams())) for nodes in NODES[:5]}
     figures["draft ms by width"] = medians(widths, repetitions)
-    figures["round in process"] = outside_the_models(target, draft, LocalVerifier(engine), prompt, tokens, 63)
-    with BackgroundServer(served._replace(engine=engine)) as server, connect(str(server.address)) as connection:
-        figures["round over loopback gRPC"] = outside_the_models(target, draft, connection.verifier(), prompt, tokens, 63)
+    figures["round in process"] = outside_the_models(target, draft, LocalVerifier(engine), prompt, tokens)
+    with BackgroundServer(replace(served, engine=engine)) as server, connect(str(server.address)) as connection:
+        figures["round over loopback gRPC"] = outside_the_models(target, draft, connection.verifier(), prompt, tokens)
     return figures
 
 

@@ -91,17 +91,10 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[BEGIN, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=VOCABULARY, special_tokens=[BEGIN, END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     core.train_from_iterator(texts, trainer)
-    core.post_processor = processors.TemplateProcessing(
-        single=f"{BEGIN} $A",
-        pair=f"{BEGIN} $A {BEGIN} $B",
-        special_tokens=[(BEGIN, BEGIN_ID)],
-    )
+    core.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN} $B", special_tokens=[(BEGIN, BEGIN_ID)])
     untyped: Any = PreTrainedTokenizerFast
     tokenizer: PreTrainedTokenizerFast = untyped(
         tokenizer_object=core,
@@ -223,13 +216,7 @@ def ask_teacher(target: LlamaForCausalLM, inputs: torch.Tensor) -> tuple[torch.T
     return best.indices.to(torch.int16), best.values.softmax(-1).to(torch.float16)
 
 
-def draft_round(
-    target: LlamaForCausalLM,
-    model: LlamaForCausalLM,
-    sources: list[torch.Tensor],
-    steps: int,
-    generator: torch.Generator,
-) -> None:
+def draft_round(target: LlamaForCausalLM, model: LlamaForCausalLM, sources: list[torch.Tensor], steps: int, generator: torch.Generator) -> None:
     """Ask the target about every batch once, then train the draft on its answers, pass after pass."""
     answers = [ask_teacher(target, inputs) for inputs in sources]
     trainer = Trainer(model, "draft", steps)

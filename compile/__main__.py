@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from compile.build import Builder
     from compile.request import Checkpoint
     from compile.spec import CompileSpec
+    from inference.artifact import Manifest
 
 _FAILED, _INTERRUPTED = 1, 130
 
@@ -51,23 +52,43 @@ def _run(options: Options, arguments: Sequence[str]) -> None:
 
 
 def _build(options: Options, arguments: Sequence[str]) -> None:
-    from compile.build import build_artifact, read_source
+    from compile.build import build_artifact, planned_manifest, read_source
+    from inference.artifact import MANIFEST
 
     out = _out(options)
     spec, checkpoint = _spec_of(options)
     source = read_source(checkpoint.directory)
-    builder = _builder(spec, checkpoint)
+    builder = _builder(options, spec, checkpoint)
+    if options.push and not (out / MANIFEST).is_file():
+        _say_if_pushed(options.push, planned_manifest(spec, source, builder))
     command = shlex.join(["python", "-m", "compile", *arguments])
     manifest = build_artifact(spec, source, builder, out, command=command, say=_say)
     print(f"{out}: complete, digest {manifest.digest()}")
 
 
-def _builder(spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
+def _say_if_pushed(store: str, planned: Manifest) -> None:
+    """A build that others made of the same is named and not taken unasked: an artefact is executable code."""
+    from compile.store import find, open_store
+
+    digest = find(planned, open_store(store))
+    if digest:
+        _say(f"the same was built and pushed before: in place of building, python -m compile --pull {shlex.quote(store)} --digest {digest} --out DIR")
+
+
+def _builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
     """Builders are imported when they build: each brings its own compiler."""
+    if spec.dtype == "int8":
+        from compile.openvino import OpenVinoBuilder
+
+        return OpenVinoBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
     if spec.target == "cpu":
         from compile.cpu import CpuBuilder
 
         return CpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
+    if options.trace:
+        from compile.neuron_trace import TraceBuilder
+
+        return TraceBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
     from compile.neuron import NeuronBuilder
 
     return NeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary)

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
+from compile.lock import building_alone
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, TOKENIZER_FILES, Bucket, Manifest, hash_files, read_manifest, write_manifest
 from inference.errors import BadArtifact, InvalidRequest
@@ -82,13 +83,20 @@ def read_source(directory: Path) -> Source:
 
 
 def build_artifact(spec: CompileSpec, source: Source, builder: Builder, directory: Path, *, command: str, say: Say) -> Manifest:
-    """Build what is not built yet; `say` gets a line a stage. An artefact that is complete stays as it is."""
+    """Build what is not built yet; `say` gets a line a stage. An artefact that is complete stays as it is. One build at a time in
+    a directory: raises InvalidRequest with the number of the other process.
+    """
     if builder.target != spec.target:
         raise InvalidRequest(f"a builder for {builder.target} was given a spec for {spec.target}")
     if not spec.buckets:
         raise InvalidRequest("no graphs are asked for")
     _make_room(directory)
-    with_ = _MadeWith(dict(builder.versions()), dict(builder.host()), dict(builder.flags()))
+    with building_alone(directory / _STATE / "lock", f"--out {directory}"):
+        return _build(spec, source, builder, directory, command, say)
+
+
+def _build(spec: CompileSpec, source: Source, builder: Builder, directory: Path, command: str, say: Say) -> Manifest:
+    with_ = _MadeWith.by(builder)
     stages = _Stages(directory, _base_key(spec, source, with_), len(spec.buckets) + 2, say)
     copied = {"copied": hash_files(source.directory, _present(source))}
     files = dict(stages.run("weights", copied, lambda: [*_copy_tokenizer(source, directory), *builder.prepare(directory)]))
@@ -98,6 +106,11 @@ def build_artifact(spec: CompileSpec, source: Source, builder: Builder, director
     return _write_once(directory, _manifest(spec, source, with_, files, command))
 
 
+def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
+    """What the manifest will say, but for files."""
+    return _manifest(spec, source, _MadeWith.by(builder), {}, "")
+
+
 @dataclass(frozen=True)
 class _MadeWith:
     """What a builder said before it built: compilers may change their settings under way."""
@@ -105,6 +118,10 @@ class _MadeWith:
     versions: Mapping[str, str]
     host: Mapping[str, str]
     flags: Mapping[str, str]
+
+    @classmethod
+    def by(cls, builder: Builder) -> _MadeWith:
+        return cls(dict(builder.versions()), dict(builder.host()), dict(builder.flags()))
 
 
 @dataclass

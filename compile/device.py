@@ -77,7 +77,7 @@ def device_of(target: str) -> Device:
 def _this_machine() -> Device:
     """20 GB/s and 50 GFLOPS are assumed, two cores of a cloud machine in round numbers: for comparing graphs, not for forecasts."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    flops = dict.fromkeys(("float32", "bfloat16", "float16"), 50e9)
+    flops = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), 50e9)
     return Device("cpu", memory, 20e9, flops, {"this machine": 1}, "this machine's memory; 20 GB/s and 50 GFLOPS assumed")
 
 

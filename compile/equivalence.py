@@ -7,6 +7,7 @@ differ between kernels; choices may then differ where two tokens' scores are tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,26 +22,50 @@ from inference.sampling import SamplingParams
 Graph = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 ROUNDS = 3
-_ROUNDING = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the greatest value, of keys, values and logits
+
+
+class Tolerance(NamedTuple):
+    """How far rounding may carry a graph. states: distance of a node's keys or values of all layers, as a part of their length, at
+    the median node: among random inputs are a few that blow up any rounding.  scores: distance of two choices' scores, as a part
+    of the greatest.
+    """
+
+    states: float
+    scores: float
+
+
+ROUNDING = {torch.float32: Tolerance(1e-4, 1e-4), torch.float16: Tolerance(3e-2, 1e-2), torch.bfloat16: Tolerance(1e-1, 5e-2)}
+INT8 = Tolerance(1e-1, 2e-1)
+"""Measured on Qwen2.5-Coder-0.5B (24 layers) with these inputs, against float32: see docs/compile-cpu.md."""
+
 _SAMPLINGS = (SamplingParams(1.0, seed=7), SamplingParams(), SamplingParams(0.7, top_k=20, seed=2**40 + 1), SamplingParams(1.0, top_p=0.9, seed=3))
 
 
 @torch.no_grad()
-def check_equivalence(eager: VerifyGraph, compiled: Graph, bucket: Bucket, *, sequence_length: int) -> None:
-    """Raise BadArtifact unless keys, values and choices are those of the eager graph."""
-    rounding = _ROUNDING[eager.keys.dtype]
+def check_equivalence(eager: VerifyGraph, compiled: Graph, bucket: Bucket, *, sequence_length: int, tolerance: Tolerance | None = None) -> None:
+    """Raise BadArtifact unless keys, values and choices are those of the eager graph; by default as its precision allows."""
+    allowed = tolerance or ROUNDING[eager.keys.dtype]
     differing = total = 0
+    errors: dict[str, list[Tensor]] = {"keys": [], "values": []}
     for seed in range(ROUNDS):
         inputs = random_inputs(bucket, eager.decoder.vocabulary, eager.keys.shape[1], sequence_length, seed)
         expected, made = eager(**inputs), compiled(**inputs)
-        for name, ours, theirs in zip(("keys", "values"), made[1:], expected[1:], strict=True):
-            error = float((ours - theirs).abs().max() / theirs.abs().max())
-            if not error <= rounding:
-                raise BadArtifact(f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of their range, not {rounding}")
-        differing += int(((made[0] != expected[0]) & (_gap(eager, inputs, made[0], expected[0]) > rounding)).sum())
+        for name, ours, theirs in zip(errors, made[1:], expected[1:], strict=True):
+            errors[name].append(_distances(ours, theirs))
+        differing += int(((made[0] != expected[0]) & (_gap(eager, inputs, made[0], expected[0]) > allowed.scores)).sum())
         total += made[0].numel()
+    for name, found in errors.items():
+        error = float(torch.cat(found).median())
+        if not error <= allowed.states:
+            raise BadArtifact(f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of their length, not {allowed.states}")
     if differing > 1 + total // 50:
         raise BadArtifact(f"graph {bucket.name}: {differing} of {total} choices differ from the eager model's by more than rounding")
+
+
+def _distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, B, kv heads, T, head dim] twice -> [B * T]
+    """Each node's distance, as a part of its length."""
+    errors, lengths = (part.float().square().sum((0, 2, 4)).sqrt() for part in (ours.float() - theirs.float(), theirs))
+    return (errors / lengths).flatten()
 
 
 @torch.no_grad()

@@ -60,6 +60,12 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     return buckets_of([*sorted(shapes - {*limits.required()}), *limits.required()], limits, sizes.sampling)
 
 
+def one_graph(limits: Limits, sampling: str) -> tuple[Bucket, ...]:
+    """A graph that serves everything the limits allow, prompts in pieces of a tree's size; greedy only where nothing else is asked for."""
+    nodes = max(limits.least_nodes, limits.tree_nodes)
+    return (verify_bucket(limits.rows, nodes, limits.capacity, limits.capacity, sampled=samplings_of(sampling)[-1]),)
+
+
 def plan_graphs(load: Load, config: ModelConfig, spec: CompileSpec, budget: Budget, chunk: int) -> Planned:
     """The best graphs for a load at the roofline of the spec's device; the spec's own graphs do not matter."""
     limits, cost = limits_of(spec, chunk), roofline_cost(config, spec)

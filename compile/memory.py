@@ -16,7 +16,8 @@ from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig
 
-ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
+"""Bytes of a number in states and caches; int8 is about matrices only."""
 _STEP = 64  # sequence lengths that are advised are multiples of this
 _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
@@ -48,18 +49,18 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
     """What the spec needs of each rank."""
     activation, largest = max((size, f"{name} of {bucket.name}") for bucket in spec.buckets for name, size in _activations(config, spec, bucket))
     cache = _cache_bytes(config, spec, spec.rows, spec.cache_slots)
-    return Footprint(_weight_count(config, spec) * ITEM[spec.dtype], cache, activation, largest)
+    return Footprint(_weight_bytes(config, spec), cache, activation, largest)
 
 
 def work(config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: int, picks: int) -> Work:
     """A call of these shapes: matrices and the head, attention over cache and new nodes; weights and cache moved once. The
     choice among ids is not counted, nor what ranks send each other.
     """
-    ranks, item = spec.tensor_parallel, ITEM[spec.dtype]
+    ranks = spec.tensor_parallel
     matrices, head = config.layers * _layer_matrices(config, ranks), config.hidden_size * spec.vocabulary / ranks
     attention = 4 * config.layers * config.heads * config.head_dim / ranks * nodes * (slots + nodes)
     flops = rows * (2 * matrices * nodes + 2 * head * picks + attention)
-    moved = (matrices + head) * item + _cache_bytes(config, spec, rows, slots + 2 * nodes)  # new keys are written to the cache and read
+    moved = (matrices + head) * _matrix_item(spec) + _cache_bytes(config, spec, rows, slots + 2 * nodes)  # new keys are written to the cache and read
     return Work(flops, moved)
 
 
@@ -166,10 +167,24 @@ def _layer_matrices(config: ModelConfig, ranks: int) -> int:
     return attention + 3 * hidden * config.intermediate_size // ranks
 
 
+def _matrix_item(spec: CompileSpec) -> int:
+    """Bytes of a number in a matrix."""
+    return 1 if spec.dtype == "int8" else ITEM[spec.dtype]
+
+
+def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
+    """All parameters of one rank; with int8 matrices, embeddings and vectors are wider."""
+    matrices = config.layers * _layer_matrices(config, spec.tensor_parallel)
+    if spec.dtype == "int8":
+        matrices += config.vocab_size * config.hidden_size
+    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * (ITEM[spec.dtype] - _matrix_item(spec))
+
+
 def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
     """All parameters of one rank."""
     hidden, size, ranks = config.hidden_size, config.head_dim, spec.tensor_parallel
-    tables = config.vocab_size * hidden // ranks * (1 if config.tied and spec.target == "cpu" else 2)
+    shared = config.tied and spec.target == "cpu" and spec.dtype != "int8"
+    tables = config.vocab_size * hidden // ranks * (1 if shared else 2)
     vectors = 2 * hidden + (2 * size if config.qk_norm else 0)
     vectors += (config.heads + 2 * config.kv_heads) * size if config.qkv_bias else 0
     vectors += hidden if config.output_bias else 0

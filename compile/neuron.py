@@ -23,6 +23,7 @@ import torch
 from compile.parallel import parallel_config, parallel_layers, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
+from inference.backends.neuron import PACKAGE, SHARD
 from inference.backends.neuron_sdk import Sdk, has_device, instance_family, load_sdk, logical_cores, sdk_versions
 from inference.choice import add_in_halves
 from inference.errors import BadArtifact, InvalidRequest
@@ -35,29 +36,50 @@ OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PLATFORMS = {"trn1": "trn1", "inf2": "trn1", "trn2": "trn2"}
 """Targets, and the platform that each is compiled for."""
 
-MODEL = "graphs/nxd_model.pt"
-_SHARD = "weights/tp{}_sharded_checkpoint.safetensors"  # the name that shard_checkpoint gives
 _OURS = ("--target", "--lnc")
 _COMPILERS_AT_ONCE = 4
+
+
+class Toolchain:
+    """What every Neuron builder says of its files, and AWS's packages, aimed at the spec's target when they are first asked for."""
+
+    def __init__(self, spec: CompileSpec, interface: str) -> None:
+        if spec.target not in PLATFORMS:
+            raise InvalidRequest(f"--target {spec.target}: the Neuron builders make {', '.join(PLATFORMS)}")
+        self._target, self.logical = spec.target, logical_cores(spec.target)
+        self.flags = compiler_flags(spec, self.logical)
+        self.host = {"family": spec.target, "logical_cores": str(self.logical), "interface": interface}
+
+    @cached_property
+    def sdk(self) -> Sdk:
+        sdk_versions()
+        aim(self._target)
+        return load_sdk()
+
+    @contextmanager
+    def working(self) -> Iterator[Path]:
+        """The compiler's directory; kept, and named by the BadArtifact, when it fails."""
+        work = Path(tempfile.mkdtemp(prefix="outrider-neuron-"))
+        try:
+            yield work
+        except RuntimeError as error:
+            raise BadArtifact(f"the Neuron compiler failed: {_cause(error)}. Its files and logs are in {work}") from error
+        shutil.rmtree(work)
 
 
 class NeuronBuilder:
     """The Builder for Neuron targets; see compile.build."""
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
-        if spec.target not in PLATFORMS:
-            raise InvalidRequest(f"--target {spec.target}: the Neuron builder makes {', '.join(PLATFORMS)}")
-        self.target = spec.target
+        self.target, self._tools = spec.target, Toolchain(spec, "model_builder")
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
         self._config = read_config(checkpoint_directory)
         self._dealt = parallel_config(self._config, spec.tensor_parallel)
         self._dtype = DTYPES[spec.dtype]
-        self._logical = logical_cores(spec.target)
-        self._flags = compiler_flags(spec, self._logical)
 
     def prepare(self, directory: Path) -> list[str]:
         """The weights, one file a rank."""
-        spec, sdk = self._spec, self._sdk
+        spec, sdk = self._spec, self._tools.sdk
         positions = spec.sequence_length
         whole = load_decoder(self._checkpoint, positions=positions, vocabulary=self._vocabulary, dtype=self._dtype, device=torch.device("cpu"))
         tensors = parallel_tensors(whole.named_parameters(), self._config, spec.tensor_parallel)
@@ -68,12 +90,12 @@ class NeuronBuilder:
             graph = self._graph("meta")
             for rank in range(spec.tensor_parallel):  # one at a time: a rank's share is let go before the next is cut
                 sdk.shard_checkpoint(checkpoint=dict(named), model=graph, start_rank=rank, end_rank=rank, serialize_path=str(directory / "weights"))
-        return [_SHARD.format(rank) for rank in range(spec.tensor_parallel)]
+        return [SHARD.format(rank) for rank in range(spec.tensor_parallel)]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """What the graph will be: the names, shapes and types it is routed by. All graphs are compiled together, by `finish`."""
         inputs = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in example_inputs(bucket).items()}
-        content = {"inputs": inputs, "levels": bucket.levels, "flags": render(self._flags)}
+        content = {"inputs": inputs, "levels": bucket.levels, "flags": render(self._tools.flags)}
         path = directory / "graphs" / f"{bucket.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -82,43 +104,32 @@ class NeuronBuilder:
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Trace and compile every graph into one package, without weights."""
         check_routes(buckets)
-        work = Path(tempfile.mkdtemp(prefix="outrider-neuron-"))
-        try:
-            with self._ranks():
-                model = self._compile(buckets, work)
-                (directory / MODEL).parent.mkdir(parents=True, exist_ok=True)
-                model.save(str(directory / MODEL), save_weights=False)
-        except RuntimeError as error:
-            raise BadArtifact(f"the Neuron compiler failed: {_cause(error)}. Its files and logs are in {work}") from error
-        shutil.rmtree(work)
-        return [MODEL]
+        with self._tools.working() as work, self._ranks():
+            model = self._compile(buckets, work)
+            (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
+            model.save(str(directory / PACKAGE), save_weights=False)
+        return [PACKAGE]
 
     def versions(self) -> Mapping[str, str]:
         return sdk_versions()
 
     def host(self) -> Mapping[str, str]:
-        return {"family": self.target, "logical_cores": str(self._logical), "interface": "model_builder"}
+        return self._tools.host
 
     def flags(self) -> Mapping[str, str]:
-        return self._flags
-
-    @cached_property
-    def _sdk(self) -> Sdk:
-        sdk_versions()
-        aim(self.target)
-        return load_sdk()
+        return self._tools.flags
 
     @contextmanager
     def _ranks(self) -> Iterator[None]:
         """The parallel state in which one process lays out the program of all ranks."""
         ranks = self._spec.tensor_parallel
-        with self._sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=self._logical):
+        with self._tools.sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=self._tools.logical):
             yield
 
     def _graph(self, device: str) -> StatefulGraph:
         """One rank's module, its weights not filled in."""
         spec, dealt = self._spec, self._dealt
-        decoder = Decoder(dealt, spec.sequence_length, self._vocabulary, parallel_layers(self._sdk, self._dtype))
+        decoder = Decoder(dealt, spec.sequence_length, self._vocabulary, parallel_layers(self._tools.sdk, self._dtype))
         for parameter in decoder.parameters():
             parameter.data = parameter.data.to(self._dtype)
         for name in ("cos", "sin"):  # constants that travel with the weights: only buffers that change are state
@@ -131,11 +142,11 @@ class NeuronBuilder:
     def _compile(self, buckets: Sequence[Bucket], work: Path) -> Any:
         """An NxDModel of all graphs, which share one module, one set of weights and one state."""
         graph = self._graph("cpu")
-        builder = self._sdk.model_builder(graph)
+        builder = self._tools.sdk.model_builder(graph)
         for bucket in buckets:
             graph.levels = bucket.levels
             builder.trace(kwargs=example_inputs(bucket), tag=bucket.name)
-        arguments = dict.fromkeys((bucket.name for bucket in buckets), render(self._flags))
+        arguments = dict.fromkeys((bucket.name for bucket in buckets), render(self._tools.flags))
         workers = max(1, min(_COMPILERS_AT_ONCE, (os.cpu_count() or 1) // 2))
         return builder.compile(compiler_workdir=str(work), compiler_args=arguments, max_workers=workers)
 

@@ -1,52 +1,26 @@
-"""One graph for one NeuronCore through torch_neuronx.trace: the caches are aliased from input to output instead of reassigned.
+"""One graph for one NeuronCore through torch_neuronx.trace: the caches are aliased from output to input instead of reassigned.
 
-For small models and for hosts where NxD Core is unwanted. A trace has its own state, so an artefact made this way has exactly one
-graph, which prompts go through as well. Not yet run on hardware.
+For models that fit one core. A trace has its own weights and state, so an artefact made this way has exactly one graph, which
+prompts go through as well. Written against the documented interface; not yet run on hardware.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from compile.neuron import aim, compiler_flags, render
+from compile.neuron import Toolchain, render
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.neuron_sdk import Sdk, has_device, load_sdk, logical_cores, sdk_versions
+from inference.backends.compiled import empty_caches
+from inference.backends.neuron import TRACE
+from inference.backends.neuron_sdk import has_device, sdk_versions
 from inference.choice import add_in_halves
-from inference.errors import BadArtifact, InvalidRequest
+from inference.errors import InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
-from inference.model.graph import StatefulGraph, example_inputs
-
-TRACE = "graphs/traced.pt"
-
-
-class AliasedGraph(StatefulGraph):
-    """Returns chosen [B, P] and the new caches, which the runtime puts in the place of the old."""
-
-    def forward(  # type: ignore[override]
-        self,
-        tokens: Tensor,
-        rows: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        context_mask: Tensor,
-        tree_mask: Tensor,
-        pick: Tensor,
-        temperature: Tensor | None = None,
-        top_k: Tensor | None = None,
-        top_p: Tensor | None = None,
-        seed: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        before = self.keys, self.values
-        chosen = super().forward(tokens, rows, slots, positions, context_mask, tree_mask, pick, temperature, top_k, top_p, seed)
-        after = self.keys, self.values
-        self.keys, self.values = before
-        return chosen, *after
+from inference.model.graph import AliasedGraph, example_inputs
 
 
 class TraceBuilder:
@@ -54,11 +28,10 @@ class TraceBuilder:
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         if len(spec.buckets) != 1 or spec.tensor_parallel != 1:
-            raise InvalidRequest(f"torch_neuronx.trace makes one graph for one core, asked for are {len(spec.buckets)} and {spec.tensor_parallel}")
-        self.target = spec.target
+            asked = f"{len(spec.buckets)} graphs for {spec.tensor_parallel} cores"
+            raise InvalidRequest(f"torch_neuronx.trace makes one graph for one core, asked for are {asked}: leave out --trace")
+        self.target, self._tools = spec.target, Toolchain(spec, "trace")
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
-        self._logical = logical_cores(spec.target)
-        self._flags = compiler_flags(spec, self._logical)
 
     def prepare(self, directory: Path) -> list[str]:
         """Nothing: the weights are saved with the trace, beside the program and not in it."""
@@ -66,20 +39,20 @@ class TraceBuilder:
 
     @torch.no_grad()
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        graph, sdk = self._graph(bucket), self._sdk
-        try:
+        """Trace, compile and save the graph with its weights; raises BadArtifact with the compiler's words."""
+        graph, sdk = self._graph(bucket), self._tools.sdk
+        with self._tools.working() as work:
             traced = sdk.torch_neuronx.trace(
                 graph,
                 tuple(example_inputs(bucket).values()),
                 input_output_aliases={graph.keys: 1, graph.values: 2},
-                compiler_args=render(self._flags),
+                compiler_workdir=str(work),
+                compiler_args=render(self._tools.flags),
                 inline_weights_to_neff=False,
                 cpu_backend=not has_device(),
             )
-        except RuntimeError as error:
-            raise BadArtifact(f"the Neuron compiler failed on {bucket.name}: {error}") from error
-        (directory / TRACE).parent.mkdir(parents=True, exist_ok=True)
-        torch.jit.save(traced, str(directory / TRACE))
+            (directory / TRACE).parent.mkdir(parents=True, exist_ok=True)
+            torch.jit.save(traced, str(directory / TRACE))
         return [TRACE]
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
@@ -89,21 +62,14 @@ class TraceBuilder:
         return sdk_versions()
 
     def host(self) -> Mapping[str, str]:
-        return {"family": self.target, "logical_cores": str(self._logical), "interface": "trace"}
+        return self._tools.host
 
     def flags(self) -> Mapping[str, str]:
-        return self._flags
-
-    @cached_property
-    def _sdk(self) -> Sdk:
-        sdk_versions()
-        aim(self.target)
-        return load_sdk()
+        return self._tools.flags
 
     def _graph(self, bucket: Bucket) -> AliasedGraph:
         spec, dtype = self._spec, DTYPES[self._spec.dtype]
         length, cpu = spec.sequence_length, torch.device("cpu")
         decoder = load_decoder(self._checkpoint, positions=length, vocabulary=self._vocabulary, dtype=dtype, device=cpu)
-        config = decoder.config
-        keys, values = (torch.zeros(config.layers, spec.rows, config.kv_heads, spec.cache_slots, config.head_dim, dtype=dtype) for _ in range(2))
-        return AliasedGraph(decoder, keys, values, bucket.levels, add_in_halves).requires_grad_(False).eval()
+        caches = empty_caches(decoder.config, spec.rows, spec.capacity, dtype)
+        return AliasedGraph(decoder, *caches, bucket.levels, add_in_halves).requires_grad_(False).eval()

@@ -22,6 +22,7 @@ class Options:
     max_tree_nodes: int = 64
     dtype: str | None = None
     tensor_parallel: int = 1
+    trace: bool = False
     flag: tuple[str, ...] = ()
     prefill_nodes: str | None = None
     tree_nodes: str | None = None
@@ -72,8 +73,14 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "rows", "sequences held at once (default: %(default)s)", type=int)
     _add(group, "sequence_length", "prompt and output together (default: the smaller of 2048 and the model's limit)", type=int)
     _add(group, "max_tree_nodes", "largest tree taken, its root included (default: %(default)s)", type=int)
-    _add(group, "dtype", "default: float32 for cpu, bfloat16 else", choices=DTYPES)
+    _add(group, "dtype", "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, the rest float32", choices=DTYPES)
     _add(group, "tensor_parallel", "NeuronCores that share the model (default: %(default)s)", type=int)
+    _add(
+        group,
+        "trace",
+        "for one NeuronCore, through torch_neuronx.trace: one graph, as large as the largest tree, which prompts go through as well",
+        action="store_true",
+    )
     _add(group, "flag", "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1", action="append", metavar="NAME[=VALUE]")
 
 

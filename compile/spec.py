@@ -9,7 +9,7 @@ from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2")
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 MAX_LEVELS = 16
 """Positions that a verify graph makes noise for, unless its trees have fewer nodes."""
 
@@ -42,6 +42,8 @@ class CompileSpec:
             raise InvalidRequest(f"--sequence_length {self.sequence_length}: prompt and output need two tokens at least")
         if self.target == "cpu" and self.tensor_parallel != 1:
             raise InvalidRequest(f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave it at 1")
+        if self.target != "cpu" and self.dtype == "int8":
+            raise InvalidRequest(f"--dtype int8: {self.target} takes float32, bfloat16 or float16; int8 is for cpu")
         _check_buckets(self)
 
     @property
@@ -66,8 +68,8 @@ def takes_all_rows(target: str) -> bool:
 
 
 def least_nodes(dtype: str) -> int:
-    """In float32 one node runs as two: kernels for a single row round differently from those for several."""
-    return 2 if dtype == "float32" else 1
+    """In float32 one node runs as two: kernels for a single row round differently from those for several. So they do by int8's."""
+    return 2 if dtype in ("float32", "int8") else 1
 
 
 def verify_bucket(rows: int, nodes: int, slots: int, junk: int, *, sampled: bool) -> Bucket:

@@ -101,6 +101,12 @@ def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
     return manifest
 
 
+def find(manifest: Manifest, store: Objects) -> str | None:
+    """Digest of the artefact that was pushed first for what this manifest is made from; it may be known before anything is built."""
+    build = f"builds/{build_key(manifest)}"
+    return _read(store, build) if store.has(build) else None
+
+
 def build_key(manifest: Manifest) -> str:
     """Hash of what an artefact was made from: two machines that build the same get the same, whatever bytes they made."""
     inputs = {name: value for name, value in asdict(manifest).items() if name not in _NOT_INPUTS}

@@ -1,4 +1,4 @@
-"""Who may listen where, who may call, and the files that prove it: TLS certificates and a bearer token.
+"""Who may listen where, who may call, and the files that prove it: TLS certificates and bearer tokens.
 
 Loopback is allowed in plaintext. Any other host needs TLS and, to listen, a token, unless the user says `insecure`.
 A token never travels in plaintext to another machine.
@@ -6,7 +6,6 @@ A token never travels in plaintext to another machine.
 
 from __future__ import annotations
 
-import hmac
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
+from grpc_comm.keys import Keys
 from grpc_comm.transport import Address
-from inference.errors import InvalidRequest, MissingExtra
+from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 
-_HEALTH = "/grpc.health.v1.Health/"
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,23 @@ class SecurityOptions:
     """Files and switches as the user gives them; both sides have the same.
 
     tls_cert, tls_key: this side's certificate.  tls_ca: who must have signed the other side's (a target given one demands
-    certificates of its clients).  tls: use TLS with the system's certificate authorities.  insecure: the user takes the risk.
+    certificates of its clients).  token_file: one token, that of this client or of every client.  keys_file: a target's clients, each
+    with a token and limits of its own.  tls: use TLS with the system's certificate authorities.  insecure: the user takes the risk.
     """
 
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
     token_file: Path | None = None
+    keys_file: Path | None = None
     tls: bool = False
     insecure: bool = False
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("--tls_cert and --tls_key belong together: give both or neither")
+        if self.token_file is not None and self.keys_file is not None:
+            raise InvalidRequest("--token_file (one token for all) and --keys_file (one for each client) exclude each other")
 
     @property
     def encrypted(self) -> bool:
@@ -50,10 +54,10 @@ PLAINTEXT = SecurityOptions()
 
 
 class ServerSecurity(NamedTuple):
-    """What a listening target uses; None: plaintext, nobody is asked for a token."""
+    """What a listening target uses; without credentials: plaintext."""
 
     credentials: grpc.ServerCredentials | None
-    token: str | None
+    keys: Keys
 
 
 class ChannelSecurity(NamedTuple):
@@ -67,21 +71,30 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
     """Raises InvalidRequest when listening there with these options would expose the target."""
     if options.encrypted and (options.tls_cert is None or options.tls_key is None):
         raise InvalidRequest("a target with TLS needs a certificate of its own: --tls_cert and --tls_key")
-    if not (address.loopback or options.insecure or (options.encrypted and options.token_file)):
-        need = "--tls_cert, --tls_key and --token_file (or --insecure, if the network is trusted)"
+    secret = options.token_file or options.keys_file
+    if not (address.loopback or options.insecure or (options.encrypted and secret)):
+        need = "--tls_cert, --tls_key and --keys_file or --token_file (or --insecure, if the network is trusted)"
         raise InvalidRequest(f"listening on {address.host} opens the target to other machines: it needs {need}")
-    if options.token_file and not options.encrypted and not address.loopback:
-        raise InvalidRequest(f"on {address.host} the token would travel in plaintext: it needs --tls_cert and --tls_key")
-    token = None if options.token_file is None else read_token(options.token_file)
+    if secret and not options.encrypted and not address.loopback:
+        raise InvalidRequest(f"on {address.host} tokens would travel in plaintext: it needs --tls_cert and --tls_key")
+    keys = _keys(options)
     if options.tls_cert is None or options.tls_key is None:
-        return ServerSecurity(None, token)
+        return ServerSecurity(None, keys)
     pair = (_read(options.tls_key, "--tls_key"), _read(options.tls_cert, "--tls_cert"))
     authority = _read(options.tls_ca, "--tls_ca") if options.tls_ca else None
-    return ServerSecurity(grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None), token)
+    return ServerSecurity(grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None), keys)
+
+
+def _keys(options: SecurityOptions) -> Keys:
+    if options.keys_file is not None:
+        return Keys.read(options.keys_file)
+    return Keys.open() if options.token_file is None else Keys.single(read_token(options.token_file))
 
 
 def channel_security(options: SecurityOptions, address: Address) -> ChannelSecurity:
     """Raises InvalidRequest when a token or, without `insecure`, a prompt would travel in plaintext to another machine."""
+    if options.keys_file:
+        raise InvalidRequest("--keys_file is the target's; a client has one token, in a --token_file")
     if options.token_file and not (options.encrypted or address.loopback):
         raise InvalidRequest(f"the token would travel in plaintext to {address.host}: it needs TLS (--tls_ca, or --tls for a public certificate)")
     if not (options.encrypted or options.insecure or address.loopback):
@@ -117,36 +130,54 @@ def _read(path: Path, flag: str) -> bytes:
         raise InvalidRequest(f"{flag} {path}: cannot be read ({error.strerror})") from error
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Answers UNAUTHENTICATED unless a call carries the bearer token; health checks are free."""
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Ends a call whose token no key has with UNAUTHENTICATED, whatever its method, and no message of it is read.
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode("ascii")
+    Health.Check alone is answered to anyone, about the whole target. Messages longer than their sender's key allows are not parsed.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        key = self._keys.identify(handler_call_details.invocation_metadata)
+        if key is None and handler_call_details.method != _HEALTH_CHECK:
+            return grpc.stream_stream_rpc_method_handler(_refuse)
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_HEALTH) or self._admits(handler_call_details):
-            return handler
-        return _refusing(handler)
-
-    def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        given = dict(details.invocation_metadata).get("authorization", "")
-        return hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._expected)
+        if handler is None:  # no such method
+            return None
+        if key is None:
+            return _unread(handler)
+        return handler if key.message_bytes is None else _limited(handler, key.message_bytes)
 
 
-def _refusing(handler: Any) -> Any:
-    """A handler of the same shape that refuses."""
-    if handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-    return grpc.unary_unary_rpc_method_handler(_refuse)
-
-
-async def _refuse(_request: Any, context: Any) -> None:
+async def _refuse(_messages: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)")
+
+
+def _unread(handler: Any) -> Any:
+    """The unary handler's answer to an empty request; what was sent is not read, so it takes no memory here however long it is."""
+
+    async def answer(_messages: Any, context: Any) -> None:
+        await context.write(await handler.unary_unary(handler.request_deserializer(b""), context))
+
+    return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
+
+
+def _limited(handler: Any, message_bytes: int) -> Any:
+    """The handler, but a longer message raises LimitExceeded where it would be parsed."""
+    parse = handler.request_deserializer
+
+    def parse_short(message: bytes) -> Any:
+        if len(message) > message_bytes:
+            raise LimitExceeded(f"a message of {len(message)} bytes: this key may send {message_bytes} at once")
+        return parse(message)
+
+    return handler._replace(request_deserializer=parse_short)
 
 
 class CertificateFiles(NamedTuple):

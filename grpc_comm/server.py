@@ -5,42 +5,54 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
-from grpc_comm.admission import ModelThread
+from grpc_comm.catalogue import Catalogue, Served
+from grpc_comm.leases import LEASE_SECONDS, Leases
+from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
-from grpc_comm.security import PLAINTEXT, SecurityOptions, ServerSecurity, TokenInterceptor, server_security
+from grpc_comm.security import PLAINTEXT, KeyInterceptor, SecurityOptions, ServerSecurity, server_security
 from grpc_comm.service import TargetService
 from grpc_comm.translate import Description
 from grpc_comm.transport import SERVER_OPTIONS, Address
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 
-WAITING = 64
-"""Sessions that may stand in line for a row."""
-
 GRACE_SECONDS = 5.0
 """How long sessions under way may go on after the first signal."""
+
+RETRY_SECONDS = 2.0
+"""After which clients of a target that ends may look for it again."""
 
 SETTLE_SECONDS = 2.0
 
 _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 
 
-class Target(NamedTuple):
-    """What is served, where and to whom."""
+@dataclass(frozen=True)
+class Target:
+    """What is served, where and to whom.
+
+    listed: further models by name, loaded when first asked for.  share_prefixes: sessions may start from rows of other keys.
+    observer: hears what happens.  reflection: tell callers the protocol.  lease_seconds: how long a session is held without a word from its client.
+    """
 
     engine: Engine
     description: Description
     address: Address
     security: SecurityOptions = PLAINTEXT
-    waiting: int = WAITING
+    listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)
+    observer: ServiceObserver = field(default_factory=ServiceObserver)
+    share_prefixes: bool = False
+    reflection: bool = False
+    lease_seconds: float = LEASE_SECONDS
 
 
 def serve(target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS) -> None:
@@ -53,16 +65,14 @@ def serve(target: Target, on_ready: Callable[[Address], None], grace: float = GR
         loop, signalled = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signalled.set)
-        async with _Listening(target, model) as listening:
+        async with _Listening(target) as listening:
             on_ready(listening.address)
             await signalled.wait()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             await listening.stop(grace)
 
-    with ThreadPoolExecutor(1, thread_name_prefix="model") as executor:
-        model = ModelThread(executor)
-        asyncio.run(until_signal())
+    asyncio.run(until_signal())
 
 
 class BackgroundServer:
@@ -72,7 +82,7 @@ class BackgroundServer:
         self._target = target
         self._ready: Future[Address] = Future()
         self._grace: float | None = None
-        self._thread = threading.Thread(target=self._run, name="outrider server", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._until_stopped()), name="outrider server", daemon=True)
         self._thread.start()
         self.address = self._ready.result()
 
@@ -83,14 +93,10 @@ class BackgroundServer:
             self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()
 
-    def _run(self) -> None:
-        with ThreadPoolExecutor(1, thread_name_prefix="model") as executor:
-            asyncio.run(self._until_stopped(ModelThread(executor)))
-
-    async def _until_stopped(self, model: ModelThread) -> None:
+    async def _until_stopped(self) -> None:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         try:
-            async with _Listening(self._target, model) as listening:
+            async with _Listening(self._target) as listening:
                 self._ready.set_result(listening.address)
                 await self._stopped.wait()
                 await listening.stop(self._grace)
@@ -109,30 +115,45 @@ class BackgroundServer:
 class _Listening:
     """A gRPC server from bind to stop, on the running loop."""
 
-    def __init__(self, target: Target, model: ModelThread) -> None:
-        self._security = server_security(target.security, target.address)
-        interceptors = [TokenInterceptor(self._security.token)] if self._security.token else []
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
-        service = TargetService(target.engine, target.description, model, waiting=target.waiting)
-        verifier_pb2_grpc.add_TargetServicer_to_server(service, self._server)
+    def __init__(self, target: Target) -> None:
+        security = server_security(target.security, target.address)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[KeyInterceptor(security.keys)] if security.keys.demanded else [])
+        self.address = target.address._replace(port=_bind(self._server, target.address, security))
+        self._catalogue = Catalogue(Served(target.engine, target.description), target.listed, target.observer)
+        self._leases = Leases(target.observer, target.lease_seconds)
+        self._service = TargetService(self._catalogue, security.keys, self._leases, target.observer, share_prefixes=target.share_prefixes)
+        verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self.address = target.address._replace(port=_bind(self._server, target.address, self._security))
+        if target.reflection:
+            reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def __aenter__(self) -> _Listening:
         await self._server.start()
+        self._expiring = asyncio.create_task(self._expire())
         for name in ("", _SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return self
 
     async def stop(self, grace: float | None) -> None:
-        """Take no new sessions, let those under way go on for `grace` seconds, then end them."""
+        """Say so, take no new sessions, let those under way leave for `grace` seconds, then end them."""
         await self._health.enter_graceful_shutdown()
+        if grace:
+            await self._service.drain("the target ends", RETRY_SECONDS)
         await self._server.stop(grace)
         await _settle()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._server.stop(None)
+        self._expiring.cancel()
+        self._leases.end_all()
+        await asyncio.to_thread(self._catalogue.stop)
+
+    async def _expire(self) -> None:
+        """End sessions that were left, while nobody asks for anything."""
+        while True:
+            await asyncio.sleep(self._leases.lease_seconds / 4)
+            self._leases.expire()
 
 
 async def _settle() -> None:

@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike
 
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.accept import Verdict
-from inference.errors import Busy, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
+from inference.errors import Busy, Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.sampling import SamplingParams
+from inference.session import Answer, Opened
 from inference.tree import TokenTree
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class Description:
     stop_ids: frozenset[int]
 
 
-def write_description(description: Description) -> pb.Description:
+def write_description(description: Description, models: Sequence[str]) -> pb.Description:
     fields = {**vars(description), "stop_ids": sorted(description.stop_ids)}
-    return pb.Description(protocol_version=PROTOCOL_VERSION, **fields)
+    return pb.Description(protocol_version=PROTOCOL_VERSION, models=models, **fields)
 
 
 def read_description(message: pb.Description) -> Description:
@@ -65,6 +66,24 @@ def write_open(session_id: str, expected: Description, prompt: Sequence[int], pa
         top_k=params.top_k,
         top_p=params.top_p,
         seed=params.seed,
+        model=expected.model,
+    )
+
+
+def write_resume(session_id: str, resume_key: bytes, epoch: int) -> pb.Resume:
+    return pb.Resume(session_id=session_id, protocol_version=PROTOCOL_VERSION, resume_key=resume_key, epoch=epoch)
+
+
+def write_opened(session_id: str, length: int, opened: Opened, resume_key: bytes, lease_seconds: float, rounds: int) -> pb.Opened:
+    return pb.Opened(
+        session_id=session_id,
+        length=length,
+        queue_seconds=opened.queue_seconds,
+        prefill_seconds=opened.prefill_seconds,
+        reused_tokens=opened.reused,
+        resume_key=resume_key,
+        lease_seconds=lease_seconds,
+        rounds=rounds,
     )
 
 
@@ -88,8 +107,9 @@ def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
     return Mismatch(f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} on the target is {ours}")
 
 
-def write_round(number: int, base_length: int, tree: TokenTree) -> pb.Round:
-    return pb.Round(number=number, base_length=base_length, tokens=tree.tokens.tolist(), parents=tree.parents[1:].tolist())
+def write_round(number: int, base_length: int, digest: int, tree: TokenTree) -> pb.Round:
+    tokens, parents = tree.tokens.tolist(), tree.parents[1:].tolist()
+    return pb.Round(number=number, base_length=base_length, digest=digest, tokens=tokens, parents=parents)
 
 
 def read_tree(message: pb.Round, max_nodes: int) -> TokenTree:
@@ -99,13 +119,14 @@ def read_tree(message: pb.Round, max_nodes: int) -> TokenTree:
     return TokenTree(np.array(message.tokens, dtype=np.int64), np.array([-1, *message.parents], dtype=np.int64))
 
 
-def write_verdict(number: int, verdict: Verdict, queue_seconds: float, model_seconds: float) -> pb.Verdict:
+def write_verdict(number: int, answer: Answer) -> pb.Verdict:
     return pb.Verdict(
         number=number,
-        path=verdict.path,
-        next_token=verdict.next_token,
-        queue_microseconds=microseconds(queue_seconds),
-        model_microseconds=microseconds(model_seconds),
+        path=answer.verdict.path,
+        next_token=answer.verdict.next_token,
+        queue_microseconds=microseconds(answer.queue_seconds),
+        model_microseconds=microseconds(answer.model_seconds),
+        budget=answer.budget,
     )
 
 
@@ -118,16 +139,16 @@ def read_verdict(message: pb.Verdict, number: int, tree: TokenTree) -> Verdict:
     return Verdict(tuple(message.path), message.next_token)
 
 
-def write_continue(max_tokens: int, stop_ids: Iterable[int]) -> pb.Continue:
-    return pb.Continue(max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)))
+def write_continue(max_tokens: int, stop_ids: Iterable[int], base_length: int, digest: int) -> pb.Continue:
+    return pb.Continue(max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), base_length=base_length, digest=digest)
 
 
-def write_token(token: int, last: bool, queue_seconds: float, model_seconds: float) -> pb.Tokens:
+def write_token(answer: Answer, last: bool) -> pb.Tokens:
     return pb.Tokens(
-        ids=[token],
+        ids=[answer.verdict.next_token],
         last=last,
-        queue_microseconds=microseconds(queue_seconds),
-        model_microseconds=microseconds(model_seconds),
+        queue_microseconds=microseconds(answer.queue_seconds),
+        model_microseconds=microseconds(answer.model_seconds),
     )
 
 
@@ -151,6 +172,7 @@ _ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),  # LimitExceeded included
     (Mismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (Busy, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Gone, grpc.StatusCode.NOT_FOUND),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (OutriderError, grpc.StatusCode.INTERNAL),
 )
@@ -170,7 +192,20 @@ def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
     if kind is Unavailable or (kind is OutriderError and not details.startswith(FAULT)):
         reason = details.rpartition("last error: ")[2] or code.name
         return Unavailable(f"{unreachable} ({reason})")
+    if kind is Busy:
+        return Busy(details, _retry_after(error))
     return kind(details)
+
+
+RETRY_AFTER = "retry-after-ms"
+"""Trailing metadata of a call that was refused for lack of room."""
+
+
+def _retry_after(error: grpc.RpcError) -> float:
+    """Seconds."""
+    metadata: tuple[tuple[str, str | bytes], ...] = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # the stubs' pairs are opaque
+    given = next((str(value) for key, value in metadata if key == RETRY_AFTER), "")
+    return int(given) / 1e3 if given.isdigit() else 1.0
 
 
 FAULT = "a fault in the target"

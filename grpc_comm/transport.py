@@ -22,6 +22,11 @@ SERVER_OPTIONS = (
     *_BOTH_ENDS,
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # else the client's keepalive is answered with GOAWAY
     ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
+    ("grpc.max_concurrent_streams", 256),  # what follows bounds what a peer can hold without being known
+    ("grpc.max_allowed_incoming_connections", 1024),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.http2.bdp_probe", 0),  # of a call that is not read 64 KB are taken, not 4 MB
 )
 _CHANNEL_OPTIONS = (
     *_BOTH_ENDS,

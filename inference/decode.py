@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from inference.accept import Verdict
+from inference.policy import Budget
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from inference.tree import TokenTree
@@ -21,6 +22,11 @@ class Verifier(Protocol):
     @property
     def traffic(self) -> Traffic:
         """What the session has cost so far."""
+        ...
+
+    @property
+    def tree_budget(self) -> int:
+        """Nodes that the next tree may have, the root included; more would be cut off."""
         ...
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
@@ -43,8 +49,8 @@ class Drafter(Protocol):
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None: ...
 
-    def draft(self, root: int, depth: int) -> TokenTree:
-        """A tree under `root`, at most `depth` levels deep."""
+    def draft(self, root: int, budget: Budget) -> TokenTree:
+        """A tree under `root` within the budget."""
         ...
 
     def commit(self, tree: TokenTree, verdict: Verdict) -> None:
@@ -73,7 +79,7 @@ def decode(prompt: Sequence[int], params: SamplingParams, drafter: Drafter, veri
     opened.result()
     root, remaining = prompt[-1], max_new_tokens
     while remaining > 0:
-        tree = drafter.draft(root, depth=remaining - 1)
+        tree = drafter.draft(root, Budget(verifier.tree_budget - 1, remaining - 1))
         verdict = verifier.submit(tree).result()
         drafter.commit(tree, verdict)
         step = Step(tree, verdict)

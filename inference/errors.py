@@ -8,7 +8,8 @@ OutriderError
 ├── BadArtifact         a compiled artefact that is incomplete, changed, or made for something else
 ├── MissingExtra        an optional package is needed, with its install line
 └── Unavailable         the other side cannot be reached, or went away
-    └── Busy            it is there and full: asking again later helps
+    ├── Busy            it is there and full: asking again later helps
+    └── Gone            it does not hold this session any more: opening it anew goes on with it
 """
 
 from __future__ import annotations
@@ -47,4 +48,12 @@ class Unavailable(OutriderError):
 
 
 class Busy(Unavailable):
-    """The other side is there and full; asking again later helps."""
+    """The other side is there and full; asking again after `retry_after` seconds may help."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Gone(Unavailable):
+    """The other side does not hold this session; opened anew with the tokens made so far, it goes on."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from inference.accept import Verdict
-from inference.engine import Engine, TargetSession
+from inference.engine import Engine
 from inference.errors import OutriderError
 from inference.sampling import SamplingParams
+from inference.session import Answer, Session, promise
 from inference.stats import Traffic
 from inference.tree import TokenTree
 
@@ -22,19 +22,20 @@ class LocalVerifier:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._session: TargetSession | None = None
+        self._session: Session | None = None
         self.traffic = Traffic()
+        self.tree_budget = engine.max_tree_nodes
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
         self.close()
         return _done(lambda: self._open(prompt, params))
 
     def submit(self, tree: TokenTree) -> Future[Verdict]:
-        return _done(lambda: self._live.verify(tree))
+        return _done(lambda: self._verify(tree))
 
     def generate(self, max_tokens: int, stop_ids: frozenset[int]) -> Iterator[int]:
         for _ in range(max_tokens):
-            token = self._live.step()
+            token = self._verify(TokenTree.chain([self._live.root])).next_token
             yield token
             if token in stop_ids:
                 return
@@ -45,17 +46,30 @@ class LocalVerifier:
             self._session = None
 
     def _open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._session = self._engine.open(prompt, params)
-        deque(self._session.prefill(), maxlen=0)
+        self._session, future = self._engine.open(prompt, params)
+        opened = self._wait(future)
+        self.traffic.queue_seconds += opened.queue_seconds
+        self.traffic.prefill_seconds += opened.prefill_seconds
+
+    def _verify(self, tree: TokenTree) -> Verdict:
+        answer: Answer = self._wait(self._engine.verify(self._live, tree))
+        self.traffic.queue_seconds += answer.queue_seconds
+        self.traffic.model_seconds += answer.model_seconds
+        self.tree_budget = answer.budget
+        return answer.verdict
+
+    def _wait(self, future: Future[Any]) -> Any:
+        self._engine.finish(future)
+        return future.result()
 
     @property
-    def _live(self) -> TargetSession:
+    def _live(self) -> Session:
         assert self._session is not None, "open() comes first"
         return self._session
 
 
 def _done(call: Callable[[], T]) -> Future[T]:
-    future: Future[T] = Future()
+    future: Future[T] = promise()
     try:
         future.set_result(call())
     except OutriderError as error:

@@ -24,15 +24,11 @@ class ModelSequence:
     """A row of `model` between two calls; `slots` may hold a prefix already (the engine reuses rows)."""
 
     def __init__(self, model: Model, row: int, params: SamplingParams, slots: Slots | None = None) -> None:
-        self._model, self._row, self._params = model, row, params
+        self.model, self._row, self._params = model, row, params
         self.slots = Slots(model.capacity) if slots is None else slots
+        self.cached = int(self.slots.committed.sum())  # tokens whose keys are committed
         self._pending: list[int] = []
         self._node_slots: dict[int, int] = {}  # evaluated node of the current tree -> slot
-
-    @property
-    def cached(self) -> int:
-        """Tokens whose keys are committed."""
-        return int(self.slots.committed.sum())
 
     @property
     def length(self) -> int:
@@ -41,23 +37,33 @@ class ModelSequence:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Commit tokens without choosing: a prompt but its last token, which is the first root."""
-        for start in range(0, len(tokens), self._model.max_nodes):
-            self._feed(tokens[start : start + self._model.max_nodes])
+        for start in range(0, len(tokens), self.model.max_nodes):
+            self._feed(tokens[start : start + self.model.max_nodes])
 
     def choose(self, tree: TokenTree) -> IntArray:  # [n]
         """The token chosen at each node; the nodes' keys are provisional until commit."""
+        return self.model.choose([self.prepare(tree)])[0]
+
+    def prepare(self, tree: TokenTree) -> Segment:
+        """This row's share of a call that chooses at every node; whoever makes the call commits what it accepts."""
         self.abandon()
-        return self._model.choose([self._segment(tree, range(len(tree)))])[0]
+        return self._segment(tree, range(len(tree)))
+
+    def prepare_chunk(self, chain: TokenTree) -> Segment:
+        """The same for prompt tokens, at which nothing is chosen that anybody reads; all of them are to be committed."""
+        last = np.array([len(chain) - 1], dtype=np.int32)
+        return self.prepare(chain)._replace(pick=last, params=SamplingParams())
 
     def rank(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
         """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on the same growing tree."""
-        return self._model.rank([self._segment(tree, nodes)], k)[0]
+        return self.model.rank([self._segment(tree, nodes)], k)[0]
 
     def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep the root and the path, free the rest; nodes that were never evaluated become pending."""
         kept = [0, *path]
         evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
         self.slots.commit(np.array(evaluated, dtype=np.int32))
+        self.cached += len(evaluated)
         self._pending += tree.tokens[kept[len(evaluated) :]].tolist()
         self._node_slots = {}
 
@@ -67,26 +73,25 @@ class ModelSequence:
         self._node_slots = {}
 
     def _feed(self, tokens: Sequence[int]) -> None:
-        self.abandon()
         chain = TokenTree.chain(tokens)
-        last = np.array([len(chain) - 1], dtype=np.int32)
-        self._model.choose([self._segment(chain, range(len(chain)))._replace(pick=last, params=SamplingParams())])
+        self.model.choose([self.prepare_chunk(chain)])
         self.commit(chain, range(1, len(chain)))
 
     def _segment(self, tree: TokenTree, nodes: Sequence[int]) -> Segment:
         """The call that evaluates `nodes`, with pending tokens as a chain above them; slots are taken here."""
-        if self._pending and len(self._pending) + len(nodes) > self._model.max_nodes:
+        if self._pending and len(self._pending) + len(nodes) > self.model.max_nodes:
             pending, self._pending = self._pending, []
             self.extend(pending)
         pending = self._pending
         above, order = len(pending), np.array(nodes, dtype=np.int32)
-        if above + len(order) > self._model.max_nodes:
-            raise LimitExceeded(f"a tree of {len(order)} nodes: this model takes {self._model.max_nodes} in one call")
+        if above + len(order) > self.model.max_nodes:
+            raise LimitExceeded(f"a tree of {len(order)} nodes: this model takes {self.model.max_nodes} in one call")
         context = self._context(tree, order)
         depths = np.concatenate([np.arange(above), above + tree.depths[order]])
         positions = (self.cached + depths).astype(np.int32)
         slots = self.slots.take(positions)
         self.slots.committed[slots[:above]] = True
+        self.cached += above
         self._pending = []
         self._node_slots.update(zip(nodes, slots[above:].tolist(), strict=True))
         mask = np.tri(len(slots), dtype=np.bool_)

@@ -40,6 +40,13 @@ class Slots:
         self.committed &= self.positions < length
         self.positions[~self.committed] = FREE
 
+    def committed_copy(self) -> Slots:
+        """The same committed slots; provisional ones are free."""
+        copy = Slots(len(self.positions))
+        copy.committed[:] = self.committed
+        copy.positions[self.committed] = self.positions[self.committed]
+        return copy
+
     @property
     def high_water(self) -> int:
         """One past the highest slot in use."""

@@ -20,6 +20,9 @@ class Traffic:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     model_seconds: float = 0.0
+    reused_tokens: int = 0  # of prompts, whose keys the target had already
+    resumes: int = 0  # streams that broke and were taken up again where they were
+    reopenings: int = 0  # sessions that were opened anew, with a prefill
 
 
 @dataclass

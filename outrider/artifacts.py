@@ -62,8 +62,14 @@ def load_artifact(options: Options, manifest: Manifest) -> CompiledModel:
         from inference.backends.neuron import load_neuron
 
         return load_neuron(directory, manifest, lambda line: print(line, file=sys.stderr, flush=True))
-    model = load_compiled(directory, manifest)
-    set_threads(options, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
+    if manifest.dtype == "int8":
+        from inference.backends.openvino import DECODER_WEIGHTS, load_openvino
+
+        set_threads(options, (directory / DECODER_WEIGHTS).stat().st_size)
+        model = load_openvino(directory, manifest)
+    else:
+        model = load_compiled(directory, manifest)
+        set_threads(options, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
     print(f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.buckets)} graphs, {manifest.rows} rows", file=sys.stderr)
     return model
 

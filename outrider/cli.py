@@ -36,6 +36,10 @@ def _run(options: Options) -> int:
         from outrider.serve import make_cert
 
         return make_cert(options)
+    if options.role == "make-key":
+        from outrider.serve import make_key
+
+        return make_key(options)
     from outrider.generate import draft, verify
 
     return draft(options) if options.role == "draft" else verify(options)

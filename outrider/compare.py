@@ -60,6 +60,7 @@ class Row:
     draft_seconds: float
     target_seconds: float
     identical_texts: int
+    device: str  # of the target, as it describes itself: an emulated one says so
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,6 +118,7 @@ def summarise(name: str, done: Sequence[Completion], baseline: Sequence[Completi
         draft_seconds=sum(run.draft_seconds for run in done),
         target_seconds=sum(run.target_seconds for run in done),
         identical_texts=sum(run.token_ids == alone.token_ids for run, alone in zip(done, baseline, strict=True)),
+        device=done[0].device,
     )
 
 
@@ -159,17 +161,18 @@ def _against(stack: ExitStack, common: Options, options: argparse.Namespace) -> 
         f"distributed chain of {options.gamma}": Chain(options.gamma),
         f"distributed tree of {options.tree_nodes}": replace(DEFAULT_TREE, nodes=options.tree_nodes, depth=options.tree_depth),
     }
+    device = target.description.device
     model = load_draft(common, checkpoint, max(policies.values(), key=lambda policy: policy.most_ranked), 1, length)
 
     def alone(request: Request) -> Completion:
-        return target_only(request, target.verifier(), checkpoint.tokenizer, silent, Event())
+        return replace(target_only(request, target.verifier(), checkpoint.tokenizer, silent, Event()), device=device)
 
     def distributed(policy: Policy) -> Callable[[Request], Completion]:
-        pool = DraftPool(model, policy, target.description.max_tree_nodes - 1)
+        pool = DraftPool(model, policy)
 
         def complete(request: Request) -> Completion:
             with pool.drafter() as drafter:
-                return speculate(request, drafter, target.verifier(), checkpoint.tokenizer, silent, Event())
+                return replace(speculate(request, drafter, target.verifier(), checkpoint.tokenizer, silent, Event()), device=device)
 
         return complete
 
@@ -221,7 +224,7 @@ def _print_table(rows: Sequence[Row]) -> None:
         "bytes up/down a round",
         "identical",
     )
-    table = Table(*heads)
+    table = Table(*heads, caption="target on " + rows[0].device)
     for row in rows:
         table.add_row(
             row.architecture,

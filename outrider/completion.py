@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from inference.accept import Verdict
 from inference.decode import Drafter, Verifier, decode
+from inference.policy import Budget
 from inference.sampling import SamplingParams
 from inference.stats import Statistics, Traffic
 from inference.text import Tokenizer
@@ -64,6 +65,7 @@ class Completion:
     target_seconds: float = 0.0
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    device: str = ""  # of the target, as it describes itself: an emulated one says so; empty for a model in this process
     baseline: Completion | None = None
     speedup: float | None = None
 
@@ -81,9 +83,9 @@ class _TimedDrafter:
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self._drafter.open(prompt, params)
 
-    def draft(self, root: int, depth: int) -> TokenTree:
+    def draft(self, root: int, budget: Budget) -> TokenTree:
         start = time.perf_counter()
-        tree = self._drafter.draft(root, depth)
+        tree = self._drafter.draft(root, budget)
         self.seconds += time.perf_counter() - start
         return tree
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from grpc_comm.client import Connection, connect
+from grpc_comm.remote import Patience
 from grpc_comm.transport import Address
 from inference.backends import Model
 from inference.drafters.model import ModelDrafter
@@ -41,13 +42,15 @@ def draft(options: Options) -> int:
         length = session_length(options, checkpoint, target)
         requests = make_requests(options, prompts, checkpoint.tokenizer, length, target.description.stop_ids)
         rows = min(options.batch, len(requests))
-        pair = DraftPool(load_draft(options, checkpoint, policy, rows, length), policy, target.description.max_tree_nodes - 1)
+        pair = DraftPool(load_draft(options, checkpoint, policy, rows, length), policy)
 
         def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
             with pair.drafter() as drafter:
                 done = speculate(request, drafter, target.verifier(), checkpoint.tokenizer, show, cancelled)
+            done.device = target.description.device
             if options.baseline and not cancelled.is_set():
                 done.baseline = target_only(request, target.verifier(), checkpoint.tokenizer, silent, cancelled)
+                done.baseline.device = target.description.device
                 done.speedup = done.baseline.seconds / done.seconds
             return done
 
@@ -82,11 +85,11 @@ def _alone(options: Options) -> tuple[Checkpoint, int, Callable[[], Model]]:
 class DraftPool:
     """The rows of one draft model, lent to one prompt at a time each."""
 
-    def __init__(self, model: Model, policy: Policy, max_nodes: int) -> None:
+    def __init__(self, model: Model, policy: Policy) -> None:
         self._free: SimpleQueue[ModelDrafter] = SimpleQueue()
         lock = threading.Lock()
         for row in range(model.rows):
-            self._free.put(ModelDrafter(model, policy, max_nodes=max_nodes, row=row, lock=lock))
+            self._free.put(ModelDrafter(model, policy, row=row, lock=lock))
 
     @contextmanager
     def drafter(self) -> Iterator[ModelDrafter]:
@@ -100,10 +103,16 @@ class DraftPool:
 @contextmanager
 def connect_target(options: Options, checkpoint: Checkpoint) -> Iterator[Connection]:
     """The target at --target_host and --port; token ids mean the same on both sides, or nothing is sent."""
-    named = options.target_host.startswith("[") or options.target_host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
-    address = options.target_host if named else str(Address(options.target_host, options.port))
-    with connect(address, security=security_of(options), tokenizer_fingerprint=checkpoint.tokenizer.fingerprint()) as target:
+    addresses = ",".join(_address(host.strip(), options.port) for host in options.target_host.split(","))
+    patience = Patience(options.patience, lambda line: print(line, file=sys.stderr, flush=True))
+    fingerprint = checkpoint.tokenizer.fingerprint()
+    with connect(addresses, security=security_of(options), tokenizer_fingerprint=fingerprint, patience=patience) as target:
         yield target
+
+
+def _address(host: str, port: int) -> str:
+    named = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
+    return host if named else str(Address(host, port))
 
 
 def session_length(options: Options, checkpoint: Checkpoint, target: Connection) -> int:

@@ -18,6 +18,8 @@ from outrider.options import Options
 
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
+    from inference.backends.legacy_neuron import LegacyNeuronModel
+    from inference.model.decoder import Decoder
 
 EMBEDDED = Path(inference.__file__).parent / "data"
 _DEFAULT_SEQUENCE_LENGTH = 2048
@@ -57,13 +59,16 @@ def find_checkpoint(options: Options, kind: str) -> Checkpoint:
     return Checkpoint(name or f"outrider-embedded-{kind}", directory, name is None, read_config(directory), Tokenizer(directory))
 
 
-def load_model(options: Options, checkpoint: Checkpoint, *, rows: int, sequence_length: int, spare: int, max_nodes: int) -> EagerModel:
+def load_model(
+    options: Options, checkpoint: Checkpoint, *, rows: int, sequence_length: int, spare: int, max_nodes: int
+) -> EagerModel | LegacyNeuronModel:
     """The checkpoint on the chosen device; `spare` slots a row beyond the sequence hold trees. Says what was chosen on stderr."""
-    from inference.backends.eager import EagerModel
     from inference.model.checkpoint import DTYPES, load_decoder
 
     if rows < 1:
         raise InvalidRequest(f"--batch {rows}: at least one row is needed")
+    if options.device == "neuron-legacy":
+        return _load_legacy(options, checkpoint, sequence_length)
     device = pick_device(options.device)
     dtype = options.dtype or ("float32" if checkpoint.embedded else None)
     decoder = load_decoder(
@@ -76,10 +81,40 @@ def load_model(options: Options, checkpoint: Checkpoint, *, rows: int, sequence_
     parameters = sum(parameter.numel() for parameter in decoder.parameters())
     if device.type == "cpu":
         set_threads(options, parameters)
-    model = EagerModel(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
+    model = _on_device(decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
     precision = str(model.dtype).removeprefix("torch.")
     print(f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}", file=sys.stderr)
     return model
+
+
+def _load_legacy(options: Options, checkpoint: Checkpoint, sequence_length: int) -> LegacyNeuronModel:
+    """A target on transformers-neuronx: one row, chains of up to --max_tree_nodes tokens."""
+    from inference.backends.legacy_neuron import load_legacy_neuron
+    from inference.model.checkpoint import DTYPES
+
+    if options.role not in ("target", "verify_target"):
+        raise InvalidRequest("--device neuron-legacy is for roles target and verify_target: draft on cpu or cuda")
+    return load_legacy_neuron(
+        checkpoint.directory,
+        checkpoint.config,
+        sequence_length=sequence_length,
+        vocabulary=checkpoint.tokenizer.vocabulary,
+        chain=options.max_tree_nodes,
+        tensor_parallel=options.tensor_parallel,
+        dtype=DTYPES[options.dtype or ("float32" if checkpoint.embedded else "bfloat16")],
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+
+
+def _on_device(decoder: Decoder, device: torch.device, *, rows: int, capacity: int, max_nodes: int) -> EagerModel:
+    """On CUDA the decoder's calls are recorded and replayed; not yet run on a GPU."""
+    if device.type == "cuda":
+        from inference.backends.cuda import CudaGraphs, CudaModel
+
+        return CudaModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes, recorder=CudaGraphs(device))
+    from inference.backends.eager import EagerModel
+
+    return EagerModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
 
 
 def set_threads(options: Options, parameters: int) -> None:
@@ -112,5 +147,6 @@ def describe(device: torch.device) -> str:
 
 def security_of(options: Options) -> SecurityOptions:
     """The flags of the network group, as files."""
-    cert, key, ca, token = (Path(name) if name else None for name in (options.tls_cert, options.tls_key, options.tls_ca, options.token_file))
-    return SecurityOptions(tls_cert=cert, tls_key=key, tls_ca=ca, token_file=token, tls=options.tls, insecure=options.insecure)
+    names = ("tls_cert", "tls_key", "tls_ca", "token_file", "keys_file")
+    files = {name: Path(value) for name in names if (value := getattr(options, name))}
+    return SecurityOptions(**files, tls=options.tls, insecure=options.insecure)

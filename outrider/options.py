@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-ROLES = ("target", "draft", "verify_target", "verify_draft", "make-cert")
-DEVICES = ("auto", "cpu", "cuda", "neuron")
+ROLES = ("target", "draft", "verify_target", "verify_draft", "make-cert", "make-key")
+DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 PRECISIONS = ("float32", "bfloat16", "float16")
+LOG_FORMS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,11 @@ class Options:
     device: str = "auto"
     dtype: str | None = None
     threads: int | None = None
+    tensor_parallel: int = 2
     batch: int = 4
     sequence_length: int | None = None
     max_tree_nodes: int = 64
+    emulate: str | None = None
     host: str = "127.0.0.1"
     port: int = 50051
     target_host: str = "127.0.0.1"
@@ -50,8 +54,23 @@ class Options:
     tls_ca: str | None = None
     tls: bool = False
     token_file: str | None = None
+    keys_file: str | None = None
+    name: str | None = None
     insecure: bool = False
+    waiting: int = 64
+    lease: float = 15.0
+    grace: float = 5.0
+    share_prefixes: bool = False
+    reflection: bool = False
+    patience: float = 30.0
+    offline: str = "wait"
     out: str = "certificates"
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    log: str = "text"
+    log_level: str = "warning"
+    watch: bool = False
+    usd_per_hour: float | None = None
     debug: bool = False
 
 
@@ -64,7 +83,8 @@ _EXAMPLES = """examples:
   python main.py --role target --model DIR --host 0.0.0.0 --tls_cert cert.pem --tls_key key.pem --token_file token
   python main.py --role draft --model DIR --target_host HOST --tls_ca ca.pem --token_file token --prompt_text prompts.txt
   python main.py --role verify_target --prompt "def main():"          the target alone, in this process
-  python main.py --role make-cert --host HOST --out certificates      a self-signed pair for --tls_*"""
+  python main.py --role make-cert --host HOST --out certificates      a self-signed pair for --tls_*
+  python main.py --role make-key --name alice --keys_file keys.json   a key for a client; its token is printed once"""
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -77,8 +97,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     _text_flags(parser.add_argument_group("text (draft, verify_target, verify_draft)"))
     _tree_flags(parser.add_argument_group("drafting (draft)"))
     _network_flags(parser.add_argument_group("network"))
+    _observing_flags(parser.add_argument_group("observing (target)"))
     _add(parser, "debug", "show tracebacks", action="store_true")
-    return Options(**vars(parser.parse_args(arguments)))
+    options = Options(**vars(parser.parse_args(arguments)))
+    if options.emulate and options.role != "target":
+        parser.error(f"--emulate is for --role target: a draft reports the device of the target that it is given (got --role {options.role})")
+    _check_observing(parser, options)
+    return options
 
 
 def _model_flags(group: argparse._ArgumentGroup) -> None:
@@ -89,9 +114,12 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "device", "auto takes CUDA where there is one (default: %(default)s)", choices=DEVICES)
     _add(group, "dtype", "default: float32 for the embedded pair, else the checkpoint's", choices=PRECISIONS)
     _add(group, "threads", "CPU threads (default: one for small models, else torch's choice)", type=int)
+    _add(group, "tensor_parallel", "neuron-legacy: NeuronCores that share the target (default: %(default)s)", type=int)
     _add(group, "batch", "sequences held at once: KV rows of the target, prompts drafted at once (default: %(default)s)", type=int)
     _add(group, "sequence_length", "prompt and output together (default: the smaller of 2048 and the model's limit)", type=int)
     _add(group, "max_tree_nodes", "target: largest tree taken, its root included (default: %(default)s)", type=int)
+    emulate = "target: the model chooses, each pass takes the time of this profile; all that is reported says emulated (unknown names list them)"
+    _add(group, "emulate", emulate, metavar="PROFILE")
 
 
 def _text_flags(group: argparse._ArgumentGroup) -> None:
@@ -118,14 +146,46 @@ def _tree_flags(group: argparse._ArgumentGroup) -> None:
 def _network_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "host", "target: address to listen on; make-cert: name in the certificate (default: %(default)s)")
     _add(group, "port", "of the target; 0 lets the system choose (default: %(default)s)", type=int)
-    _add(group, "target_host", "draft: where the target is, HOST or HOST:PORT (default: %(default)s)", metavar="HOST")
+    _add(group, "target_host", "draft: where the target is, HOST or HOST:PORT; several of one model: A,B (default: %(default)s)", metavar="HOST")
+    _add(group, "patience", "draft: seconds to look for a target that is full or went away (default: %(default)s)", type=float)
+    _add(group, "offline", "draft: while the target is away, wait, or go on with the draft's own text, corrected later", choices=("wait", "draft"))
+    _add(group, "waiting", "target: sessions that may stand in line for a row (default: %(default)s)", type=int)
+    _add(group, "lease", "target: seconds that a silent client's session is held (default: %(default)s)", type=float)
+    _add(group, "grace", "target: seconds that sessions have to leave after the first signal (default: %(default)s)", type=float)
+    _add(group, "share_prefixes", "target: sessions may start from the prompts of other keys", action="store_true")
+    _add(group, "reflection", "target: tell callers the protocol (gRPC reflection)", action="store_true")
     _add(group, "tls_cert", "certificate of this side; a target needs one for TLS", metavar="FILE")
     _add(group, "tls_key", "its private key", metavar="FILE")
     _add(group, "tls_ca", "authority that signed the other side's certificate; a target given one demands client certificates", metavar="FILE")
     _add(group, "tls", "draft: TLS with the system's authorities", action="store_true")
     _add(group, "token_file", "file whose first line is the bearer token", metavar="FILE")
+    keys = "target: its clients' keys, each with limits; make-key: the file that the key is added to"
+    _add(group, "keys_file", keys, metavar="FILE")
+    _add(group, "name", "make-key: whose key it is")
     _add(group, "insecure", "go without TLS and token beyond this machine", action="store_true")
     _add(group, "out", "make-cert: directory to write to (default: %(default)s)", metavar="DIR")
+
+
+_OBSERVING = ("metrics_port", "metrics_host", "log", "log_level", "watch", "usd_per_hour")
+
+
+def _observing_flags(group: argparse._ArgumentGroup) -> None:
+    _add(group, "metrics_port", "serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose", type=int, metavar="PORT")
+    _add(group, "metrics_host", "where they are served (default: %(default)s)", metavar="HOST")
+    _add(group, "log", "form of the log on stderr (default: %(default)s)", choices=LOG_FORMS)
+    _add(group, "log_level", "info has a line for each session's start and end (default: %(default)s)", choices=LOG_LEVELS)
+    _add(group, "watch", "show sessions, batch, acceptance and tokens a second on stderr while serving", action="store_true")
+    _add(group, "usd_per_hour", "price of this machine: --watch shows dollars per million tokens, idle time included", type=float, metavar="USD")
+
+
+def _check_observing(parser: argparse.ArgumentParser, options: Options) -> None:
+    given = [name for name in _OBSERVING if getattr(options, name) != getattr(Options, name)]
+    if given and options.role != "target":
+        parser.error(f"--{given[0]} is for --role target (got --role {options.role})")
+    if "metrics_host" in given and options.metrics_port is None:
+        parser.error("--metrics_host needs --metrics_port")
+    if options.usd_per_hour is not None and not (options.watch and 0 < options.usd_per_hour < float("inf")):
+        parser.error(f"--usd_per_hour is a price above 0, and needs --watch (got {options.usd_per_hour})")
 
 
 def _add(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:

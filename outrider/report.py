@@ -45,6 +45,7 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
     if sum(done.bytes_up for done in completions) and rounds:
         up, down = (sum(getattr(done, side) for done in completions) / rounds for side in ("bytes_up", "bytes_down"))
         lines.append(f"bytes a round {up:.0f} up, {down:.0f} down")
+    lines += [f"target on {device}" for device in sorted({done.device for done in completions if done.device})]
     return "\n".join([*lines, *_against_baseline(completions)])
 
 
@@ -64,7 +65,7 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
 
 
 def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Path]:
-    """outrider-profile.json with everything and .csv with the numeric columns, a row a text."""
+    """outrider-profile.json with everything and .csv with the numeric columns and the target's device, a row a text."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "outrider-profile.json", directory / "outrider-profile.csv"]
     records = [done.record() for done in completions]
@@ -73,6 +74,7 @@ def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Pa
     for row, done in zip(rows, completions, strict=True):
         row["baseline_seconds"] = done.baseline.seconds if done.baseline else ""
         row["speedup"] = done.speedup or ""
+        row["device"] = done.device
     with paths[1].open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["index"])
         writer.writeheader()

@@ -1,26 +1,31 @@
-"""Roles that prepare or run a target: target (serve it), make-cert (a self-signed pair for TLS)."""
+"""Roles that prepare or run a target: target (serve it), make-cert (a self-signed pair for TLS), make-key."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from grpc_comm import keys
 from grpc_comm.security import make_certificate, server_security
 from grpc_comm.server import Target
 from grpc_comm.server import serve as serve_target
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
+from inference.backends.timed import TimedModel, find_profile
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.models import PREFILL_NODES, Checkpoint, describe, find_checkpoint, load_model, security_of
+from outrider.observing import observed
 from outrider.options import Options
 
 if TYPE_CHECKING:
     from inference.backends.compiled import CompiledModel
     from inference.backends.eager import EagerModel
+    from inference.backends.legacy_neuron import LegacyNeuronModel
 
 READY = "listening on "
 """Start of the stderr line that names the bound address, once sessions are taken."""
@@ -29,23 +34,28 @@ READY = "listening on "
 def serve(options: Options) -> int:
     """Serve a target until a signal."""
     server_security(security_of(options), Address(options.host, options.port))  # before minutes are spent on loading
-    target = load_target(options)
-
-    def ready(bound: Address) -> None:
-        limits = f"rows {target.description.rows}, sequence length {target.description.sequence_length}"
-        print(f"{READY}{bound} ({limits}); Ctrl-C ends", file=sys.stderr, flush=True)
-
-    serve_target(target, ready)
+    with observed(options) as observer:
+        target = replace(load_target(options), observer=observer)
+        serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)
+    if isinstance(target.engine.model, TimedModel):
+        print(target.engine.model.account(), file=sys.stderr)
     return 0
+
+
+def _say_ready(description: Description, bound: Address) -> None:
+    limits = f"rows {description.rows}, sequence length {description.sequence_length}, {description.device}"
+    print(f"{READY}{bound} ({limits}); Ctrl-C ends", file=sys.stderr, flush=True)
 
 
 def load_target(options: Options) -> Target:
     """The target model in an engine, described for its clients."""
     if options.max_tree_nodes < 1:
         raise InvalidRequest(f"--max_tree_nodes {options.max_tree_nodes}: at least the root is needed")
+    profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
     model, checkpoint, vocabulary = loaded.model, loaded.checkpoint, loaded.checkpoint.tokenizer.vocabulary
+    where = describe(model.device) + (", chains only" if options.device == "neuron-legacy" else "")
     description = Description(
         server_version=_version(),
         model=checkpoint.name,
@@ -56,15 +66,30 @@ def load_target(options: Options) -> Target:
         max_tree_nodes=loaded.max_tree_nodes,
         rows=model.rows,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=describe(model.device),
+        device=profile.label(f"{checkpoint.name} on {where}") if profile else where,
         stop_ids=checkpoint.config.stop_ids,
     )
-    engine = Engine(model, sequence_length=loaded.sequence_length, max_tree_nodes=loaded.max_tree_nodes, vocabulary=vocabulary)
-    return Target(engine, description, Address(options.host, options.port), security_of(options))
+    served = TimedModel(model, profile) if profile else model
+    engine = Engine(
+        served,
+        sequence_length=loaded.sequence_length,
+        max_tree_nodes=loaded.max_tree_nodes,
+        vocabulary=vocabulary,
+        waiting=options.waiting,
+    )
+    return Target(
+        engine,
+        description,
+        Address(options.host, options.port),
+        security_of(options),
+        share_prefixes=options.share_prefixes,
+        reflection=options.reflection,
+        lease_seconds=options.lease,
+    )
 
 
 class _Loaded(NamedTuple):
-    model: EagerModel | CompiledModel
+    model: EagerModel | CompiledModel | LegacyNeuronModel
     checkpoint: Checkpoint
     fingerprint: str
     sequence_length: int
@@ -91,6 +116,16 @@ def make_cert(options: Options) -> int:
     hosts = list(dict.fromkeys([options.host, "localhost", "127.0.0.1"]))
     files = make_certificate(Path(options.out), hosts)
     print(f"target: --tls_cert {files.certificate} --tls_key {files.key}\ndraft:  --tls_ca {files.ca}", file=sys.stderr)
+    return 0
+
+
+def make_key(options: Options) -> int:
+    """Add a key to --keys_file and print its token, which is stored nowhere."""
+    if not (options.name and options.keys_file):
+        raise InvalidRequest("a key needs a name and a file: --name NAME --keys_file FILE")
+    token = keys.make_key(Path(options.keys_file), options.name)
+    print(f"{options.name} may call; the token is shown this once, limits can be added to the entry in {options.keys_file}:", file=sys.stderr)
+    print(token)
     return 0
 
 

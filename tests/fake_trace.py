@@ -1,4 +1,4 @@
-"""Stand-in for torch_neuronx.trace: one core, inputs by position, state by aliases from buffers to outputs."""
+"""Stand-in for torch_neuronx.trace: one core, inputs by position, state by aliases from parameters to outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def torch_neuronx_module(neuron: Any) -> Any:
             with torch.no_grad(), Operations():
                 outputs = self.module(*inputs)
             for name, index in self.aliases.items():
-                setattr(self.module, name, outputs[index])
+                self.module.get_parameter(name).data = outputs[index]
             return tuple(output for index, output in enumerate(outputs) if index not in self.aliases.values())
 
     def trace(
@@ -47,11 +47,14 @@ def torch_neuronx_module(neuron: Any) -> Any:
         assert cpu_backend or neuron.device, "without a device tracing needs cpu_backend=True"
         check_signature(func.forward)
         check_flags(compiler_args, neuron.device)
+        neuron.check_platform()
+        if neuron.compiler_fails:
+            raise RuntimeError(neuron.compiler_fails)
         check_boundary({str(index): tensor for index, tensor in enumerate(example_inputs)})
-        names = {id(tensor): name for name, tensor in func.named_buffers()}
+        names = {id(tensor): name for name, tensor in func.named_parameters()}  # buffers are not looked at
         aliases = {names[id(tensor)]: index for tensor, index in input_output_aliases.items()}
         module = copy.deepcopy(func)
-        before = {name: tensor for name, tensor in module.named_buffers() if name in aliases}
+        before = {name: tensor for name, tensor in module.named_parameters() if name in aliases}
         with torch.no_grad(), Operations():
             outputs = module(*example_inputs)
         for name, index in aliases.items():

@@ -50,5 +50,5 @@ def engine(target: Decoder, rows: int = 2, max_tree_nodes: int = 64) -> Engine:
     return Engine(model, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=max_tree_nodes, vocabulary=VOCABULARY)
 
 
-def drafter(draft: Decoder, policy: Policy, max_nodes: int = 32) -> ModelDrafter:
-    return ModelDrafter(EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + 512, max_nodes=128), policy, max_nodes=max_nodes)
+def drafter(draft: Decoder, policy: Policy) -> ModelDrafter:
+    return ModelDrafter(EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + 512, max_nodes=128), policy)

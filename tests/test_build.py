@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +124,38 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "out")
 
 
+def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first(tmp_path: Path) -> None:
+    """The second starts in the middle of the first, and leaves what that one makes alone."""
+
+    class Twice(FakeBuilder):
+        def build(self, bucket: Bucket, directory: Path) -> list[str]:
+            with pytest.raises(InvalidRequest, match=f"{tmp_path / 'out'} is being built by process {os.getpid()} on "):
+                build(tmp_path / "out", FakeBuilder(version="2"))
+            build(tmp_path / "elsewhere")
+            return super().build(bucket, directory)
+
+    manifest = build(tmp_path / "out", Twice())
+    check_files(tmp_path / "out", manifest)
+    assert build(tmp_path / "out").digest() == manifest.digest()
+
+
+def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -> None:
+    lock = tmp_path / "out" / ".build" / "lock"
+    lock.parent.mkdir(parents=True)
+    code = f"from compile.lock import *\nwith building_alone(Path({str(lock)!r}), 'it'): print('held', flush=True); import time; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(InvalidRequest, match=f"by process {other.pid} on "):
+            build(tmp_path / "out")
+        other.kill()
+        other.wait()
+        assert str(other.pid) in lock.read_text()
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path / "out", FakeBuilder(broken=NAMES[0]))
+        build(tmp_path / "out")
+
+
 def test_the_fake_is_a_builder_and_the_wrong_one_is_refused(tmp_path: Path) -> None:
     builder: Builder = FakeBuilder("trn1")
     assert isinstance(builder, FakeBuilder)
@@ -131,7 +166,7 @@ def test_the_fake_is_a_builder_and_the_wrong_one_is_refused(tmp_path: Path) -> N
 def test_the_command_line_builds_pushes_and_pulls(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Bucket] = []
 
-    def fake(spec: CompileSpec, _checkpoint: Any) -> FakeBuilder:
+    def fake(_options: Any, spec: CompileSpec, _checkpoint: Any) -> FakeBuilder:
         built.extend(spec.buckets)
         return FakeBuilder()
 
@@ -150,3 +185,8 @@ def test_the_command_line_builds_pushes_and_pulls(tmp_path: Path, capsys: pytest
     assert read_manifest(Path(taken)) == manifest
     assert command_line.main(["--pull", store, "--digest", "0" * 64, "--out", str(tmp_path / "other")]) == 1
     assert "has no manifests/" in capsys.readouterr().err
+    again = str(tmp_path / "again")
+    assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
+    assert f"in place of building, python -m compile --pull {store} --digest {manifest.digest()} --out DIR" in capsys.readouterr().err
+    assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
+    assert "in place of building" not in capsys.readouterr().err

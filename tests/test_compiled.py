@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +20,13 @@ from compile.build import build_artifact, read_source
 from compile.cpu import CpuBuilder, check_compiler
 from compile.equivalence import check_equivalence, check_row_independence
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from grpc_comm.client import connect
+from grpc_comm.server import BackgroundServer
 from inference.artifact import Bucket, read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, graph_path, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
 from inference.decode import decode
+from inference.drafters.model import ModelDrafter
 from inference.engine import Engine
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.local import LocalVerifier
@@ -30,9 +35,13 @@ from inference.model.decoder import Decoder
 from inference.model.graph import VerifyGraph
 from inference.policy import BestFirst, Chain
 from inference.sampling import SamplingParams
+from inference.sequence import ModelSequence
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.models import EMBEDDED
+from outrider.options import Options
+from outrider.serve import READY, load_target
+from outrider.spawn import role_environment
 from tests.equality import NearTies, assert_same_text
 from tests.models import write_checkpoint
 from tests.pairs import drafter
@@ -136,7 +145,7 @@ def test_drafting_for_a_compiled_target_leaves_its_text_as_it_is(
     reference = alone(engine(eager_model(target), target.vocabulary), prompt, params, 25)
 
     def produce(prompt: list[int], n: int) -> list[int]:
-        verifier, draft = LocalVerifier(compiled), drafter(target, policy, max_nodes=NODES - 1)
+        verifier, draft = LocalVerifier(compiled), drafter(target, policy)
         made = [token for step in decode(prompt, params, draft, verifier, n) for token in step.tokens]
         verifier.close()
         return made
@@ -156,7 +165,7 @@ def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decod
     prompt, eager = prompt_of(target, 14), eager_model(target)
     caches = []
     for served in (model, replace_graphs(model, prefill=False), eager):
-        alone(engine(served, target.vocabulary), prompt, SamplingParams(), 1)
+        ModelSequence(served, 1, SamplingParams()).extend(prompt[:-1])
         keys = served._keys if isinstance(served, EagerModel) else served.keys
         caches.append(keys[:, 1, :, :13].clone())
     torch.testing.assert_close(caches[0], caches[2], rtol=1e-4, atol=1e-5)
@@ -220,24 +229,70 @@ def test_another_schema_another_machine_and_another_target_are_refused(artifact:
             read_compiled(artifact)
 
 
-def test_the_served_process_traces_nothing_and_imports_no_model_source(built: Path, source: Path) -> None:
-    """The role as typed, in a process of its own; its text is the eager target's."""
-    code = (
-        "import sys, torch\n"
-        "def refuse(*a, **k): raise AssertionError('traced')\n"
-        "torch.export.export = torch.compile = torch._inductor.aoti_compile_and_package = refuse\n"
-        "from outrider.cli import main\n"
-        "code = main(sys.argv[1:])\n"
-        "traced = [name for name in sys.modules if name in ('inference.model.decoder', 'inference.model.graph', 'compile.cpu')]\n"
-        "sys.exit(f'imported {traced}' if traced else code)\n"
-    )
-    flags = ["--role", "verify_target", "--prompt", "def main():", "--max_new_tokens", "20", "--json", "--temperature", "0.7", "--seed", "5"]
-    texts = []
-    for which in (["-c", code, *flags, "--artifact", str(built)], ["main.py", *flags, "--model", str(source), "--sequence_length", str(LENGTH)]):
-        done = subprocess.run([sys.executable, *which], capture_output=True, text=True, cwd=Path(__file__).parents[1])
-        assert done.returncode == 0, done.stderr
-        texts.append(json.loads(done.stdout)["token_ids"])
-    assert texts[0] == texts[1]
+def over_grpc(address: str, draft: EagerModel, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
+    """A text drafted here and chosen by the target at the address."""
+    with connect(address) as connection, closing(connection.verifier()) as verifier:
+        steps = decode(prompt, params, ModelDrafter(draft, BestFirst(7, 4)), verifier, tokens)
+        return [token for step in steps for token in step.tokens]
+
+
+@pytest.fixture(scope="module")
+def embedded_draft() -> EagerModel:
+    directory, cpu = EMBEDDED / "draft", torch.device("cpu")
+    decoder = load_decoder(directory, positions=LENGTH, vocabulary=Tokenizer(directory).vocabulary, dtype=torch.float32, device=cpu)
+    return EagerModel(decoder, rows=1, capacity=LENGTH + 64, max_nodes=256)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
+def test_a_served_artefact_writes_the_eager_targets_text_over_grpc(
+    built: Path, target: Decoder, embedded_draft: EagerModel, ties: NearTies, params: SamplingParams
+) -> None:
+    prompt = Tokenizer(EMBEDDED / "draft").encode("def main():\n    return")
+    reference = alone(engine(eager_model(target), target.vocabulary), prompt, params, 30)
+    with BackgroundServer(load_target(Options(role="target", port=0, artifact=str(built)))) as server:
+        address = str(server.address)
+        assert_same_text(target, prompt, params, reference, lambda prompt, n: over_grpc(address, embedded_draft, prompt, params, n), ties)
+
+
+SERVING = """
+import json, sys, torch
+
+def refuse(event, arguments):
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system"):
+        raise AssertionError(f"{event} {arguments}")
+
+def traced(*_, **__):
+    raise AssertionError("traced")
+
+sys.addaudithook(refuse)
+torch.export.export = torch.compile = torch.jit.trace = traced
+from outrider.cli import main
+code = main(["--role", "target", "--port", "0", "--artifact", sys.argv[1]])
+print(json.dumps(sorted(sys.modules)))
+sys.exit(code)
+"""
+MODEL_SOURCE = r"inference\.model\.(decoder|graph|checkpoint)|transformers\.models\.(?!auto\.)\w+\.modeling_\w+"
+COMPILER = r"compile(\..+)?|triton|torch\.export\._trace|torch\._inductor\.(compile_fx|graph|lowering|scheduler|codecache|codegen\.cpp)"
+
+
+def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_model_source(
+    built: Path, target: Decoder, embedded_draft: EagerModel, tmp_path: Path
+) -> None:
+    """The role as typed, in a process of its own with an empty torch cache, until the signal that ends it. transformers is there for
+    tokenizers, and brings parts of torch's compilers with it; the modelling of a family and what makes code are not there.
+    """
+    cache, prompt, params = tmp_path / "cache", prompt_of(target, 20), SAMPLINGS[1]
+    environment = {**role_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    with subprocess.Popen([sys.executable, "-c", SERVING, str(built)], env=environment, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stderr is not None
+        address = next((line.removeprefix(READY).split()[0] for line in process.stderr if line.startswith(READY)), "nowhere")
+        made = over_grpc(address, embedded_draft, prompt, params, 20)
+        process.terminate()
+        printed, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert made == alone(engine(eager_model(target), target.vocabulary), prompt, params, 20)
+    assert [name for name in json.loads(printed) if re.fullmatch(f"{MODEL_SOURCE}|{COMPILER}", name)] == []
+    assert list(cache.glob("*")) == []  # torch makes the directory; nothing was compiled into it
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_output_equals_the_targets_own_seeded_decoding(
 
     def produce(prompt: Sequence[int], n: int) -> list[int]:
         remote = verifier()
-        made = [token for step in decode(prompt, params, ModelDrafter(draft, policy, max_nodes=63), remote, n) for token in step.tokens]
+        made = [token for step in decode(prompt, params, ModelDrafter(draft, policy), remote, n) for token in step.tokens]
         remote.close()
         return made
 
@@ -113,7 +113,7 @@ def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_round(connection: 
         cut = full.token_ids[: full.token_ids.index(token) + 1]
         asked = request(tokenizer, frozenset([token]))
         alone = target_only(asked, connection.verifier(), tokenizer, silent, Event())
-        drafted = speculate(asked, ModelDrafter(draft, BestFirst(16, 6), max_nodes=63), connection.verifier(), tokenizer, silent, Event())
+        drafted = speculate(asked, ModelDrafter(draft, BestFirst(16, 6)), connection.verifier(), tokenizer, silent, Event())
         assert alone.token_ids == drafted.token_ids == cut
         assert alone.text == drafted.text == tokenizer.decode([*asked.ids, *cut[:-1]]).removeprefix(asked.prompt)
         assert drafted.finish_reason == "stop"
@@ -124,7 +124,7 @@ def test_eight_sessions_at_once_give_the_texts_of_one_by_one(served: Target, con
 
     def complete(index: int) -> list[int]:
         model = EagerModel(decoder, rows=1, capacity=1152, max_nodes=256)
-        drafter = ModelDrafter(model, POLICIES[index % 3], max_nodes=63)
+        drafter = ModelDrafter(model, POLICIES[index % 3])
         return speculate(request(tokenizer, frozenset(), index), drafter, connection.verifier(), tokenizer, silent, Event()).token_ids
 
     one_by_one = [complete(index) for index in range(8)]
@@ -138,9 +138,7 @@ def test_the_draft_agrees_with_the_target_as_the_card_says(served: Target, conne
     metrics = json.loads((EMBEDDED / "metrics.json").read_text())
     assert metrics["held_out_text"]["draft_covers_target_choice"]["top1"] >= 0.6
     done = [
-        speculate(
-            request(tokenizer, frozenset(), index), ModelDrafter(draft, Chain(1), max_nodes=63), connection.verifier(), tokenizer, silent, Event()
-        )
+        speculate(request(tokenizer, frozenset(), index), ModelDrafter(draft, Chain(1)), connection.verifier(), tokenizer, silent, Event())
         for index in range(4)
     ]
     assert sum(run.num_accepted_tokens for run in done) / sum(run.num_draft_tokens for run in done) > 0.45

@@ -224,11 +224,18 @@ def test_sharding_drops_what_the_model_lacks_and_consumes_its_argument(neuron: N
 
 
 def test_a_trace_fixes_its_shapes_and_wants_its_weights_on_the_device(neuron: Neuron) -> None:
-    class Returns(Counter):
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state = nn.Parameter(torch.zeros(2), requires_grad=False)
+            self.register_buffer("table", torch.zeros(2))
+
         def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
             return x + 0, self.state + x
 
     module, neuronx = Returns(), load_sdk().torch_neuronx
+    with pytest.raises(KeyError):  # a buffer is not found, as in AWS's code
+        neuronx.trace(module, (INPUT["x"],), input_output_aliases={module.table: 1}, compiler_args=FLAGS, inline_weights_to_neff=False)
     kept = neuronx.trace(module, (INPUT["x"],), input_output_aliases={module.state: 1}, compiler_args=FLAGS, inline_weights_to_neff=False)
     with pytest.raises(RuntimeError, match="move_trace_to_device"):
         kept(INPUT["x"])

@@ -83,6 +83,22 @@ def test_a_graph_changes_its_caches_or_nothing(stateful: bool, changed: list[str
     assert sorted(signature.buffers_to_mutate.values()) == changed
 
 
+def test_rows_that_are_the_identity_are_not_gathered_by() -> None:
+    """On Neuron every row takes part in every call; elsewhere a call names its rows."""
+    for stateful in (True, False):
+        case = Case(stateful=stateful, sampled=True, nodes=2, rows=2)
+        nodes = export(case.graph(), example_inputs(case.bucket)).graph.nodes
+        used = next(bool(node.users) for node in nodes if node.name == "rows")
+        gathers = sum(node.target == torch.ops.aten.index_select.default for node in nodes)
+        assert (used, gathers) == ((False, 0) if stateful else (True, 2))
+
+
+def test_a_call_of_fewer_rows_than_the_cache_has_is_no_stateful_graph() -> None:
+    graph = Case(stateful=True, sampled=False, nodes=2, rows=2).graph()
+    with pytest.raises(AssertionError, match="1 rows in a call, 2 in the cache"):
+        graph(**example_inputs(Case(stateful=True, sampled=False, nodes=2).bucket))
+
+
 def test_state_that_strict_export_drops_is_missed() -> None:
     case = Case(stateful=True, sampled=False, nodes=2)
     with torch.no_grad():

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from compile.neuron_trace import TraceBuilder
 from compile.parallel import parallel_config
-from compile.spec import verify_bucket
 from inference.backends import Segment
 from inference.backends.neuron import NeuronModel
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
@@ -112,7 +110,7 @@ def test_output_equals_the_whole_targets_own_decoding(served: Served, params: Sa
         reference = alone(LocalVerifier(engine_of(eager_of(checkpoint))), prompt, params, 8)
 
         def produce(prompt: Any, n: int) -> list[int]:
-            return speculated(LocalVerifier(engine), drafter(draft, BestFirst(TREE, 4), TREE - 1), prompt, params, n)
+            return speculated(LocalVerifier(engine), drafter(draft, BestFirst(TREE, 4)), prompt, params, n)
 
         assert_same_text(whole(checkpoint), prompt, params, reference, produce, ties)
     assert ties.ties == 0
@@ -224,13 +222,9 @@ def test_what_cannot_be_dealt_out_evenly_is_refused(field: str, value: int) -> N
         parallel_config(config, 2)
 
 
-def test_one_graph_for_one_core_goes_through_torch_neuronx_trace(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
-    spec = spec_of(1, [verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True)])
-    served = engine_of(built_model(tmp_path / "artifact", checkpoint, spec, TraceBuilder))
-    prompt, params = list(range(30)), SamplingParams(0.7, seed=4)
-    assert alone(LocalVerifier(served), prompt, params, 12) == alone(LocalVerifier(engine_of(eager_of(checkpoint))), prompt, params, 12)
-    with pytest.raises(InvalidRequest, match="one graph"):
-        TraceBuilder(spec_of(2, FEW), checkpoint, VOCABULARY)
+def test_a_row_is_not_copied_without_a_word(served: Served) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be copied"):
+        served.model.copy_row(0, 1, 8)
 
 
 def test_the_longest_text_fits(served: Served) -> None:

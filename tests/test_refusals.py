@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import grpc
 import pytest
 
 from grpc_comm.client import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
-from grpc_comm.translate import FAULT
+from grpc_comm.translate import FAULT, PROTOCOL_VERSION
 from inference.errors import InvalidRequest, Mismatch, OutriderError
 from tests.wire_fixtures import (
     FAULTY,
     VOCABULARY,
     WAIT,
     assert_serves,
-    background,
     connected,
     generate,
     opened,
@@ -29,19 +26,13 @@ from tests.wire_fixtures import (
     tree,
 )
 
-INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
-
-
-@pytest.fixture
-def server() -> Iterator[BackgroundServer]:
-    with background(successor_engine()) as server:
-        yield server
+INVALID, PRECONDITION, GONE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND
 
 
 REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
-    "nothing opened": ([round_()], INVALID, "Open must come first"),
+    "nothing opened": ([round_()], INVALID, "must come first"),
     "opened twice": ([opening(), opening()], INVALID, "Open came twice"),
-    "no kind at first": ([pb.ClientMessage()], INVALID, "Open must come first"),
+    "no kind at first": ([pb.ClientMessage()], INVALID, "must come first"),
     "no kind": ([opening(), pb.ClientMessage()], INVALID, "empty message"),
     "empty prompt": ([opening(prompt=[])], INVALID, "prompt is empty"),
     "long prompt": ([opening(prompt=[1] * 50_000)], INVALID, "leaves no room"),
@@ -56,7 +47,7 @@ REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
     "great seed": ([opening(seed=2**63)], INVALID, "seed"),
     "other tokenizer": ([opening(tokenizer_fingerprint="t1", model_fingerprint="m1")], PRECONDITION, "tokenizers differ"),
     "other model": ([opening(model_fingerprint="m1")], PRECONDITION, "another model"),
-    "other protocol": ([opening(protocol_version=2)], PRECONDITION, "protocol 2"),
+    "other protocol": ([opening(protocol_version=99)], PRECONDITION, "protocol 99"),
     "empty tree": ([opening(), round_([], [])], INVALID, "as many parents as tokens"),
     "missing parent": ([opening(), round_([3, 4, 5], [0])], INVALID, "as many parents as tokens"),
     "parent after child": ([opening(), round_([3, 4, 5], [2, 0])], INVALID, "parents must stand before"),
@@ -69,6 +60,11 @@ REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
     "wrong root": ([opening(), round_([4, 5])], PRECONDITION, "root is token 4"),
     "wrong round": ([opening(), round_(number=1)], PRECONDITION, "round 1 came when round 0 was due"),
     "wrong length": ([opening(), round_(base_length=4)], PRECONDITION, "counts 4 committed tokens, the target 3"),
+    "wrong prefix": ([opening(prompt=[1, 3, 3]), round_()], PRECONDITION, "not those of the target"),
+    "short session id": ([opening(session_id="s")], INVALID, "8 to 64"),
+    "unknown model name": ([opening(model="../../etc/passwd")], INVALID, "does not serve"),
+    "unknown session": ([pb.ClientMessage(resume=pb.Resume(session_id="a" * 32, protocol_version=PROTOCOL_VERSION))], GONE, "open it anew"),
+    "resumed twice": ([opening(), pb.ClientMessage(resume=pb.Resume())], INVALID, "came twice"),
     "no tokens asked": ([opening(), generate(0)], INVALID, "max_tokens"),
     "fault": ([opening(), round_([3, FAULTY])], grpc.StatusCode.INTERNAL, f"{FAULT}: RuntimeError"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from grpc_comm import certificate
 from grpc_comm.client import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import CertificateFiles, SecurityOptions, channel_security, make_certificate, read_token, server_security
@@ -103,18 +105,56 @@ def test_a_client_that_does_not_trust_the_target_finds_none(kind: str, files: Ce
             connect(str(server.address), security=ours, timeout=2)
 
 
+@pytest.fixture(scope="module")
+def expired(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    """A pair whose time ended 75 days ago."""
+
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) - timedelta(days=certificate.DAYS + 75)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificate, "datetime", Past)
+        return make_certificate(tmp_path_factory.mktemp("expired"), ["localhost", "127.0.0.1"])
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_certificate(tmp_path_factory.mktemp("foreign"), ["localhost", "127.0.0.1"])
+
+
+def test_a_client_whose_certificate_is_expired_or_of_another_authority_is_refused(
+    files: CertificateFiles, expired: CertificateFiles, foreign: CertificateFiles
+) -> None:
+    for authority, theirs in ((files, foreign), (expired, expired)):
+        demanding = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, tls_ca=authority.ca)
+        with background(successor_engine(), security=demanding) as server, pytest.raises(Unavailable):
+            connect(str(server.address), security=SecurityOptions(tls_cert=theirs.certificate, tls_key=theirs.key, tls_ca=files.ca), timeout=1)
+
+
+def test_a_target_whose_certificate_is_expired_or_names_another_host_is_not_trusted(expired: CertificateFiles, tmp_path: Path) -> None:
+    for theirs in (expired, make_certificate(tmp_path, ["target.example"])):
+        options = SecurityOptions(tls_cert=theirs.certificate, tls_key=theirs.key)
+        with background(successor_engine(), security=options) as server, pytest.raises(Unavailable):
+            connect(str(server.address), security=SecurityOptions(tls_ca=theirs.ca), timeout=1)
+
+
 def test_listening_to_other_machines_needs_tls_and_a_token(files: CertificateFiles, token: Path) -> None:
     tls: dict[str, Any] = {"tls_cert": files.certificate, "tls_key": files.key}
     for options in (SecurityOptions(), SecurityOptions(**tls), SecurityOptions(token_file=token)):
         with pytest.raises(InvalidRequest, match=r"0\.0\.0\.0 opens the target to other machines"):
             server_security(options, EVERYWHERE)
-    assert server_security(SecurityOptions(**tls, token_file=token), EVERYWHERE).token == "open-sesame"
-    assert server_security(SecurityOptions(insecure=True), EVERYWHERE) == (None, None)
+    protected = server_security(SecurityOptions(**tls, token_file=token), EVERYWHERE)
+    assert protected.credentials is not None
+    assert protected.keys.demanded
+    assert not server_security(SecurityOptions(insecure=True), EVERYWHERE).keys.demanded
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
 def test_this_machine_may_be_served_in_plaintext(host: str) -> None:
-    assert server_security(SecurityOptions(), Address(host, 0)) == (None, None)
+    security = server_security(SecurityOptions(), Address(host, 0))
+    assert (security.credentials, security.keys.demanded) == (None, False)
     assert channel_security(SecurityOptions(), Address(host, 1)) == (None, ())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -17,7 +16,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.admission import Line
 from grpc_comm.client import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
@@ -49,12 +47,6 @@ from tests.wire_fixtures import (
 
 ROOT = Path(__file__).parent.parent
 GREEDY = SamplingParams()
-
-
-@pytest.fixture
-def server() -> Iterator[BackgroundServer]:
-    with background(successor_engine()) as server:
-        yield server
 
 
 ENDINGS: dict[str, list[pb.ClientMessage]] = {
@@ -185,31 +177,8 @@ def test_eight_clients_at_two_rows_get_the_texts_that_each_gets_alone() -> None:
     assert engine.free_rows == 2
 
 
-def test_who_waits_in_line_is_served_in_order_and_may_leave() -> None:
-    async def story() -> list[str]:
-        line, served = Line(1, waiting=3), list[str]()
-
-        async def client(name: str) -> None:
-            await line.enter()
-            served.append(name)
-            line.leave()
-
-        await line.enter()
-        b, c, d = (asyncio.create_task(client(name)) for name in "bcd")
-        await asyncio.sleep(0)
-        with pytest.raises(Busy, match="1 sessions are served and 3 wait"):
-            await line.enter()
-        c.cancel()
-        line.leave()
-        await asyncio.wait_for(asyncio.gather(b, d), WAIT)
-        await asyncio.wait_for(client("e"), WAIT)
-        return served
-
-    assert asyncio.run(story()) == ["b", "d", "e"]
-
-
 def test_a_full_line_is_refused_and_the_waiting_one_is_served_later() -> None:
-    with connected(successor_engine(rows=1), waiting=1) as connection:
+    with connected(successor_engine(rows=1, waiting=1)) as connection:
         first = opened(connection)
         verifiers = connection.verifier(), connection.verifier()
         answers = {verifier.open([1, 2, 3], GREEDY): verifier for verifier in verifiers}
@@ -222,7 +191,7 @@ def test_a_full_line_is_refused_and_the_waiting_one_is_served_later() -> None:
 
 
 def test_a_client_that_leaves_the_line_is_forgotten() -> None:
-    with connected(successor_engine(rows=1), waiting=2) as connection:
+    with connected(successor_engine(rows=1, waiting=2)) as connection:
         first, second, third = opened(connection), connection.verifier(), connection.verifier()
         left = second.open([1, 2, 3], GREEDY)
         stays = third.open([1, 2, 3], GREEDY)

@@ -21,10 +21,11 @@ from grpc_comm.transport import Address, parse_address
 from inference.accept import Verdict
 from inference.decode import Verifier, decode
 from inference.engine import Engine
-from inference.errors import Busy, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
+from inference.errors import Busy, Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.local import LocalVerifier
 from inference.policy import BestFirst, Chain, Policy
 from inference.sampling import SamplingParams
+from inference.session import Answer
 from inference.tree import TokenTree
 from tests import pairs
 from tests.wire_fixtures import WAIT, background, connected, describe, successor_engine, tree
@@ -44,21 +45,21 @@ def test_the_committed_code_is_what_the_proto_generates(tmp_path: Path) -> None:
 
 def test_a_tree_arrives_as_it_was_sent() -> None:
     sent = tree([9, 4, 5, 4], [-1, 0, 0, 2])
-    message = pb.Round.FromString(translate.write_round(3, 70, sent).SerializeToString())
+    message = pb.Round.FromString(translate.write_round(3, 70, 5, sent).SerializeToString())
     arrived = translate.read_tree(message, max_nodes=4)
-    assert (message.number, message.base_length) == (3, 70)
+    assert (message.number, message.base_length, message.digest) == (3, 70, 5)
     assert arrived.tokens.tolist() == [9, 4, 5, 4]
     assert arrived.parents.tolist() == [-1, 0, 0, 2]
 
 
 def test_a_verdict_arrives_as_it_was_sent_with_its_times() -> None:
-    message = translate.write_verdict(2, Verdict((1, 3), 151_935), queue_seconds=0.25, model_seconds=1e9)
+    message = translate.write_verdict(2, Answer(Verdict((1, 3), 151_935), queue_seconds=0.25, model_seconds=1e9, budget=16))
     assert translate.read_verdict(message, 2, tree([1, 2, 3, 4], [-1, 0, 0, 1])) == Verdict((1, 3), 151_935)
-    assert (message.queue_microseconds, message.model_microseconds) == (250_000, 2**32 - 1)
+    assert (message.queue_microseconds, message.model_microseconds, message.budget) == (250_000, 2**32 - 1, 16)
 
 
 def test_a_verdict_on_another_round_or_on_nodes_that_were_not_sent_is_refused() -> None:
-    message = translate.write_verdict(2, Verdict((1, 3), 5), 0.0, 0.0)
+    message = translate.write_verdict(2, Answer(Verdict((1, 3), 5), 0.0, 0.0, 16))
     with pytest.raises(Mismatch, match="round 2"):
         translate.read_verdict(message, 1, tree([1, 2, 3, 4], [-1, 0, 0, 1]))
     with pytest.raises(Mismatch, match="not sent"):
@@ -75,7 +76,7 @@ def test_sampling_params_arrive_as_both_sides_use_them(params: SamplingParams) -
 
 def test_a_description_arrives_as_it_was_sent() -> None:
     description = describe(successor_engine())
-    assert translate.read_description(translate.write_description(description)) == description
+    assert translate.read_description(translate.write_description(description, ["a", "b"])) == description
 
 
 def test_another_protocol_is_refused_in_words() -> None:
@@ -101,12 +102,16 @@ class Failed(grpc.RpcError):
     def details(self) -> str:
         return self._status[1]
 
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((translate.RETRY_AFTER, "2500"),)
 
-@pytest.mark.parametrize("kind", [InvalidRequest, Mismatch, Busy, Unavailable])
+
+@pytest.mark.parametrize("kind", [InvalidRequest, Mismatch, Busy, Gone, Unavailable])
 def test_an_error_keeps_its_kind_and_words_across_the_wire(kind: type[OutriderError]) -> None:
     arrived = translate.status_error(Failed(translate.status_code(kind("what is wrong")), "what is wrong"), "gone")
     assert type(arrived) is kind
     assert "what is wrong" in str(arrived)
+    assert not isinstance(arrived, Busy) or arrived.retry_after == 2.5
 
 
 def test_a_limit_arrives_as_an_invalid_request_and_a_fault_of_the_target_as_itself() -> None:
@@ -132,8 +137,8 @@ def test_what_is_not_an_address_is_refused(text: str) -> None:
 
 def test_a_tree_of_32_nodes_costs_at_most_160_bytes() -> None:
     largest = TokenTree.chain(np.arange(151_936 - 32, 151_936))
-    message = pb.ClientMessage(round=translate.write_round(4096, 4096, largest))
-    assert len(message.SerializeToString()) == 140
+    message = pb.ClientMessage(round=translate.write_round(4096, 4096, 2**64 - 1, largest))
+    assert len(message.SerializeToString()) == 149
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +202,7 @@ def test_one_verifier_serves_one_session_after_another_and_adds_up_their_traffic
         before = replace(verifier.traffic)
         verifier.submit(tree([3, 4], [-1, 0])).result(WAIT)
         after = replace(verifier.traffic)
-        assert after.bytes_up - before.bytes_up == 11  # head 2, base length 2, two ids 4, one parent 3
+        assert after.bytes_up - before.bytes_up == 20  # head 2, base length 2, two ids 4, one parent 3, digest 9
         assert after.bytes_down > before.bytes_down
         assert after.model_seconds > before.model_seconds == 0 < after.prefill_seconds
         verifier.open([5, 6], SamplingParams()).result(WAIT)

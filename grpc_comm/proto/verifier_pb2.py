@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egrpc_comm/proto/verifier.proto\x12\x0boutrider.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x8c\x02\n\x0b\x44\x65scription\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocabulary\x18\x06 \x01(\r\x12\x17\n\x0fsequence_length\x18\x07 \x01(\r\x12\x16\n\x0emax_tree_nodes\x18\x08 \x01(\r\x12\x0c\n\x04rows\x18\t \x01(\r\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x10\n\x08stop_ids\x18\x0c \x03(\r\"\xaf\x01\n\rClientMessage\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12#\n\x05round\x18\x02 \x01(\x0b\x32\x12.outrider.v1.RoundH\x00\x12)\n\x08generate\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ContinueH\x00\x12#\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x42\x06\n\x04kind\"\x8e\x01\n\rServerMessage\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12\'\n\x07verdict\x18\x02 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.outrider.v1.TokensH\x00\x42\x06\n\x04kind\"\xbf\x01\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x0e\n\x06prompt\x18\x05 \x03(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x02\x12\x0c\n\x04seed\x18\t \x01(\x04\"\\\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x02\"M\n\x05Round\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\r\"s\n\x07Verdict\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x03(\r\x12\x12\n\nnext_token\x18\x03 \x01(\r\x12\x1a\n\x12queue_microseconds\x18\x04 \x01(\r\x12\x1a\n\x12model_microseconds\x18\x05 \x01(\r\"0\n\x08\x43ontinue\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x10\n\x08stop_ids\x18\x02 \x03(\r\"[\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x1a\n\x12queue_microseconds\x18\x03 \x01(\r\x12\x1a\n\x12model_microseconds\x18\x04 \x01(\r\"\x07\n\x05\x43lose2\x93\x01\n\x06Target\x12\x42\n\x08\x44\x65scribe\x12\x1c.outrider.v1.DescribeRequest\x1a\x18.outrider.v1.Description\x12\x45\n\x07Session\x12\x1a.outrider.v1.ClientMessage\x1a\x1a.outrider.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egrpc_comm/proto/verifier.proto\x12\x0boutrider.v1\" \n\x0f\x44\x65scribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x9c\x02\n\x0b\x44\x65scription\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocabulary\x18\x06 \x01(\r\x12\x17\n\x0fsequence_length\x18\x07 \x01(\r\x12\x16\n\x0emax_tree_nodes\x18\x08 \x01(\r\x12\x0c\n\x04rows\x18\t \x01(\r\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x10\n\x08stop_ids\x18\x0c \x03(\r\x12\x0e\n\x06models\x18\r \x03(\t\"\x83\x02\n\rClientMessage\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12#\n\x05round\x18\x02 \x01(\x0b\x32\x12.outrider.v1.RoundH\x00\x12)\n\x08generate\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ContinueH\x00\x12#\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x12%\n\x06resume\x18\x05 \x01(\x0b\x32\x13.outrider.v1.ResumeH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.outrider.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\xb6\x01\n\rServerMessage\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12\'\n\x07verdict\x18\x02 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.outrider.v1.TokensH\x00\x12&\n\x07go_away\x18\x04 \x01(\x0b\x32\x13.outrider.v1.GoAwayH\x00\x42\x06\n\x04kind\"\xce\x01\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x0e\n\x06prompt\x18\x05 \x03(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x02\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\r\n\x05model\x18\n \x01(\t\"Y\n\x06Resume\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nresume_key\x18\x03 \x01(\x0c\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\xae\x01\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x02\x12\x12\n\nresume_key\x18\x05 \x01(\x0c\x12\x15\n\rlease_seconds\x18\x06 \x01(\x02\x12\x15\n\rreused_tokens\x18\x07 \x01(\r\x12\x0e\n\x06rounds\x18\x08 \x01(\r\"]\n\x05Round\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x06\"\x83\x01\n\x07Verdict\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x03(\r\x12\x12\n\nnext_token\x18\x03 \x01(\r\x12\x1a\n\x12queue_microseconds\x18\x04 \x01(\r\x12\x1a\n\x12model_microseconds\x18\x05 \x01(\r\x12\x0e\n\x06\x62udget\x18\x06 \x01(\r\"U\n\x08\x43ontinue\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x10\n\x08stop_ids\x18\x02 \x03(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"[\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x1a\n\x12queue_microseconds\x18\x03 \x01(\r\x12\x1a\n\x12model_microseconds\x18\x04 \x01(\r\"\x07\n\x05\x43lose\"\x0b\n\tHeartbeat\"5\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x02 \x01(\x02\x32\x93\x01\n\x06Target\x12\x42\n\x08\x44\x65scribe\x12\x1c.outrider.v1.DescribeRequest\x1a\x18.outrider.v1.Description\x12\x45\n\x07Session\x12\x1a.outrider.v1.ClientMessage\x1a\x1a.outrider.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,27 +32,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'grpc_comm.proto.verifier_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DESCRIBEREQUEST']._serialized_start=47
-  _globals['_DESCRIBEREQUEST']._serialized_end=64
-  _globals['_DESCRIPTION']._serialized_start=67
-  _globals['_DESCRIPTION']._serialized_end=335
-  _globals['_CLIENTMESSAGE']._serialized_start=338
-  _globals['_CLIENTMESSAGE']._serialized_end=513
-  _globals['_SERVERMESSAGE']._serialized_start=516
-  _globals['_SERVERMESSAGE']._serialized_end=658
-  _globals['_OPEN']._serialized_start=661
-  _globals['_OPEN']._serialized_end=852
-  _globals['_OPENED']._serialized_start=854
-  _globals['_OPENED']._serialized_end=946
-  _globals['_ROUND']._serialized_start=948
-  _globals['_ROUND']._serialized_end=1025
-  _globals['_VERDICT']._serialized_start=1027
-  _globals['_VERDICT']._serialized_end=1142
-  _globals['_CONTINUE']._serialized_start=1144
-  _globals['_CONTINUE']._serialized_end=1192
-  _globals['_TOKENS']._serialized_start=1194
-  _globals['_TOKENS']._serialized_end=1285
-  _globals['_CLOSE']._serialized_start=1287
-  _globals['_CLOSE']._serialized_end=1294
-  _globals['_TARGET']._serialized_start=1297
-  _globals['_TARGET']._serialized_end=1444
+  _globals['_DESCRIBEREQUEST']._serialized_end=79
+  _globals['_DESCRIPTION']._serialized_start=82
+  _globals['_DESCRIPTION']._serialized_end=366
+  _globals['_CLIENTMESSAGE']._serialized_start=369
+  _globals['_CLIENTMESSAGE']._serialized_end=628
+  _globals['_SERVERMESSAGE']._serialized_start=631
+  _globals['_SERVERMESSAGE']._serialized_end=813
+  _globals['_OPEN']._serialized_start=816
+  _globals['_OPEN']._serialized_end=1022
+  _globals['_RESUME']._serialized_start=1024
+  _globals['_RESUME']._serialized_end=1113
+  _globals['_OPENED']._serialized_start=1116
+  _globals['_OPENED']._serialized_end=1290
+  _globals['_ROUND']._serialized_start=1292
+  _globals['_ROUND']._serialized_end=1385
+  _globals['_VERDICT']._serialized_start=1388
+  _globals['_VERDICT']._serialized_end=1519
+  _globals['_CONTINUE']._serialized_start=1521
+  _globals['_CONTINUE']._serialized_end=1606
+  _globals['_TOKENS']._serialized_start=1608
+  _globals['_TOKENS']._serialized_end=1699
+  _globals['_CLOSE']._serialized_start=1701
+  _globals['_CLOSE']._serialized_end=1708
+  _globals['_HEARTBEAT']._serialized_start=1710
+  _globals['_HEARTBEAT']._serialized_end=1721
+  _globals['_GOAWAY']._serialized_start=1723
+  _globals['_GOAWAY']._serialized_end=1776
+  _globals['_TARGET']._serialized_start=1779
+  _globals['_TARGET']._serialized_end=1926
 # @@protoc_insertion_point(module_scope)

@@ -57,8 +57,8 @@ class TargetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """One session: Open first and once, then any number of Round and Continue, each answered before the next is sent.
-        Close, or the end of the client's messages, ends it; so does a cancelled call, at any time.
+        """One session: Open or Resume first and once, then any number of Round and Continue, each answered before the next is sent.
+        Close, or the end of the client's messages, ends the session. When the call breaks, the session is held for its lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

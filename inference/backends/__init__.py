@@ -40,3 +40,11 @@ class Model(Protocol):
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         """The k likeliest choices at each picked node ([p, k] a segment), and the new keys written. Rows are distinct."""
         ...
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        """What a call of so many rows, of at most so many nodes each, is computed as: rows and nodes of each."""
+        ...
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """Copy the keys of the first `slots` slots of a row to another."""
+        ...

@@ -43,6 +43,10 @@ class Batch:
         self.tree_mask: IntArray = np.repeat(np.eye(nodes, dtype=np.int32)[None], rows, axis=0)
         self.pick: IntArray = np.zeros((rows, shape.picks), dtype=np.int32)
 
+    def arrays(self) -> dict[str, IntArray]:
+        """All of them by name."""
+        return dict(vars(self))
+
 
 def check_rows(segments: Sequence[Segment]) -> None:
     """Two segments of one row would not see each other."""

@@ -59,6 +59,20 @@ class CompiledModel:
         """A compiled target only chooses."""
         raise InvalidRequest("this artefact is a target's: it chooses tokens and cannot draft; draft with a model directory")
 
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        """The cheapest graph's shape; where none holds so many rows, that of the two halves together."""
+        bucket = next((bucket for bucket in self._graphs if bucket.rows >= rows and bucket.nodes >= nodes), None)
+        if bucket is not None:
+            return bucket.rows, bucket.nodes
+        if rows == 1:
+            return 1, nodes
+        half = self.padded(-(-rows // 2), nodes)
+        return 2 * half[0], half[1]
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        for cache in (self.keys, self.values):
+            cache[:, target, :, :slots] = cache[:, source, :, :slots]
+
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
         shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
         batch = pad(segments, shape, bucket.junk)
@@ -191,11 +205,15 @@ def graph_path(bucket: Bucket) -> str:
 
 
 def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:
-    """A package over these weights and caches, which stay the caller's: nothing is copied."""
-    from torch._inductor import aoti_load_package
+    """A package over these weights and caches, which stay the caller's: nothing is copied.
+
+    Not by aoti_load_package, which compiles trial programs with g++ to warn of another CPU: check_machine refuses that one.
+    """
+    from torch._C._aoti import AOTIModelPackageLoader
+    from torch.export.pt2_archive._package import AOTICompiledModel
 
     try:
-        graph = aoti_load_package(str(path))
+        graph = AOTICompiledModel(AOTIModelPackageLoader(str(path), "model", False, 1, -1))
         names = graph.get_constant_fqns()
         unknown = sorted(set(names) - constants.keys())
         if unknown:

@@ -55,27 +55,38 @@ class EagerModel:
         ids, scores = (part.cpu().numpy() for part in ranked)
         return [Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
 
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, max(nodes, self._least_nodes)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        for cache in (self._keys, self._values):
+            cache[:, target, :, :slots] = cache[:, source, :, :slots]
+
+    @property
+    def _least_nodes(self) -> int:
+        """In float32 one node runs as two: kernels for a single row round differently from those for several."""
+        return 2 if self.dtype == torch.float32 else 1
+
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Sampling, Tensor]:
         """Logits at the picked nodes [B, P, V], the rows' sampling, and the positions [B, P] of what is chosen there."""
         batch = pad(segments, self._shape(segments), junk=self.capacity)
-        tokens, slots, positions, pick, rows = map(self._int32, (batch.tokens, batch.slots, batch.positions, batch.pick, batch.rows))
-        context, tree = self._int32(batch.context_mask), self._int32(batch.tree_mask)
-        out = self._decoder(tokens, rows, positions, context, tree, pick, self._keys, self._values)
+        logits, positions = self._write(**{name: torch.from_numpy(array).to(self.device) for name, array in batch.arrays().items()})
+        return logits, Sampling.of([segment.params for segment in segments], self.device), positions
+
+    def _write(
+        self, rows: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor, context_mask: Tensor, tree_mask: Tensor, pick: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One pass over a batch's arrays, the new keys and values written: logits [B, P, V], and positions [B, P] of what is chosen there."""
+        out = self._decoder(tokens, rows, positions, context_mask, tree_mask, pick, self._keys, self._values)
         self._keys[:, rows[:, None], :, slots] = out.keys.permute(1, 3, 0, 2, 4)
         self._values[:, rows[:, None], :, slots] = out.values.permute(1, 3, 0, 2, 4)
-        chosen_positions = torch.gather(positions, 1, pick.to(torch.int64)) + 1
-        sampling = Sampling.of([segment.params for segment in segments], self.device)
-        return self._decoder.logits(out.states), sampling, chosen_positions
+        return self._decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _shape(self, segments: Sequence[Segment]) -> Shape:
-        """In float32 one node runs as two: kernels for a single row round differently from those for several."""
         check_rows(segments)
         least = Shape.least(segments)
         if least.nodes > self.max_nodes:
             raise LimitExceeded(f"{least.nodes} nodes in one call: this model takes {self.max_nodes}")
-        nodes = max(least.nodes, 2 if self.dtype == torch.float32 else 1)
+        nodes = max(least.nodes, self._least_nodes)
         slots = max(SLOT_STEP, -(-least.slots // SLOT_STEP) * SLOT_STEP)
         return least._replace(nodes=nodes, contexts=nodes if least.contexts > 1 else 1, slots=min(slots, self.capacity + 1))
-
-    def _int32(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(self.device)

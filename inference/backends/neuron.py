@@ -29,6 +29,15 @@ from inference.model.config import parse_config
 from inference.model.graph import example_inputs
 from inference.tree import IntArray
 
+PACKAGE = "graphs/nxd_model.pt"
+"""All graphs, of NxD's ModelBuilder."""
+
+TRACE = "graphs/traced.pt"
+"""The one graph of torch_neuronx.trace, its weights and its state."""
+
+SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
+"""The weights of a rank, by the name that NxD gives."""
+
 Say = Callable[[str], None]
 _COMPATIBLE = {"trn1": ("trn1",), "inf2": ("inf2",), "trn2": ("trn2",)}
 _BUSY = ("not available", "nrt_allocate", "resource busy", "already in use")
@@ -52,6 +61,10 @@ class NeuronModel(CompiledModel):
         self.device = torch.device("xla")
         self._one_call = threading.Lock()
         self._warm(say)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """Refused: no graph copies rows, and the caches here are only their shape."""
+        raise InvalidRequest("on Neuron the keys of one row cannot be copied to another")
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
         chosen = self._run(bucket, fill(bucket, segments)).numpy()
@@ -139,14 +152,14 @@ def _check_versions(manifest: Manifest) -> None:
 def _load_package(directory: Path, manifest: Manifest) -> Program:
     """A package of NxD's ModelBuilder: graphs in one file, weights in one file a rank."""
     sdk = load_sdk()
-    model = sdk.nxd_model.load(str(directory / "graphs" / "nxd_model.pt"))
+    model = sdk.nxd_model.load(str(directory / PACKAGE))
     if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
         raise BadArtifact("this neuronx-distributed does not understand the artefact's package: build it again with the version here")
     missing = {bucket.name for bucket in manifest.buckets} - set(model.get_available_keys())
     if missing:
         raise BadArtifact(f"the package lacks graph {min(missing)}, which its manifest names: build it again")
     ranks = range(manifest.tensor_parallel)
-    model.set_weights([load_file(directory / "weights" / f"tp{rank}_sharded_checkpoint.safetensors") for rank in ranks])
+    model.set_weights([load_file(directory / SHARD.format(rank)) for rank in ranks])
     model.to_neuron()
 
     def call(bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor:
@@ -160,7 +173,7 @@ def _load_traced(directory: Path, manifest: Manifest) -> Program:
     """One graph of torch_neuronx.trace, on one core; its inputs go by position."""
     sdk = load_sdk()
     load: Callable[[str], Any] = torch.jit.load
-    traced = load(str(directory / "graphs" / "traced.pt"))
+    traced = load(str(directory / TRACE))
     sdk.torch_neuronx.move_trace_to_device(traced, 0)
 
     def call(bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor:

@@ -16,12 +16,12 @@ from inference.tree import TokenTree
 class ModelDrafter:
     """A Drafter on one row of a draft model.
 
-    max_nodes: drafted nodes that the verifier takes in one tree. `lock` is shared by the drafters of one model, which
+    `lock` is shared by the drafters of one model, which
     serves one call at a time.
     """
 
-    def __init__(self, model: Model, policy: Policy, *, max_nodes: int, row: int = 0, lock: threading.Lock | None = None) -> None:
-        self._model, self._policy, self._max_nodes, self._row = model, policy, max_nodes, row
+    def __init__(self, model: Model, policy: Policy, *, row: int = 0, lock: threading.Lock | None = None) -> None:
+        self._model, self._policy, self._row = model, policy, row
         self._lock = lock or threading.Lock()
         self._sequence: ModelSequence | None = None
         self._grown, self._sent = TokenTree.chain([0]), [0]
@@ -31,9 +31,9 @@ class ModelDrafter:
         with self._lock:
             self._sequence.extend(prompt[:-1])
 
-    def draft(self, root: int, depth: int) -> TokenTree:
+    def draft(self, root: int, budget: Budget) -> TokenTree:
         self._live.abandon()  # a tree that was drafted and never committed
-        growth = self._policy.grow(root, Budget(self._max_nodes, depth), self._rank)
+        growth = self._policy.grow(root, budget, self._rank)
         self._grown, self._sent = growth.tree, growth.best()
         return self._grown.select(self._sent)
 

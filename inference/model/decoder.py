@@ -181,13 +181,22 @@ class Decoder(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(
-        self, tokens: Tensor, rows: Tensor, positions: Tensor, context_mask: Tensor, tree_mask: Tensor, pick: Tensor, keys: Tensor, values: Tensor
+        self,
+        tokens: Tensor,
+        rows: Tensor | None,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        pick: Tensor,
+        keys: Tensor,
+        values: Tensor,
     ) -> Hidden:
         """One pass over new nodes.
 
-        tokens, positions: [B, T] int32; rows: [B] int32, the cache row of each; context_mask: [B, M, S] int32 0/1 over the
-        first S slots (M = 1 or T); tree_mask: [B, T, T] int32 0/1; pick: [B, P] int32, the nodes whose states are wanted;
-        keys, values: [layers, cache rows, kv heads, slots, head dim], only read.
+        tokens, positions: [B, T] int32; rows: [B] int32, the cache row of each (None: all of them, in their order);
+        context_mask: [B, M, S] int32 0/1 over the first S slots (M = 1 or T); tree_mask: [B, T, T] int32 0/1;
+        pick: [B, P] int32, the nodes whose states are wanted; keys, values: [layers, cache rows, kv heads, slots, head dim],
+        only read.
         """
         slots = context_mask.shape[-1]
         context, tree = context_mask.to(torch.bool), tree_mask.to(torch.bool)
@@ -196,8 +205,9 @@ class Decoder(nn.Module):
         sin = F.embedding(positions, self.sin)[:, None].to(x.dtype)
         new_keys, new_values = [], []
         for index, layer in enumerate(self.model.layers):
-            past_keys = keys[index, :, :, :slots].index_select(0, rows)
-            past_values = values[index, :, :, :slots].index_select(0, rows)
+            past_keys, past_values = keys[index, :, :, :slots], values[index, :, :, :slots]
+            if rows is not None:
+                past_keys, past_values = past_keys.index_select(0, rows), past_values.index_select(0, rows)
             x, k, v = layer(x, cos, sin, past_keys, past_values, context, tree)
             new_keys.append(k)
             new_values.append(v)

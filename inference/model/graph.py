@@ -1,8 +1,8 @@
 """The graphs that are compiled: the Decoder with the choice inside, for one bucket's fixed shapes.
 
-`VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU, CUDA). `StatefulGraph` writes
-them inside, by reassigning its buffers out of place, as Neuron wants its state. Both have one signature; without the sampling
-inputs a graph is greedy, with them it serves any mixture of rows.
+`VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU, CUDA). Neuron's graphs write
+them inside, out of place: `StatefulGraph` reassigns its buffers, `AliasedGraph` returns its parameters' new values. All have one
+signature; without the sampling inputs a graph is greedy, with them it serves any mixture of rows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from inference.artifact import Bucket
 from inference.choice import Add, Sampling, choose_greedy, choose_mixed
 from inference.model.decoder import Decoder, Hidden
 
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""tokens, positions, context mask, tree mask, pick."""
+
 
 class _Graph(nn.Module):
     """A Decoder, its caches and the choice.
 
-    keys, values: buffers [layers, rows, kv heads, capacity + 1, head dim]; a bucket reads the first `bucket.slots` slots.
+    keys, values: [layers, rows, kv heads, capacity + 1, head dim]; a bucket reads the first `bucket.slots` slots.
     """
 
     keys: Tensor
@@ -29,13 +32,16 @@ class _Graph(nn.Module):
     def __init__(self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int, add: Add = operator.add) -> None:
         super().__init__()
         self.decoder, self.levels, self.add = decoder, levels, add
-        self.register_buffer("keys", keys, persistent=False)
-        self.register_buffer("values", values, persistent=False)
+        self._hold("keys", keys)
+        self._hold("values", values)
 
-    def _run(self, forward_inputs: tuple[Tensor, ...], sampling: Sampling | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _hold(self, name: str, cache: Tensor) -> None:
+        self.register_buffer(name, cache, persistent=False)
+
+    def _run(self, inputs: _Inputs, rows: Tensor | None, sampling: Sampling | None) -> tuple[Tensor, Tensor, Tensor]:
         """Chosen [B, P] int32, new keys and new values [layers, B, kv heads, T, head dim]."""
-        _tokens, _rows, positions, _context, _tree, pick = forward_inputs
-        out: Hidden = self.decoder(*forward_inputs, self.keys, self.values)
+        tokens, positions, context_mask, tree_mask, pick = inputs
+        out: Hidden = self.decoder(tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values)
         logits = self.decoder.logits(out.states)
         if sampling is None:
             return choose_greedy(logits), out.keys, out.values
@@ -66,15 +72,23 @@ class VerifyGraph(_Graph):
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        return self._run(inputs, _sampling(temperature, top_k, top_p, seed))
+        inputs = (tokens, positions, context_mask, tree_mask, pick)
+        return self._run(inputs, rows, _sampling(temperature, top_k, top_p, seed))
 
 
-class StatefulGraph(_Graph):
-    """Scatters the new keys and values into its caches, out of place, and returns chosen [B, P] alone.
+class _WritingGraph(_Graph):
+    """Every row of the cache takes part in every call, in its order: `rows` is 0 .. rows - 1 and is not looked at."""
 
-    `rows` must be 0 .. rows - 1: every row of the cache takes part in every call.
-    """
+    def _written(self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Chosen [B, P] int32, and the caches with the new keys and values in their slots."""
+        assert slots.shape[0] == self.keys.shape[1], f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
+        chosen, keys, values = self._run(inputs, None, sampling)
+        index = slots[None, :, None, :, None].expand(keys.shape)
+        return chosen, torch.scatter(self.keys, 3, index, keys), torch.scatter(self.values, 3, index, values)
+
+
+class StatefulGraph(_WritingGraph):
+    """Reassigns its caches and returns chosen [B, P] alone."""
 
     def forward(
         self,
@@ -90,12 +104,35 @@ class StatefulGraph(_Graph):
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor:
-        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        chosen, keys, values = self._run(inputs, _sampling(temperature, top_k, top_p, seed))
-        index = slots[None, :, None, :, None].expand(keys.shape)
-        self.keys = torch.scatter(self.keys, 3, index, keys)
-        self.values = torch.scatter(self.values, 3, index, values)
+        inputs = (tokens, positions, context_mask, tree_mask, pick)
+        chosen, self.keys, self.values = self._written(inputs, slots, _sampling(temperature, top_k, top_p, seed))
         return chosen
+
+
+class AliasedGraph(_WritingGraph):
+    """Returns chosen [B, P] and the new caches, which the runtime puts in the place of the old; torch_neuronx.trace knows state
+    by the names of parameters, so its caches are parameters.
+    """
+
+    def _hold(self, name: str, cache: Tensor) -> None:
+        self.register_parameter(name, nn.Parameter(cache, requires_grad=False))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        pick: Tensor,
+        temperature: Tensor | None = None,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = (tokens, positions, context_mask, tree_mask, pick)
+        return self._written(inputs, slots, _sampling(temperature, top_k, top_p, seed))
 
 
 def example_inputs(bucket: Bucket) -> dict[str, Tensor]:

@@ -1,0 +1,150 @@
+"""Which way of 8-bit matrices is fast on a CPU and keeps a node's numbers independent of its neighbours.
+
+    python -m benchmarks.int8 --model DIR [--nodes 1,8,16,32,64] [--context 256] [--threads 2] [--json FILE]
+
+Compared with eager bfloat16: OpenVINO (what --dtype int8 builds), and torch with one scale a node and exact integer sums. Times
+are those of benchmarks/compiled.py. Agreement is with eager float32, on the model's own greedy text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.compiled import compiled_model, medians, segment
+from compile.spec import least_nodes, prefill_bucket, verify_bucket
+from inference.backends import Model, Segment
+from inference.backends.compiled import CompiledModel
+from inference.backends.eager import EagerModel
+from inference.model.checkpoint import load_decoder
+from inference.model.decoder import MLP, Attention, Decoder
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from inference.tree import TokenTree
+
+TEXT = 96  # tokens that agreement is counted on
+PROMPT = '"""Read a file of numbers and print their mean."""\n\nimport sys\n\n\ndef read_numbers(path):\n'
+_MIDDLE, _LEVELS, _TINY = 128, 127, 1e-20
+
+
+class RowInt8(nn.Module):
+    """x W' + b in integers, with a scale for each node and each output; torch's packed product sums them exactly."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        scale = weight.float().abs().amax(1).clamp(min=_TINY) / _LEVELS
+        levels = torch.round(weight.float() / scale[:, None]).to(torch.int8)
+        quantized = torch._make_per_channel_quantized_tensor(levels, scale.double(), torch.zeros(len(levels), dtype=torch.int64), 0)
+        self.packed = torch.ops.quantized.linear_prepack(quantized, None)
+        self.bias = None if bias is None else bias.float()
+
+    def forward(self, x: Tensor, vocabulary: int | None = None) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _LEVELS
+        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x / scale, 1.0, _MIDDLE, self.packed)
+        return product * scale if self.bias is None else product * scale + self.bias
+
+
+def row_int8(decoder: Decoder) -> Decoder:
+    """The float32 decoder with its matrices replaced, in place; its head must be its own."""
+    for owner in [module for module in decoder.modules() if isinstance(module, (Attention, MLP))]:
+        for name, linear in list(owner.named_children()):
+            if isinstance(linear, nn.Linear):
+                owner.add_module(name, RowInt8(linear.weight, linear.bias))
+    decoder.add_module("lm_head", RowInt8(decoder.lm_head.weight[: decoder.vocabulary]))
+    return decoder
+
+
+def eager(directory: Path, dtype: torch.dtype, capacity: int, *, integers: bool = False) -> EagerModel:
+    vocabulary = Tokenizer(directory).vocabulary
+    decoder = load_decoder(directory, positions=capacity, vocabulary=vocabulary, dtype=dtype, device=torch.device("cpu"))
+    return EagerModel(row_int8(decoder) if integers else decoder, rows=1, capacity=capacity, max_nodes=256)
+
+
+def chain(tokens: Sequence[int], start: int) -> Segment:
+    """Tokens from position `start` on, in slots of the same numbers, chosen at all."""
+    tree, every = TokenTree.chain(list(tokens)), np.arange(len(tokens), dtype=np.int32)
+    return Segment(0, tree.tokens, start + every, start + every, np.ones((1, start), dtype=np.bool_), tree.mask, every, SamplingParams())
+
+
+def own_text(model: Model, prompt: list[int]) -> list[int]:
+    """TEXT tokens of greedy decoding."""
+    made = [int(model.choose([chain(prompt, 0)])[0][-1])]
+    while len(made) < TEXT:
+        made.append(int(model.choose([chain(made[-1:], len(prompt) + len(made) - 1)])[0][0]))
+    return made
+
+
+def agreement(model: Model, prompt: list[int], text: list[int], size: int) -> float:
+    """Share of the text's tokens that the model chooses, too, given those before, `size` nodes a call."""
+    tokens, chosen = [*prompt, *text], list[int]()
+    for start in range(0, len(tokens), size):
+        chosen += model.choose([chain(tokens[start : start + size], start)])[0].tolist()
+    return float(np.mean(np.array(chosen[len(prompt) - 1 : -1]) == np.array(text)))
+
+
+def root_changes(model: EagerModel | CompiledModel, nodes: int, vocabulary: int) -> bool:
+    """Whether any bit of the root's new keys depends on the tokens beside it, over 4 draws."""
+    rng, keys = np.random.default_rng(0), model._keys if isinstance(model, EagerModel) else model.keys
+    seen = []
+    for _ in range(4):
+        one = segment(nodes, 256, SamplingParams())
+        one.tokens[1:] = rng.integers(0, vocabulary, nodes - 1)
+        model.choose([one])
+        seen.append(keys[:, 0, :, 256].clone())
+    return any(not torch.equal(seen[0], other) for other in seen[1:])
+
+
+def measure(directory: Path, nodes: list[int], context: int, repetitions: int) -> dict[str, Any]:
+    slots, most, vocabulary = -(-context // 64) * 64, max(nodes), Tokenizer(directory).vocabulary
+    capacity = slots + 2 * most
+    sizes = sorted({max(size, least_nodes("int8")) for size in nodes})
+    buckets = [*(verify_bucket(1, size, slots, capacity, sampled=False) for size in sizes), verify_bucket(1, most, capacity, capacity, sampled=False)]
+    with tempfile.TemporaryDirectory() as scratch:
+        served, seconds = compiled_model(directory, "int8", capacity, (*buckets, prefill_bucket(1, 256, capacity, capacity)), Path(scratch))
+    models: dict[str, EagerModel | CompiledModel] = {
+        "eager bfloat16": eager(directory, torch.bfloat16, capacity),
+        "OpenVINO int8": served,
+        "torch int8, a scale a node": eager(directory, torch.float32, capacity, integers=True),
+    }
+    figures: dict[str, Any] = {"OpenVINO build_seconds": round(seconds, 1)}
+    prompt = Tokenizer(directory).encode(PROMPT)
+    text = own_text(eager(directory, torch.float32, capacity), prompt)
+    for name, model in models.items():
+        agreed = round(agreement(model, prompt, text, min(16, most)), 3)
+        figures[name] = {"agrees with float32": agreed, "root depends on others": root_changes(model, most, vocabulary)}
+    calls = {f"{name} {size}": _choose(model, segment(size, context, SamplingParams())) for size in nodes for name, model in models.items()}
+    return figures | medians(calls, repetitions)
+
+
+def _choose(model: Model, one: Segment) -> Any:
+    return lambda: model.choose([one])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--nodes", default="1,8,16,32,64")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.set_grad_enabled(False)
+    figures = measure(given.model, [int(part) for part in given.nodes.split(",")], given.context, given.repetitions)
+    for name, value in figures.items():
+        print(f"{name}: {value}")
+    if given.json:
+        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

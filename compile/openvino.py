@@ -1,0 +1,178 @@
+"""The CPU builder for int8: the decoder as one OpenVINO model of any shape, its matrices rounded to 8 bits, checked per bucket.
+
+Conversion goes through OpenVINO's own reader of traced modules, so nothing is compiled here and no C++ compiler is needed.
+Buckets are still what calls are padded to; each is compared with the same rounded weights computed by torch in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compile.equivalence import INT8, check_equivalence, check_row_independence
+from compile.spec import CompileSpec
+from inference.artifact import Bucket
+from inference.backends.compiled import empty_caches, host
+from inference.backends.openvino import (
+    CACHE_DTYPE,
+    DECODER,
+    DECODER_WEIGHTS,
+    INPUTS,
+    SETTINGS,
+    OpenVinoDecoder,
+    OpenVinoGraph,
+    import_openvino,
+    openvino_host,
+)
+from inference.errors import InvalidRequest
+from inference.model.checkpoint import load_decoder
+from inference.model.decoder import Decoder
+from inference.model.graph import VerifyGraph, example_inputs
+
+_LEVELS = 127  # integers of -127 to 127, one scale an output
+_TINY = 1e-20
+_EXAMPLE = Bucket(rows=2, nodes=5, slots=24, picks=5, levels=5, sampled=False, junk=40)  # any shape: none is kept
+
+
+class OpenVinoBuilder:
+    """A Builder (compile/build.py) for the machine it runs on."""
+
+    target = "cpu"
+
+    def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
+        if spec.compiler_flags:
+            raise InvalidRequest(f"compiler flag {next(iter(spec.compiler_flags))}: int8 for cpu takes none, OpenVINO's settings are fixed")
+        self._openvino = import_openvino()
+        self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
+        self._loaded: tuple[Decoder, OpenVinoDecoder, Tensor, Tensor] | None = None
+
+    def prepare(self, directory: Path) -> list[str]:
+        """The whole decoder, for all buckets."""
+        model = convert(self._decoder())
+        round_matrices(model, self._vocabulary)
+        self._openvino.save_model(model, directory / "weights" / "decoder.xml", compress_to_fp16=False)
+        (directory / "weights" / "decoder.xml").replace(directory / DECODER)
+        self._loaded = None
+        return [DECODER, DECODER_WEIGHTS]
+
+    def build(self, bucket: Bucket, directory: Path) -> list[str]:
+        """No file: raises BadArtifact when the decoder does not compute this bucket as torch does, or not row by row."""
+        decoder, served, keys, values = self._model(directory)
+        eager, graph = VerifyGraph(decoder, keys, values, bucket.levels), OpenVinoGraph(served, bucket)
+        check_equivalence(eager, graph, bucket, sequence_length=self._spec.sequence_length, tolerance=INT8)
+        check_row_independence(graph, bucket, self._vocabulary, sequence_length=self._spec.sequence_length)
+        return []
+
+    def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
+        """Nothing: there is one decoder."""
+        return []
+
+    def versions(self) -> Mapping[str, str]:
+        return {"torch": torch.__version__, "openvino": self._openvino.__version__}
+
+    def host(self) -> Mapping[str, str]:
+        return {**host(), **openvino_host(self._openvino)}
+
+    def flags(self) -> Mapping[str, str]:
+        return SETTINGS
+
+    def _decoder(self) -> Decoder:
+        """The checkpoint in float32, its matrices as they are after rounding."""
+        decoder = load_decoder(
+            self._checkpoint, positions=self._spec.sequence_length, vocabulary=self._vocabulary, dtype=torch.float32, device=torch.device("cpu")
+        )
+        for linear in matrices(decoder):
+            levels, scale = to_int8(linear.detach().numpy())
+            linear.data = torch.from_numpy(levels * scale)
+        return decoder
+
+    def _model(self, directory: Path) -> tuple[Decoder, OpenVinoDecoder, Tensor, Tensor]:
+        """The reference, the artefact's decoder, and caches full of noise that both read; one for all buckets."""
+        if self._loaded is None:
+            decoder, spec = self._decoder(), self._spec
+            keys, values = empty_caches(decoder.config, spec.rows, spec.capacity, CACHE_DTYPE)
+            generator = torch.Generator().manual_seed(0)
+            keys.normal_(generator=generator), values.normal_(generator=generator)
+            model = self._openvino.Core().read_model(directory / DECODER, directory / DECODER_WEIGHTS)
+            self._loaded = decoder, OpenVinoDecoder(model, keys, values), keys, values
+        return self._loaded
+
+
+class _Logits(nn.Module):
+    """What is converted: INPUTS to logits, new keys and new values."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, tokens: Tensor, rows: Tensor, positions: Tensor, context_mask: Tensor, tree_mask: Tensor, pick: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out = self.decoder(tokens, rows, positions, context_mask, tree_mask, pick, keys, values)
+        return self.decoder.logits(out.states), out.keys, out.values
+
+
+@torch.no_grad()
+def convert(decoder: Decoder) -> Any:
+    """An openvino.Model of any number of rows, nodes, picks and slots. Without convert_model, which reports usage to its makers."""
+    openvino = import_openvino()
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    caches = empty_caches(decoder.config, _EXAMPLE.rows, _EXAMPLE.junk, CACHE_DTYPE)
+    inputs = [example_inputs(_EXAMPLE)[name] for name in INPUTS[:-2]]
+    traced = TorchScriptPythonDecoder(_Logits(decoder), example_input=(*inputs, *caches))
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    model = frontend.convert(frontend.load(traced))
+    for port, name, example in zip(model.inputs, INPUTS, (*inputs, *caches), strict=True):
+        port.get_tensor().set_names({name})
+        fixed = {0, 2, 4} if name in ("keys", "values") else set()
+        port.get_node().set_partial_shape(openvino.PartialShape([size if axis in fixed else -1 for axis, size in enumerate(example.shape)]))
+        port.get_node().set_element_type(openvino.Type.f32 if name in ("keys", "values") else openvino.Type.i32)
+    model.validate_nodes_and_infer_types()
+    return model
+
+
+def round_matrices(model: Any, vocabulary: int) -> None:
+    """Replace the constant factor of every product by integers with a scale an output; the head ends at the vocabulary."""
+    from openvino import opset13
+
+    for product in [node for node in model.get_ops() if node.get_type_name() == "MatMul"]:
+        table = _constant(product.input_value(1).get_node())
+        if table is None:
+            continue
+        assert product.get_attributes()["transpose_b"], "matrices are [outputs, inputs]"
+        cut = product.input_value(1).get_node().get_type_name() != "Constant"  # the head's slice
+        levels, scale = to_int8(table.data[:vocabulary] if cut else table.data)
+        wide = opset13.convert(opset13.constant(levels, dtype=np.int8), "f32")
+        product.input(1).replace_source_output(opset13.multiply(wide, opset13.constant(scale)).output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def matrices(decoder: Decoder) -> Iterator[Tensor]:
+    """The weights that are rounded; a tied head is rounded and its embeddings with it."""
+    for module in decoder.modules():
+        if isinstance(module, nn.Linear):
+            yield module.weight
+    if decoder.config.tied:
+        yield decoder.model.embed_tokens.weight
+
+
+def to_int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[outputs, inputs] float32 as int8 of the same shape and scales [outputs, 1] float32."""
+    scale = np.maximum(np.abs(matrix).max(1, keepdims=True), _TINY).astype(np.float32) / _LEVELS
+    return np.round(matrix / scale).astype(np.int8), scale
+
+
+def _constant(node: Any) -> Any | None:
+    """The constant that a matrix is, or is cut from; None for a product of two activations."""
+    if node.get_type_name() == "Constant":
+        return node
+    if node.get_type_name() in ("Convert", "Slice", "StridedSlice"):
+        return _constant(node.input_value(0).get_node())
+    return None

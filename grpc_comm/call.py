@@ -1,0 +1,190 @@
+"""One stream to a target, as the client's side sees it. The caller's thread sends, a reader thread resolves what is owed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeAlias
+
+import grpc
+
+from grpc_comm import translate
+from grpc_comm.proto import verifier_pb2 as pb
+from inference.accept import Verdict
+from inference.errors import Mismatch, OutriderError, Unavailable
+from inference.session import promise
+from inference.stats import Traffic
+from inference.tree import TokenTree
+
+CLOSE_SECONDS = 2.0
+
+Start = Callable[[Iterator[pb.ClientMessage]], Any]
+"""Starts the call, given the messages that will be sent."""
+
+Owed: TypeAlias = "Future[Any] | queue.SimpleQueue[Any]"
+
+
+class Verified(NamedTuple):
+    """A verdict, and how many nodes the next tree may have, root included."""
+
+    verdict: Verdict
+    budget: int
+
+
+class Call:
+    """A bidirectional stream. At most one answer is owed at a time; a stream that ends fails it.
+
+    failure: why the stream ended, None while it is alive.  leaving: the target said that it goes away.
+    """
+
+    def __init__(self, start: Start, traffic: Traffic, address: str) -> None:
+        self._traffic, self._address = traffic, address  # bytes_up is written by the caller's thread, the rest by the reader's
+        self._outbox: queue.SimpleQueue[pb.ClientMessage | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the next three, so that no answer is owed by a stream that has ended
+        self._owed: tuple[str, Owed] | None = None
+        self._asked: tuple[int, TokenTree] | None = None
+        self.failure: OutriderError | None = None
+        self.leaving: str | None = None
+        self._left, self._ended = False, threading.Event()
+        self._last_sent = time.monotonic()
+        self._call = start(iter(self._outbox.get, None))
+        threading.Thread(target=self._read, name="outrider stream", daemon=True).start()
+
+    def begin(self, message: pb.ClientMessage) -> Future[pb.Opened]:
+        """Open or Resume."""
+        opened: Future[pb.Opened] = promise()
+        self._ask("opened", message, opened)
+        return opened
+
+    def verify(self, message: pb.Round, tree: TokenTree) -> Future[Verified]:
+        self._asked = (message.number, tree)
+        verified: Future[Verified] = promise()
+        self._ask("verdict", pb.ClientMessage(round=message), verified)
+        return verified
+
+    def generate(self, message: pb.Continue) -> Iterator[pb.Tokens]:
+        """Messages until one is the last; raises what ends the stream before."""
+        tokens: queue.SimpleQueue[pb.Tokens | OutriderError] = queue.SimpleQueue()
+        self._ask("tokens", pb.ClientMessage(generate=message), tokens)
+        last = False
+        while not last:
+            answer = tokens.get()
+            if isinstance(answer, OutriderError):
+                raise answer
+            last = answer.last
+            yield answer
+
+    def heartbeat(self, seconds: float) -> None:
+        """Say something if nothing was said for so long."""
+        if self.failure is None and time.monotonic() - self._last_sent >= seconds:
+            self._send(pb.ClientMessage(heartbeat=pb.Heartbeat()))
+
+    def close(self) -> None:
+        """Ask the target to end the session; when it is busy, or does not answer, cancel the call."""
+        if self._ended.is_set():
+            return
+        with self._lock:
+            idle = self._owed is None
+        self._send(pb.ClientMessage(close=pb.Close()))
+        self._outbox.put(None)
+        if idle and self._ended.wait(CLOSE_SECONDS):
+            return
+        self.cancel()
+
+    def cancel(self) -> None:
+        """End the call without asking; the target may hold the session for its lease."""
+        self._left = True
+        self._call.cancel()
+        self._ended.wait(CLOSE_SECONDS)
+
+    def _ask(self, kind: str, message: pb.ClientMessage, answer: Owed) -> None:
+        with self._lock:
+            assert self._owed is None, "one at a time: the last answer is still owed"
+            failure = self.failure
+            if failure is None:
+                self._owed = (kind, answer)
+        if failure is None:
+            self._send(message)
+        else:
+            _fail(answer, failure)
+
+    def _send(self, message: pb.ClientMessage) -> None:
+        self._last_sent = time.monotonic()
+        self._traffic.bytes_up += message.ByteSize()
+        self._outbox.put(message)
+
+    def _read(self) -> None:
+        """The reader thread: answers until the stream ends, then failure for whatever is owed."""
+        failure: OutriderError = Unavailable("the session is closed")
+        try:
+            for message in self._call:
+                self._count(message)
+                self._receive(message)
+        except grpc.RpcError as error:
+            if not self._left:
+                failure = translate.status_error(error, f"the target at {self._address} went away")
+            failure.__cause__ = error
+        except Mismatch as error:
+            failure = error
+            self._call.cancel()
+        finally:
+            self._end(failure)
+
+    def _receive(self, message: pb.ServerMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "go_away":
+            self.leaving = message.go_away.reason
+            return
+        with self._lock:
+            owed = self._owed
+            if owed is not None and owed[0] == kind and not (kind == "tokens" and not message.tokens.last):
+                self._owed = None
+        if owed is None or owed[0] != kind:
+            raise Mismatch(f"the target at {self._address} answered what was not asked: {kind}")
+        self._resolve(owed[1], message, kind)
+
+    def _resolve(self, answer: Owed, message: pb.ServerMessage, kind: str) -> None:
+        if isinstance(answer, queue.SimpleQueue):
+            answer.put(message.tokens)
+        elif kind == "opened":
+            answer.set_result(message.opened)
+        else:
+            assert self._asked is not None
+            number, tree = self._asked
+            try:
+                verdict = translate.read_verdict(message.verdict, number, tree)
+            except Mismatch as error:
+                answer.set_exception(error)
+                raise
+            answer.set_result(Verified(verdict, message.verdict.budget))
+
+    def _count(self, message: pb.ServerMessage) -> None:
+        traffic = self._traffic
+        traffic.bytes_down += message.ByteSize()
+        if message.HasField("opened"):
+            traffic.queue_seconds += message.opened.queue_seconds
+            traffic.prefill_seconds += message.opened.prefill_seconds
+            traffic.reused_tokens += message.opened.reused_tokens
+        elif not message.HasField("go_away"):
+            step = message.verdict if message.HasField("verdict") else message.tokens
+            traffic.queue_seconds += step.queue_microseconds / 1e6
+            traffic.model_seconds += step.model_microseconds / 1e6
+
+    def _end(self, failure: OutriderError) -> None:
+        self._outbox.put(None)  # releases gRPC's sender
+        with self._lock:
+            self.failure = failure
+            owed, self._owed = self._owed, None
+        self._ended.set()
+        if owed is not None:
+            _fail(owed[1], failure)
+
+
+def _fail(answer: Owed, failure: OutriderError) -> None:
+    if isinstance(answer, queue.SimpleQueue):
+        answer.put(failure)
+    else:
+        answer.set_exception(failure)

@@ -1,0 +1,120 @@
+"""Sessions that a target holds, also while no stream is connected to them; each has one stream at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from grpc_comm.digest import PrefixDigest
+from grpc_comm.observer import Ending, ServiceObserver
+from inference.engine import Engine
+from inference.errors import Busy, Gone, InvalidRequest, Mismatch
+from inference.session import Answer, Session
+from inference.tree import TokenTree
+
+LEASE_SECONDS = 15.0
+"""A stream that says nothing for so long has ended; a session without a stream is held for so long."""
+
+
+class Asked(NamedTuple):
+    """The last round: what was asked, and its answer, now or later."""
+
+    number: int
+    base_length: int
+    tree: TokenTree
+    answer: asyncio.Future[Answer]
+
+    def is_again(self, number: int, base_length: int, tree: TokenTree) -> bool:
+        same = self.number == number and self.base_length == base_length and len(self.tree) == len(tree)
+        return same and bool((self.tree.tokens == tree.tokens).all() and (self.tree.parents == tree.parents).all())
+
+
+class Held:
+    """One session and who speaks for it."""
+
+    def __init__(self, session_id: str, tenant: str, engine: Engine, session: Session) -> None:
+        self.session_id, self.tenant, self.engine, self.session = session_id, tenant, engine, session
+        self.resume_key = secrets.token_bytes(16)
+        self.epoch = 0
+        self.rounds = 0
+        self.last: Asked | None = None
+        self.generating: asyncio.Future[None] | None = None
+        self.superseded = asyncio.Event()  # of the stream that has the session now
+        self.expires: float | None = None  # when it ends unless a stream comes; None: one is there
+        self._digest = PrefixDigest()
+
+    def digest(self, length: int) -> int:
+        """Of the first `length` committed tokens."""
+        return self._digest.of(self.session.tokens[:length])
+
+
+class Leases:
+    """Every held session of a target. Called on its event loop."""
+
+    def __init__(self, observer: ServiceObserver, lease_seconds: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lease_seconds, self._observer, self._clock = lease_seconds, observer, clock
+        self._held: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def check_new(self, session_id: str, tenant: str, most: int | None) -> None:
+        """Raises unless a tenant that may have `most` sessions can open one of this name."""
+        if not 8 <= len(session_id) <= 64 or not session_id.isascii():
+            raise InvalidRequest(f"a session id has 8 to 64 ASCII characters: got {len(session_id)}")
+        self.expire()
+        if session_id in self._held:
+            raise Mismatch("a session of this id is held: Resume it, or choose another id")
+        mine = [held for held in self._held.values() if held.tenant == tenant]
+        if most is None or len(mine) < most:
+            return
+        leaving = [held for held in mine if held.expires is not None]
+        if not leaving:
+            raise Busy(f"this key may have {most} sessions, and has: close one, or try again later", retry_after=self.lease_seconds)
+        self.end(leaving[0], Ending.DISPLACED)
+
+    def add(self, held: Held) -> None:
+        self._held[held.session_id] = held
+
+    def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> Held:
+        """The session, which hears from its stream of before no more. Raises Gone when it is not held, or not this caller's."""
+        self.expire()
+        held = self._held.get(session_id)
+        if held is None or held.tenant != tenant or not hmac.compare_digest(held.resume_key, key):
+            raise Gone("this session is not held here: open it anew")
+        if epoch <= held.epoch:
+            raise Mismatch(f"epoch {epoch} is over: another stream resumed this session with epoch {held.epoch}")
+        held.superseded.set()
+        held.epoch, held.superseded, held.expires = epoch, asyncio.Event(), None
+        held.engine.attach(held.session)
+        self._observer.resumed(held.session)
+        return held
+
+    def leave(self, held: Held) -> None:
+        """Its stream is gone: the session waits for another, and lends its row meanwhile."""
+        if held.session_id in self._held:
+            held.expires = self._clock() + self.lease_seconds
+            held.engine.detach(held.session)
+            self._observer.session_lost(held.session)
+
+    def end(self, held: Held, reason: Ending) -> None:
+        """The session is over. Idempotent."""
+        if self._held.pop(held.session_id, None) is None:
+            return
+        held.engine.close(held.session)
+        held.superseded.set()
+        self._observer.session_ended(held.session, reason)
+
+    def end_all(self) -> None:
+        for held in list(self._held.values()):
+            self.end(held, Ending.DRAINED)
+
+    def expire(self) -> None:
+        """End sessions that were left for longer than their lease."""
+        now = self._clock()
+        for held in [held for held in self._held.values() if held.expires is not None and held.expires <= now]:
+            self.end(held, Ending.EXPIRED)

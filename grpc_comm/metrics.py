@@ -1,0 +1,257 @@
+"""Prometheus metrics of a target: vLLM's names and meanings where it has them, ours begin with outrider_.
+
+No label ever holds a session, a caller or a text: labels are the model's name, and sets that are known beforehand.
+
+What differs from vLLM, because the draft is elsewhere: gaps between tokens and the latency of a request include the client's drafting
+and the network; a request is a session; running are sessions that hold a row, whether or not a forward is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from grpc_comm.ledger import Entry, Ledger, occupancy
+from grpc_comm.observer import Ending, ServiceObserver
+from grpc_comm.translate import Description
+from inference.engine import Engine, Forward, Observer
+from inference.errors import MissingExtra
+from inference.session import Answer, Opened, Session
+from inference.tree import TokenTree
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import GaugeMetricFamily, Metric
+except ImportError as error:
+    raise MissingExtra("metrics need the prometheus-client package: pip install 'outrider[metrics]'") from error
+
+_SECONDS = tuple(step * 10.0**power for power in range(-4, 3) for step in (1, 2, 5))  # 0.1 ms to 500 s
+_TOKENS = tuple(step * 10.0**power for power in range(6) for step in (1, 2, 5))
+_ROWS = tuple(2.0**power for power in range(9))
+
+
+class Metrics(ServiceObserver):
+    """All metrics of one target, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.health = "loading"  # then "serving", then "draining"
+        self._ledger = Ledger()
+        self._families = _Families(self.registry)
+        self._models: dict[str, _ModelMetrics] = {}
+        self._engines = _EngineGauges()
+        self.registry.register(self._engines)
+        self._rejected = Counter("outrider_rejected", "Calls that ended with an error, by gRPC status code.", ["code"], registry=self.registry)
+        self._ended = Counter("outrider_sessions_ended", "Sessions that are over, by reason.", ["reason"], registry=self.registry)
+        for reason in Ending:
+            self._ended.labels(reason.value)
+        wire = Counter("outrider_wire_bytes", "Bytes of messages, up from clients and down to them.", ["direction"], registry=self.registry)
+        self._up, self._down = wire.labels("up"), wire.labels("down")
+        self._lost = Counter("outrider_streams_lost", "Streams that broke while their session went on.", registry=self.registry)
+        self._resumed = Counter("outrider_sessions_resumed", "Sessions that another stream went on with.", registry=self.registry)
+        self._draining = Gauge("outrider_draining", "1 once no new sessions are taken.", registry=self.registry)
+
+    def engine(self, engine: Engine, description: Description) -> Observer:
+        self.health = "serving" if self.health == "loading" else self.health
+        self._engines.add(engine, description)
+        model = self._models[description.model] = _ModelMetrics(description.model, self._families, self._ledger)
+        return model
+
+    def session_lost(self, session: Session) -> None:
+        self._lost.inc()
+
+    def resumed(self, session: Session) -> None:
+        self._resumed.inc()
+
+    def session_ended(self, session: Session, reason: Ending) -> None:
+        self._ended.labels(reason.value).inc()
+        entry = self._ledger.entry(session)
+        if entry.rounds:
+            self._models[entry.model].ended(entry)
+
+    def rejected(self, code: str, tenant: str = "") -> None:
+        self._rejected.labels(code).inc()
+
+    def bytes_up(self, count: int) -> None:
+        self._up.inc(count)
+
+    def bytes_down(self, count: int) -> None:
+        self._down.inc(count)
+
+    def draining(self) -> None:
+        self.health = "draining"
+        self._draining.set(1)
+
+
+class _Families:
+    """Counters and histograms by name, of which each model has its own; made when first asked for."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        if name not in self._counters:
+            self._counters[name] = Counter(name, text, ["model_name", *labels], registry=self._registry)
+        return self._counters[name]
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        if name not in self._histograms:
+            self._histograms[name] = Histogram(name, text, ["model_name", *labels], buckets=buckets, registry=self._registry)
+        return self._histograms[name]
+
+
+class _ModelMetrics(Observer):
+    """What one engine tells, under its model's name."""
+
+    def __init__(self, model: str, families: _Families, ledger: Ledger) -> None:
+        self._model, self._ledger = model, ledger
+        self._forwards = {True: _ForwardMetrics(model, "prefill", families), False: _ForwardMetrics(model, "verify", families)}
+        self._drafting, self._sessions = _DraftMetrics(model, families), _SessionMetrics(model, families)
+        text = "Spent by the engine around forwards."
+        self._engine_seconds = families.counter("outrider_engine_seconds", text).labels(model)
+
+    def forward(self, done: Forward) -> None:
+        self._forwards[done.prefill].add(done)
+        self._engine_seconds.inc(done.engine_seconds)
+
+    def opened(self, session: Session, opened: Opened) -> None:
+        self._sessions.opened(self._ledger.opened(self._model, session, opened))
+
+    def answered(self, session: Session, tree: TokenTree, answer: Answer) -> None:
+        gap = self._ledger.answered(session, tree, answer)
+        self._sessions.answered(self._ledger.entry(session), gap, answer)
+        if len(tree) > 1:
+            self._drafting.add(len(tree) - 1, len(answer.verdict.path))
+
+    def evicted(self, session: Session) -> None:
+        self._sessions.evictions.inc()
+
+    def ended(self, entry: Entry) -> None:
+        self._sessions.ended(entry)
+
+
+class _DraftMetrics:
+    """What became of drafts."""
+
+    def __init__(self, model: str, families: _Families) -> None:
+        self._model = model
+        self._drafts = families.counter("vllm:spec_decode_num_drafts", "Drafts verified.").labels(model)
+        self._tokens = families.counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens verified.").labels(model)
+        self._accepted = families.counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.").labels(model)
+        text = "Drafted tokens accepted, by depth in the draft, from 0."
+        self._by_depth = families.counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
+        self._depths: list[Counter] = []  # no more than a tree has nodes
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self._drafts.inc()
+        self._tokens.inc(drafted)
+        self._accepted.inc(accepted)
+        while len(self._depths) < accepted:
+            self._depths.append(self._by_depth.labels(self._model, str(len(self._depths))))
+        for depth in self._depths[:accepted]:
+            depth.inc()
+
+
+class _SessionMetrics:
+    """Tokens and times of sessions."""
+
+    def __init__(self, model: str, families: _Families) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return families.counter(name, text).labels(model)
+
+        def seconds(name: str, text: str) -> Histogram:
+            return families.histogram(name, text, _SECONDS).labels(model)
+
+        def tokens(name: str, text: str) -> Histogram:
+            return families.histogram(name, text, _TOKENS).labels(model)
+
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts, those whose keys were there already included.")
+        self._generated = counter("vllm:generation_tokens", "Tokens made.")
+        self._queries = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up in rows.")
+        self._hits = counter("vllm:prefix_cache_hits", "Tokens of prompts whose keys were there already.")
+        self.evictions = counter("vllm:num_preemptions", "Silent sessions whose row was lent to another.")
+        self._first = seconds("vllm:time_to_first_token_seconds", "From Open to a session's first verdict.")
+        self._gap = seconds("vllm:inter_token_latency_seconds", "Between two verdicts of a session; one may bring several tokens.")
+        self._each = seconds("vllm:request_time_per_output_token_seconds", "Of each token after a session's first.")
+        self._latency = seconds("vllm:e2e_request_latency_seconds", "From Open to a session's last verdict.")
+        self._queue = seconds("vllm:request_queue_time_seconds", "A session's wait, for a row and for forwards, until its prompt is prefilled.")
+        self._prefill = seconds("vllm:request_prefill_time_seconds", "A session's forwards of its prompt.")
+        self._round_queue = seconds("outrider_round_queue_seconds", "From asking for a round to its forward.")
+        self._prompt = tokens("vllm:request_prompt_tokens", "Tokens of a session's prompt.")
+        self._output = tokens("vllm:request_generation_tokens", "Tokens made in a session.")
+
+    def opened(self, entry: Entry) -> None:
+        self._prompt_tokens.inc(entry.prompt_tokens)
+        self._queries.inc(entry.prompt_tokens)
+        self._hits.inc(entry.reused_tokens)
+        self._queue.observe(entry.queue_seconds)
+        self._prefill.observe(entry.prefill_seconds)
+
+    def answered(self, entry: Entry, gap: float | None, answer: Answer) -> None:
+        """gap: seconds since the session's verdict before this one."""
+        self._generated.inc(len(answer.verdict.path) + 1)
+        self._round_queue.observe(answer.queue_seconds)
+        if gap is None:
+            self._first.observe(entry.first_at - entry.asked_at)
+        else:
+            self._gap.observe(gap)
+
+    def ended(self, entry: Entry) -> None:
+        self._latency.observe(entry.last_at - entry.asked_at)
+        self._prompt.observe(entry.prompt_tokens)
+        self._output.observe(entry.tokens)
+        if entry.tokens > 1:
+            self._each.observe((entry.last_at - entry.first_at) / (entry.tokens - 1))
+
+
+class _ForwardMetrics:
+    """Forwards of one kind."""
+
+    def __init__(self, model: str, kind: str, families: _Families) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return families.counter(name, text, "kind").labels(model, kind)
+
+        self._seconds = families.histogram("outrider_forward_seconds", "One forward of the model.", _SECONDS, "kind").labels(model, kind)
+        self._rows = families.histogram("outrider_batch_rows", "Sessions in a forward.", _ROWS, "kind").labels(model, kind)
+        self._computed_rows = counter("outrider_computed_rows", "Rows of forwards, padding included.")
+        self._nodes = counter("outrider_useful_nodes", "Nodes of trees and tokens of prompts in forwards.")
+        self._computed_nodes = counter("outrider_computed_nodes", "Nodes that forwards computed, padding included.")
+
+    def add(self, done: Forward) -> None:
+        self._seconds.observe(done.model_seconds)
+        self._rows.observe(done.rows)
+        self._computed_rows.inc(done.padded_rows)
+        self._nodes.inc(done.nodes)
+        self._computed_nodes.inc(done.padded_rows * done.padded_nodes)
+
+
+class _EngineGauges:
+    """What engines hold, looked at when it is asked for."""
+
+    def __init__(self) -> None:
+        self._engines: list[tuple[Engine, Description]] = []
+
+    def add(self, engine: Engine, description: Description) -> None:
+        self._engines.append((engine, description))
+
+    def collect(self) -> Iterator[Metric]:
+        label = ["model_name"]
+        running = GaugeMetricFamily("vllm:num_requests_running", "Sessions that hold a row.", labels=label)
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sessions in line for a row.", labels=label)
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of all KV slots that sessions on rows use; 1 is all.", labels=label)
+        rows = GaugeMetricFamily("outrider_rows", "Rows of the KV cache.", labels=label)
+        slots = GaugeMetricFamily("outrider_used_slots", "KV slots that sessions on rows use.", labels=label)
+        states = GaugeMetricFamily("outrider_sessions", "Open sessions, by what they do.", labels=[*label, "state"])
+        info = GaugeMetricFamily("outrider_target_info", "1; what the labels say.", labels=[*label, "device", "dtype", "version"])
+        for engine, description in self._engines:
+            seen, model = occupancy(engine), description.model
+            running.add_metric([model], seen.rows_held)
+            waiting.add_metric([model], seen.in_line)
+            usage.add_metric([model], seen.slots_used / seen.slots)
+            rows.add_metric([model], seen.rows)
+            slots.add_metric([model], seen.slots_used)
+            for state, count in seen.states.items():
+                states.add_metric([model, state.value], count)
+            info.add_metric([model, description.device, description.dtype, description.server_version], 1)
+        yield from (running, waiting, usage, rows, slots, states, info)

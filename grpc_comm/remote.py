@@ -1,0 +1,258 @@
+"""A Verifier whose target is elsewhere, and who keeps its session when the link breaks, the target restarts or goes away.
+
+The client knows every committed token, so any target of the same model can go on: the one that holds the session resumes it,
+another prefills once. What is asked again brings the same tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+from grpc_comm import translate
+from grpc_comm.call import Call, Start, Verified
+from grpc_comm.digest import PrefixDigest
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.translate import Description
+from grpc_comm.transport import MAX_MESSAGE_BYTES
+from inference.accept import Verdict
+from inference.errors import Busy, Gone, LimitExceeded, Mismatch, OutriderError, Unavailable
+from inference.sampling import SamplingParams
+from inference.session import promise
+from inference.stats import Traffic
+from inference.tree import TokenTree
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+"""Seconds between attempts: between nothing and twice as much each time."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For how many seconds a lost target is looked for (0: not at all), and who is told what happens meanwhile."""
+
+    seconds: float = 0.0
+    notice: Callable[[str], None] = lambda line: None
+
+
+class Line(Protocol):
+    """The way to `targets` targets that serve the same model; index i is target i modulo `targets`."""
+
+    @property
+    def description(self) -> Description: ...
+
+    @property
+    def targets(self) -> int: ...
+
+    def address(self, index: int) -> str: ...
+
+    def start(self, index: int) -> Start:
+        """How to begin a stream to it."""
+        ...
+
+
+class RemoteVerifier:
+    """A Verifier (inference.decode); one session at a time. Leaving generate() early ends the session.
+
+    The target computes with `params.on_the_wire()`.
+    """
+
+    def __init__(self, line: Line, patience: Patience) -> None:
+        self._line, self._patience = line, patience
+        self._call: Call | None = None
+        self._closed = threading.Event()
+        self._at = 0  # index of the target that has the session
+        self._tokens: list[int] = []
+        self._params, self._digest = SamplingParams(), PrefixDigest()
+        self._opened: pb.Opened | None = None
+        self._epoch, self._rounds = 0, 0
+        self.traffic = Traffic()
+        self.tree_budget = line.description.max_tree_nodes
+
+    @property
+    def lost(self) -> bool:
+        """The target is being looked for."""
+        return self._call is not None and self._call.failure is not None and not self._closed.is_set()
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
+        self.close()
+        if 4 * len(prompt) > MAX_MESSAGE_BYTES:
+            raise LimitExceeded(f"a prompt of {len(prompt)} tokens: the sequence length is {self._line.description.sequence_length}")
+        self._tokens, self._params, self._digest = list(prompt), params, PrefixDigest()
+        self._opened, self._closed = None, threading.Event()
+        done: Future[None] = promise()
+        self._dial(self._at).add_done_callback(lambda opened: self._first_answer(opened, done))
+        return done
+
+    def submit(self, tree: TokenTree) -> Future[Verdict]:
+        done: Future[Verdict] = promise()
+        if self._must_move:
+            self._in_background(done, lambda: self._again(tree, done))
+        else:
+            self._verify(self._live, tree, done)
+        return done
+
+    def generate(self, max_tokens: int, stop_ids: frozenset[int]) -> Iterator[int]:
+        left = max_tokens
+        last = left < 1
+        try:
+            while not last:
+                if self._must_move:
+                    self._reattach()
+                try:
+                    for message in self._live.generate(translate.write_continue(left, stop_ids, len(self._tokens), self._digest.of(self._tokens))):
+                        self._tokens += message.ids
+                        left, last = left - len(message.ids), message.last
+                        yield from message.ids
+                        if self._live.leaving is not None:
+                            break
+                except Unavailable as error:
+                    self._give_up_unless_recoverable(error)
+        finally:
+            if not last:
+                self.close()
+
+    def close(self) -> None:
+        """End the session, waiting a moment for the target's confirmation. Idempotent."""
+        self._closed.set()
+        if self._call is not None:
+            self._call.close()
+
+    def heartbeat(self) -> None:
+        """Keep the session while there is nothing to ask."""
+        if self._call is not None and self._opened is not None and not self._closed.is_set():
+            self._call.heartbeat(self._opened.lease_seconds / 3)
+
+    def _first_answer(self, opened: Future[pb.Opened], done: Future[None]) -> None:
+        error = opened.exception()
+        if error is None:
+            try:
+                self._accept(opened.result())
+            except Mismatch as mismatch:
+                return done.set_exception(mismatch)
+            done.set_result(None)
+        elif self._recoverable(error):
+            self._in_background(done, lambda: self._open_again(done))
+        else:
+            done.set_exception(error)
+
+    def _open_again(self, done: Future[None]) -> None:
+        self._reattach()
+        done.set_result(None)
+
+    def _verify(self, call: Call, tree: TokenTree, done: Future[Verdict]) -> None:
+        message = translate.write_round(self._rounds, len(self._tokens), self._digest.of(self._tokens), tree)
+        call.verify(message, tree).add_done_callback(lambda verified: self._answered(tree, verified, done))
+
+    def _answered(self, tree: TokenTree, verified: Future[Verified], done: Future[Verdict]) -> None:
+        """On the reader's thread."""
+        error = verified.exception()
+        if error is None:
+            verdict, self.tree_budget = verified.result()
+            self._tokens += [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
+            self._rounds += 1
+            done.set_result(verdict)
+        elif self._recoverable(error):
+            self._in_background(done, lambda: self._again(tree, done))
+        else:
+            done.set_exception(error)
+
+    def _again(self, tree: TokenTree, done: Future[Verdict]) -> None:
+        self._reattach()
+        self._verify(self._live, tree, done)
+
+    @property
+    def _must_move(self) -> bool:
+        """The stream has ended for a reason that can be mended, or the target said that it goes away."""
+        call = self._live
+        return self._recoverable(call.failure) if call.failure is not None else call.leaving is not None and self._patience.seconds > 0
+
+    def _recoverable(self, error: BaseException) -> bool:
+        return isinstance(error, Unavailable) and self._patience.seconds > 0 and not self._closed.is_set()
+
+    def _give_up_unless_recoverable(self, error: Unavailable) -> None:
+        if not self._recoverable(error):
+            raise error
+
+    def _reattach(self) -> None:
+        """Get the session back, here or elsewhere; raises the last reason when patience ends."""
+        call, deadline, pause = self._live, time.monotonic() + self._patience.seconds, FIRST_PAUSE
+        reason: OutriderError = call.failure or Unavailable(f"the target at {self._line.address(self._at)} goes away: {call.leaving}")
+        if call.leaving is not None:
+            call.close()
+            self._opened, self._at = None, self._at + 1
+        self._patience.notice(f"{reason}; looking for it again")
+        for attempt in count():
+            try:
+                self._attach(self._at + attempt, resume=attempt % self._line.targets == 0, seconds=max(deadline - time.monotonic(), FIRST_PAUSE))
+                return self._patience.notice(f"connected to {self._line.address(self._at)} again")
+            except Unavailable as error:
+                reason = error
+            wait = reason.retry_after * random.uniform(1, 2) if isinstance(reason, Busy) else random.uniform(0, pause)  # noqa: S311
+            pause = min(2 * pause, LONGEST_PAUSE)
+            if time.monotonic() + wait > deadline or self._closed.wait(wait):
+                raise reason
+
+    def _attach(self, index: int, *, resume: bool, seconds: float) -> None:
+        """One attempt at one target: Resume where the session may be held, else, or if it is not, Open."""
+        if resume and self._opened is not None:
+            try:
+                opened = _within(seconds, self._resume(self._opened))
+                if opened.length >= len(self._tokens) and opened.rounds - self._rounds in (0, 1):
+                    self._opened = opened
+                    self.traffic.resumes += 1
+                    return
+                self._live.close()
+            except Gone:
+                pass
+        self._accept(_within(seconds, self._dial(index)))
+        self.traffic.reopenings += 1
+
+    def _dial(self, index: int) -> Future[pb.Opened]:
+        """Open the session with all its tokens on a target."""
+        self._at, self._opened, self._epoch, self._rounds = index, None, 0, 0
+        self._call = Call(self._line.start(index), self.traffic, self._line.address(index))
+        opening = translate.write_open(uuid.uuid4().hex, self._line.description, self._tokens, self._params)
+        return self._call.begin(pb.ClientMessage(open=opening))
+
+    def _resume(self, opened: pb.Opened) -> Future[pb.Opened]:
+        self._epoch += 1
+        self._call = Call(self._line.start(self._at), self.traffic, self._line.address(self._at))
+        return self._call.begin(pb.ClientMessage(resume=translate.write_resume(opened.session_id, opened.resume_key, self._epoch)))
+
+    def _accept(self, opened: pb.Opened) -> None:
+        """The session is open: from now on it can be resumed."""
+        if opened.length != len(self._tokens):
+            self._live.cancel()
+            raise Mismatch(f"the target counts {opened.length} committed tokens, the client {len(self._tokens)}")
+        self._opened = opened
+
+    def _in_background(self, done: Future[Any], work: Callable[[], None]) -> None:
+        """Work that waits for the network, off the caller's and the reader's thread; what it raises is what is owed."""
+
+        def run() -> None:
+            try:
+                work()
+            except OutriderError as error:
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="outrider reconnect", daemon=True).start()
+
+    @property
+    def _live(self) -> Call:
+        assert self._call is not None, "open() comes first"
+        return self._call
+
+
+def _within(seconds: float, opened: Future[pb.Opened]) -> pb.Opened:
+    try:
+        return opened.result(seconds)
+    except NotInTime as error:
+        raise Unavailable(f"no answer for {seconds:.0f} s") from error

@@ -1,0 +1,193 @@
+"""The Decoder on CUDA: calls are padded to few shapes, and each shape's pass, cache writes and choice are one CUDA graph.
+
+A shape runs as it is when it is first met, is recorded when it is met again, and replayed from then on over buffers that stay
+where they are. Recording is one small seam (`Recorder`); all else runs on any device. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference.backends import Segment
+from inference.backends.batch import Batch, Shape, pad
+from inference.backends.eager import SLOT_STEP, EagerModel
+from inference.choice import Sampling, choose_greedy, choose_mixed, choose_truncated, rank, rank_greedy
+from inference.model.decoder import Decoder
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+
+Outputs = tuple[Tensor, ...]
+Run = Callable[[], Outputs]
+
+MOST_GRAPHS = 256
+"""Graphs that are kept; shapes met after them run as they are."""
+
+
+class Recorder(Protocol):
+    """Runs a function over tensors that stay where they are, now or again and again."""
+
+    def warm(self, run: Run) -> Outputs:
+        """Run it once, as recording wants it done before."""
+        ...
+
+    def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
+        """What repeats it, and the tensors that hold the outputs after each repetition until the next one of any recording."""
+        ...
+
+
+class CudaGraphs:
+    """torch.cuda.CUDAGraph: all recordings share a stream and a pool of memory, so that one at a time may run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def warm(self, run: Run) -> Outputs:
+        """On the stream of the recordings: libraries set themselves up there."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            outputs = run()
+        current.wait_stream(self._stream)
+        return outputs
+
+    def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            outputs = run()
+        return graph.replay, outputs
+
+
+class Choice(NamedTuple):
+    """What is made of logits [B, P, V]: function(logits, sampling, positions, size). size: levels of noise, or children."""
+
+    function: Callable[[Tensor, Sampling, Tensor, int], Outputs]
+    size: int
+
+
+class _Key(NamedTuple):
+    """What one recording does."""
+
+    shape: Shape
+    choice: Choice
+
+
+class _Buffers:
+    """Where the inputs of one shape lie on the device."""
+
+    def __init__(self, shape: Shape, junk: int, device: torch.device) -> None:
+        self.arrays = {name: torch.from_numpy(array).to(device) for name, array in Batch(shape, junk).arrays().items()}
+        self.sampling = Sampling.of([SamplingParams()] * shape.rows, device)
+
+    def fill(self, batch: Batch, params: Sequence[SamplingParams]) -> None:
+        """Copy a call's inputs in."""
+        for name, array in batch.arrays().items():
+            self.arrays[name].copy_(torch.from_numpy(array))
+        for held, given in zip(self.sampling, Sampling.of(params, torch.device("cpu")), strict=True):
+            held.copy_(given)
+
+
+class _Recorded(NamedTuple):
+    replay: Callable[[], None]
+    outputs: Outputs
+
+
+class CudaModel(EagerModel):
+    """An EagerModel whose calls go through recordings. One call at a time, as for every Model."""
+
+    def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int, recorder: Recorder) -> None:
+        super().__init__(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        self._recorder = recorder
+        self._buffers: dict[Shape, _Buffers] = {}
+        self._recorded: dict[_Key, _Recorded | None] = {}  # None: met once
+
+    @torch.no_grad()
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        shape = self._shape(segments)
+        (table,) = self._call(segments, shape, _chooser(segments, shape.nodes))
+        return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
+
+    @torch.no_grad()
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        greedy = all(segment.params.greedy for segment in segments)
+        ids, scores = self._call(segments, self._shape(segments), Choice(_rank_greedy if greedy else _rank, k))
+        return [Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return min(_step(rows), self.rows), min(max(_step(nodes), self._least_nodes), max(self.max_nodes, self._least_nodes))
+
+    def _shape(self, segments: Sequence[Segment]) -> Shape:
+        """Powers of two; one node or all are picked."""
+        least = super()._shape(segments)
+        rows, nodes = self.padded(least.rows, least.nodes)
+        slots = SLOT_STEP * _step(-(-least.slots // SLOT_STEP))
+        return Shape(rows, nodes, 1 if least.picks == 1 else nodes, nodes if least.contexts > 1 else 1, min(slots, self.capacity + 1))
+
+    def _call(self, segments: Sequence[Segment], shape: Shape, choice: Choice) -> list[np.ndarray]:
+        """The outputs on the host, copied before another recording may write over them."""
+        buffers = self._buffers.get(shape)
+        if buffers is None:
+            buffers = self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
+        idle = [SamplingParams()] * (shape.rows - len(segments))
+        buffers.fill(pad(segments, shape, junk=self.capacity), [*(segment.params for segment in segments), *idle])
+        return [output.to("cpu", copy=True).numpy() for output in self._outputs(_Key(shape, choice), buffers)]
+
+    def _outputs(self, key: _Key, buffers: _Buffers) -> Outputs:
+        def run() -> Outputs:
+            return self._compute(key.choice, buffers)
+
+        if key not in self._recorded:
+            if len(self._recorded) < MOST_GRAPHS:
+                self._recorded[key] = None
+            return self._recorder.warm(run)
+        recorded = self._recorded[key]
+        if recorded is None:
+            recorded = self._recorded[key] = _Recorded(*self._recorder.record(run))
+        recorded.replay()
+        return recorded.outputs
+
+    def _compute(self, choice: Choice, buffers: _Buffers) -> Outputs:
+        """What is recorded: nothing of it may wait for the device, or depend on values but through tensors of fixed shapes."""
+        logits, positions = self._write(**buffers.arrays)
+        return choice.function(logits, buffers.sampling, positions, choice.size)
+
+
+def _step(size: int) -> int:
+    """The next power of two."""
+    return 1 << (size - 1).bit_length()
+
+
+def _chooser(segments: Sequence[Segment], nodes: int) -> Choice:
+    """The cheapest function that serves every row, of few sizes."""
+    if all(segment.params.greedy for segment in segments):
+        return Choice(_choose_greedy, 0)
+    if all(segment.params.truncated for segment in segments):
+        return Choice(_choose_truncated, 0)
+    spread = 1 + int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
+    return Choice(_choose_mixed, min(_step(spread), nodes))
+
+
+def _choose_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return (choose_greedy(logits),)
+
+
+def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return (choose_truncated(logits, sampling, positions),)
+
+
+def _choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return (choose_mixed(logits, sampling, positions, size),)
+
+
+def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return rank_greedy(logits, size)
+
+
+def _rank(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return rank(logits, sampling, positions, size)

@@ -1,0 +1,104 @@
+"""A target with 8-bit matrices on this machine's CPU, by OpenVINO: a CompiledModel whose graphs are one decoder of any shape.
+
+OpenVINO computes logits, new keys and new values; the choice is made here, by inference/choice.py. The caches are bound, not
+copied. It compiles for the CPU it is loaded on, and is checked (compile/openvino.py) on the one it is built on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inference.artifact import Bucket, Manifest
+from inference.backends.compiled import REBUILD, CompiledModel, empty_caches
+from inference.choice import Sampling, choose_greedy, choose_mixed
+from inference.errors import BadArtifact, MissingExtra
+from inference.model.config import parse_config
+
+DTYPE = "int8"
+CACHE_DTYPE = torch.float32
+DECODER, DECODER_WEIGHTS = "graphs/decoder.xml", "weights/decoder.bin"
+INPUTS = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick", "keys", "values")
+SETTINGS: Mapping[str, str] = {
+    "INFERENCE_PRECISION_HINT": "f32",  # of all but the products with matrices; as fast as bf16, and rounds less
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",  # activations: a scale for every 32 numbers of one node, never one for a call
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": "1",
+}
+_INSTALL = 'int8 for cpu needs OpenVINO: pip install "outrider[openvino]"'
+
+
+def import_openvino() -> Any:
+    """The package; raises MissingExtra. Its import reports usage to its makers, unless their reporting package is not there."""
+    try:
+        if "openvino" not in sys.modules:
+            sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+        return importlib.import_module("openvino")
+    except ImportError as error:
+        raise MissingExtra(_INSTALL) from error
+
+
+def openvino_host(openvino: Any) -> dict[str, str]:
+    """What decides the kernels here; bit equality of rows is checked for these."""
+    core = openvino.Core()
+    names = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return {"openvino_cpu": " ".join(sorted(names))}
+
+
+class OpenVinoDecoder:
+    """A compiled decoder over caches that stay the caller's. keys, values: [layers, rows, kv heads, slots, head dim] float32."""
+
+    def __init__(self, model: Any, keys: Tensor, values: Tensor) -> None:
+        """model: an openvino.Model of INPUTS to logits, new keys and new values; shapes are the caller's."""
+        openvino = import_openvino()
+        settings = {**SETTINGS, "INFERENCE_NUM_THREADS": str(torch.get_num_threads())}
+        self._tensor = openvino.Tensor
+        self._request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+        self._caches = keys, values  # OpenVINO sees their memory only
+        for name, cache in (("keys", keys), ("values", values)):
+            self._request.set_tensor(name, openvino.Tensor(cache.numpy(), shared_memory=True))
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [B, P, V] float32, new keys and new values; they are overwritten by the next call."""
+        for name in INPUTS[:-2]:
+            self._request.set_tensor(name, self._tensor(inputs[name].numpy()))
+        self._request.infer()
+        logits, keys, values = (torch.from_numpy(self._request.get_output_tensor(index).data) for index in range(3))
+        return logits, keys, values
+
+
+class OpenVinoGraph:
+    """The decoder and the choice, at one bucket's shapes: what an inductor package is to CompiledModel."""
+
+    def __init__(self, decoder: OpenVinoDecoder, bucket: Bucket) -> None:
+        self._decoder, self._levels = decoder, bucket.levels
+
+    def __call__(self, **inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits, keys, values = self._decoder(inputs)
+        if "seed" not in inputs:
+            return choose_greedy(logits), keys, values
+        sampling = Sampling(*(inputs[name] for name in Sampling._fields))
+        positions = torch.gather(inputs["positions"], 1, inputs["pick"].to(torch.int64)) + 1
+        return choose_mixed(logits, sampling, positions, self._levels), keys, values
+
+
+def load_openvino(directory: Path, manifest: Manifest) -> CompiledModel:
+    """The artefact's decoder over empty caches; `read_compiled` checked its files. Set torch's threads before: OpenVINO takes as many."""
+    openvino = import_openvino()
+    for name, here in {**openvino_host(openvino), "openvino": openvino.__version__}.items():
+        built = (manifest.versions if name == "openvino" else manifest.host).get(name)
+        if built != here:
+            raise BadArtifact(f"{directory} was built with {name} {built}, this machine has {here}: {REBUILD}")
+    try:
+        model = openvino.Core().read_model(directory / DECODER, directory / DECODER_WEIGHTS)
+    except RuntimeError as error:
+        raise BadArtifact(f"{directory / DECODER} cannot be loaded ({str(error).splitlines()[0]}): {REBUILD}") from error
+    keys, values = empty_caches(parse_config(manifest.config), manifest.rows, manifest.capacity, CACHE_DTYPE)
+    decoder = OpenVinoDecoder(model, keys, values)
+    return CompiledModel({bucket: OpenVinoGraph(decoder, bucket) for bucket in manifest.buckets}, keys, values)

@@ -1,0 +1,185 @@
+"""Emulation of a target's time: a small real model makes the choices, and each forward takes what a profile says a device takes.
+
+For studies of latency and capacity on machines that have no such device. The texts are the small model's. `TimedModel.overruns`
+says whether the small model kept within the times; where it did not, the study shows this machine and not the profile, and needs
+a smaller model to choose.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar
+
+from inference.backends import Model, Segment
+from inference.backends.batch import Shape
+from inference.errors import InvalidRequest
+from inference.policy import Ranked
+from inference.tree import IntArray
+
+PROFILES = Path(__file__).parents[1] / "data" / "profiles"
+"""The bundled profiles, NAME.json each; figures of one device are shown together with those of its roofline."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TimeProfile:
+    """What a forward takes: the slower of memory traffic and arithmetic, for shapes padded to a compiled target's.
+
+    source: where the figures come from; assumes: what in them is not known. Raises ValueError for figures that are no times or sizes.
+    """
+
+    name: str
+    source: str
+    assumes: str
+    pass_seconds: float  # memory: the weights, once a forward
+    slot_seconds: float  # memory: keys and values, for each row and slot of context
+    node_seconds: float  # arithmetic: for each row and node
+    node_slot_seconds: float  # arithmetic: for each row, node and slot of context
+    rows: tuple[int, ...]  # sizes that calls are padded to, ascending
+    nodes: tuple[int, ...]  # of one row, ascending
+    slot_step: int  # context is read in multiples of this
+
+    def __post_init__(self) -> None:
+        for field in ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds"):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise ValueError(f"{field} {getattr(self, field)}: a time is 0 or more")
+        for field in ("rows", "nodes"):
+            sizes = getattr(self, field)
+            if not sizes or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
+                raise ValueError(f"{field} {list(sizes)}: sizes are 1 or more, ascending")
+        if self.slot_step < 1:
+            raise ValueError(f"slot_step {self.slot_step}: at least 1 is needed")
+
+    def seconds(self, rows: int, nodes: int, context: int) -> float:
+        """A forward of `rows` rows with up to `nodes` new nodes each, which read `context` cache slots each.
+
+        Calls beyond the largest sizes are split, as a compiled target does.
+        """
+        slots = -(-context // self.slot_step) * self.slot_step
+        return sum(self._graph_seconds(row, node, slots) for row in _padded(rows, self.rows) for node in _padded(nodes, self.nodes))
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        """The rows, and nodes of each, that such a forward computes."""
+        return sum(_padded(rows, self.rows)), sum(_padded(nodes, self.nodes))
+
+    def label(self, choices_by: str) -> str:
+        """The device in words, for everything that reports a time."""
+        return f"emulated: {self.name} (choices by {choices_by})"
+
+    def _graph_seconds(self, rows: int, nodes: int, slots: int) -> float:
+        memory = self.pass_seconds + rows * slots * self.slot_seconds
+        arithmetic = rows * nodes * (self.node_seconds + slots * self.node_slot_seconds)
+        return max(memory, arithmetic)
+
+
+def _padded(count: int, sizes: Sequence[int]) -> list[int]:
+    """Sizes that together hold `count`: the largest as often as it is filled, and the smallest that holds the rest."""
+    whole, rest = divmod(count, sizes[-1])
+    return [sizes[-1]] * whole + [next(size for size in sizes if size >= rest)] * (rest > 0)
+
+
+def find_profile(name: str) -> TimeProfile:
+    """A bundled profile by name, or the one in a FILE.json; raises InvalidRequest, listing the bundled ones for an unknown name."""
+    path = Path(name) if name.endswith(".json") else PROFILES / f"{name}.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InvalidRequest(f"no profile {name!r}: there are {', '.join(profile_names())}, or a FILE.json of your own") from error
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"profile {path} cannot be read: {error}") from error
+    return parse_profile(raw, str(path))
+
+
+def profile_names() -> list[str]:
+    """The bundled profiles."""
+    return sorted(path.stem for path in PROFILES.glob("*.json"))
+
+
+def parse_profile(raw: object, origin: str) -> TimeProfile:
+    """A profile from the contents of its file; raises InvalidRequest, naming `origin` and what is wrong with it."""
+    known = {field.name for field in fields(TimeProfile)}
+    if not isinstance(raw, dict) or raw.keys() != known:
+        found = sorted(map(str, raw)) if isinstance(raw, dict) else type(raw).__name__
+        raise InvalidRequest(f"profile {origin} must have the fields {sorted(known)}: it has {found}")
+    for field, is_right in _KINDS.items():
+        if not is_right(raw[field]):
+            raise InvalidRequest(f"profile {origin}: {field} cannot be {raw[field]!r}")
+    try:
+        return TimeProfile(**{**raw, "rows": tuple(raw["rows"]), "nodes": tuple(raw["nodes"])})
+    except ValueError as error:
+        raise InvalidRequest(f"profile {origin}: {error}") from error
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_size, value))
+
+
+_KINDS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("name", "source", "assumes"), _is_text),
+    **dict.fromkeys(("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds"), _is_number),
+    **dict.fromkeys(("rows", "nodes"), _is_sizes),
+    "slot_step": _is_size,
+}
+
+
+class TimedModel:
+    """A Model that answers as another one does, and not before the profile's time for the call has passed.
+
+    overruns: forwards that the real model alone made longer than the profile says. emulated_seconds: what the profile said in
+    all. late_seconds: by how much forwards took longer than that, by overruns and by waking late on a busy machine.
+    """
+
+    def __init__(self, model: Model, profile: TimeProfile) -> None:
+        self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
+        self.profile = profile
+        self.forwards = self.overruns = 0
+        self.emulated_seconds = self.late_seconds = 0.0
+        self._model = model
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return self._timed(segments, lambda: self._model.choose(segments))
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        return self._timed(segments, lambda: self._model.rank(segments, k))
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return self.profile.padded(rows, nodes)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """Not timed: next to a forward it is little on any device."""
+        self._model.copy_row(source, target, slots)
+
+    def account(self) -> str:
+        """Whether the emulation kept its times, in one line."""
+        late = f"{self.late_seconds * 1e3:.1f} ms late in {self.emulated_seconds * 1e3:.1f} ms"
+        return f"emulated {self.profile.name}: {self.forwards} forwards, {self.overruns} longer than the profile says, {late}"
+
+    def _timed(self, segments: Sequence[Segment], forward: Callable[[], T]) -> T:
+        start, shape = time.perf_counter(), Shape.least(segments)
+        seconds = self.profile.seconds(shape.rows, shape.nodes, shape.slots)
+        answer = forward()
+        self.forwards += 1
+        self.emulated_seconds += seconds
+        self.overruns += time.perf_counter() - start > seconds
+        while (left := start + seconds - time.perf_counter()) > 0:
+            time.sleep(left)
+        self.late_seconds -= left
+        return answer

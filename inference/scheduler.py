@@ -1,0 +1,99 @@
+"""Which sessions' trees go into the next forward, how many nodes of each, and whether to wait for more. Pure.
+
+A forward is a rectangle: rows times the largest tree, padded to a bucket. A tree arrives in value order, so a prefix of it is
+a tree; cutting a suffix loses the tokens that those nodes would have brought and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Seconds = Callable[[int, int], float]
+"""Seconds of a forward of so many rows and nodes, padding included."""
+
+FORGET = 0.97
+"""Weight of a round in a session's statistics after the next round."""
+
+
+WORTH_CUTTING = 1.05
+"""How much more a second a smaller forward must bring: times are measured, and a cut tree was drafted for nothing."""
+
+
+class Survival:
+    """How often a session's node of each index was accepted; before there are rounds, index j counts as 0.6 / (1 + j)."""
+
+    def __init__(self, most: int) -> None:
+        self._sent: NDArray[np.float64] = np.full(most, 4.0)
+        self._accepted = self._sent * 0.6 / np.arange(1, most + 1)
+
+    def count(self, nodes: int, path: Sequence[int]) -> None:
+        """Add a round: a tree of `nodes` nodes, the root included, of which `path` was accepted."""
+        self._sent[:nodes] *= FORGET
+        self._accepted[:nodes] *= FORGET
+        self._sent[:nodes] += 1
+        self._accepted[list(path)] += 1
+
+    def gains(self, nodes: int) -> NDArray[np.float64]:  # [nodes]
+        """[k]: tokens expected of a tree cut after k + 1 nodes; the root alone brings one."""
+        rates = self._accepted[:nodes] / self._sent[:nodes]
+        rates[0] = 1.0
+        return np.cumsum(rates)
+
+
+class Batch(NamedTuple):
+    """Indices into what was ready, and the nodes that no tree exceeds."""
+
+    members: tuple[int, ...]
+    nodes: int
+
+
+def plan_batch(gains: Sequence[NDArray[np.float64]], seconds: Seconds, idle: float) -> Batch:
+    """The forward that brings most tokens a second; whoever is oldest (index 0) is part of it.
+
+    gains: of each ready tree, oldest first, Survival.gains.  idle: seconds between two forwards in which there is nothing to do;
+    a target with time to spare may compute nodes that a busy one should not.
+    """
+    sizes = np.array([len(one) for one in gains])
+    best, best_rate = Batch(tuple(range(len(gains))), int(sizes.max())), 0.0
+    for nodes in _sizes(sizes):
+        brought = np.array([one[min(len(one), nodes) - 1] for one in gains])
+        for members in _memberships(sizes, nodes):
+            rate = brought[members].sum() / max(seconds(len(members), nodes) + idle, 1e-9)
+            if rate > best_rate * WORTH_CUTTING:
+                best, best_rate = Batch(tuple(members.tolist()), nodes), rate
+    return best
+
+
+def _sizes(sizes: NDArray[np.int_]) -> list[int]:
+    """Nodes that a forward may be cut to, most first: the trees' own sizes and the powers of two below."""
+    powers = [1 << power for power in range(int(sizes.max()).bit_length())]
+    return sorted({*sizes.tolist(), *(power for power in powers if power <= sizes.max())}, reverse=True)
+
+
+def _memberships(sizes: NDArray[np.int_], nodes: int) -> list[NDArray[np.int_]]:
+    """Everybody, or only those whose trees need no cut (and the oldest)."""
+    everybody = np.arange(len(sizes))
+    fitting = np.union1d(np.flatnonzero(sizes <= nodes), [0])
+    return [everybody] if len(fitting) == len(sizes) else [everybody, fitting]
+
+
+class Arrival(NamedTuple):
+    """A session that will want a forward again: in how many seconds, and the tokens it is expected to get."""
+
+    seconds: float
+    tokens: float
+
+
+def waiting_time(tokens: float, rows: int, nodes: int, arrivals: Sequence[Arrival], seconds: Seconds) -> float:
+    """Seconds to wait for others before a forward of `rows` rows that brings `tokens`: 0 unless waiting brings more a second."""
+    best_rate, best_wait = tokens / max(seconds(rows, nodes), 1e-9), 0.0
+    for joined, arrival in enumerate(sorted(arrivals), start=1):
+        tokens += arrival.tokens
+        rate = tokens / max(arrival.seconds + seconds(rows + joined, nodes), 1e-9)
+        if rate > best_rate:
+            best_rate, best_wait = rate, arrival.seconds
+    return best_wait

@@ -1,0 +1,190 @@
+"""Peers that mean no good: callers with keys of their own, and HTTP/2 by hand for what no gRPC library sends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from grpc_comm.client import connect
+from grpc_comm.digest import PrefixDigest
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.remote import RemoteVerifier
+from grpc_comm.security import SecurityOptions
+from grpc_comm.translate import PROTOCOL_VERSION
+from grpc_comm.transport import Address
+from inference.accept import Verdict
+from inference.sampling import SamplingParams
+from tests.wire_fixtures import WAIT, raw_stub, status, tree
+
+SESSION = "/outrider.v1.Target/Session"
+
+
+def keys_file(path: Path, **limits: dict[str, int]) -> Path:
+    """A key for each name, with these limits; its token is token_of(name)."""
+    digests = {name: hashlib.sha256(token_of(name).encode()).hexdigest() for name in limits}
+    path.write_text(json.dumps({"keys": [{"name": name, "token_sha256": digests[name], **limits[name]} for name in limits]}))
+    path.chmod(0o600)
+    return path
+
+
+def token_of(name: str) -> str:
+    return f"token-of-{name}"
+
+
+def bearer(name: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token_of(name)}"),)
+
+
+class Said(NamedTuple):
+    """What came of a stream: the answers, and how it ended."""
+
+    answers: list[pb.ServerMessage]
+    code: grpc.StatusCode
+    details: str
+
+
+def say(address: Address, messages: Iterable[pb.ClientMessage], name: str = "") -> Said:
+    """Send all of this at once, as the caller of this name, and listen until the stream ends."""
+    with raw_stub(address) as stub:
+        call = stub.Session(iter(messages), metadata=bearer(name) if name else None, timeout=WAIT)
+        answers: list[pb.ServerMessage] = []
+        with suppress(grpc.RpcError):
+            answers.extend(call)
+        return Said(answers, *status(call))
+
+
+@contextmanager
+def left_open(address: Address, first: pb.ClientMessage, name: str = "") -> Iterator[pb.Opened]:
+    """A stream whose session is open, and which says nothing more; on leaving, the call breaks and the session is held."""
+    with raw_stub(address) as stub:
+        outbox = Outbox([first])
+        call = stub.Session(outbox, metadata=bearer(name) if name else None)
+        yield next(call).opened
+        call.cancel()
+        outbox.end()
+
+
+class Outbox:
+    """Messages for a stream that stays open; `taken` counts those that gRPC took."""
+
+    def __init__(self, messages: Iterable[pb.ClientMessage]) -> None:
+        self._messages, self._ended = iter(messages), False
+        self.taken = 0
+
+    def __iter__(self) -> Outbox:
+        return self
+
+    def __next__(self) -> pb.ClientMessage:
+        for message in self._messages:
+            self.taken += 1
+            return message
+        while not self._ended:
+            time.sleep(0.02)
+        raise StopIteration
+
+    def end(self) -> None:
+        self._ended = True
+
+
+class Neighbour:
+    """A session that was there before, of a target which counts upwards; its next round must be what it would have been."""
+
+    def __init__(self, verifier: RemoteVerifier) -> None:
+        self._verifier = verifier
+        verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
+        self._root = 3
+
+    def goes_on(self) -> None:
+        root = self._root
+        verdict = self._verifier.submit(tree([root, root + 1, root + 5, root + 2], [-1, 0, 0, 1])).result(WAIT)
+        assert verdict in (Verdict((1, 3), root + 3), Verdict((1,), root + 2), Verdict((), root + 1))  # a busy target cuts trees
+        self._root = verdict.next_token
+
+
+@contextmanager
+def neighbour(address: Address, name: str = "", folder: Path | None = None) -> Iterator[Neighbour]:
+    """The session of another caller."""
+    token = None
+    if folder is not None:
+        token = folder / f"{name}.token"
+        token.write_text(token_of(name))
+    with connect(str(address), security=SecurityOptions(token_file=token)) as connection:
+        verifier = connection.verifier()
+        yield Neighbour(verifier)
+        verifier.close()
+
+
+def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessage:
+    fields = {"session_id": opened.session_id, "protocol_version": PROTOCOL_VERSION, "resume_key": opened.resume_key, "epoch": epoch}
+    return pb.ClientMessage(resume=pb.Resume(**(fields | changes)))
+
+
+def digest(tokens: Iterable[int]) -> int:
+    return PrefixDigest().of(list(tokens))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it does."""
+    deadline = time.monotonic() + WAIT
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.01)
+
+
+class RawPeer:
+    """One HTTP/2 connection with at most one call, frame by frame. It answers no ping and reads only when told to."""
+
+    def __init__(self, address: Address) -> None:
+        self.socket = socket.create_connection((address.host, address.port), timeout=WAIT)
+
+    def greet(self, window: int = 65535) -> None:
+        """`window`: bytes of messages that it takes before it reads them."""
+        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, window)))
+
+    def call(self, method: str = SESSION, token: str | None = None) -> None:
+        """Start a call: the headers, and no message."""
+        headers = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "x"), ("te", "trailers")]
+        headers += [("content-type", "application/grpc")] + ([("authorization", f"Bearer {token}")] if token else [])
+        block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers)
+        self.socket.sendall(_frame(1, 4, 1, block))
+
+    def send(self, message: bytes, announced: int | None = None) -> None:
+        """A message, or the beginning of one of `announced` bytes."""
+        prefix = struct.pack(">BI", 0, len(message) if announced is None else announced)
+        self.socket.sendall(_frame(0, 0, 1, prefix + message))
+
+    def ended(self) -> bool:
+        """Read until the other side closes the connection, or resets or ends the stream; False when neither comes in time."""
+        received = b""
+        try:
+            while chunk := self.socket.recv(65536):
+                received += chunk
+                while len(received) >= 9 and len(received) >= 9 + int.from_bytes(received[:3], "big"):
+                    kind, flags, stream = received[3], received[4], int.from_bytes(received[5:9], "big")
+                    if stream == 1 and (kind == 3 or (kind in (0, 1) and flags & 1)):
+                        return True
+                    received = received[9 + int.from_bytes(received[:3], "big") :]
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def _literal(text: str) -> bytes:
+    assert len(text) < 127
+    return bytes((len(text),)) + text.encode()

@@ -1,0 +1,92 @@
+"""An engine whose answers and padding can be computed by hand, driven without a wire, and what is told of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from grpc_comm.observer import Ending, ServiceObserver
+from grpc_comm.translate import Description
+from inference.backends import Segment
+from inference.engine import Engine
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.session import Session
+from inference.tree import IntArray, TokenTree
+
+MODEL = "padded successor"
+TENANT = "alice"
+SESSION_ID = "0123456789abcdef"
+
+
+class PaddedSuccessor:
+    """A Model that chooses token + 1 after every token, and computes calls as 2 or 4 rows of 8 or 64 nodes."""
+
+    rows, capacity, max_nodes = 4, 1_000, 64
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return [segment.tokens[segment.pick] + 1 for segment in segments]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        raise NotImplementedError
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return 2 if rows <= 2 else 4, 8 if nodes <= 8 else 64
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """There are no keys."""
+
+
+class Service:
+    """What a server does with an observer, without a wire."""
+
+    def __init__(self, observer: ServiceObserver) -> None:
+        self.observer = observer
+        self.model = PaddedSuccessor()
+        self.engine = Engine(self.model, sequence_length=500, max_tree_nodes=32, vocabulary=4_000)
+        self.description = Description(
+            server_version="1.2",
+            model=MODEL,
+            model_fingerprint="m",
+            tokenizer_fingerprint="t",
+            vocabulary=4_000,
+            sequence_length=500,
+            max_tree_nodes=32,
+            rows=self.model.rows,
+            dtype="int32",
+            device="emulated: by hand",
+            stop_ids=frozenset(),
+        )
+        self.engine.observer = observer.engine(self.engine, self.description)
+
+    def open(self, prompt: Sequence[int], session_id: str = SESSION_ID, tenant: str = TENANT) -> Session:
+        session, future = self.engine.open(prompt, SamplingParams())
+        self.engine.finish(future)
+        future.result()
+        self.observer.session_opened(session, session_id, tenant)
+        return session
+
+    def ask(self, session: Session, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """A round with this tree below the session's root; parents as in TokenTree, without the root's."""
+        tree = TokenTree(np.array([session.root, *tokens]), np.array([-1, *parents]))
+        future = self.engine.verify(session, tree)
+        self.engine.finish(future)
+        future.result()
+
+    def close(self, session: Session) -> None:
+        self.engine.close(session)
+        self.observer.session_ended(session, Ending.CLOSED)
+
+
+@contextmanager
+def log_as_before() -> Iterator[None]:
+    """What is set up for logging ends with the context."""
+    handlers = logging.getLogger().handlers[:]
+    levels = {name: logging.getLogger(name).level for name in ("", "inference", "grpc_comm", "outrider")}
+    yield
+    logging.getLogger().handlers[:] = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)

@@ -1,0 +1,320 @@
+"""What a peer can do to a target: nothing but end its own session. Beside every attack another session goes on, and all rows come free."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server import BackgroundServer
+from grpc_comm.transport import Address
+from inference.engine import Engine
+from tests.hostile import SESSION, Outbox, RawPeer, digest, eventually, neighbour, say
+from tests.wire_fixtures import FAULTY, VOCABULARY, WAIT, Successor, background, generate, opening, raw_stub, round_, status, successor_engine
+
+CODES = grpc.StatusCode
+REFUSED = (CODES.INVALID_ARGUMENT, CODES.FAILED_PRECONDITION, CODES.NOT_FOUND, CODES.RESOURCE_EXHAUSTED)
+
+
+@contextmanager
+def attacked(**options: Any) -> Iterator[BackgroundServer]:
+    """A target with two rows, one of which a neighbour has; when the attack is over it goes on, and no attacker is left."""
+    engine = successor_engine(rows=2)
+    with background(engine, **options) as server:
+        with neighbour(server.address) as other:
+            other.goes_on()
+            yield server
+            other.goes_on()
+        eventually(lambda: all(session.detached for session in engine.sessions))  # those whose call broke are held for their lease
+    assert engine.free_rows == 2
+
+
+@contextmanager
+def impatient() -> Iterator[BackgroundServer]:
+    """A target with one row that soon has enough of silence; when the attack is over it serves."""
+    engine = successor_engine(rows=1)
+    with background(engine, lease_seconds=0.5) as server:
+        yield server
+        eventually(lambda: engine.free_rows == 1 and not engine.sessions)
+        assert say(server.address, [opening(), round_()]).code is CODES.OK
+
+
+FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, -1e-9, 1e-4, 1e4]
+BAD_OPENINGS: dict[str, dict[str, Any]] = {
+    **{f"temperature {value}": {"temperature": value} for value in FLOATS},
+    **{f"top_p {value}": {"top_p": value} for value in [*FLOATS[:5], 0.0, 1.0001]},
+    "top_k 257": {"top_k": 257},
+    "top_k 2**32 - 1": {"top_k": 2**32 - 1},
+    "seed 2**63": {"seed": 2**63},
+    "no prompt": {"prompt": []},
+    "an id beyond the vocabulary": {"prompt": [1, VOCABULARY]},
+    "the greatest id": {"prompt": [2**32 - 1]},
+    "a prompt that is too long": {"prompt": [1] * 50_000},
+    "no protocol": {"protocol_version": 0},
+    "another protocol": {"protocol_version": 2**32 - 1},
+    "another tokenizer": {"tokenizer_fingerprint": "t1"},
+    "another model": {"model_fingerprint": "m1"},
+    "no session id": {"session_id": ""},
+    "a long session id": {"session_id": "x" * 65},
+    "a session id of other signs": {"session_id": "ä" * 8},
+}
+
+
+@pytest.mark.parametrize("bad", BAD_OPENINGS)
+def test_an_opening_that_cannot_be_served_is_refused(bad: str, served: BackgroundServer) -> None:
+    said = say(served.address, [opening(**BAD_OPENINGS[bad]), round_()])
+    assert said.code in REFUSED, said
+    assert not said.answers
+    assert said.details
+
+
+def deep(nodes: int) -> pb.ClientMessage:
+    return round_(range(3, 3 + nodes), range(nodes - 1))
+
+
+BAD_ROUNDS: dict[str, pb.ClientMessage] = {
+    "a tree of 33 nodes": round_([3] + [9] * 32, [0] * 32),
+    "a chain of 33 nodes": deep(33),
+    "a chain of 3000 nodes": deep(3000),
+    "a hundred thousand parents": round_([3], [0] * 100_000),
+    "no nodes": round_([], []),
+    "parents without nodes": round_([3], [0, 0]),
+    "nodes without parents": round_([3, 4, 5], []),
+    "a parent after its child": round_([3, 4, 5], [2, 0]),
+    "a parent of itself": round_([3, 4], [1]),
+    "the greatest parent": round_([3, 4], [2**32 - 1]),
+    "siblings alike": round_([3, 4, 4], [0, 0]),
+    "another root": round_([4, 5]),
+    "an id beyond the vocabulary": round_([3, VOCABULARY]),
+    "the greatest id": round_([3, 2**32 - 1]),
+    "a later round": round_(number=1),
+    "the last round": round_(number=2**32 - 1),
+    "more tokens than there are": round_(base_length=4),
+    "the most tokens": round_(base_length=2**32 - 1),
+    "less than the prompt": pb.ClientMessage(round=pb.Round(base_length=2, digest=digest([1, 2]), tokens=[2, 3], parents=[0])),
+    "no tokens": pb.ClientMessage(round=pb.Round(base_length=0, digest=digest([]), tokens=[3])),
+    "another text": pb.ClientMessage(round=pb.Round(base_length=3, digest=digest([1, 2, 4]), tokens=[3])),
+    "no words of the target's own": generate(0),
+    "words without end": generate(2**32 - 1),
+    "another opening": opening(),
+    "nothing": pb.ClientMessage(),
+    "a resumption within a session": pb.ClientMessage(resume=pb.Resume(session_id="12345678")),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ROUNDS)
+def test_a_request_that_cannot_be_served_ends_the_session_that_made_it(bad: str, served: BackgroundServer) -> None:
+    said = say(served.address, [opening(), BAD_ROUNDS[bad], round_()])
+    assert said.code in REFUSED, said
+    assert len(said.answers) == 1
+    assert said.details
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[BackgroundServer]:
+    with attacked() as server:
+        yield server
+
+
+BYTES = {
+    "no protobuf": b"\xff" * 100,
+    "a cut message": opening().SerializeToString()[:-3],
+    "a length beyond the end": b"\x0a\xff\xff\xff\xff\x07" + b"x" * 10,
+    "groups in groups": b"\x0b" * 5000,
+    "messages in messages": b"\x0a\x7f" * 5000,
+    "an unknown kind": b"\xa2\x06\x03abc",
+    "a varint without end": b"\x0a\x80" + b"\x80" * 50,
+    "invalid UTF-8": b"\x0a\x0a\x0a\x08" + b"\xff" * 8,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("bad", BYTES)
+@pytest.mark.parametrize("opened", [False, True])
+def test_bytes_that_are_no_message_end_the_session_that_sent_them(bad: str, opened: bool, served: BackgroundServer) -> None:
+    with grpc.insecure_channel(str(served.address)) as channel:
+        first = [opening().SerializeToString()] if opened else []
+        code, details = status(channel.stream_stream(SESSION)(iter([*first, BYTES[bad]]), timeout=WAIT))
+    assert code in REFUSED
+    assert details
+
+
+def test_bytes_that_are_no_message_to_a_method_of_one_message_are_refused(served: BackgroundServer) -> None:
+    with grpc.insecure_channel(str(served.address)) as channel:
+        for method in ("/outrider.v1.Target/Describe", "/grpc.health.v1.Health/Check"):
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(method)(b"\xff" * 100, timeout=WAIT)
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_is_read() -> None:
+    huge = pb.ClientMessage(open=pb.Open(model="x" * (17 * 2**20)))
+    with attacked() as server:
+        assert say(server.address, [huge]).code is CODES.RESOURCE_EXHAUSTED
+        assert say(server.address, [opening(), huge]).code is CODES.RESOURCE_EXHAUSTED
+
+
+FLOODS = {
+    "heartbeats": pb.ClientMessage(heartbeat=pb.Heartbeat()),
+    "rounds": round_(range(3, 35), range(31)),
+    "openings": opening(model="x" * 1000),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_is_held_back_at_its_sender_while_the_target_is_busy(kind: str) -> None:
+    """The target reads one message ahead; what else it takes is bounded by gRPC's flow control, some 100 KB."""
+    model, flood = Successor(1), FLOODS[kind]
+    engine = Engine(model, sequence_length=50_000, max_tree_nodes=32, vocabulary=VOCABULARY)
+    first = pb.ClientMessage(round=pb.Round(base_length=1, digest=digest([3]), tokens=[3]))
+    with background(engine) as server, raw_stub(server.address) as stub:
+        model.gate.clear()
+        outbox = Outbox(itertools.chain([opening(prompt=[3]), first], itertools.repeat(flood)))
+        call = stub.Session(outbox)
+        assert model.entered.wait(WAIT)
+        eventually(lambda: _still(outbox))
+        assert outbox.taken * (flood.ByteSize() + 5) < 2**20
+        call.cancel()
+        model.gate.set()
+        outbox.end()
+        eventually(lambda: all(session.detached for session in engine.sessions))
+    assert engine.free_rows == 1
+
+
+def _still(outbox: Outbox) -> bool:
+    """gRPC takes no more of it."""
+    before = outbox.taken
+    time.sleep(0.3)
+    return outbox.taken == before
+
+
+def test_a_flood_of_requests_is_answered_one_by_one_and_the_neighbour_has_its_turn() -> None:
+    with attacked() as server, raw_stub(server.address) as stub:
+        call = stub.Session(iter([opening(), *[round_()] * 500, pb.ClientMessage(close=pb.Close())]))
+        with neighbour(server.address) as third:  # waits for a row until the flood is over
+            answers = list(call)
+            third.goes_on()
+        assert {answer.verdict.next_token for answer in answers[1:]} == {5}
+        assert len(answers) == 501
+
+
+def test_a_call_that_never_opens_a_session_is_ended() -> None:
+    with impatient() as server, raw_stub(server.address) as stub:
+        outbox = Outbox([])
+        code, details = status(stub.Session(outbox, timeout=WAIT))
+        assert (code, "nothing came" in details) == (CODES.NOT_FOUND, True)
+        outbox.end()
+
+
+@pytest.mark.parametrize("how_far", ["a session and silence", "half a message", "a message in a thousand pieces"])
+def test_a_peer_that_dawdles_loses_its_call(how_far: str) -> None:
+    with impatient() as server, closing(RawPeer(server.address)) as peer:
+        peer.greet()
+        peer.call()
+        if how_far == "a session and silence":
+            peer.send(opening().SerializeToString())
+        elif how_far == "half a message":
+            peer.send(b"\x0a", announced=1000)
+        else:
+            peer.send(b"\x0a", announced=1000)
+            for _ in range(20):
+                time.sleep(0.05)
+        assert peer.ended()
+
+
+def test_connections_that_are_left_half_open_cost_nobody_anything() -> None:
+    with attacked() as server:
+        peers = [RawPeer(server.address) for _ in range(100)]
+        for number, peer in enumerate(peers):
+            if number % 2:
+                peer.greet()
+            if number % 4 == 3:
+                peer.call()
+        assert say(server.address, [opening(), round_()]).code is CODES.OK
+        for peer in peers:
+            peer.close()
+
+
+@pytest.mark.parametrize(
+    "words", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\0" * 4096, b"\xff" * 4096]
+)
+def test_what_is_not_http_2_is_hung_up_on(words: bytes) -> None:
+    with attacked() as server, closing(RawPeer(server.address)) as peer:
+        peer.socket.sendall(words)
+        assert peer.ended()
+
+
+@contextmanager
+def deaf(address: Address) -> Iterator[RawPeer]:
+    """A client that has asked for tokens and takes none of the answers."""
+    with closing(RawPeer(address)) as peer:
+        peer.greet(window=0)
+        peer.call()
+        peer.send(opening().SerializeToString())
+        peer.send(generate(2_000).SerializeToString())
+        yield peer
+
+
+def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
+    with impatient() as server, deaf(server.address):
+        assert say(server.address, [opening(), round_()]).code is CODES.OK
+
+
+def test_a_client_that_reads_nothing_does_not_keep_the_target_from_ending() -> None:
+    engine = successor_engine(rows=1)
+    with background(engine, lease_seconds=60.0) as server, deaf(server.address):
+        eventually(lambda: bool(engine.sessions))
+        ending = threading.Thread(target=server.stop, args=(0.5,), daemon=True)
+        ending.start()
+        ending.join(WAIT)
+        assert not ending.is_alive()
+    assert engine.free_rows == 1
+
+
+def test_a_fault_of_the_target_says_its_kind_and_no_more() -> None:
+    with attacked() as server:
+        said = say(server.address, [opening(), round_((3, FAULTY))])
+        assert (said.code, said.details) == (CODES.INTERNAL, "a fault in the target: RuntimeError")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "https://example.com/x", "successor/../other", "other\0", "OTHER", "x" * 10_000, "\u202eother"]
+)
+def test_only_a_listed_name_reaches_a_loader(name: str) -> None:
+    asked: list[str] = []
+
+    def load() -> Any:
+        asked.append(name)
+        raise AssertionError("nobody asked for this model")
+
+    with attacked(listed={"other": load}) as server, raw_stub(server.address) as stub:
+        with pytest.raises(grpc.RpcError) as refusal:
+            stub.Describe(pb.DescribeRequest(model=name), timeout=WAIT)
+        assert refusal.value.code() is CODES.INVALID_ARGUMENT
+        assert len(refusal.value.details()) < 300
+        assert say(server.address, [opening(model=name)]).code is CODES.INVALID_ARGUMENT
+        assert asked == []
+
+
+def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative(caplog: pytest.LogCaptureFixture) -> None:
+    secret = [3_111, 3_222, 3_333]
+    body = pb.Round(base_length=3, digest=digest(secret), tokens=[3_333, 3_444], parents=[0])
+    wrong = pb.Round(base_length=3, digest=digest(secret), tokens=[3_444])
+    fault = pb.Round(base_length=3, digest=digest(secret), tokens=[3_333, FAULTY], parents=[0])
+    with caplog.at_level(logging.DEBUG), attacked() as server:
+        for message in (body, wrong, fault):
+            say(server.address, [opening(prompt=secret), pb.ClientMessage(round=message)])
+        say(server.address, [opening(prompt=[*secret, 5_555])])
+        with grpc.insecure_channel(str(server.address)) as channel:
+            status(channel.stream_stream(SESSION)(iter([opening(prompt=secret).SerializeToString()[:-1]]), timeout=WAIT))
+    logged = "\n".join(record.getMessage() + str(record.exc_text or "") for record in caplog.records)
+    assert not [token for token in (*secret, 3_444, 5_555) if str(token) in logged]
+    assert struct.pack("<I", secret[0]).hex() not in logged

@@ -1,0 +1,372 @@
+"""A keys file says who may call and for how much; whoever it does not know is refused, whatever is called."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from grpc_comm.keys import Key, Keys, make_key
+from grpc_comm.security import KeyInterceptor, SecurityOptions, channel_security, server_security
+from grpc_comm.transport import Address
+from inference.errors import InvalidRequest
+from outrider.cli import main
+
+HERE = Address("127.0.0.1", 0)
+WAIT = 20.0
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def entry(name: str, token: str | None = None, **limits: Any) -> dict[str, Any]:
+    return {"name": name, "token_sha256": digest(token or f"token of {name}"), **limits}
+
+
+def write(path: Path, *entries: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"keys": list(entries)}))
+    path.chmod(0o600)
+    return path
+
+
+def bearer(token: str) -> list[tuple[str, str]]:
+    return [("user-agent", "any"), ("authorization", f"Bearer {token}")]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "keys.json", entry("alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576), entry("bob"))
+
+
+def test_a_token_names_its_tenant_and_limits(file: Path) -> None:
+    keys = Keys.read(file)
+    assert keys.demanded
+    assert keys.identify(bearer("token of alice")) == Key("alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576)
+    assert keys.identify(bearer("token of bob")) == Key("bob")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        [],
+        [("authorization", "token of alice")],
+        [("authorization", "Bearer ")],
+        [("authorization", "Bearer token of alic")],
+        [("authorization", "Bearer token of alice ")],
+        [("authorization", "bearer token of alice")],
+        [("authorization", "Bearer " + digest("token of alice"))],
+        [("authorization", b"Bearer \xff\xfe")],
+        [("authorization", "Bearer sch\u00fcssel")],
+        [("x-authorization", "Bearer token of alice")],
+        [("authorization", "Bearer wrong"), ("authorization", "Bearer token of alice")],
+    ],
+)
+def test_nothing_but_exactly_one_whole_token_lets_in(metadata: Any, file: Path) -> None:
+    assert Keys.read(file).identify(metadata) is None
+
+
+def test_a_single_token_is_that_of_the_default_tenant() -> None:
+    keys = Keys.single("open-sesame")
+    assert keys.identify(bearer("open-sesame")) == Key("default")
+    assert keys.identify(bearer("open")) is None
+    with pytest.raises(InvalidRequest, match="token is needed"):
+        Keys.single("")
+
+
+def test_a_target_that_asks_nobody_knows_everyone_as_the_tenant_without_a_name() -> None:
+    assert not Keys.open().demanded
+    assert Keys.open().identify([]) == Keys.open().identify(bearer("anything")) == Key("")
+
+
+def test_every_digest_is_compared_in_constant_time_however_early_one_fits(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hmac
+
+    compared: list[bytes] = []
+    constant_time = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda known, given: compared.append(known) or constant_time(known, given))
+    keys = Keys.read(file)
+    everyone = [bytes.fromhex(digest(f"token of {name}")) for name in ("alice", "bob")]
+    for token in ("token of alice", "token of bob", "wrong", ""):
+        compared.clear()
+        keys.identify(bearer(token))
+        assert compared == everyone
+
+
+def test_no_token_is_kept_in_memory(file: Path) -> None:
+    keys = Keys.read(file)
+    keys.identify(bearer("token of alice"))
+    assert "token of alice" not in repr(vars(keys))
+    assert "open-sesame" not in repr(vars(Keys.single("open-sesame")))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "an object with one list"),
+        ('{"keys": {}}', "an object with one list"),
+        ('{"keys": [], "version": 1}', "an object with one list"),
+        ({}, "entry 1: token_sha256 must be"),
+        ("alice", "entry 1: an object is needed"),
+        ({"name": "alice"}, "entry 1: token_sha256 must be"),
+        ({"token_sha256": digest("x")}, "entry 1: a name is needed"),
+        (entry("alice") | {"name": ""}, "entry 1: a name is needed"),
+        (entry("alice") | {"name": 7}, "entry 1: a name is 1 to 64"),
+        (entry("../alice"), "entry 1: a name is 1 to 64"),
+        (entry("a" * 65), "entry 1: a name is 1 to 64"),
+        (entry("alice") | {"token_sha256": "ab"}, "64 hexadecimal digits"),
+        (entry("alice") | {"token_sha256": digest("x").upper()}, "64 hexadecimal digits"),
+        (entry("alice") | {"token": "x"}, "entry 1: unknown token: there are name, token_sha256, sessions"),
+        (entry("alice", sessions=0), "sessions is a whole number from 1"),
+        (entry("alice", tree_nodes=-1), "tree_nodes is a whole number from 1"),
+        (entry("alice", message_bytes=1.5), "message_bytes is a whole number from 1"),
+        (entry("alice", sequence_length=True), "sequence_length is a whole number from 1"),
+        (entry("alice", sessions="4"), "sessions is a whole number from 1"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_name_entry_and_need(content: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(content if isinstance(content, str) and content[0] in "{[" else json.dumps({"keys": [content]}))
+    with pytest.raises(InvalidRequest) as refusal:
+        Keys.read(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert said in str(refusal.value)
+
+
+def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="entry 2: the name 'alice' stands in an entry before it"):
+        Keys.read(write(tmp_path / "names", entry("alice", "one"), entry("alice", "two")))
+    with pytest.raises(InvalidRequest, match="entry 2: the token of 'bob' is that of 'alice'"):
+        Keys.read(write(tmp_path / "tokens", entry("alice", "one"), entry("bob", "one")))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="missing: cannot be read"):
+        Keys.read(tmp_path / "missing")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_a_file_that_anyone_may_write_is_refused_and_one_that_anyone_may_read_is_not(file: Path) -> None:
+    file.chmod(0o644)  # as container platforms mount secrets; no token follows from a digest
+    assert Keys.read(file).demanded
+    file.chmod(0o646)
+    with pytest.raises(InvalidRequest, match="every user of this machine may write it"):
+        Keys.read(file)
+
+
+def test_a_changed_file_takes_effect_with_the_next_call(file: Path) -> None:
+    keys = Keys.read(file)
+    write(file, entry("bob", sessions=1), entry("carol"))
+    assert keys.identify(bearer("token of alice")) is None
+    assert keys.identify(bearer("token of bob")) == Key("bob", sessions=1)
+    assert keys.identify(bearer("token of carol")) == Key("carol")
+    write(file)
+    assert keys.identify(bearer("token of bob")) is None
+    assert keys.demanded
+
+
+@pytest.mark.parametrize("damage", ["broken", "gone", "writable"])
+def test_a_broken_new_file_keeps_the_old_keys_and_the_log_says_why_once(damage: str, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = Keys.read(file)
+    if damage == "broken":
+        file.write_text('{"keys": [{"name": "mallory"}]}')
+    elif damage == "gone":
+        file.unlink()
+    else:
+        write(file, entry("mallory")).chmod(0o666)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            assert keys.identify(bearer("token of alice")) is not None
+            assert keys.identify(bearer("token of mallory")) is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert str(file) in caplog.text
+    write(file, entry("carol"))
+    assert keys.identify(bearer("token of carol")) is not None
+
+
+def test_a_made_key_lets_in_and_its_token_is_nowhere_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "keys.json"
+    tokens = {name: make_key(path, name) for name in ("alice", "bob")}
+    keys = Keys.read(path)
+    for name, token in tokens.items():
+        assert keys.identify(bearer(token)) == Key(name)
+        assert len(token) == 43  # 256 bits
+        assert token not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["keys.json"]
+
+
+def test_making_a_key_leaves_the_others_and_the_mode_as_they_are(file: Path) -> None:
+    file.chmod(0o640)
+    make_key(file, "carol")
+    keys = Keys.read(file)
+    assert keys.identify(bearer("token of alice")) == Key("alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576)
+    assert keys.identify(bearer("token of bob")) == Key("bob")
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(("name", "said"), [("alice", "already"), ("", "needs a name"), ("../x", "a name is 1 to 64"), ("a b", "a name is 1 to 64")])
+def test_a_key_that_cannot_be_made_leaves_the_file_as_it_was(name: str, said: str, file: Path) -> None:
+    before = file.read_bytes()
+    with pytest.raises(InvalidRequest, match=said):
+        make_key(file, name)
+    assert file.read_bytes() == before
+    assert [entry.name for entry in file.parent.iterdir()] == ["keys.json"]
+
+
+def test_two_who_make_keys_at_once_lose_none(file: Path) -> None:
+    made = file.with_name("keys.json.new")
+    made.touch()
+    with pytest.raises(InvalidRequest, match="another make-key is at work"):
+        make_key(file, "carol")
+    assert made.exists()
+
+
+def test_the_command_prints_the_token_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.json"
+    assert main(["--role", "make-key", "--name", "alice", "--keys_file", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert Keys.read(path).identify(bearer(shown.out.removesuffix("\n"))) == Key("alice")
+    assert shown.out.strip() not in shown.err
+    assert main(["--role", "make-key", "--name", "alice", "--keys_file", str(path)]) == 1
+    assert main(["--role", "make-key", "--keys_file", str(path)]) == 1
+    assert "--name NAME" in capsys.readouterr().err
+
+
+def test_one_token_for_all_and_one_for_each_exclude_each_other(file: Path) -> None:
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        SecurityOptions(token_file=file, keys_file=file)
+
+
+def test_keys_are_a_targets_and_never_travel_in_plaintext_either(file: Path) -> None:
+    options = SecurityOptions(keys_file=file)
+    with pytest.raises(InvalidRequest, match="--keys_file is the target's"):
+        channel_security(options, HERE)
+    with pytest.raises(InvalidRequest, match="opens the target"):
+        server_security(options, Address("0.0.0.0", 0))
+    with pytest.raises(InvalidRequest, match="plaintext"):
+        server_security(SecurityOptions(keys_file=file, insecure=True), Address("0.0.0.0", 0))
+    assert server_security(options, HERE).keys.identify(bearer("token of bob")) == Key("bob")
+
+
+SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+@contextmanager
+def serving(keys: Keys, read: list[bytes]) -> Iterator[grpc.Channel]:
+    """A server with a method of each shape, named as the shape, that answers with what it was sent; `read` holds what it parsed."""
+
+    def parse(message: bytes) -> bytes:
+        read.append(message)
+        return message
+
+    async def one(request: bytes, _context: Any) -> bytes:
+        return request
+
+    async def many(request: bytes, _context: Any) -> Any:
+        yield request
+
+    async def joined(requests: Any, _context: Any) -> bytes:
+        return b"".join([request async for request in requests])
+
+    async def echo(requests: Any, _context: Any) -> Any:
+        async for request in requests:
+            yield request
+
+    async def until(stopped: asyncio.Event) -> None:
+        server = grpc.aio.server(interceptors=[KeyInterceptor(keys)])
+        shapes = zip(SHAPES, (one, many, joined, echo), strict=True)
+        handlers = {shape: getattr(grpc, f"{shape}_rpc_method_handler")(answer, parse, None) for shape, answer in shapes}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+        checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        port.set_result(server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        await stopped.wait()
+        await server.stop(None)
+
+    async def run() -> None:
+        stopped = asyncio.Event()
+        ending.set_result((asyncio.get_running_loop(), stopped))
+        await until(stopped)
+
+    port: Future[int] = Future()
+    ending: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port.result(WAIT)}") as channel:
+        yield channel
+    loop, stopped = ending.result(WAIT)
+    loop.call_soon_threadsafe(stopped.set)
+    thread.join(WAIT)
+
+
+def call(channel: grpc.Channel, method: str, shape: str, message: bytes, metadata: Any) -> bytes:
+    several, answers = shape.startswith("stream"), shape.endswith("stream")
+    made = getattr(channel, shape)(method)(iter([message]) if several else message, metadata=metadata, timeout=WAIT)
+    return b"".join(made) if answers else made
+
+
+def refusal_of(attempt: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as refusal:
+        attempt()
+    return refusal.value.code(), refusal.value.details()
+
+
+def test_an_unknown_caller_is_refused_whatever_the_shape_of_the_method_and_nothing_of_theirs_is_parsed(file: Path) -> None:
+    read: list[bytes] = []
+    with serving(Keys.read(file), read) as channel:
+        for shape in SHAPES:
+            for method in (f"/t.T/{shape}", "/t.T/none", "/none/none", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"):
+                for metadata in ([], bearer("wrong")):
+                    refused = refusal_of(lambda m=method, s=shape, d=metadata: call(channel, m, s, b"x" * 1_000_000, d))
+                    assert refused == (grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)")
+        assert read == []
+        for shape in SHAPES:
+            assert call(channel, f"/t.T/{shape}", shape, b"hello", bearer("token of bob")) == b"hello"
+        known = refusal_of(lambda: call(channel, "/t.T/none", "unary_unary", b"", bearer("token of bob")))
+        assert known[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_health_is_told_to_anyone_as_a_whole_without_reading_what_they_sent_and_not_watched(file: Path) -> None:
+    with serving(Keys.read(file), []) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "no such service", "x" * 2_000_000):
+            reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        watching = refusal_of(lambda: next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT)))
+        assert watching[0] is grpc.StatusCode.UNAUTHENTICATED
+        asked = refusal_of(
+            lambda: stub.Check(health_pb2.HealthCheckRequest(service="no such service"), metadata=bearer("token of bob"), timeout=WAIT)
+        )
+        assert asked[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_message_longer_than_its_senders_key_allows_is_not_parsed(tmp_path: Path) -> None:
+    read: list[bytes] = []
+    path = write(tmp_path / "keys", entry("alice", message_bytes=100), entry("bob"))
+    with serving(Keys.read(path), read) as channel:
+        for shape in SHAPES:
+            assert call(channel, f"/t.T/{shape}", shape, b"x" * 100, bearer("token of alice")) == b"x" * 100
+            read.clear()
+            _, said = refusal_of(lambda s=shape: call(channel, f"/t.T/{s}", s, b"x" * 101, bearer("token of alice")))
+            assert "a message of 101 bytes: this key may send 100" in said
+            assert read == []
+            assert call(channel, f"/t.T/{shape}", shape, b"x" * 101, bearer("token of bob")) == b"x" * 101
