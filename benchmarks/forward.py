@@ -43,7 +43,7 @@ class StopwatchModel:
 
     def __init__(self, model: Model) -> None:
         self._model, self.seconds = model, 0.0
-        self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         start = time.perf_counter()

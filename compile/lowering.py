@@ -27,7 +27,7 @@ from torch.fx.node import map_arg
 
 from inference.artifact import Bucket
 from inference.errors import OutriderError
-from inference.model.graph import StatefulGraph, VerifyGraph, example_inputs
+from inference.model.graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
 
 aten = torch.ops.aten
 Arrays = dict[str, Any]  # name -> jax array
@@ -190,6 +190,12 @@ def prove(graph: VerifyGraph | StatefulGraph, bucket: Bucket) -> Proof:
     """Compiles the graph for this bucket; raises NotLowerable naming what an accelerator would not take."""
     program = export(graph, example_inputs(bucket))
     return compile_program(program, example_inputs(bucket), state=("keys", "values") if isinstance(graph, StatefulGraph) else ())
+
+
+def prove_copying(graph: StatefulGraph) -> Proof:
+    """The same for the graph that copies rows of its caches."""
+    inputs = copy_inputs(graph.keys.shape[1])
+    return compile_program(export(graph, inputs), inputs, state=("keys", "values"))
 
 
 def compile_program(program: ExportedProgram, inputs: Mapping[str, Tensor], state: tuple[str, ...]) -> Proof:

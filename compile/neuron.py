@@ -23,14 +23,14 @@ import torch
 from compile.parallel import parallel_config, parallel_layers, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.neuron import PACKAGE, SHARD
+from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
 from inference.backends.neuron_sdk import Sdk, has_device, instance_family, load_sdk, logical_cores, sdk_versions
 from inference.choice import add_in_halves
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
-from inference.model.graph import StatefulGraph, example_inputs
+from inference.model.graph import StatefulGraph, copy_inputs, example_inputs
 
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PLATFORMS = {"trn1": "trn1", "inf2": "trn1", "trn2": "trn2"}
@@ -94,21 +94,25 @@ class NeuronBuilder:
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """What the graph will be: the names, shapes and types it is routed by. All graphs are compiled together, by `finish`."""
-        inputs = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in example_inputs(bucket).items()}
-        content = {"inputs": inputs, "levels": bucket.levels, "flags": render(self._tools.flags)}
-        path = directory / "graphs" / f"{bucket.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        return [f"graphs/{bucket.name}.json"]
+        return [self._record(directory, f"graphs/{bucket.name}.json", example_inputs(bucket), {"levels": bucket.levels})]
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Trace and compile every graph into one package, without weights."""
+        """Trace and compile every graph into one package, without weights; with several rows also the one that copies a row."""
         check_routes(buckets)
         with self._tools.working() as work, self._ranks():
             model = self._compile(buckets, work)
             (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
             model.save(str(directory / PACKAGE), save_weights=False)
-        return [PACKAGE]
+        copying = [self._record(directory, COPY_RECORD, copy_inputs(self._spec.rows), {})] if self._spec.rows > 1 else []
+        return [PACKAGE, *copying]
+
+    def _record(self, directory: Path, name: str, inputs: Mapping[str, torch.Tensor], more: Mapping[str, Any]) -> str:
+        """Write what a graph takes; returns the file's name."""
+        described = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in inputs.items()}
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"inputs": described, **more, "flags": render(self._tools.flags)}, indent=1) + "\n", encoding="utf-8")
+        return name
 
     def versions(self) -> Mapping[str, str]:
         return sdk_versions()
@@ -146,7 +150,11 @@ class NeuronBuilder:
         for bucket in buckets:
             graph.levels = bucket.levels
             builder.trace(kwargs=example_inputs(bucket), tag=bucket.name)
-        arguments = dict.fromkeys((bucket.name for bucket in buckets), render(self._tools.flags))
+        names = [bucket.name for bucket in buckets]
+        if self._spec.rows > 1:
+            builder.trace(kwargs=copy_inputs(self._spec.rows), tag=COPY)
+            names.append(COPY)
+        arguments = dict.fromkeys(names, render(self._tools.flags))
         workers = max(1, min(_COMPILERS_AT_ONCE, (os.cpu_count() or 1) // 2))
         return builder.compile(compiler_workdir=str(work), compiler_args=arguments, max_workers=workers)
 

@@ -148,6 +148,7 @@ class RemoteVerifier:
         done.set_result(None)
 
     def _verify(self, call: Call, tree: TokenTree, done: Future[Verdict]) -> None:
+        tree = tree.prefix(self.tree_budget)  # it was drafted for a target that took larger ones
         message = translate.write_round(self._rounds, len(self._tokens), self._digest.of(self._tokens), tree)
         call.verify(message, tree).add_done_callback(lambda verified: self._answered(tree, verified, done))
 
@@ -229,6 +230,7 @@ class RemoteVerifier:
 
     def _accept(self, opened: pb.Opened) -> None:
         """The session is open: from now on it can be resumed."""
+        self.tree_budget = opened.tree_nodes
         if opened.length != len(self._tokens):
             self._live.cancel()
             raise Mismatch(f"the target counts {opened.length} committed tokens, the client {len(self._tokens)}")

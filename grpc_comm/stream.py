@@ -97,7 +97,7 @@ class Stream:
 
     def _opened(self, held: Held, opened: Opened) -> pb.Opened:
         seconds = self._leases.lease_seconds
-        return translate.write_opened(held.session_id, held.session.length, opened, held.resume_key, seconds, held.rounds)
+        return translate.write_opened(held.session_id, held.session.length, opened, held.resume_key, seconds, held.rounds, self._max_tree_nodes)
 
     async def _answer(self, held: Held, message: pb.ClientMessage) -> None:
         kind = message.WhichOneof("kind")

@@ -74,7 +74,7 @@ def write_resume(session_id: str, resume_key: bytes, epoch: int) -> pb.Resume:
     return pb.Resume(session_id=session_id, protocol_version=PROTOCOL_VERSION, resume_key=resume_key, epoch=epoch)
 
 
-def write_opened(session_id: str, length: int, opened: Opened, resume_key: bytes, lease_seconds: float, rounds: int) -> pb.Opened:
+def write_opened(session_id: str, length: int, opened: Opened, resume_key: bytes, lease_seconds: float, rounds: int, tree_nodes: int) -> pb.Opened:
     return pb.Opened(
         session_id=session_id,
         length=length,
@@ -84,6 +84,7 @@ def write_opened(session_id: str, length: int, opened: Opened, resume_key: bytes
         resume_key=resume_key,
         lease_seconds=lease_seconds,
         rounds=rounds,
+        tree_nodes=tree_nodes,
     )
 
 

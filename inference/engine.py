@@ -182,7 +182,17 @@ class Engine:
                         continue
                 self.step()
         finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        """No more forwards will be made, for whatever reason: nobody is left waiting."""
+        with self._lock:
             self._running = False
+            for session in self._roster.sessions:
+                session.closed = session.closed or Unavailable("the target has stopped")
+            tell = self._bury()
+        for call in tell:
+            call()
 
     def stop(self, stopped: threading.Event) -> None:
         """End run()."""

@@ -1,7 +1,7 @@
 """The rows of a target's KV cache: who holds one, and what the others still remember.
 
 A row that is given back keeps its keys, so a later session that begins with the same tokens starts from them. A prefix that
-lies in a row somebody uses is copied. Only a tenant's own rows are looked at.
+lies in a row somebody uses is copied, where the model copies rows. Only a tenant's own rows are looked at.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ class RowPool:
         source = max(self._rows, key=lambda row: (shared.get(row.index, 0), not row.held))
         length = shared.get(source.index, 0)
         oldest = min(free, key=lambda row: (bool(row.tokens), row.given_back))
-        if not source.held and length and (source is oldest or 2 * length >= len(source.tokens)):
+        copies = self._model.copies_rows
+        if not source.held and length and (source is oldest or not copies or 2 * length >= len(source.tokens)):
             row = source
         else:
             row = oldest
-            if length >= WORTH_COPYING and row is not source:
+            if copies and length >= WORTH_COPYING and row is not source:
                 self._copy(source, row)
             else:
                 length = 0

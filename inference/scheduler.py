@@ -6,7 +6,7 @@ a tree; cutting a suffix loses the tokens that those nodes would have brought an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,27 +58,34 @@ def plan_batch(gains: Sequence[NDArray[np.float64]], seconds: Seconds, idle: flo
     a target with time to spare may compute nodes that a busy one should not.
     """
     sizes = np.array([len(one) for one in gains])
-    best, best_rate = Batch(tuple(range(len(gains))), int(sizes.max())), 0.0
-    for nodes in _sizes(sizes):
-        brought = np.array([one[min(len(one), nodes) - 1] for one in gains])
-        for members in _memberships(sizes, nodes):
-            rate = brought[members].sum() / max(seconds(len(members), nodes) + idle, 1e-9)
+    most = int(sizes.max())
+    tokens = np.stack([np.concatenate([one, np.full(most - len(one), one[-1])]) if len(one) < most else one for one in gains])
+    best, best_rate = Batch(tuple(range(len(gains))), most), 0.0
+    for nodes in _steps(sizes.tolist()):
+        for members, brought in _memberships(sizes, nodes, tokens[:, nodes - 1]):
+            rate = brought / max(seconds(len(members), nodes) + idle, 1e-9)
             if rate > best_rate * WORTH_CUTTING:
-                best, best_rate = Batch(tuple(members.tolist()), nodes), rate
+                best, best_rate = Batch(tuple(members), nodes), rate
     return best
 
 
-def _sizes(sizes: NDArray[np.int_]) -> list[int]:
-    """Nodes that a forward may be cut to, most first: the trees' own sizes and the powers of two below."""
-    powers = [1 << power for power in range(int(sizes.max()).bit_length())]
-    return sorted({*sizes.tolist(), *(power for power in powers if power <= sizes.max())}, reverse=True)
+def _steps(sizes: Sequence[int]) -> list[int]:
+    """These sizes and the powers of two below the largest, most first: sizes that calls are padded to lie close above."""
+    most = max(sizes)
+    return sorted({*sizes, *(1 << power for power in range(most.bit_length()))}, reverse=True)
 
 
-def _memberships(sizes: NDArray[np.int_], nodes: int) -> list[NDArray[np.int_]]:
-    """Everybody, or only those whose trees need no cut (and the oldest)."""
-    everybody = np.arange(len(sizes))
-    fitting = np.union1d(np.flatnonzero(sizes <= nodes), [0])
-    return [everybody] if len(fitting) == len(sizes) else [everybody, fitting]
+def _memberships(sizes: NDArray[np.int_], nodes: int, tokens: NDArray[np.float64]) -> Iterator[tuple[Sequence[int], float]]:
+    """Who may be part of a forward of so many nodes, and the tokens that it brings: the oldest, or the oldest and whose trees need no cut.
+
+    tokens: [n], those that each one's tree brings.
+    """
+    of_oldest = np.cumsum(tokens).tolist()
+    for count in _steps([len(sizes)]):
+        yield range(count), of_oldest[count - 1]
+    fitting = [0, *(1 + np.flatnonzero(sizes[1:] <= nodes)).tolist()]
+    if len(fitting) < len(sizes):
+        yield fitting, float(tokens[fitting].sum())
 
 
 class Arrival(NamedTuple):

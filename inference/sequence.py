@@ -82,22 +82,20 @@ class ModelSequence:
         if self._pending and len(self._pending) + len(nodes) > self.model.max_nodes:
             pending, self._pending = self._pending, []
             self.extend(pending)
-        pending = self._pending
-        above, order = len(pending), np.array(nodes, dtype=np.int32)
+        above, order = len(self._pending), np.array(nodes, dtype=np.int32)
         if above + len(order) > self.model.max_nodes:
             raise LimitExceeded(f"a tree of {len(order)} nodes: this model takes {self.model.max_nodes} in one call")
         context = self._context(tree, order)
-        depths = np.concatenate([np.arange(above), above + tree.depths[order]])
-        positions = (self.cached + depths).astype(np.int32)
+        tokens, depths, mask = tree.tokens[order], tree.depths[order], tree.mask[order][:, order]
+        if above:
+            tokens, depths, mask = _under_chain(self._pending, tokens, depths, mask)
+        positions = self.cached + depths
         slots = self.slots.take(positions)
         self.slots.committed[slots[:above]] = True
         self.cached += above
         self._pending = []
         self._node_slots.update(zip(nodes, slots[above:].tolist(), strict=True))
-        mask = np.tri(len(slots), dtype=np.bool_)
-        mask[above:, above:] = tree.mask[np.ix_(order, order)]
-        tokens = np.concatenate([np.array(pending, dtype=np.int32), tree.tokens[order]])
-        pick = above + np.arange(len(order), dtype=np.int32)
+        pick = np.arange(above, len(slots), dtype=np.int32)
         return Segment(self._row, tokens, slots, positions, context, mask, pick, self._params)
 
     def _context(self, tree: TokenTree, order: IntArray) -> NDArray[np.bool_]:  # [1 or n, S]
@@ -110,3 +108,14 @@ class ModelSequence:
         slots = np.array(list(self._node_slots.values()), dtype=np.int32)
         seen[:, slots] |= tree.mask[np.ix_(order, evaluated)]
         return seen
+
+
+def _under_chain(
+    chain: Sequence[int], tokens: IntArray, depths: IntArray, mask: NDArray[np.bool_]
+) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:  # [m + n], [m + n], [m + n, m + n]
+    """Nodes, their depths and what they see, once the m tokens of a chain stand above them."""
+    above = len(chain)
+    whole = np.tri(above + len(tokens), dtype=np.bool_)
+    whole[above:, above:] = mask
+    every = np.arange(above, dtype=np.int32)
+    return np.concatenate([np.array(chain, dtype=np.int32), tokens]), np.concatenate([every, above + depths]), whole

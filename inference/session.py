@@ -139,8 +139,7 @@ class Session:
         """The first `most` nodes of the tree it waits for."""
         if not isinstance(self.work, Round):
             return TokenTree.chain([self.root])
-        tree = self.work.tree
-        return tree if len(tree) <= most else TokenTree(tree.tokens[:most], tree.parents[:most])
+        return self.work.tree.prefix(most)
 
     def next_chunk(self, most: int) -> list[int]:
         start = self.live.cached

@@ -16,39 +16,42 @@ FREE = -1
 
 
 class Slots:
-    """`capacity` slots; each is free, provisional (a tree's node) or committed."""
+    """`capacity` slots; each is free, provisional (a tree's node) or committed. high_water: one past the highest slot in use."""
 
     def __init__(self, capacity: int) -> None:
         self.positions: IntArray = np.full(capacity, FREE, dtype=np.int32)  # [capacity] position held, or FREE
         self.committed: NDArray[np.bool_] = np.zeros(capacity, dtype=np.bool_)  # [capacity]
+        self.high_water = 0
 
     def take(self, positions: IntArray) -> IntArray:
         """The lowest free slots, now provisionally holding these positions; raises LimitExceeded when there are too few."""
-        free = np.flatnonzero(self.positions == FREE)[: len(positions)]
+        within = self.positions[: self.high_water + len(positions)]  # enough of them are free, unless the row ends here
+        free = np.flatnonzero(within == FREE)[: len(positions)]
         if len(free) < len(positions):
             raise LimitExceeded(f"the row is full: {len(positions)} slots needed, {len(free)} of {len(self.positions)} free")
         self.positions[free] = positions
+        self.high_water = max(self.high_water, int(free[-1]) + 1 if free.size else 0)
         return free.astype(np.int32)
 
     def commit(self, slots: IntArray) -> None:
         """Keep these slots and free every other provisional one."""
         self.committed[slots] = True
-        self.positions[~self.committed] = FREE
+        self._free_provisional()
 
     def trim(self, length: int) -> None:
         """Free all slots at position `length` or later, and all provisional ones."""
         self.committed &= self.positions < length
-        self.positions[~self.committed] = FREE
+        self._free_provisional()
 
     def committed_copy(self) -> Slots:
         """The same committed slots; provisional ones are free."""
         copy = Slots(len(self.positions))
-        copy.committed[:] = self.committed
-        copy.positions[self.committed] = self.positions[self.committed]
+        copy.positions[:], copy.committed[:], copy.high_water = self.positions, self.committed, self.high_water
+        copy._free_provisional()
         return copy
 
-    @property
-    def high_water(self) -> int:
-        """One past the highest slot in use."""
-        used = np.flatnonzero(self.positions != FREE)
-        return int(used[-1]) + 1 if used.size else 0
+    def _free_provisional(self) -> None:
+        committed = self.committed[: self.high_water]
+        self.positions[: self.high_water][~committed] = FREE
+        kept = np.flatnonzero(committed)
+        self.high_water = int(kept[-1]) + 1 if kept.size else 0

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from inference.errors import InvalidRequest
 
 IntArray = NDArray[np.int32]
+_INT32 = np.iinfo(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,18 +68,22 @@ class TokenTree:
     @cached_property
     def depths(self) -> IntArray:  # [n]
         """Edges between the root and each node."""
-        return np.asarray(self.mask.sum(axis=1, dtype=np.int32) - 1)
+        depths = [0]
+        for parent in self.parents[1:].tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths, dtype=np.int32)
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:  # [n, n]
         """mask[i, j]: node i sees node j, that is, j is i or an ancestor of i."""
-        mask = np.zeros((len(self), len(self)), dtype=np.bool_)
-        nodes = ancestors = np.arange(len(self), dtype=np.int32)
-        while len(nodes):  # a generation a step: every node's self, parent, grandparent ...
-            mask[nodes, ancestors] = True
-            above = self.parents[ancestors]
-            nodes, ancestors = nodes[above >= 0], above[above >= 0]
+        mask = np.eye(len(self), dtype=np.bool_)
+        for node, parent in enumerate(self.parents[1:].tolist(), start=1):
+            mask[node, :node] = mask[parent, :node]
         return mask
+
+    def prefix(self, nodes: int) -> TokenTree:
+        """The tree of the first `nodes` nodes at most."""
+        return self if len(self) <= nodes else TokenTree(self.tokens[:nodes], self.parents[:nodes])
 
     def select(self, nodes: Sequence[int]) -> TokenTree:
         """The tree of these nodes in this order; the root and every node's parent must be among them, earlier."""
@@ -89,10 +94,11 @@ class TokenTree:
 
 def _int32(values: ArrayLike, name: str) -> IntArray:
     array = np.asarray(values)
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise InvalidRequest(f"{name} must be integers: got {array.dtype}")
-    if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min):
-        raise InvalidRequest(f"{name} must fit 32 bits: got {array.max()}")
+    if array.size and array.dtype != np.int32:
+        if not np.issubdtype(array.dtype, np.integer):
+            raise InvalidRequest(f"{name} must be integers: got {array.dtype}")
+        if array.max() > _INT32.max or array.min() < _INT32.min:
+            raise InvalidRequest(f"{name} must fit 32 bits: got {array.max()}")
     array = array.astype(np.int32)  # a copy: nobody else can change it
     array.setflags(write=False)
     return array

@@ -10,19 +10,22 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from inference.accept import Verdict
-from inference.decode import Drafter, Verifier, decode
+from inference.decode import Drafter, Step, Verifier, decode
+from inference.errors import Unavailable
+from inference.offline import LinkedVerifier, Unverified, decode_offline
 from inference.policy import Budget
 from inference.sampling import SamplingParams
 from inference.stats import Statistics, Traffic
-from inference.text import Tokenizer
+from inference.text import TextStream, Tokenizer
 from inference.tree import TokenTree
 
 
 class Piece(NamedTuple):
-    """Text that became certain, and whether the draft had guessed its last token."""
+    """Text that became certain, and whether the draft had guessed its last token; or text that nobody has verified yet."""
 
     text: str
     accepted: bool
+    verified: bool = True
 
 
 Show = Callable[[Piece], None]
@@ -50,7 +53,8 @@ class Completion:
     prompt_tokens: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str = "cancelled"  # stop, length, or cancelled
+    unverified_text: str = ""  # what the draft made alone when the target went away for good
+    finish_reason: str = "cancelled"  # stop, length, cancelled, or unverified
     rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -102,12 +106,15 @@ class _Run:
     def __init__(self, request: Request, tokenizer: Tokenizer, show: Show) -> None:
         self.done = Completion(request.index, request.prompt, request.params.seed, len(request.ids))
         self._request, self._show = request, show
+        self._tokenizer = tokenizer
         self._text = tokenizer.stream(request.ids)
+        self._guess: TextStream | None = None
         self._start = time.perf_counter()
 
     def emit(self, token: int, accepted: bool) -> bool:
         """Take one token; false when it was the last."""
         done = self.done
+        self._guess, done.unverified_text = None, ""
         done.seconds = time.perf_counter() - self._start
         done.time_to_first_token = done.time_to_first_token or done.seconds
         done.token_ids.append(token)
@@ -119,6 +126,24 @@ class _Run:
             done.finish_reason = "length"
             return False
         return True
+
+    def take(self, step: Step, statistics: Statistics) -> bool:
+        """Take what a round brought; false when the text has ended."""
+        statistics.count(step.tree, step.verdict)
+        accepted = [True] * len(step.verdict.path) + [False]
+        return all(self.emit(token, flag) for token, flag in zip(step.tokens, accepted, strict=True))
+
+    def guess(self, token: int) -> None:
+        """Take one that nobody has verified: the next token that is emitted takes all of them back."""
+        if self._guess is None:
+            self._guess = self._tokenizer.stream([*self._request.ids, *self.done.token_ids])
+        text = "" if token in self._request.stop_ids else self._guess.push(token)
+        self.done.unverified_text += text
+        self._show(Piece(text, accepted=False, verified=False))
+
+    def abandon(self) -> None:
+        """Nobody will verify the guesses."""
+        self.done.finish_reason = "unverified"
 
     def finish(self, statistics: Statistics, traffic: Traffic, draft_seconds: float) -> Completion:
         """The record, also of a text that was cut short."""
@@ -144,11 +169,29 @@ def speculate(request: Request, drafter: Drafter, verifier: Verifier, tokenizer:
     run, statistics, timed = _Run(request, tokenizer, show), Statistics(), _TimedDrafter(drafter)
     with closing(verifier), closing(drafter):
         for step in decode(request.ids, request.params, timed, verifier, request.max_new_tokens):
-            statistics.count(step.tree, step.verdict)
-            accepted = [True] * len(step.verdict.path) + [False]
-            more = all(run.emit(token, flag) for token, flag in zip(step.tokens, accepted, strict=True))
-            if not more or cancelled.is_set():
+            if not run.take(step, statistics) or cancelled.is_set():
                 break
+        return run.finish(statistics, verifier.traffic, timed.seconds)
+
+
+def speculate_offline(
+    request: Request, drafter: Drafter, verifier: LinkedVerifier, tokenizer: Tokenizer, show: Show, cancelled: Event
+) -> Completion:
+    """The same, and the draft goes on alone while the target is away; what nobody verified in the end is marked as such."""
+    run, statistics, timed = _Run(request, tokenizer, show), Statistics(), _TimedDrafter(drafter)
+    with closing(verifier), closing(drafter):
+        try:
+            for made in decode_offline(request.ids, request.params, timed, verifier, request.max_new_tokens, request.stop_ids):
+                if isinstance(made, Unverified):
+                    run.guess(made.token)
+                elif not run.take(made, statistics):
+                    break
+                if cancelled.is_set():
+                    break
+        except Unavailable:
+            if not run.done.unverified_text:
+                raise
+            run.abandon()
         return run.finish(statistics, verifier.traffic, timed.seconds)
 
 

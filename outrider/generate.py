@@ -25,7 +25,7 @@ from inference.policy import BestFirst, Chain, Policy, Static
 from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
-from outrider.completion import Completion, Request, Show, speculate, target_only
+from outrider.completion import Completion, Request, Show, speculate, speculate_offline, target_only
 from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model, security_of
 from outrider.options import Options
 from outrider.report import LiveText, silent, summary, write_profile
@@ -44,9 +44,11 @@ def draft(options: Options) -> int:
         rows = min(options.batch, len(requests))
         pair = DraftPool(load_draft(options, checkpoint, policy, rows, length), policy)
 
+        make = speculate_offline if options.offline == "draft" else speculate
+
         def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
             with pair.drafter() as drafter:
-                done = speculate(request, drafter, target.verifier(), checkpoint.tokenizer, show, cancelled)
+                done = make(request, drafter, target.verifier(), checkpoint.tokenizer, show, cancelled)
             done.device = target.description.device
             if options.baseline and not cancelled.is_set():
                 done.baseline = target_only(request, target.verifier(), checkpoint.tokenizer, silent, cancelled)
@@ -230,5 +232,7 @@ def _print(options: Options, outcome: Completion | _Failure, *, streamed: bool) 
             print(f"--- prompt {outcome.index} (seed {outcome.seed}), {len(outcome.token_ids)} tokens", file=sys.stderr)
             sys.stdout.write(outcome.text)
         print(flush=True)
+        if outcome.finish_reason == "unverified":
+            print(f"the target did not come back; the draft alone went on, unverified:\n{outcome.unverified_text}", file=sys.stderr)
     if isinstance(outcome, _Failure):
         print(f"error: prompt {outcome.request.index}: {outcome.error}", file=sys.stderr)

@@ -10,16 +10,28 @@ from pathlib import Path
 
 from outrider.completion import Completion, Piece
 
-_GREEN, _BOLD, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[0m"
+_GREEN, _BOLD, _DIM, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
 class LiveText:
-    """Writes pieces to stdout as they come; on a terminal, what the draft had guessed is green, the target's own bold."""
+    """Writes pieces to stdout as they come; on a terminal, what the draft had guessed is green, the target's own bold.
+
+    Text that nobody has verified is shown on a terminal only, dim, and followed by what is true from its beginning on.
+    """
 
     def __init__(self) -> None:
         self._coloured = sys.stdout.isatty()
+        self._unverified = False
 
     def __call__(self, piece: Piece) -> None:
+        if not piece.verified:
+            self._unverified = self._unverified or bool(piece.text)
+            sys.stdout.write(f"{_DIM}{piece.text}{_PLAIN}" if self._coloured else "")
+            sys.stdout.flush()
+            return
+        if self._unverified and self._coloured:
+            sys.stdout.write("\n[the target is back; from where the dim text began:]\n")
+        self._unverified = False
         colour = _GREEN if piece.accepted else _BOLD
         sys.stdout.write(f"{colour}{piece.text}{_PLAIN}" if self._coloured else piece.text)
         sys.stdout.flush()

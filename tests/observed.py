@@ -25,7 +25,7 @@ SESSION_ID = "0123456789abcdef"
 class PaddedSuccessor:
     """A Model that chooses token + 1 after every token, and computes calls as 2 or 4 rows of 8 or 64 nodes."""
 
-    rows, capacity, max_nodes = 4, 1_000, 64
+    rows, capacity, max_nodes, copies_rows = 4, 1_000, 64, True
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         return [segment.tokens[segment.pick] + 1 for segment in segments]

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -370,3 +371,14 @@ def test_a_message_longer_than_its_senders_key_allows_is_not_parsed(tmp_path: Pa
             assert "a message of 101 bytes: this key may send 100" in said
             assert read == []
             assert call(channel, f"/t.T/{shape}", shape, b"x" * 101, bearer("token of bob")) == b"x" * 101
+
+
+def test_every_line_of_the_security_checklist_names_tests_that_exist() -> None:
+    checklist = (Path(__file__).parent.parent / "docs" / "security.md").read_text().partition("## Checklist")[2].partition("##")[0]
+    lines = [line for line in checklist.splitlines() if line.startswith("| ")][1:]
+    assert len(lines) > 40
+    for line in lines:
+        named = re.findall(r"`(tests/\w+\.py)::(\w+)`", line)
+        assert named, line
+        for file, test in named:
+            assert f"def {test}(" in (Path(__file__).parent.parent / file).read_text(), line

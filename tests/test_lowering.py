@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from compile.lowering import STABLEHLO, NotLowerable, Proof, compile_program, export, lower, prove
+from compile.lowering import STABLEHLO, NotLowerable, Proof, compile_program, export, lower, prove, prove_copying
 from inference.model.graph import StatefulGraph, VerifyGraph, example_inputs
 from tests.buckets import CASES, Case, write
 
@@ -71,6 +71,22 @@ def check_chosen(case: Case, found: Tensor, expected: Tensor) -> None:
 def assert_close(case: Case, found: Tensor, expected: Tensor) -> None:
     tolerance = TOLERANCE[case.dtype]
     torch.testing.assert_close(found, expected.to(found.dtype), atol=tolerance, rtol=tolerance)
+
+
+# --- copying rows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_copying_a_row_compiles_and_moves_every_bit_of_both_caches(dtype: torch.dtype) -> None:
+    graph = Case(stateful=True, sampled=False, nodes=2, rows=3, dtype=dtype).graph()
+    assert isinstance(graph, StatefulGraph)
+    before = {name: getattr(graph, name).float() for name in ("keys", "values")}
+    proof = prove_copying(graph)
+    proof({"rows": torch.tensor([0, 0, 2], dtype=torch.int32)})
+    for name, cache in before.items():
+        assert proof.state[name].equal(cache[:, [0, 0, 2]])
+    assert proof.report.operations["gather"] == proof.report.aliased_outputs == 2
+    assert proof.report.aliased_bytes == graph.keys.nbytes + graph.values.nbytes
 
 
 # --- state and masks --------------------------------------------------------------------------------------------------

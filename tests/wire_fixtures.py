@@ -41,7 +41,7 @@ WAIT = 20.0
 class Successor:
     """A Model that chooses token + 1 after every token; `calls` holds the rows of each forward, `gate` holds it up."""
 
-    capacity, max_nodes = 60_000, 64
+    capacity, max_nodes, copies_rows = 60_000, 64, True
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

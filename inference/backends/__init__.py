@@ -32,6 +32,7 @@ class Model(Protocol):
     rows: int
     capacity: int
     max_nodes: int  # new nodes of one row in one call
+    copies_rows: bool  # whether copy_row may be called
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         """The token chosen at each picked node ([p] a segment), and the new keys written. Rows are distinct."""
@@ -46,5 +47,5 @@ class Model(Protocol):
         ...
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy the keys of the first `slots` slots of a row to another."""
+        """Copy the keys and values of the first `slots` slots of a row to another; what lies behind them there may change."""
         ...

@@ -35,6 +35,8 @@ Graph = Callable[..., tuple[Tensor, Tensor, Tensor]]
 class CompiledModel:
     """Graphs by bucket over shared caches. keys, values: [layers, rows, kv heads, capacity + 1, head dim]."""
 
+    copies_rows = True
+
     def __init__(self, graphs: Mapping[Bucket, Graph], keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
         self.rows, self.capacity = keys.shape[1], keys.shape[3] - 1

@@ -23,6 +23,8 @@ SLOT_STEP = 64
 class EagerModel:
     """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot a row for padding."""
 
+    copies_rows = True
+
     def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
         self._decoder = decoder

@@ -63,6 +63,7 @@ class LegacyNeuronModel:
     """
 
     rows = 1
+    copies_rows = False  # there is no other one
 
     def __init__(self, model: Speculative, lengths: Sequence[int], *, positions: int, vocabulary: int, dtype: torch.dtype) -> None:
         self._model, self._lengths, self._vocabulary = model, tuple(lengths), vocabulary
@@ -75,7 +76,7 @@ class LegacyNeuronModel:
         return rows, next((length for length in self._lengths if length >= nodes), self.max_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        assert source == target, "there is one row"
+        raise InvalidRequest("--device neuron-legacy has one row: there is none to copy")
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:

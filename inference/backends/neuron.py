@@ -26,7 +26,7 @@ from inference.choice import Sampling
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
-from inference.model.graph import example_inputs
+from inference.model.graph import copy_inputs, example_inputs
 from inference.tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"
@@ -34,6 +34,12 @@ PACKAGE = "graphs/nxd_model.pt"
 
 TRACE = "graphs/traced.pt"
 """The one graph of torch_neuronx.trace, its weights and its state."""
+
+COPY = "copy_rows"
+"""The package's graph that copies rows of the caches; an artefact with several rows has it."""
+
+COPY_RECORD = f"graphs/{COPY}.json"
+"""What that graph takes. It stands among the manifest's files where the package has the graph."""
 
 SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 """The weights of a rank, by the name that NxD gives."""
@@ -45,46 +51,52 @@ _NUMERICAL = ("1003", "numerical")
 
 
 class Program(Protocol):
-    """The graphs on the device: one call, its outputs on the host."""
+    """The graphs on the device, by name: one call, its outputs on the host."""
 
-    def __call__(self, bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor: ...
+    def __call__(self, graph: str, inputs: dict[str, Tensor]) -> Tensor: ...
 
 
 class NeuronModel(CompiledModel):
     """A compiled target whose caches are the device's own: a call goes to the graph as it is, and nothing is written here."""
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
-        graphs: dict[Bucket, Any] = {bucket: partial(program, bucket) for bucket in manifest.buckets}
+        graphs: dict[Bucket, Any] = {bucket: partial(program, bucket.name) for bucket in manifest.buckets}
         with torch.device("meta"):  # their shape is all that this side has of them
             caches = empty_caches(parse_config(manifest.config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype])
         super().__init__(graphs, *caches)
         self.device = torch.device("xla")
+        self.copies_rows = COPY_RECORD in manifest.files
+        self._program = program
         self._one_call = threading.Lock()
         self._warm(say)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Refused: no graph copies rows, and the caches here are only their shape."""
-        raise InvalidRequest("on Neuron the keys of one row cannot be copied to another")
+        """One call of the copying graph, which takes every row as it is but one; all of the row is copied, its junk slot too."""
+        if not self.copies_rows:
+            raise InvalidRequest("this artefact has no graph that copies rows: torch_neuronx.trace makes one graph, and one row needs none")
+        inputs = copy_inputs(self.rows)
+        inputs["rows"][target] = source
+        self._run(COPY, inputs)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        chosen = self._run(bucket, fill(bucket, segments)).numpy()
+        chosen = self._run(bucket.name, fill(bucket, segments)).numpy()
         return [chosen[segment.row, : len(segment.pick)].astype(np.int32) for segment in segments]
 
-    def _run(self, bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor:
+    def _run(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
         """One call in flight: the state on the device is shared by all graphs."""
-        run: Callable[[dict[str, Tensor]], Tensor] = self._graphs[bucket]  # type: ignore[assignment]
         with self._one_call:
             try:
-                return run(inputs)
+                return self._program(graph, inputs)
             except RuntimeError as error:
                 raise runtime_error(error) from error
 
     def _warm(self, say: Say) -> None:
         """Every graph once, idle: the first call of a graph initialises it."""
-        for index, bucket in enumerate(self._graphs, 1):
+        idle = {bucket.name: example_inputs(bucket) for bucket in self._graphs} | ({COPY: copy_inputs(self.rows)} if self.copies_rows else {})
+        for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
-            self._run(bucket, example_inputs(bucket))
-            say(f"[{index}/{len(self._graphs)}] {bucket.name} ran in {(time.perf_counter() - start) * 1000:.1f} ms")
+            self._run(graph, inputs)
+            say(f"[{index}/{len(idle)}] {graph} ran in {(time.perf_counter() - start) * 1000:.1f} ms")
 
 
 def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
@@ -155,15 +167,16 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
     model = sdk.nxd_model.load(str(directory / PACKAGE))
     if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
         raise BadArtifact("this neuronx-distributed does not understand the artefact's package: build it again with the version here")
-    missing = {bucket.name for bucket in manifest.buckets} - set(model.get_available_keys())
+    named = {bucket.name for bucket in manifest.buckets} | ({COPY} if COPY_RECORD in manifest.files else set())
+    missing = named - set(model.get_available_keys())
     if missing:
         raise BadArtifact(f"the package lacks graph {min(missing)}, which its manifest names: build it again")
     ranks = range(manifest.tensor_parallel)
     model.set_weights([load_file(directory / SHARD.format(rank)) for rank in ranks])
     model.to_neuron()
 
-    def call(bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor:
-        chosen: Tensor = model(**inputs, model_name=bucket.name)
+    def call(graph: str, inputs: dict[str, Tensor]) -> Tensor:
+        chosen: Tensor = model(**inputs, model_name=graph)
         return chosen
 
     return call
@@ -176,7 +189,7 @@ def _load_traced(directory: Path, manifest: Manifest) -> Program:
     traced = load(str(directory / TRACE))
     sdk.torch_neuronx.move_trace_to_device(traced, 0)
 
-    def call(bucket: Bucket, inputs: dict[str, Tensor]) -> Tensor:
+    def call(graph: str, inputs: dict[str, Tensor]) -> Tensor:
         result = traced(*inputs.values())
         chosen: Tensor = result[0] if isinstance(result, (tuple, list)) else result
         return chosen

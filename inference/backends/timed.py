@@ -148,7 +148,7 @@ class TimedModel:
     """
 
     def __init__(self, model: Model, profile: TimeProfile) -> None:
-        self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
         self.profile = profile
         self.forwards = self.overruns = 0
         self.emulated_seconds = self.late_seconds = 0.0

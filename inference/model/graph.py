@@ -2,7 +2,8 @@
 
 `VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU, CUDA). Neuron's graphs write
 them inside, out of place: `StatefulGraph` reassigns its buffers, `AliasedGraph` returns its parameters' new values. All have one
-signature; without the sampling inputs a graph is greedy, with them it serves any mixture of rows.
+set of inputs; without the sampling inputs a graph is greedy, with them it serves any mixture of rows. A `StatefulGraph` that is
+given `rows` alone copies rows of its caches: graphs of one package share their state and their signature, so it is the same module.
 """
 
 from __future__ import annotations
@@ -88,25 +89,32 @@ class _WritingGraph(_Graph):
 
 
 class StatefulGraph(_WritingGraph):
-    """Reassigns its caches and returns chosen [B, P] alone."""
+    """Reassigns its caches and returns chosen [B, P] alone. With `rows` alone, row i becomes what row `rows[i]` was."""
 
     def forward(
         self,
-        tokens: Tensor,
         rows: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        context_mask: Tensor,
-        tree_mask: Tensor,
-        pick: Tensor,
+        tokens: Tensor | None = None,
+        slots: Tensor | None = None,
+        positions: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        tree_mask: Tensor | None = None,
+        pick: Tensor | None = None,
         temperature: Tensor | None = None,
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor:
+        if tokens is None or slots is None or positions is None or context_mask is None or tree_mask is None or pick is None:
+            return self._copied(rows)
         inputs = (tokens, positions, context_mask, tree_mask, pick)
         chosen, self.keys, self.values = self._written(inputs, slots, _sampling(temperature, top_k, top_p, seed))
         return chosen
+
+    def _copied(self, rows: Tensor) -> Tensor:
+        """Something small [rows] that was computed, because a graph returns something; it means nothing."""
+        self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
+        return rows + rows
 
 
 class AliasedGraph(_WritingGraph):
@@ -133,6 +141,11 @@ class AliasedGraph(_WritingGraph):
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (tokens, positions, context_mask, tree_mask, pick)
         return self._written(inputs, slots, _sampling(temperature, top_k, top_p, seed))
+
+
+def copy_inputs(rows: int) -> dict[str, Tensor]:
+    """Inputs that make a StatefulGraph of so many rows copy, by parameter name: idle, every row becomes what it is."""
+    return {"rows": torch.arange(rows, dtype=torch.int32)}
 
 
 def example_inputs(bucket: Bucket) -> dict[str, Tensor]:

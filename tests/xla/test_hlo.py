@@ -84,6 +84,15 @@ def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> N
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 
+def test_copying_a_row_lowers_to_two_gathers_and_equals_eager() -> None:
+    case, inputs = Case(stateful=True, sampled=False, nodes=2, rows=2), {"rows": torch.tensor([1, 1], dtype=torch.int32)}
+    before = case.graph()
+    found = lower(case.graph(), inputs)
+    assert (found.fallbacks, found.opcodes["gather"], found.opcodes.keys() <= ALLOWED) == ([], 2, True)
+    for moved, cache in zip(found.results[1:], (before.keys, before.values), strict=True):
+        assert moved.equal(cache[:, [1, 1]])
+
+
 def check_text(found: Hlo, case: Case) -> None:
     """The rules of lowering: nothing on the host, no operation but the allowed, one sort for the top-k, 32 bits, fixed shapes."""
     assert found.fallbacks == []

@@ -1,0 +1,150 @@
+"""What the engine costs outside the model, by sessions in one forward; and what one forward for all brings with a real model.
+
+    python -m benchmarks.engine [--sessions 1,8,32] [--json FILE]
+    python -m benchmarks.engine --model DIR [--dtype bfloat16] [--threads 2] [--sessions 1,4,8] [--json FILE]
+
+Without --model: median milliseconds a forward of trees of 16 nodes, with a model that chooses at once, rows of 2,048 slots and 600
+or more committed tokens. "engine" is what the clock says between forwards, "engine cpu" what its thread computed, waking and choosing
+whom to serve included; "padding" is what a backend adds on the host; "asking" is a tree's way in, on the threads of those who ask.
+
+With --model: tokens a second of all sessions, trees in one forward against one row a forward, in turn. Texts are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.scripted import ScriptedDraft
+from inference.backends import Model, Segment
+from inference.backends.batch import Shape, check_rows, pad
+from inference.engine import Engine, Forward, Observer
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.session import Answer, Opened, Session
+from inference.tree import IntArray, TokenTree
+
+NODES, CAPACITY, PROMPT = 16, 2048, 600
+VOCABULARY = 100_000
+FORWARDS = 120
+"""Of one measurement; every session gets 3 tokens of each on average."""
+
+
+class NextToken:
+    """A Model that chooses token + 1 after every token, in no time but that of padding its call."""
+
+    capacity, max_nodes, copies_rows = CAPACITY, 256, True
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.cpu_seconds = rows, 0.0
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        start = time.thread_time()
+        check_rows(segments)
+        pad(segments, Shape.least(segments), CAPACITY)
+        chosen = [(segment.tokens[segment.pick] + 1) % VOCABULARY for segment in segments]
+        self.cpu_seconds += time.thread_time() - start
+        return chosen
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        raise NotImplementedError
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        """As one graph for trees and one for prompts: a tree that is cut costs the same, so none is."""
+        return self.rows, NODES if nodes <= NODES else self.max_nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """There are no keys."""
+
+
+class Overhead(Observer):
+    """Sessions that ask again as soon as they are answered, on the engine's own thread, for FORWARDS forwards."""
+
+    def __init__(self, sessions: int) -> None:
+        self.model = NextToken(sessions)
+        self.engine = Engine(self.model, sequence_length=CAPACITY - NODES, max_tree_nodes=NODES, vocabulary=VOCABULARY)
+        self.samples: dict[str, list[float]] = {"engine": [], "engine cpu": [], "padding": [], "asking": []}
+        self._stopped = threading.Event()
+        self._begin()
+        texts = [list(range(number * CAPACITY, (number + 1) * CAPACITY)) for number in range(sessions)]
+        opened = [self.engine.open(text[:PROMPT], SamplingParams()) for text in texts]
+        for _, future in opened:
+            self.engine.finish(future)
+        for number, (session, _) in enumerate(opened):
+            self._ask(session, ScriptedDraft(texts[number], PROMPT, VOCABULARY, number))
+        self.engine.observer = self
+
+    def run(self) -> None:
+        """Fills `samples`, in milliseconds."""
+        self._begin()
+        self.engine.run(self._stopped)
+
+    def forward(self, done: Forward) -> None:
+        assert (done.rows, done.nodes) == (self.model.rows, self.model.rows * NODES), f"not everybody took part: {done}"
+        figures = {
+            "engine": done.engine_seconds - self._clients,
+            "engine cpu": time.thread_time() - self._begun - self._clients - self.model.cpu_seconds,
+            "padding": self.model.cpu_seconds,
+            "asking": self._asking / done.rows,
+        }
+        for name, seconds in figures.items():
+            self.samples[name].append(seconds * 1e3)
+        if len(self.samples["engine"]) == FORWARDS:
+            self.engine.stop(self._stopped)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Processor seconds of the next forward: of asking, and of all that clients do."""
+        self._asking = self._clients = self.model.cpu_seconds = 0.0
+        self._begun = time.thread_time()
+
+    def _answered(self, session: Session, draft: ScriptedDraft, answer: Answer) -> None:
+        start = time.thread_time()
+        draft.commit(answer.verdict)
+        self._ask(session, draft)
+        self._clients += time.thread_time() - start
+
+    def _ask(self, session: Session, draft: ScriptedDraft) -> None:
+        drafted = draft.draft(session.root, NODES)
+        start = time.thread_time()
+        answer = self.engine.verify(session, TokenTree(drafted.tokens, drafted.parents))
+        self._asking += time.thread_time() - start
+        answer.add_done_callback(lambda done: self._answered(session, draft, done.result()))
+
+
+def overhead(sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, float]]:
+    """Median milliseconds of each figure by sessions, measured in turn."""
+    samples: dict[int, dict[str, list[float]]] = {count: {} for count in sessions}
+    for _ in range(repetitions):
+        for count in sessions:
+            measured = Overhead(count)
+            measured.run()
+            for name, values in measured.samples.items():
+                samples[count].setdefault(name, []).extend(values)
+    return {count: {name: round(statistics.median(values), 3) for name, values in by_name.items()} for count, by_name in samples.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", default="1,8,32", metavar="N,N,...")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+    figures = overhead([int(count) for count in given.sessions.split(",")], given.repetitions)
+    for count, values in figures.items():
+        print(f"{count:3d} sessions: " + ", ".join(f"{name} {value:.3f} ms" for name, value in values.items()))
+    if given.json:
+        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
