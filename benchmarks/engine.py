@@ -18,19 +18,16 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 
 from benchmarks.scripted import ScriptedDraft
-from inference.backends import Model, Segment
+from inference.backends import Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.engine import Engine, Forward, Observer
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
-from inference.session import Answer, Opened, Session
+from inference.session import Answer, Session
 from inference.tree import IntArray, TokenTree
 
 NODES, CAPACITY, PROMPT = 16, 2048, 600

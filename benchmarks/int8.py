@@ -95,15 +95,14 @@ def agreement(model: Model, prompt: list[int], text: list[int]) -> float:
     return round(float(np.mean(np.array(chosen) == np.array(text))), 3)
 
 
-def root_changes(model: EagerModel | CompiledModel, nodes: int, vocabulary: int) -> bool:
+def root_changes(model: EagerModel | CompiledModel, nodes: int, context: int, vocabulary: int) -> bool:
     """Whether any bit of the root's new keys depends on the tokens beside it, over 4 draws."""
     rng, keys = np.random.default_rng(0), model._keys if isinstance(model, EagerModel) else model.keys
     seen = []
     for _ in range(4):
-        one = segment(nodes, 256, SamplingParams())
-        one.tokens[1:] = rng.integers(0, vocabulary, nodes - 1)
-        model.choose([one])
-        seen.append(keys[:, 0, :, 256].clone())
+        tokens = np.array([0, *rng.integers(0, vocabulary, nodes - 1)], dtype=np.int32)
+        model.choose([segment(nodes, context, SamplingParams())._replace(tokens=tokens)])
+        seen.append(keys[:, 0, :, context].clone())
     return any(not torch.equal(seen[0], other) for other in seen[1:])
 
 
@@ -126,7 +125,7 @@ def measure(directory: Path, nodes: list[int], context: int, repetitions: int) -
         figures[name] = {
             "agrees with float32": agreement(model, prompt, text),
             "agrees with itself": agreement(model, prompt, own_text(model, prompt)),
-            "root depends on others": root_changes(model, most, vocabulary),
+            "root depends on others": root_changes(model, most, context, vocabulary),
         }
     calls = {f"{name} {size}": _choose(model, segment(size, context, SamplingParams())) for size in nodes for name, model in models.items()}
     return figures | medians(calls, repetitions)

@@ -51,7 +51,8 @@ class Call:
         self._left, self._ended = False, threading.Event()
         self._last_sent = time.monotonic()
         self._call = start(iter(self._outbox.get, None))
-        threading.Thread(target=self._read, name="outrider stream", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="outrider stream", daemon=True)
+        self._reader.start()
 
     def begin(self, message: pb.ClientMessage) -> Future[pb.Opened]:
         """Open or Resume."""
@@ -83,22 +84,26 @@ class Call:
             self._send(pb.ClientMessage(heartbeat=pb.Heartbeat()))
 
     def close(self) -> None:
-        """Ask the target to end the session; when it is busy, or does not answer, cancel the call."""
-        if self._ended.is_set():
-            return
-        with self._lock:
-            idle = self._owed is None
-        self._send(pb.ClientMessage(close=pb.Close()))
-        self._outbox.put(None)
-        if idle and self._ended.wait(CLOSE_SECONDS):
-            return
-        self.cancel()
+        """Ask the target to end the session; when it is busy, or does not answer, cancel the call. What was owed has failed then."""
+        if not self._ended.is_set():
+            with self._lock:
+                idle = self._owed is None
+            self._send(pb.ClientMessage(close=pb.Close()))
+            self._outbox.put(None)
+            if not (idle and self._ended.wait(CLOSE_SECONDS)):
+                return self.cancel()
+        self._settle()
 
     def cancel(self) -> None:
         """End the call without asking; the target may hold the session for its lease."""
         self._left = True
         self._call.cancel()
-        self._ended.wait(CLOSE_SECONDS)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let the reader tell the failure to whoever waits."""
+        if threading.current_thread() is not self._reader:
+            self._reader.join(CLOSE_SECONDS)
 
     def _ask(self, kind: str, message: pb.ClientMessage, answer: Owed) -> None:
         with self._lock:

@@ -120,6 +120,8 @@ class Connection:
     def close(self) -> None:
         """End every session on this connection. Idempotent."""
         self._closed.set()
+        for verifier in list(self._verifiers):
+            verifier.abandon()
         for channel in self._channels:
             channel.close()
 

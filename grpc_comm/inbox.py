@@ -35,12 +35,13 @@ class Inbox:
             self._observer.bytes_up(message.ByteSize())
         return message
 
-    @property
     def closing(self) -> bool:
-        """The client's next message is here, and it is Close."""
+        """Close has come. Heartbeats before it are taken out."""
         if not self._next.done() or self._next.cancelled() or self._next.exception() is not None:
             return False
         message = self._next.result()
+        if message is not None and message.WhichOneof("kind") == "heartbeat":
+            self._next = self._read_ahead()
         return message is not None and message.WhichOneof("kind") == "close"
 
     def close(self) -> None:

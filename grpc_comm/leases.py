@@ -90,21 +90,23 @@ class Leases:
             raise Mismatch(f"epoch {epoch} is over: another stream resumed this session with epoch {held.epoch}")
         held.superseded.set()
         held.epoch, held.superseded, held.expires = epoch, asyncio.Event(), None
+        held.engine.detach(held.session)  # the stream before may not know yet that it is broken: what it generates ends
         held.engine.attach(held.session)
         self._observer.resumed(held.session)
         return held
 
     def leave(self, held: Held) -> None:
         """Its stream is gone: the session waits for another, and lends its row meanwhile."""
-        if held.session_id in self._held:
+        if self._held.get(held.session_id) is held:
             held.expires = self._clock() + self.lease_seconds
             held.engine.detach(held.session)
             self._observer.session_lost(held.session)
 
     def end(self, held: Held, reason: Ending) -> None:
         """The session is over. Idempotent."""
-        if self._held.pop(held.session_id, None) is None:
+        if self._held.get(held.session_id) is not held:
             return
+        del self._held[held.session_id]
         held.engine.close(held.session)
         held.superseded.set()
         self._observer.session_ended(held.session, reason)

@@ -33,6 +33,9 @@ from inference.tree import TokenTree
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between attempts: between nothing and twice as much each time."""
 
+RESUME_SECONDS = 5.0
+"""A target that holds the session says so at once; one that says nothing is not there."""
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -73,6 +76,7 @@ class RemoteVerifier:
         self._params, self._digest = SamplingParams(), PrefixDigest()
         self._opened: pb.Opened | None = None
         self._epoch, self._rounds = 0, 0
+        self._mending: threading.Thread | None = None
         self.traffic = Traffic()
         self.tree_budget = line.description.max_tree_nodes
 
@@ -83,12 +87,14 @@ class RemoteVerifier:
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
         self.close()
+        if self._mending is not None and self._mending is not threading.current_thread():
+            self._mending.join()  # it ends, now that the session is closed, and knows nothing of the next one
         if 4 * len(prompt) > MAX_MESSAGE_BYTES:
             raise LimitExceeded(f"a prompt of {len(prompt)} tokens: the sequence length is {self._line.description.sequence_length}")
         self._tokens, self._params, self._digest = list(prompt), params, PrefixDigest()
         self._opened, self._closed = None, threading.Event()
         done: Future[None] = promise()
-        self._dial(self._at).add_done_callback(lambda opened: self._first_answer(opened, done))
+        self._begin(self._at, self._opening()).add_done_callback(lambda opened: self._first_answer(opened, done))
         return done
 
     def submit(self, tree: TokenTree) -> Future[Verdict]:
@@ -111,7 +117,7 @@ class RemoteVerifier:
                         self._tokens += message.ids
                         left, last = left - len(message.ids), message.last
                         yield from message.ids
-                        if self._live.leaving is not None:
+                        if self._asked_to_leave:
                             break
                 except Unavailable as error:
                     self._give_up_unless_recoverable(error)
@@ -125,6 +131,10 @@ class RemoteVerifier:
         if self._call is not None:
             self._call.close()
 
+    def abandon(self) -> None:
+        """The connection is about to close: the target will not be looked for."""
+        self._closed.set()
+
     def heartbeat(self) -> None:
         """Keep the session while there is nothing to ask."""
         if self._call is not None and self._opened is not None and not self._closed.is_set():
@@ -134,7 +144,7 @@ class RemoteVerifier:
         error = opened.exception()
         if error is None:
             try:
-                self._accept(opened.result())
+                self._accept(self._at, opened.result())
             except Mismatch as mismatch:
                 return done.set_exception(mismatch)
             done.set_result(None)
@@ -173,7 +183,11 @@ class RemoteVerifier:
     def _must_move(self) -> bool:
         """The stream has ended for a reason that can be mended, or the target said that it goes away."""
         call = self._live
-        return self._recoverable(call.failure) if call.failure is not None else call.leaving is not None and self._patience.seconds > 0
+        return self._recoverable(call.failure) if call.failure is not None else self._asked_to_leave
+
+    @property
+    def _asked_to_leave(self) -> bool:
+        return self._live.leaving is not None and self._patience.seconds > 0
 
     def _recoverable(self, error: BaseException) -> bool:
         return isinstance(error, Unavailable) and self._patience.seconds > 0 and not self._closed.is_set()
@@ -186,13 +200,15 @@ class RemoteVerifier:
         """Get the session back, here or elsewhere; raises the last reason when patience ends."""
         call, deadline, pause = self._live, time.monotonic() + self._patience.seconds, FIRST_PAUSE
         reason: OutriderError = call.failure or Unavailable(f"the target at {self._line.address(self._at)} goes away: {call.leaving}")
-        if call.leaving is not None:
+        leaving = call.leaving is not None
+        if leaving:
             call.close()
-            self._opened, self._at = None, self._at + 1
         self._patience.notice(f"{reason}; looking for it again")
+        first = self._at + leaving
         for attempt in count():
+            resume = not leaving and attempt % self._line.targets == 0
             try:
-                self._attach(self._at + attempt, resume=attempt % self._line.targets == 0, seconds=max(deadline - time.monotonic(), FIRST_PAUSE))
+                self._attach(first + attempt, resume=resume, seconds=max(deadline - time.monotonic(), FIRST_PAUSE))
                 return self._patience.notice(f"connected to {self._line.address(self._at)} again")
             except Unavailable as error:
                 reason = error
@@ -203,38 +219,52 @@ class RemoteVerifier:
 
     def _attach(self, index: int, *, resume: bool, seconds: float) -> None:
         """One attempt at one target: Resume where the session may be held, else, or if it is not, Open."""
-        if resume and self._opened is not None:
-            try:
-                opened = _within(seconds, self._resume(self._opened))
-                if opened.length >= len(self._tokens) and opened.rounds - self._rounds in (0, 1):
-                    self._opened = opened
-                    self.traffic.resumes += 1
-                    return
-                self._live.close()
-            except Gone:
-                pass
-        self._accept(_within(seconds, self._dial(index)))
-        self.traffic.reopenings += 1
+        if resume and self._opened is not None and self._resume(index, self._opened, min(seconds, RESUME_SECONDS)):
+            self.traffic.resumes += 1
+            return
+        again = self._opened is not None
+        self._accept(index, self._within(seconds, self._begin(index, self._opening())))
+        self.traffic.reopenings += again
 
-    def _dial(self, index: int) -> Future[pb.Opened]:
-        """Open the session with all its tokens on a target."""
-        self._at, self._opened, self._epoch, self._rounds = index, None, 0, 0
-        self._call = Call(self._line.start(index), self.traffic, self._line.address(index))
-        opening = translate.write_open(uuid.uuid4().hex, self._line.description, self._tokens, self._params)
-        return self._call.begin(pb.ClientMessage(open=opening))
-
-    def _resume(self, opened: pb.Opened) -> Future[pb.Opened]:
+    def _resume(self, index: int, opened: pb.Opened, seconds: float) -> bool:
+        """Whether the target holds the session and can go on with it."""
         self._epoch += 1
-        self._call = Call(self._line.start(self._at), self.traffic, self._line.address(self._at))
-        return self._call.begin(pb.ClientMessage(resume=translate.write_resume(opened.session_id, opened.resume_key, self._epoch)))
+        message = pb.ClientMessage(resume=translate.write_resume(opened.session_id, opened.resume_key, self._epoch))
+        try:
+            resumed = self._within(seconds, self._begin(index, message))
+        except Gone:
+            return False
+        if resumed.length >= len(self._tokens) and resumed.rounds - self._rounds in (0, 1):
+            return True
+        self._live.close()
+        return False
 
-    def _accept(self, opened: pb.Opened) -> None:
-        """The session is open: from now on it can be resumed."""
+    def _opening(self) -> pb.ClientMessage:
+        """Of a session with all its tokens."""
+        return pb.ClientMessage(open=translate.write_open(uuid.uuid4().hex, self._line.description, self._tokens, self._params))
+
+    def _begin(self, index: int, message: pb.ClientMessage) -> Future[pb.Opened]:
+        """A stream to a target, with its first message."""
+        self._call = call = Call(self._line.start(index), self.traffic, self._line.address(index))
+        answer = call.begin(message)
+        if self._closed.is_set():  # meanwhile, and close() may have looked at the call before this one
+            call.cancel()
+        return answer
+
+    def _within(self, seconds: float, opened: Future[pb.Opened]) -> pb.Opened:
+        try:
+            return opened.result(seconds)
+        except NotInTime as error:
+            self._live.cancel()
+            raise Unavailable(f"no answer for {seconds:.0f} s") from error
+
+    def _accept(self, index: int, opened: pb.Opened) -> None:
+        """The session is open at this target: from now on it can be resumed there."""
         self.tree_budget = opened.tree_nodes
         if opened.length != len(self._tokens):
             self._live.cancel()
             raise Mismatch(f"the target counts {opened.length} committed tokens, the client {len(self._tokens)}")
-        self._opened = opened
+        self._at, self._opened, self._epoch, self._rounds = index, opened, 0, 0
 
     def _in_background(self, done: Future[Any], work: Callable[[], None]) -> None:
         """Work that waits for the network, off the caller's and the reader's thread; what it raises is what is owed."""
@@ -245,16 +275,10 @@ class RemoteVerifier:
             except OutriderError as error:
                 done.set_exception(error)
 
-        threading.Thread(target=run, name="outrider reconnect", daemon=True).start()
+        self._mending = threading.Thread(target=run, name="outrider reconnect", daemon=True)
+        self._mending.start()
 
     @property
     def _live(self) -> Call:
         assert self._call is not None, "open() comes first"
         return self._call
-
-
-def _within(seconds: float, opened: Future[pb.Opened]) -> pb.Opened:
-    try:
-        return opened.result(seconds)
-    except NotInTime as error:
-        raise Unavailable(f"no answer for {seconds:.0f} s") from error

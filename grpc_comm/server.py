@@ -139,7 +139,8 @@ class _Listening:
         """Say so, take no new sessions, let those under way leave for `grace` seconds, then end them."""
         await self._health.enter_graceful_shutdown()
         if grace:
-            await self._service.drain("the target ends", RETRY_SECONDS)
+            draining = asyncio.create_task(self._service.drain("the target ends", RETRY_SECONDS))
+            await asyncio.wait({draining}, timeout=SETTLE_SECONDS)  # a client that does not read is not waited for
         await self._server.stop(grace)
         await _settle()
 

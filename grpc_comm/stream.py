@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Send = Callable[[pb.ServerMessage], Awaitable[None]]
 
+BREAK_SECONDS = 0.1
+"""Of a call that breaks, gRPC may say that its messages have ended so long before it cancels the call."""
+
 
 class Stream:
     """Reads a client's messages and answers them one by one."""
@@ -29,7 +32,7 @@ class Stream:
         self._service, self._key, self._inbox, self._write = service, key, inbox, send
         self._leases = service.leases
         self._writing = asyncio.Lock()  # GoAway comes from another task
-        self._max_tree_nodes = 0
+        self._max_tree_nodes, self._epoch = 0, 0
 
     async def serve(self) -> None:
         """Returns when the client is done; raises what its status shall be."""
@@ -42,7 +45,7 @@ class Stream:
         if self._service.draining:
             raise Unavailable("this target is about to end")
         held, opened = await self._open(first.open) if kind == "open" else (self._resume(first.resume), Opened(0, 0.0, 0.0))
-        epoch, superseded = held.epoch, held.superseded
+        self._epoch, superseded = held.epoch, held.superseded
         ending: Ending | None = Ending.FAILED
         try:
             await self._send(pb.ServerMessage(opened=self._opened(held, opened)))
@@ -50,6 +53,8 @@ class Stream:
                 if message.WhichOneof("kind") == "close":
                     break
                 await self._answer(held, message)
+            if message is None:
+                await asyncio.sleep(BREAK_SECONDS)
             ending = Ending.CLOSED
         except (asyncio.CancelledError, Gone):  # the call broke, or nobody is there: the session waits for another
             ending = None
@@ -58,7 +63,7 @@ class Stream:
             ending = Ending.REFUSED
             raise
         finally:
-            if held.epoch != epoch:
+            if held.epoch != self._epoch:
                 pass  # it is another stream's
             elif ending is None:
                 self._leases.leave(held)
@@ -133,6 +138,8 @@ class Stream:
             await asyncio.wait({held.last.answer})
         if held.generating is not None:
             await asyncio.wait({held.generating})
+        if held.epoch != self._epoch:
+            raise Mismatch("another stream has resumed this session")
         if base_length > held.session.length:
             raise Mismatch(f"the client counts {base_length} committed tokens, the target {held.session.length}")
         if held.digest(base_length) != digest:
@@ -150,7 +157,7 @@ class Stream:
         while not last:
             answer, last = await answers.get()
             await self._send(pb.ServerMessage(tokens=translate.write_token(answer, last)))
-            if not last and self._inbox.closing:
+            if not last and self._inbox.closing():
                 return
 
     async def _send(self, message: pb.ServerMessage) -> None:

@@ -84,7 +84,7 @@ def _memberships(sizes: NDArray[np.int_], nodes: int, tokens: NDArray[np.float64
     for count in _steps([len(sizes)]):
         yield range(count), of_oldest[count - 1]
     fitting = [0, *(1 + np.flatnonzero(sizes[1:] <= nodes)).tolist()]
-    if len(fitting) < len(sizes):
+    if 1 < len(fitting) < len(sizes):
         yield fitting, float(tokens[fitting].sum())
 
 

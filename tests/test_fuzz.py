@@ -147,7 +147,6 @@ def server(engine: Engine) -> Iterator[BackgroundServer]:
         eventually(lambda: all(session.detached for session in engine.sessions))
     assert engine.free_rows == 3
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print("GROWN", grown)
     assert grown < MEGABYTES, f"the process grew by {grown:.0f} MB"
 
 

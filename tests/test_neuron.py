@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from compile.parallel import parallel_config
+from compile.spec import verify_bucket
 from inference.backends import Segment
-from inference.backends.neuron import NeuronModel
+from inference.backends.neuron import COPY, NeuronModel
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.local import LocalVerifier
 from inference.model.config import parse_config
@@ -140,7 +141,7 @@ def segment(row: int, nodes: int, params: SamplingParams | None = None, slots: i
 
 def test_every_graph_has_run_before_the_model_is_handed_out(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
     built_model(tmp_path / "artifact", checkpoint, spec_of(2))
-    assert sorted(neuron.calls) == sorted(bucket.name for bucket in FEW)
+    assert sorted(neuron.calls) == sorted([COPY, *(bucket.name for bucket in FEW)])
 
 
 @pytest.mark.parametrize(
@@ -222,9 +223,24 @@ def test_what_cannot_be_dealt_out_evenly_is_refused(field: str, value: int) -> N
         parallel_config(config, 2)
 
 
-def test_a_row_is_not_copied_without_a_word(served: Served) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be copied"):
-        served.model.copy_row(0, 1, 8)
+def test_a_copied_row_has_every_bit_of_its_source_on_every_rank_and_other_rows_stay(served: Served) -> None:
+    model, device = served.model, served.neuron.loaded[-1]
+    model.choose([segment(0, 8), segment(1, 8, first=8)])
+    before = [device.read_from_neuron_buffer(name, rank) for name in ("keys", "values") for rank in range(2)]
+    model.copy_row(1, 0, 16)
+    after = [device.read_from_neuron_buffer(name, rank) for name in ("keys", "values") for rank in range(2)]
+    assert served.neuron.calls[-1] == COPY
+    for old, new in zip(before, after, strict=True):
+        assert not old[:, 0].equal(old[:, 1])
+        assert new.equal(old[:, [1, 1]])
+
+
+def test_a_single_row_has_no_graph_that_copies(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
+    buckets = (verify_bucket(1, TREE, JUNK, JUNK, sampled=True),)
+    model = built_model(tmp_path / "artifact", checkpoint, spec_of(1, buckets, rows=1))
+    assert (model.copies_rows, neuron.calls) == (False, [buckets[0].name])
+    with pytest.raises(InvalidRequest, match="no graph that copies"):
+        model.copy_row(0, 0, 8)
 
 
 def test_the_longest_text_fits(served: Served) -> None:
