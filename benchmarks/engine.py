@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-
 from benchmarks.scripted import ScriptedDraft
 from inference.backends import Segment
 from inference.backends.batch import Shape, check_rows, pad
@@ -115,7 +114,7 @@ class Overhead(Observer):
         start = time.thread_time()
         answer = self.engine.verify(session, TokenTree(drafted.tokens, drafted.parents))
         self._asking += time.thread_time() - start
-        answer.add_done_callback(lambda done: self._answered(session, draft, done.result()))
+        answer.add_done_callback(lambda done: done.exception() or self._answered(session, draft, done.result()))
 
 
 def overhead(sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, float]]:

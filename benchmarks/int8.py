@@ -3,7 +3,7 @@
     python -m benchmarks.int8 --model DIR [--nodes 1,8,16,32,64] [--context 256] [--threads 2] [--json FILE]
 
 Compared with eager bfloat16: OpenVINO (what --dtype int8 builds), and torch with one scale a node and exact integer sums. Times
-are those of benchmarks/compiled.py. Agreement: the share of a greedy text of 96 tokens that is chosen again when it is fed 16
+are those of benchmarks/compiled.py. Agreement: the share of a greedy text of 48 tokens that is chosen again when it is fed 16
 tokens a call; with itself it measures what the size of calls does to choices, with float32 what the integers do besides.
 """
 
@@ -31,7 +31,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
 
-TEXT, CALL = 96, 16  # tokens that agreement is counted on, and fed at once
+TEXT, CALL = 48, 16  # tokens that agreement is counted on, and fed at once
 PROMPT = '"""Read a file of numbers and print their mean."""\n\nimport sys\n\n\ndef read_numbers(path):\n'
 _MIDDLE, _LEVELS, _TINY = 128, 127, 1e-20
 

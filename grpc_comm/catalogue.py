@@ -9,15 +9,17 @@ from typing import NamedTuple
 
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.translate import Description
+from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 
 
 class Served(NamedTuple):
-    """A model that is loaded, and what clients are told of it."""
+    """A model that is loaded, what clients are told of it, and the draft beside it, if there is one."""
 
     engine: Engine
     description: Description
+    drafts: DraftPool | None = None
 
 
 class EngineThread:
@@ -35,29 +37,41 @@ class EngineThread:
 
 
 class Catalogue:
-    """A model that is there, and others that are loaded on first use. Nothing but a listed name reaches a loader."""
+    """A model that is there, and others that are loaded on first use. Nothing but a listed name reaches a loader.
+
+    While a model is loaded, whoever asks for it waits and all others go on. A load that nobody waits for any more comes to its end,
+    and serves who asks next; one that fails is tried again by who asks next.
+    """
 
     def __init__(self, first: Served, listed: Mapping[str, Callable[[], Served]], observer: ServiceObserver) -> None:
         self._first = first.description.model
         self._served: dict[str, Served] = {}
         self._listed, self._observer = dict(listed), observer
         self._threads: list[EngineThread] = []
+        self._loading: dict[str, asyncio.Task[None]] = {}
         self._start(self._first, first)
-        self._loading = asyncio.Lock()
 
     @property
     def names(self) -> list[str]:
         return list(dict.fromkeys([self._first, *self._listed]))
 
     async def served(self, name: str) -> Served:
-        """The model of this name (empty: the first); raises InvalidRequest for one that is not listed."""
+        """The model of this name (empty: the first); raises InvalidRequest for one that is not listed, and what its loader raises."""
         name = name or self._first
         if name not in self._served and name not in self._listed:
             raise InvalidRequest(f"this target does not serve {name[:80]!r}: it lists {', '.join(self.names)}")
-        async with self._loading:
-            if name not in self._served:
-                self._start(name, await asyncio.to_thread(self._listed[name]))
+        if name not in self._served:
+            if name not in self._loading:
+                self._loading[name] = asyncio.create_task(self._load(name))
+                self._loading[name].add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at here, raised by who waits
+            await asyncio.shield(self._loading[name])
         return self._served[name]
+
+    async def _load(self, name: str) -> None:
+        try:
+            self._start(name, await asyncio.to_thread(self._listed[name]))
+        finally:
+            del self._loading[name]
 
     def _start(self, name: str, served: Served) -> None:
         served.engine.observer = self._observer.engine(served.engine, served.description)

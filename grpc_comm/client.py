@@ -6,10 +6,11 @@ Plain synchronous code; every failure of the network or the target reaches the c
 from __future__ import annotations
 
 import threading
+import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -22,6 +23,8 @@ from grpc_comm.security import PLAINTEXT, SecurityOptions, channel_security
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, channel_options, parse_address
 from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.sampling import SamplingParams
+from inference.stats import Traffic
 
 CONNECT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 1.0
@@ -51,6 +54,26 @@ def connect(
     return connection
 
 
+def list_models(addresses: str, *, security: SecurityOptions = PLAINTEXT, timeout: float = CONNECT_SECONDS) -> list[str]:
+    """Names of the models that the targets at HOST:PORT,HOST:PORT,... list, the first target's first."""
+    names: dict[str, None] = {}
+    for address in addresses.split(","):
+        channel = Channel(parse_address(address), security)
+        try:
+            names |= dict.fromkeys(channel.listed(timeout))
+        finally:
+            channel.close()
+    return list(names)
+
+
+class Made(NamedTuple):
+    """What a round at the target brought: all tokens but the last were among its drafted nodes. draft_seconds: of all rounds so far."""
+
+    tokens: tuple[int, ...]
+    drafted: int
+    draft_seconds: float
+
+
 class Channel:
     """A gRPC channel to one target."""
 
@@ -65,17 +88,34 @@ class Channel:
         self._stub = verifier_pb2_grpc.TargetStub(self._channel)
 
     def describe(self, model: str, timeout: float) -> Description:
+        return translate.read_description(self._describe(model, timeout))
+
+    def listed(self, timeout: float) -> list[str]:
+        return list(self._describe("", timeout).models)
+
+    def _describe(self, model: str, timeout: float) -> pb.Description:
         try:
-            message = self._stub.Describe(pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata)
+            message: pb.Description = self._stub.Describe(pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise translate.status_error(error, f"no Outrider target answers at {self.address}") from error
-        return translate.read_description(message)
+            meaning = f"{model} cannot be had at {self.address}" if model else f"no Outrider target answers at {self.address}"
+            raise translate.status_error(error, meaning) from error
+        return message
 
     def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
         try:
             return self._stub.Session(messages, metadata=self._metadata)
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error
+
+    def generate(self, request: pb.GenerateRequest) -> Iterator[pb.Generated]:
+        """Leaving early ends the call."""
+        call = self._stub.Generate(request, metadata=self._metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise translate.status_error(error, f"the target at {self.address} went away") from error
+        finally:
+            call.cancel()
 
     def close(self) -> None:
         self._channel.close()
@@ -116,6 +156,23 @@ class Connection:
         verifier = RemoteVerifier(self, self._patience)
         self._verifiers.add(verifier)
         return verifier
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, max_tokens: int, stop_ids: frozenset[int], *, fused: bool, traffic: Traffic
+    ) -> Generator[Made, None, None]:
+        """A whole text made at the target, by itself or (fused) with a draft beside it; traffic is kept up to date.
+
+        Raises InvalidRequest for what the target does not serve, Busy when it is full.
+        """
+        opening = translate.write_open(uuid.uuid4().hex, self.description, prompt, params)
+        request = translate.write_generate(opening, max_tokens, stop_ids, fused)
+        traffic.bytes_up += request.ByteSize()
+        for message in self._channels[0].generate(request):
+            traffic.bytes_down += message.ByteSize()
+            traffic.queue_seconds = message.queue_microseconds / 1e6
+            traffic.prefill_seconds = message.prefill_microseconds / 1e6
+            traffic.model_seconds = message.model_microseconds / 1e6
+            yield Made(tuple(message.ids), message.drafted, message.draft_microseconds / 1e6)
 
     def close(self) -> None:
         """End every session on this connection. Idempotent."""

@@ -57,7 +57,7 @@ class Inbox:
         if superseded is not None and superseded.is_set():
             raise Mismatch("another stream has resumed this session, or it was ended")
         if not self._next.done():
-            raise Gone(f"nothing came for {seconds:.0f} s: the session is left")
+            raise Gone(f"nothing came for {seconds:g} s: the session is left")
 
     def _read_ahead(self) -> asyncio.Task[pb.ClientMessage | None]:
         async def read() -> pb.ClientMessage | None:

@@ -47,30 +47,40 @@ class Held:
         self.expires: float | None = None  # when it ends unless a stream comes; None: one is there
         self._digest = PrefixDigest()
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """Ids are the clients' choice: another tenant's may be the same."""
+        return self.tenant, self.session_id
+
     def digest(self, length: int) -> int:
         """Of the first `length` committed tokens."""
         return self._digest.of(self.session.tokens[:length])
 
 
 class Leases:
-    """Every held session of a target. Called on its event loop."""
+    """Every held session of a target, at most `most`. Called on its event loop."""
 
-    def __init__(self, observer: ServiceObserver, lease_seconds: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
-        self.lease_seconds, self._observer, self._clock = lease_seconds, observer, clock
-        self._held: dict[str, Held] = {}
+    def __init__(self, observer: ServiceObserver, most: int, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lease_seconds, self._observer, self._most, self._clock = lease_seconds, observer, most, clock
+        self._held: dict[tuple[str, str], Held] = {}  # by tenant and session id
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def check_new(self, session_id: str, tenant: str, most: int | None) -> None:
-        """Raises unless a tenant that may have `most` sessions can open one of this name."""
+    def check_name(self, session_id: str, tenant: str) -> None:
+        """Raises unless the tenant can open a session of this name."""
         if not 8 <= len(session_id) <= 64 or not session_id.isascii():
             raise InvalidRequest(f"a session id has 8 to 64 ASCII characters: got {len(session_id)}")
-        self.expire()
-        if session_id in self._held:
+        if (tenant, session_id) in self._held:
             raise Mismatch("a session of this id is held: Resume it, or choose another id")
+
+    def check_room(self, tenant: str, most: int | None, besides: int) -> None:
+        """Raises Busy unless a tenant that may have `most` sessions, and has `besides` that are not held here, can open one."""
+        self.expire()
+        if len(self._held) >= self._most:
+            raise Busy(f"the target holds {len(self._held)} sessions and takes no more; try again later", retry_after=self.lease_seconds)
         mine = [held for held in self._held.values() if held.tenant == tenant]
-        if most is None or len(mine) < most:
+        if most is None or len(mine) + besides < most:
             return
         leaving = [held for held in mine if held.expires is not None]
         if not leaving:
@@ -78,13 +88,13 @@ class Leases:
         self.end(leaving[0], Ending.DISPLACED)
 
     def add(self, held: Held) -> None:
-        self._held[held.session_id] = held
+        self._held[held.name] = held
 
     def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> Held:
         """The session, which hears from its stream of before no more. Raises Gone when it is not held, or not this caller's."""
         self.expire()
-        held = self._held.get(session_id)
-        if held is None or held.tenant != tenant or not hmac.compare_digest(held.resume_key, key):
+        held = self._held.get((tenant, session_id))
+        if held is None or not hmac.compare_digest(held.resume_key, key):
             raise Gone("this session is not held here: open it anew")
         if epoch <= held.epoch:
             raise Mismatch(f"epoch {epoch} is over: another stream resumed this session with epoch {held.epoch}")
@@ -97,16 +107,16 @@ class Leases:
 
     def leave(self, held: Held) -> None:
         """Its stream is gone: the session waits for another, and lends its row meanwhile."""
-        if self._held.get(held.session_id) is held:
+        if self._held.get(held.name) is held:
             held.expires = self._clock() + self.lease_seconds
             held.engine.detach(held.session)
             self._observer.session_lost(held.session)
 
     def end(self, held: Held, reason: Ending) -> None:
         """The session is over. Idempotent."""
-        if self._held.get(held.session_id) is not held:
+        if self._held.get(held.name) is not held:
             return
-        del self._held[held.session_id]
+        del self._held[held.name]
         held.engine.close(held.session)
         held.superseded.set()
         self._observer.session_ended(held.session, reason)

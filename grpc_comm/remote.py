@@ -22,7 +22,6 @@ from grpc_comm.call import Call, Start, Verified
 from grpc_comm.digest import PrefixDigest
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description
-from grpc_comm.transport import MAX_MESSAGE_BYTES
 from inference.accept import Verdict
 from inference.errors import Busy, Gone, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.sampling import SamplingParams
@@ -89,8 +88,9 @@ class RemoteVerifier:
         self.close()
         if self._mending is not None and self._mending is not threading.current_thread():
             self._mending.join()  # it ends, now that the session is closed, and knows nothing of the next one
-        if 4 * len(prompt) > MAX_MESSAGE_BYTES:
-            raise LimitExceeded(f"a prompt of {len(prompt)} tokens: the sequence length is {self._line.description.sequence_length}")
+        length = self._line.description.sequence_length
+        if len(prompt) >= length:  # the target would not even read it
+            raise LimitExceeded(f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {length}, prompt and output together")
         self._tokens, self._params, self._digest = list(prompt), params, PrefixDigest()
         self._opened, self._closed = None, threading.Event()
         done: Future[None] = promise()

@@ -21,7 +21,8 @@ from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
 from grpc_comm.security import PLAINTEXT, KeyInterceptor, SecurityOptions, ServerSecurity, server_security
 from grpc_comm.service import TargetService
 from grpc_comm.translate import Description
-from grpc_comm.transport import SERVER_OPTIONS, Address
+from grpc_comm.transport import Address, server_options
+from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 
@@ -40,14 +41,16 @@ _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 class Target:
     """What is served, where and to whom.
 
-    listed: further models by name, loaded when first asked for.  share_prefixes: sessions may start from rows of other keys.
-    observer: hears what happens.  reflection: tell callers the protocol.  lease_seconds: how long a session is held without a word from its client.
+    drafts: a draft that runs beside the target, for Generate.  listed: further models by name, loaded when first asked for.
+    observer: hears what happens.  share_prefixes: sessions may start from rows of other keys.  reflection: tell callers the
+    protocol.  lease_seconds: how long a session is held without a word from its client.
     """
 
     engine: Engine
     description: Description
     address: Address
     security: SecurityOptions = PLAINTEXT
+    drafts: DraftPool | None = None
     listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)
     observer: ServiceObserver = field(default_factory=ServiceObserver)
     share_prefixes: bool = False
@@ -117,10 +120,12 @@ class _Listening:
 
     def __init__(self, target: Target) -> None:
         security = server_security(target.security, target.address)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[KeyInterceptor(security.keys)] if security.keys.demanded else [])
+        self._server = grpc.aio.server(
+            options=server_options(_longest(target)), interceptors=[KeyInterceptor(security.keys)] if security.keys.demanded else []
+        )
         self.address = target.address._replace(port=_bind(self._server, target.address, security))
-        self._catalogue = Catalogue(Served(target.engine, target.description), target.listed, target.observer)
-        self._leases = Leases(target.observer, target.lease_seconds)
+        self._catalogue = Catalogue(Served(target.engine, target.description, target.drafts), target.listed, target.observer)
+        self._leases = Leases(target.observer, 2 * target.engine.most_sessions, target.lease_seconds)
         self._service = TargetService(self._catalogue, security.keys, self._leases, target.observer, share_prefixes=target.share_prefixes)
         verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
@@ -137,10 +142,10 @@ class _Listening:
 
     async def stop(self, grace: float | None) -> None:
         """Say so, take no new sessions, let those under way leave for `grace` seconds, then end them."""
+        self._expiring.cancel()
         await self._health.enter_graceful_shutdown()
         if grace:
-            draining = asyncio.create_task(self._service.drain("the target ends", RETRY_SECONDS))
-            await asyncio.wait({draining}, timeout=SETTLE_SECONDS)  # a client that does not read is not waited for
+            await self._service.drain("the target ends", RETRY_SECONDS)
         await self._server.stop(grace)
         await _settle()
 
@@ -162,6 +167,11 @@ async def _settle() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=SETTLE_SECONDS)
+
+
+def _longest(target: Target) -> int | None:
+    """Tokens of the longest prompt; None where models are listed that are not loaded yet."""
+    return None if target.listed else target.engine.sequence_length
 
 
 def _bind(server: grpc.aio.Server, address: Address, security: ServerSecurity) -> int:

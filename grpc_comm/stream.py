@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import grpc.aio
+
 from grpc_comm import translate
+from grpc_comm.feed import Feed
 from grpc_comm.inbox import Inbox
 from grpc_comm.keys import Key
 from grpc_comm.leases import Asked, Held
 from grpc_comm.observer import Ending
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.errors import Gone, InvalidRequest, Mismatch, OutriderError, Unavailable
+from inference.errors import Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.session import Answer, Opened
 from inference.tree import TokenTree
 
@@ -29,7 +32,8 @@ class Stream:
     """Reads a client's messages and answers them one by one."""
 
     def __init__(self, service: TargetService, key: Key, inbox: Inbox, send: Send) -> None:
-        self._service, self._key, self._inbox, self._write = service, key, inbox, send
+        self.key = key
+        self._service, self._inbox, self._write = service, inbox, send
         self._leases = service.leases
         self._writing = asyncio.Lock()  # GoAway comes from another task
         self._max_tree_nodes, self._epoch = 0, 0
@@ -75,14 +79,17 @@ class Stream:
 
     async def _open(self, message: pb.Open) -> tuple[Held, Opened]:
         served = await self._service.catalogue.served(message.model)
-        description = self._service.limited(served.description, self._key)
+        description = self._service.limited(served.description, self.key)
         translate.check_fingerprints(message, description)
         params = translate.read_params(message)
+        if len(message.prompt) >= description.sequence_length:  # before so many ids are looked at
+            raise LimitExceeded(f"a prompt of {len(message.prompt)} tokens leaves no room: the sequence length is {description.sequence_length}")
         self._max_tree_nodes = description.max_tree_nodes
-        self._leases.check_new(message.session_id, self._key.name, self._key.sessions)
-        tenant = self._service.prefix_tenant(self._key)
+        self._service.check_room(self.key)
+        self._leases.check_name(message.session_id, self.key.name)
+        tenant = self._service.prefix_tenant(self.key)
         session, future = served.engine.open(list(message.prompt), params, tenant=tenant, limit=description.sequence_length)
-        held = Held(message.session_id, self._key.name, served.engine, session)
+        held = Held(message.session_id, self.key.name, served.engine, session)
         self._leases.add(held)
         opened: Opened | None = None
         try:
@@ -90,13 +97,13 @@ class Stream:
         finally:
             if opened is None:  # nobody can resume it
                 self._leases.end(held, Ending.FAILED)
-        self._service.observer.session_opened(session, message.session_id, self._key.name)
+        self._service.observer.session_opened(session, message.session_id, self.key.name)
         return held, opened
 
     def _resume(self, message: pb.Resume) -> Held:
         translate.check_protocol(message.protocol_version)
-        held = self._leases.resume(message.session_id, message.resume_key, message.epoch, self._key.name)
-        limit = self._key.tree_nodes or held.engine.max_tree_nodes
+        held = self._leases.resume(message.session_id, message.resume_key, message.epoch, self.key.name)
+        limit = self.key.tree_nodes or held.engine.max_tree_nodes
         self._max_tree_nodes = min(limit, held.engine.max_tree_nodes)
         return held
 
@@ -149,10 +156,11 @@ class Stream:
 
     async def _generate(self, held: Held, message: pb.Continue) -> None:
         await self._settle(held, message.base_length, message.digest)
-        answers = Answers()
-        future = held.engine.generate(held.session, message.max_tokens, frozenset(message.stop_ids), answers.put)
+        stop_ids = translate.read_stop_ids(message.stop_ids)
+        answers: Feed[tuple[Answer, bool]] = Feed()
+        future = held.engine.generate(held.session, message.max_tokens, stop_ids, lambda answer, last: answers.put((answer, last)))
         held.generating = asyncio.wrap_future(future)
-        held.generating.add_done_callback(answers.ended)
+        answers.follow(held.generating)
         last = False
         while not last:
             answer, last = await answers.get()
@@ -161,31 +169,10 @@ class Stream:
                 return
 
     async def _send(self, message: pb.ServerMessage) -> None:
+        """Raises Gone when nobody reads."""
         async with self._writing:
             self._service.observer.bytes_down(message.ByteSize())
-            await self._write(message)
-
-
-class Answers:
-    """Tokens of a generation on their way from the engine's thread to the event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[Answer, bool] | BaseException] = asyncio.Queue()
-
-    def put(self, answer: Answer, last: bool) -> None:
-        """From any thread."""
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, (answer, last))
-
-    def ended(self, generation: asyncio.Future[None]) -> None:
-        """On the event loop."""
-        error = None if generation.cancelled() else generation.exception()
-        if error is not None:
-            self._queue.put_nowait(error)
-
-    async def get(self) -> tuple[Answer, bool]:
-        """The next token; raises what ended the generation early."""
-        answer = await self._queue.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+            try:
+                await asyncio.wait_for(self._write(message), self._leases.lease_seconds)
+            except (grpc.aio.BaseError, asyncio.TimeoutError) as error:
+                raise Gone("the client has gone, or reads nothing") from error

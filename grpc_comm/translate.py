@@ -12,11 +12,14 @@ from numpy.typing import ArrayLike
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.accept import Verdict
 from inference.errors import Busy, Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
+from inference.fused import Round
 from inference.sampling import SamplingParams
 from inference.session import Answer, Opened
+from inference.stats import Traffic
 from inference.tree import TokenTree
 
 PROTOCOL_VERSION = 2
+MOST_STOP_IDS = 1024
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Description:
     dtype: str
     device: str
     stop_ids: frozenset[int]
+    draft_model: str = ""  # that runs beside it
 
 
 def write_description(description: Description, models: Sequence[str]) -> pb.Description:
@@ -151,6 +155,28 @@ def write_token(answer: Answer, last: bool) -> pb.Tokens:
         queue_microseconds=microseconds(answer.queue_seconds),
         model_microseconds=microseconds(answer.model_seconds),
     )
+
+
+def read_stop_ids(message: Sequence[int]) -> frozenset[int]:
+    if len(message) > MOST_STOP_IDS:
+        raise LimitExceeded(f"{len(message)} stop ids: at most {MOST_STOP_IDS} are taken")
+    return frozenset(message)
+
+
+def write_generated(made: Round, last: bool, traffic: Traffic, draft_seconds: float) -> pb.Generated:
+    return pb.Generated(
+        ids=made.tokens,
+        drafted=made.drafted,
+        last=last,
+        queue_microseconds=round(traffic.queue_seconds * 1e6),
+        prefill_microseconds=round(traffic.prefill_seconds * 1e6),
+        model_microseconds=round(traffic.model_seconds * 1e6),
+        draft_microseconds=round(draft_seconds * 1e6),
+    )
+
+
+def write_generate(opening: pb.Open, max_tokens: int, stop_ids: Iterable[int], fused: bool) -> pb.GenerateRequest:
+    return pb.GenerateRequest(open=opening, max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), fused=fused)
 
 
 def microseconds(seconds: float) -> int:

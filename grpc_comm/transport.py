@@ -10,15 +10,16 @@ from inference.errors import InvalidRequest
 MAX_MESSAGE_BYTES = 16 * 2**20
 """A prompt of a million tokens takes 3 to 4 MB."""
 
+_BYTES_BESIDE_PROMPT, _BYTES_PER_ID = 64 * 2**10, 5
+
 _BOTH_ENDS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),  # load balancers and NAT drop what is idle for 60 s or more
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-SERVER_OPTIONS = (
+_SERVER_OPTIONS = (
     *_BOTH_ENDS,
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # else the client's keepalive is answered with GOAWAY
     ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
@@ -30,6 +31,7 @@ SERVER_OPTIONS = (
 )
 _CHANNEL_OPTIONS = (
     *_BOTH_ENDS,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, without another channel's backoff
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -64,6 +66,12 @@ def parse_address(text: str) -> Address:
     if int(port) > 65535:
         raise InvalidRequest(f"a port is at most 65535: got {port}")
     return Address(host, int(port))
+
+
+def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
+    """The target's options; a message longer than the longest prompt is not read. None: that is not known."""
+    most = MAX_MESSAGE_BYTES if longest_prompt is None else min(MAX_MESSAGE_BYTES, _BYTES_BESIDE_PROMPT + _BYTES_PER_ID * longest_prompt)
+    return (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", most))
 
 
 def channel_options(address: Address) -> tuple[tuple[str, int], ...]:

@@ -159,6 +159,11 @@ class Engine:
             return self._roster.pool.free
 
     @property
+    def most_sessions(self) -> int:
+        """On rows and in line."""
+        return self._roster.most
+
+    @property
     def sessions(self) -> list[Session]:
         """Those that are open, in order of opening."""
         with self._lock:

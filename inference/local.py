@@ -20,8 +20,8 @@ T = TypeVar("T")
 class LocalVerifier:
     """A Verifier that calls the engine directly; its futures are done when they are returned."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, *, tenant: str = "", limit: int | None = None) -> None:
+        self._engine, self._tenant, self._limit = engine, tenant, limit
         self._session: Session | None = None
         self.traffic = Traffic()
         self.tree_budget = engine.max_tree_nodes
@@ -46,7 +46,7 @@ class LocalVerifier:
             self._session = None
 
     def _open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._session, future = self._engine.open(prompt, params)
+        self._session, future = self._engine.open(prompt, params, tenant=self._tenant, limit=self._limit)
         opened = self._wait(future)
         self.traffic.queue_seconds += opened.queue_seconds
         self.traffic.prefill_seconds += opened.prefill_seconds

@@ -20,6 +20,7 @@ class Roster:
     def __init__(self, model: Model, waiting: int) -> None:
         self.pool = RowPool(model)
         self._model, self._waiting = model, waiting
+        self.most = model.rows + waiting
         self._sessions: dict[Session, None] = {}
         self._line: deque[Session] = deque()
 

@@ -26,7 +26,7 @@ class Slots:
     def take(self, positions: IntArray) -> IntArray:
         """The lowest free slots, now provisionally holding these positions; raises LimitExceeded when there are too few."""
         within = self.positions[: self.high_water + len(positions)]  # enough of them are free, unless the row ends here
-        free = np.flatnonzero(within == FREE)[: len(positions)]
+        free = (within == FREE).nonzero()[0][: len(positions)]
         if len(free) < len(positions):
             raise LimitExceeded(f"the row is full: {len(positions)} slots needed, {len(free)} of {len(self.positions)} free")
         self.positions[free] = positions
@@ -53,5 +53,5 @@ class Slots:
     def _free_provisional(self) -> None:
         committed = self.committed[: self.high_water]
         self.positions[: self.high_water][~committed] = FREE
-        kept = np.flatnonzero(committed)
+        kept = committed.nonzero()[0]
         self.high_water = int(kept[-1]) + 1 if kept.size else 0

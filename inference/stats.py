@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inference.accept import Verdict
-from inference.tree import TokenTree
-
 
 @dataclass
 class Traffic:
@@ -37,13 +34,13 @@ class Statistics:
     num_accepted_tokens: int = 0
     accepted_at_depth: list[int] = field(default_factory=list)  # [depth - 1] rounds that accepted a node of this depth
 
-    def count(self, tree: TokenTree, verdict: Verdict) -> None:
-        """Add one round."""
+    def count(self, drafted: int, accepted: int) -> None:
+        """Add one round: nodes sent below the root, and how many of them were accepted."""
         self.rounds += 1
-        self.num_draft_tokens += len(tree) - 1
-        self.num_accepted_tokens += len(verdict.path)
-        self.accepted_at_depth += [0] * (len(verdict.path) - len(self.accepted_at_depth))
-        for depth in range(len(verdict.path)):
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        self.accepted_at_depth += [0] * (accepted - len(self.accepted_at_depth))
+        for depth in range(accepted):
             self.accepted_at_depth[depth] += 1
 
     @property

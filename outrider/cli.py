@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: Options) -> int:
     """Roles are imported when they run: help needs no torch, a client no server."""
-    if options.role == "target":
+    if options.role in ("target", "fused_target"):
         from outrider.serve import serve
 
         return serve(options)
@@ -40,6 +40,10 @@ def _run(options: Options) -> int:
         from outrider.serve import make_key
 
         return make_key(options)
+    if options.role == "fused_client":
+        from outrider.fused import fused_client
+
+        return fused_client(options)
     from outrider.generate import draft, verify
 
     return draft(options) if options.role == "draft" else verify(options)

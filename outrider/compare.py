@@ -147,14 +147,15 @@ def _arms(options: argparse.Namespace) -> Iterator[tuple[list[Arm], list[Request
 
 def _against(stack: ExitStack, common: Options, options: argparse.Namespace) -> tuple[list[Arm], list[Request]]:
     """Arms over one connection and one draft model."""
+    from inference.drafters.pool import DraftPool
     from inference.policy import Chain, Policy
     from outrider.completion import speculate, target_only
-    from outrider.generate import DEFAULT_TREE, DraftPool, connect_target, load_draft, make_requests, session_length
+    from outrider.generate import DEFAULT_TREE, connect_target, load_draft, make_requests, session_length
     from outrider.models import find_checkpoint
     from outrider.report import silent
 
     checkpoint = find_checkpoint(common, "draft")
-    target = stack.enter_context(connect_target(common, checkpoint))
+    target = stack.enter_context(connect_target(common, checkpoint.tokenizer))
     length = session_length(common, checkpoint, target)
     requests = make_requests(common, _prompts(options), checkpoint.tokenizer, length, target.description.stop_ids)
     policies: dict[str, Policy] = {

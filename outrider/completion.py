@@ -9,15 +9,14 @@ from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Any, NamedTuple
 
-from inference.accept import Verdict
-from inference.decode import Drafter, Step, Verifier, decode
+from grpc_comm.client import Connection
+from inference.decode import Drafter, Verifier, decode
 from inference.errors import Unavailable
+from inference.fused import StopwatchDrafter
 from inference.offline import LinkedVerifier, Unverified, decode_offline
-from inference.policy import Budget
 from inference.sampling import SamplingParams
 from inference.stats import Statistics, Traffic
 from inference.text import TextStream, Tokenizer
-from inference.tree import TokenTree
 
 
 class Piece(NamedTuple):
@@ -78,28 +77,6 @@ class Completion:
         return asdict(self)
 
 
-class _TimedDrafter:
-    """A Drafter that adds up the time spent in another one."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter, self.seconds = drafter, 0.0
-
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._drafter.open(prompt, params)
-
-    def draft(self, root: int, budget: Budget) -> TokenTree:
-        start = time.perf_counter()
-        tree = self._drafter.draft(root, budget)
-        self.seconds += time.perf_counter() - start
-        return tree
-
-    def commit(self, tree: TokenTree, verdict: Verdict) -> None:
-        self._drafter.commit(tree, verdict)
-
-    def close(self) -> None:
-        self._drafter.close()
-
-
 class _Run:
     """A completion being made: clock, text and the end condition."""
 
@@ -127,11 +104,11 @@ class _Run:
             return False
         return True
 
-    def take(self, step: Step, statistics: Statistics) -> bool:
-        """Take what a round brought; false when the text has ended."""
-        statistics.count(step.tree, step.verdict)
-        accepted = [True] * len(step.verdict.path) + [False]
-        return all(self.emit(token, flag) for token, flag in zip(step.tokens, accepted, strict=True))
+    def take(self, tokens: Sequence[int], drafted: int, statistics: Statistics) -> bool:
+        """Take what a round brought, all but the last accepted; false when the text has ended."""
+        statistics.count(drafted, len(tokens) - 1)
+        accepted = [True] * (len(tokens) - 1) + [False]
+        return all(self.emit(token, flag) for token, flag in zip(tokens, accepted, strict=True))
 
     def guess(self, token: int) -> None:
         """Take one that nobody has verified: the next token that is emitted takes all of them back."""
@@ -166,25 +143,23 @@ class _Run:
 
 def speculate(request: Request, drafter: Drafter, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
     """Draft and verify until the text ends or `cancelled` is set; the sessions are closed."""
-    run, statistics, timed = _Run(request, tokenizer, show), Statistics(), _TimedDrafter(drafter)
+    run, statistics, timed = _Run(request, tokenizer, show), Statistics(), StopwatchDrafter(drafter)
     with closing(verifier), closing(drafter):
         for step in decode(request.ids, request.params, timed, verifier, request.max_new_tokens):
-            if not run.take(step, statistics) or cancelled.is_set():
+            if not run.take(step.tokens, len(step.tree) - 1, statistics) or cancelled.is_set():
                 break
         return run.finish(statistics, verifier.traffic, timed.seconds)
 
 
-def speculate_offline(
-    request: Request, drafter: Drafter, verifier: LinkedVerifier, tokenizer: Tokenizer, show: Show, cancelled: Event
-) -> Completion:
+def speculate_offline(request: Request, drafter: Drafter, verifier: LinkedVerifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
     """The same, and the draft goes on alone while the target is away; what nobody verified in the end is marked as such."""
-    run, statistics, timed = _Run(request, tokenizer, show), Statistics(), _TimedDrafter(drafter)
+    run, statistics, timed = _Run(request, tokenizer, show), Statistics(), StopwatchDrafter(drafter)
     with closing(verifier), closing(drafter):
         try:
             for made in decode_offline(request.ids, request.params, timed, verifier, request.max_new_tokens, request.stop_ids):
                 if isinstance(made, Unverified):
                     run.guess(made.token)
-                elif not run.take(made, statistics):
+                elif not run.take(made.tokens, len(made.tree) - 1, statistics):
                     break
                 if cancelled.is_set():
                     break
@@ -205,3 +180,14 @@ def target_only(request: Request, verifier: Verifier, tokenizer: Tokenizer, show
             if not run.emit(token, False) or cancelled.is_set():
                 break
         return run.finish(statistics, verifier.traffic, 0.0)
+
+
+def made_there(request: Request, target: Connection, fused: bool, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
+    """The text made at the target in one request and streamed: by itself, or (fused) with the draft beside it."""
+    run, statistics, traffic, draft_seconds = _Run(request, tokenizer, show), Statistics(), Traffic(), 0.0
+    made = target.generate(request.ids, request.params, request.max_new_tokens, request.stop_ids, fused=fused, traffic=traffic)
+    with closing(made):
+        for tokens, drafted, draft_seconds in made:  # noqa: B007  # the last is read below
+            if not run.take(tokens, drafted, statistics) or cancelled.is_set():
+                break
+    return run.finish(statistics, traffic, draft_seconds)

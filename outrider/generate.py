@@ -11,13 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
 
-from grpc_comm.client import Connection, connect
+from grpc_comm.client import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.remote import Patience
 from grpc_comm.transport import Address
 from inference.backends import Model
-from inference.drafters.model import ModelDrafter
+from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.errors import InvalidRequest, OutriderError
 from inference.local import LocalVerifier
@@ -36,9 +35,12 @@ Complete = Callable[[Request, Show, threading.Event], Completion]
 
 def draft(options: Options) -> int:
     """Draft here, verify at --target_host."""
+    if options.list_models:
+        print(*list_models(_addresses(options), security=security_of(options)), sep="\n")
+        return 0
     prompts, policy = read_prompts(options), read_policy(options)
     checkpoint = find_checkpoint(options, "draft")
-    with connect_target(options, checkpoint) as target:
+    with connect_target(options, checkpoint.tokenizer) as target:
         length = session_length(options, checkpoint, target)
         requests = make_requests(options, prompts, checkpoint.tokenizer, length, target.description.stop_ids)
         rows = min(options.batch, len(requests))
@@ -84,32 +86,22 @@ def _alone(options: Options) -> tuple[Checkpoint, int, Callable[[], Model]]:
     return checkpoint, length, lambda: load_model(options, checkpoint, rows=1, sequence_length=length, spare=1, max_nodes=options.max_tree_nodes)
 
 
-class DraftPool:
-    """The rows of one draft model, lent to one prompt at a time each."""
-
-    def __init__(self, model: Model, policy: Policy) -> None:
-        self._free: SimpleQueue[ModelDrafter] = SimpleQueue()
-        lock = threading.Lock()
-        for row in range(model.rows):
-            self._free.put(ModelDrafter(model, policy, row=row, lock=lock))
-
-    @contextmanager
-    def drafter(self) -> Iterator[ModelDrafter]:
-        drafter = self._free.get()
-        try:
-            yield drafter
-        finally:
-            self._free.put(drafter)
-
-
 @contextmanager
-def connect_target(options: Options, checkpoint: Checkpoint) -> Iterator[Connection]:
-    """The target at --target_host and --port; token ids mean the same on both sides, or nothing is sent."""
-    addresses = ",".join(_address(host.strip(), options.port) for host in options.target_host.split(","))
+def connect_target(options: Options, tokenizer: Tokenizer) -> Iterator[Connection]:
+    """The target at --target_host and --port; token ids mean the same on both sides, or nothing is sent.
+
+    A model that is named may have to be loaded there first: that is waited for as long as --patience says.
+    """
     patience = Patience(options.patience, lambda line: print(line, file=sys.stderr, flush=True))
-    fingerprint = checkpoint.tokenizer.fingerprint()
-    with connect(addresses, security=security_of(options), tokenizer_fingerprint=fingerprint, patience=patience) as target:
+    fingerprint = tokenizer.fingerprint()
+    name, seconds = options.model_name or "", max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
+    security = security_of(options)
+    with connect(_addresses(options), security=security, tokenizer_fingerprint=fingerprint, model=name, timeout=seconds, patience=patience) as target:
         yield target
+
+
+def _addresses(options: Options) -> str:
+    return ",".join(_address(host.strip(), options.port) for host in options.target_host.split(","))
 
 
 def _address(host: str, port: int) -> str:

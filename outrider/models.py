@@ -14,7 +14,7 @@ from grpc_comm.security import SecurityOptions
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
-from outrider.options import Options
+from outrider.options import DEVICES, Options, is_device
 
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
@@ -25,6 +25,7 @@ EMBEDDED = Path(inference.__file__).parent / "data"
 _DEFAULT_SEQUENCE_LENGTH = 2048
 PREFILL_NODES = 256  # prompt tokens in one call
 _SMALL = 32e6  # parameters; below, several threads cost more than they bring
+_THREADS = torch.get_num_threads()  # torch's choice
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,14 @@ def find_checkpoint(options: Options, kind: str) -> Checkpoint:
     name = (options.target_model if kind == "target" else options.draft_model) or options.model
     directory = find_model(name) if name else EMBEDDED / kind
     return Checkpoint(name or f"outrider-embedded-{kind}", directory, name is None, read_config(directory), Tokenizer(directory))
+
+
+def find_tokenizer(options: Options) -> Tokenizer:
+    """The tokenizer of --target_model or --model, or that of the embedded pair: for a client that loads no model."""
+    from inference.model.checkpoint import find_model
+
+    name = options.target_model or options.model
+    return Tokenizer(find_model(name) if name else EMBEDDED / "target")
 
 
 def load_model(
@@ -121,19 +130,23 @@ def set_threads(options: Options, parameters: int) -> None:
     """--threads, else one for a small model and torch's choice for others."""
     if options.threads is not None and options.threads < 1:
         raise InvalidRequest(f"--threads {options.threads}: at least one is needed")
-    if options.threads or parameters < _SMALL:
-        torch.set_num_threads(options.threads or 1)
+    torch.set_num_threads(options.threads or (1 if parameters < _SMALL else _THREADS))
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a --device; auto takes CUDA where there is one."""
+    """The torch device of a --device; auto takes CUDA where there is one. cuda:1 and others are not yet run on hardware."""
     if name == "neuron":
         raise InvalidRequest("--device neuron is for roles target and verify_target: draft on cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest("--device cuda: torch finds no CUDA device here; use --device cpu, or install torch with CUDA")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    if not is_device(name):
+        raise InvalidRequest(f"--device {name}: one of {', '.join(DEVICES)} or cuda:N is needed")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest(f"--device {name}: torch finds no CUDA device here; use --device cpu, or install torch with CUDA")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here, the first is cuda:0")
+    return device
 
 
 def describe(device: torch.device) -> str:

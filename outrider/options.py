@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-ROLES = ("target", "draft", "verify_target", "verify_draft", "make-cert", "make-key")
+SERVING, ASKING = ("target", "fused_target"), ("draft", "fused_client")
+ROLES = ("target", "draft", "fused_target", "fused_client", "verify_target", "verify_draft", "make-cert", "make-key")
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 PRECISIONS = ("float32", "bfloat16", "float16")
 LOG_FORMS = ("text", "json")
@@ -23,6 +25,9 @@ class Options:
     draft_model: str | None = None
     target_model: str | None = None
     artifact: str | None = None
+    models: str | None = None
+    model_name: str | None = None
+    list_models: bool = False
     device: str = "auto"
     dtype: str | None = None
     threads: int | None = None
@@ -82,6 +87,8 @@ _EXAMPLES = """examples:
   python main.py --role draft --prompt "def main():" --baseline       draft here, verify there, compare with target-only
   python main.py --role target --model DIR --host 0.0.0.0 --tls_cert cert.pem --tls_key key.pem --token_file token
   python main.py --role draft --model DIR --target_host HOST --tls_ca ca.pem --token_file token --prompt_text prompts.txt
+  python main.py --role fused_target                                  target and draft on one host; text comes back as it is made
+  python main.py --role fused_client --prompt "def main():"           ask such a host
   python main.py --role verify_target --prompt "def main():"          the target alone, in this process
   python main.py --role make-cert --host HOST --out certificates      a self-signed pair for --tls_*
   python main.py --role make-key --name alice --keys_file keys.json   a key for a client; its token is printed once"""
@@ -100,10 +107,22 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     _observing_flags(parser.add_argument_group("observing (target)"))
     _add(parser, "debug", "show tracebacks", action="store_true")
     options = Options(**vars(parser.parse_args(arguments)))
-    if options.emulate and options.role != "target":
+    if options.emulate and options.role not in SERVING:
         parser.error(f"--emulate is for --role target: a draft reports the device of the target that it is given (got --role {options.role})")
+    _check_listing(parser, options)
     _check_observing(parser, options)
     return options
+
+
+def is_device(name: str) -> bool:
+    """Whether it can be a --device: one of DEVICES, or cuda:N."""
+    return name in DEVICES or re.fullmatch(r"cuda:\d{1,3}", name) is not None
+
+
+def _device(name: str) -> str:
+    if not is_device(name):
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(DEVICES)}, cuda:N")
+    return name
 
 
 def _model_flags(group: argparse._ArgumentGroup) -> None:
@@ -111,10 +130,15 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "draft_model", "the same for roles draft and verify_draft", metavar="DIR_OR_NAME")
     _add(group, "target_model", "the same for roles target and verify_target", metavar="DIR_OR_NAME")
     _add(group, "artifact", "target, verify_target: serve this compiled target (python -m compile) instead of a model", metavar="DIR")
-    _add(group, "device", "auto takes CUDA where there is one (default: %(default)s)", choices=DEVICES)
+    listed = "target: also serve the models listed in this JSON file, each loaded when a client first names it (outrider/listed.py)"
+    _add(group, "models", listed, metavar="FILE")
+    _add(group, "model_name", "draft: use this one of the models that the target lists (default: its first)", metavar="NAME")
+    _add(group, "list_models", "draft: print the names of the models that the target lists, and end", action="store_true")
+    device = f"{', '.join(DEVICES)} or cuda:N; auto takes CUDA where there is one (default: %(default)s)"
+    _add(group, "device", device, type=_device, metavar="DEVICE")
     _add(group, "dtype", "default: float32 for the embedded pair, else the checkpoint's", choices=PRECISIONS)
     _add(group, "threads", "CPU threads (default: one for small models, else torch's choice)", type=int)
-    _add(group, "tensor_parallel", "neuron-legacy: NeuronCores that share the target (default: %(default)s)", type=int)
+    _add(group, "tensor_parallel", "neuron-legacy: NeuronCores that share the target (default: %(default)s)", alias="tp_degree", type=int)
     _add(group, "batch", "sequences held at once: KV rows of the target, prompts drafted at once (default: %(default)s)", type=int)
     _add(group, "sequence_length", "prompt and output together (default: the smaller of 2048 and the model's limit)", type=int)
     _add(group, "max_tree_nodes", "target: largest tree taken, its root included (default: %(default)s)", type=int)
@@ -136,7 +160,7 @@ def _text_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _tree_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "gamma", "draft a chain of this length", type=int)
+    _add(group, "gamma", "draft a chain of this length", alias="speculation_length", type=int)
     _add(group, "tree_nodes", "draft a tree of this many nodes (default: 16)", type=int)
     _add(group, "tree_depth", "and this depth (default: 6)", type=int)
     _add(group, "tree_rates", "a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05", metavar="R,R,...")
@@ -166,6 +190,12 @@ def _network_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "out", "make-cert: directory to write to (default: %(default)s)", metavar="DIR")
 
 
+def _check_listing(parser: argparse.ArgumentParser, options: Options) -> None:
+    for name, roles in (("models", SERVING), ("model_name", ASKING), ("list_models", ("draft",))):
+        if getattr(options, name) and options.role not in roles:
+            parser.error(f"--{name} is for --role {' and '.join(roles)} (got --role {options.role})")
+
+
 _OBSERVING = ("metrics_port", "metrics_host", "log", "log_level", "watch", "usd_per_hour")
 
 
@@ -180,7 +210,7 @@ def _observing_flags(group: argparse._ArgumentGroup) -> None:
 
 def _check_observing(parser: argparse.ArgumentParser, options: Options) -> None:
     given = [name for name in _OBSERVING if getattr(options, name) != getattr(Options, name)]
-    if given and options.role != "target":
+    if given and options.role not in SERVING:
         parser.error(f"--{given[0]} is for --role target (got --role {options.role})")
     if "metrics_host" in given and options.metrics_port is None:
         parser.error("--metrics_host needs --metrics_port")
@@ -188,8 +218,9 @@ def _check_observing(parser: argparse.ArgumentParser, options: Options) -> None:
         parser.error(f"--usd_per_hour is a price above 0, and needs --watch (got {options.usd_per_hour})")
 
 
-def _add(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:
-    """A flag under its underscore and its dash spelling, with the default of Options."""
-    spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
+def _add(group: argparse._ActionsContainer, name: str, text: str, alias: str | None = None, **settings: Any) -> None:
+    """A flag under its underscore and its dash spelling, and those of its alias, with the default of Options."""
+    names = [name] if alias is None else [name, alias]
+    spellings = dict.fromkeys(f"--{spelling}" for one in names for spelling in (one, one.replace("_", "-")))
     default = next(entry.default for entry in fields(Options) if entry.name == name)
     group.add_argument(*spellings, dest=name, default=default, help=text, **settings)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm import keys
+from grpc_comm.catalogue import Served
 from grpc_comm.security import make_certificate, server_security
 from grpc_comm.server import Target
 from grpc_comm.server import serve as serve_target
@@ -18,6 +19,7 @@ from inference.backends.timed import TimedModel, find_profile
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
+from outrider.listed import lazily, load_listed, read_listed
 from outrider.models import PREFILL_NODES, Checkpoint, describe, find_checkpoint, load_model, security_of
 from outrider.observing import observed
 from outrider.options import Options
@@ -36,6 +38,10 @@ def serve(options: Options) -> int:
     server_security(security_of(options), Address(options.host, options.port))  # before minutes are spent on loading
     with observed(options) as observer:
         target = replace(load_target(options), observer=observer)
+        if options.role == "fused_target":
+            from outrider.fused import with_draft
+
+            target = with_draft(target, options)
         serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)
     if isinstance(target.engine.model, TimedModel):
         print(target.engine.model.account(), file=sys.stderr)
@@ -48,7 +54,32 @@ def _say_ready(description: Description, bound: Address) -> None:
 
 
 def load_target(options: Options) -> Target:
-    """The target model in an engine, described for its clients."""
+    """What --role target serves: its first model, loaded, and those that --models lists, on first use.
+
+    Without a model on the command line the first of the list is the first.
+    """
+    listed = read_listed(Path(options.models), options) if options.models else {}
+    if listed and not (options.model or options.target_model or options.artifact):
+        name = next(iter(listed))
+        first = load_listed(name, listed.pop(name), load_served)
+    else:
+        first = load_served(options)
+    if first.description.model in listed:
+        raise InvalidRequest(f"--models lists {first.description.model}, which is the name of the model on the command line: name it otherwise")
+    return Target(
+        first.engine,
+        first.description,
+        Address(options.host, options.port),
+        security=security_of(options),
+        listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
+        share_prefixes=options.share_prefixes,
+        reflection=options.reflection,
+        lease_seconds=options.lease,
+    )
+
+
+def load_served(options: Options) -> Served:
+    """A target model in an engine, described for its clients."""
     if options.max_tree_nodes < 1:
         raise InvalidRequest(f"--max_tree_nodes {options.max_tree_nodes}: at least the root is needed")
     profile = find_profile(options.emulate) if options.emulate else None
@@ -77,15 +108,7 @@ def load_target(options: Options) -> Target:
         vocabulary=vocabulary,
         waiting=options.waiting,
     )
-    return Target(
-        engine,
-        description,
-        Address(options.host, options.port),
-        security_of(options),
-        share_prefixes=options.share_prefixes,
-        reflection=options.reflection,
-        lease_seconds=options.lease,
-    )
+    return Served(engine, description)
 
 
 class _Loaded(NamedTuple):

@@ -46,6 +46,7 @@ from tests.equality import NearTies, assert_same_text
 from tests.models import write_checkpoint
 from tests.pairs import drafter
 from tests.row_independence import assert_rows_are_independent
+from tests.test_copy_row import PROMPT, shares
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
@@ -134,6 +135,11 @@ def test_the_compiled_target_alone_writes_the_eager_targets_text(
     prompt, compiled = prompt_of(target, length), engine(model, target.vocabulary)
     reference = alone(engine(eager_model(target), target.vocabulary), prompt, params, 25)
     assert_same_text(target, prompt, params, reference, lambda prompt, n: alone(compiled, list(prompt), params, n), ties)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
+def test_text_from_a_copied_row_is_text_from_a_prefilled_one(model: CompiledModel, target: Decoder, params: SamplingParams) -> None:
+    assert shares(engine(model, target.vocabulary), params) == len(PROMPT) + 8
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}")

@@ -237,7 +237,7 @@ def test_a_copied_row_has_every_bit_of_its_source_on_every_rank_and_other_rows_s
 
 def test_a_single_row_has_no_graph_that_copies(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
     buckets = (verify_bucket(1, TREE, JUNK, JUNK, sampled=True),)
-    model = built_model(tmp_path / "artifact", checkpoint, spec_of(1, buckets, rows=1))
+    model = built_model(tmp_path / "artifact", checkpoint, replace(spec_of(1), buckets=buckets, rows=1))
     assert (model.copies_rows, neuron.calls) == (False, [buckets[0].name])
     with pytest.raises(InvalidRequest, match="no graph that copies"):
         model.copy_row(0, 0, 8)

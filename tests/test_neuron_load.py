@@ -156,8 +156,9 @@ def test_every_error_of_the_neuron_path_is_one_line_for_the_user() -> None:
         assert "\n" not in str(runtime_error(error))
 
 
+@pytest.mark.parametrize("lost", ["prefill", "copy_rows"])
 def test_a_package_without_a_graph_of_its_manifest_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, lost: str
 ) -> None:
     neuron = machine(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1))

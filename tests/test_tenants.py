@@ -15,7 +15,7 @@ from grpc_comm.client import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server import BackgroundServer
-from inference.errors import InvalidRequest, LimitExceeded
+from inference.accept import Verdict
 from inference.sampling import SamplingParams
 from tests.hostile import bearer, eventually, keys_file, left_open, neighbour, resume, say, token_of
 from tests.wire_fixtures import WAIT, background, generate, opening, raw_stub, round_, successor_engine, tree
@@ -121,15 +121,15 @@ def test_a_key_gets_messages_up_to_its_bytes(server: BackgroundServer) -> None:
     assert (refused.code, "this key may send 200" in refused.details) == (CODES.INVALID_ARGUMENT, True)
 
 
-def test_a_client_is_told_its_keys_limits_before_it_sends_anything(server: BackgroundServer, tmp_path: Path) -> None:
+def test_a_client_is_told_its_keys_limits_and_keeps_to_them(server: BackgroundServer, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(token_of("small"))
     with connect(str(server.address), security=SecurityOptions(token_file=token)) as connection:
         assert (connection.description.sequence_length, connection.description.max_tree_nodes) == (10, 3)
         verifier = connection.verifier()
         verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
-        with pytest.raises((InvalidRequest, LimitExceeded)):
-            verifier.submit(tree([3, 4, 5, 6], [-1, 0, 1, 2])).result(WAIT)
+        verdict = verifier.submit(tree([3, 4, 5, 6], [-1, 0, 1, 2])).result(WAIT)
+        assert verdict == Verdict((1, 2), 6)  # the fourth node was not sent
 
 
 def test_a_key_that_is_taken_out_of_the_file_opens_and_resumes_nothing_more(server: BackgroundServer, file: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egrpc_comm/proto/verifier.proto\x12\x0boutrider.v1\" \n\x0f\x44\x65scribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x9c\x02\n\x0b\x44\x65scription\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocabulary\x18\x06 \x01(\r\x12\x17\n\x0fsequence_length\x18\x07 \x01(\r\x12\x16\n\x0emax_tree_nodes\x18\x08 \x01(\r\x12\x0c\n\x04rows\x18\t \x01(\r\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x10\n\x08stop_ids\x18\x0c \x03(\r\x12\x0e\n\x06models\x18\r \x03(\t\"\x83\x02\n\rClientMessage\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12#\n\x05round\x18\x02 \x01(\x0b\x32\x12.outrider.v1.RoundH\x00\x12)\n\x08generate\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ContinueH\x00\x12#\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x12%\n\x06resume\x18\x05 \x01(\x0b\x32\x13.outrider.v1.ResumeH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.outrider.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\xb6\x01\n\rServerMessage\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12\'\n\x07verdict\x18\x02 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.outrider.v1.TokensH\x00\x12&\n\x07go_away\x18\x04 \x01(\x0b\x32\x13.outrider.v1.GoAwayH\x00\x42\x06\n\x04kind\"\xce\x01\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x0e\n\x06prompt\x18\x05 \x03(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x02\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\r\n\x05model\x18\n \x01(\t\"Y\n\x06Resume\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nresume_key\x18\x03 \x01(\x0c\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\xc2\x01\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x02\x12\x12\n\nresume_key\x18\x05 \x01(\x0c\x12\x15\n\rlease_seconds\x18\x06 \x01(\x02\x12\x15\n\rreused_tokens\x18\x07 \x01(\r\x12\x0e\n\x06rounds\x18\x08 \x01(\r\x12\x12\n\ntree_nodes\x18\t \x01(\r\"]\n\x05Round\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x06\"\x83\x01\n\x07Verdict\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x03(\r\x12\x12\n\nnext_token\x18\x03 \x01(\r\x12\x1a\n\x12queue_microseconds\x18\x04 \x01(\r\x12\x1a\n\x12model_microseconds\x18\x05 \x01(\r\x12\x0e\n\x06\x62udget\x18\x06 \x01(\r\"U\n\x08\x43ontinue\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x10\n\x08stop_ids\x18\x02 \x03(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"[\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x1a\n\x12queue_microseconds\x18\x03 \x01(\r\x12\x1a\n\x12model_microseconds\x18\x04 \x01(\r\"\x07\n\x05\x43lose\"\x0b\n\tHeartbeat\"5\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x02 \x01(\x02\x32\x93\x01\n\x06Target\x12\x42\n\x08\x44\x65scribe\x12\x1c.outrider.v1.DescribeRequest\x1a\x18.outrider.v1.Description\x12\x45\n\x07Session\x12\x1a.outrider.v1.ClientMessage\x1a\x1a.outrider.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egrpc_comm/proto/verifier.proto\x12\x0boutrider.v1\" \n\x0f\x44\x65scribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xb1\x02\n\x0b\x44\x65scription\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocabulary\x18\x06 \x01(\r\x12\x17\n\x0fsequence_length\x18\x07 \x01(\r\x12\x16\n\x0emax_tree_nodes\x18\x08 \x01(\r\x12\x0c\n\x04rows\x18\t \x01(\r\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x10\n\x08stop_ids\x18\x0c \x03(\r\x12\x0e\n\x06models\x18\r \x03(\t\x12\x13\n\x0b\x64raft_model\x18\x0e \x01(\t\"\x83\x02\n\rClientMessage\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12#\n\x05round\x18\x02 \x01(\x0b\x32\x12.outrider.v1.RoundH\x00\x12)\n\x08generate\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ContinueH\x00\x12#\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x12%\n\x06resume\x18\x05 \x01(\x0b\x32\x13.outrider.v1.ResumeH\x00\x12+\n\theartbeat\x18\x06 \x01(\x0b\x32\x16.outrider.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\xb6\x01\n\rServerMessage\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12\'\n\x07verdict\x18\x02 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.outrider.v1.TokensH\x00\x12&\n\x07go_away\x18\x04 \x01(\x0b\x32\x13.outrider.v1.GoAwayH\x00\x42\x06\n\x04kind\"\xce\x01\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x0e\n\x06prompt\x18\x05 \x03(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x02\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\r\n\x05model\x18\n \x01(\t\"Y\n\x06Resume\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nresume_key\x18\x03 \x01(\x0c\x12\r\n\x05\x65poch\x18\x04 \x01(\r\"\xc2\x01\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x02\x12\x12\n\nresume_key\x18\x05 \x01(\x0c\x12\x15\n\rlease_seconds\x18\x06 \x01(\x02\x12\x15\n\rreused_tokens\x18\x07 \x01(\r\x12\x0e\n\x06rounds\x18\x08 \x01(\r\x12\x12\n\ntree_nodes\x18\t \x01(\r\"]\n\x05Round\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x06\"\x83\x01\n\x07Verdict\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x03(\r\x12\x12\n\nnext_token\x18\x03 \x01(\r\x12\x1a\n\x12queue_microseconds\x18\x04 \x01(\r\x12\x1a\n\x12model_microseconds\x18\x05 \x01(\r\x12\x0e\n\x06\x62udget\x18\x06 \x01(\r\"U\n\x08\x43ontinue\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x10\n\x08stop_ids\x18\x02 \x03(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"[\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x1a\n\x12queue_microseconds\x18\x03 \x01(\r\x12\x1a\n\x12model_microseconds\x18\x04 \x01(\r\"\x07\n\x05\x43lose\"\x0b\n\tHeartbeat\"5\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x02 \x01(\x02\"g\n\x0fGenerateRequest\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x11.outrider.v1.Open\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x10\n\x08stop_ids\x18\x03 \x03(\r\x12\r\n\x05\x66used\x18\x04 \x01(\x08\"\xa9\x01\n\tGenerated\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x1a\n\x12queue_microseconds\x18\x04 \x01(\x04\x12\x1c\n\x14prefill_microseconds\x18\x05 \x01(\x04\x12\x1a\n\x12model_microseconds\x18\x06 \x01(\x04\x12\x1a\n\x12\x64raft_microseconds\x18\x07 \x01(\x04\x32\xd7\x01\n\x06Target\x12\x42\n\x08\x44\x65scribe\x12\x1c.outrider.v1.DescribeRequest\x1a\x18.outrider.v1.Description\x12\x45\n\x07Session\x12\x1a.outrider.v1.ClientMessage\x1a\x1a.outrider.v1.ServerMessage(\x01\x30\x01\x12\x42\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x16.outrider.v1.Generated0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,31 +34,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=47
   _globals['_DESCRIBEREQUEST']._serialized_end=79
   _globals['_DESCRIPTION']._serialized_start=82
-  _globals['_DESCRIPTION']._serialized_end=366
-  _globals['_CLIENTMESSAGE']._serialized_start=369
-  _globals['_CLIENTMESSAGE']._serialized_end=628
-  _globals['_SERVERMESSAGE']._serialized_start=631
-  _globals['_SERVERMESSAGE']._serialized_end=813
-  _globals['_OPEN']._serialized_start=816
-  _globals['_OPEN']._serialized_end=1022
-  _globals['_RESUME']._serialized_start=1024
-  _globals['_RESUME']._serialized_end=1113
-  _globals['_OPENED']._serialized_start=1116
-  _globals['_OPENED']._serialized_end=1310
-  _globals['_ROUND']._serialized_start=1312
-  _globals['_ROUND']._serialized_end=1405
-  _globals['_VERDICT']._serialized_start=1408
-  _globals['_VERDICT']._serialized_end=1539
-  _globals['_CONTINUE']._serialized_start=1541
-  _globals['_CONTINUE']._serialized_end=1626
-  _globals['_TOKENS']._serialized_start=1628
-  _globals['_TOKENS']._serialized_end=1719
-  _globals['_CLOSE']._serialized_start=1721
-  _globals['_CLOSE']._serialized_end=1728
-  _globals['_HEARTBEAT']._serialized_start=1730
-  _globals['_HEARTBEAT']._serialized_end=1741
-  _globals['_GOAWAY']._serialized_start=1743
-  _globals['_GOAWAY']._serialized_end=1796
-  _globals['_TARGET']._serialized_start=1799
-  _globals['_TARGET']._serialized_end=1946
+  _globals['_DESCRIPTION']._serialized_end=387
+  _globals['_CLIENTMESSAGE']._serialized_start=390
+  _globals['_CLIENTMESSAGE']._serialized_end=649
+  _globals['_SERVERMESSAGE']._serialized_start=652
+  _globals['_SERVERMESSAGE']._serialized_end=834
+  _globals['_OPEN']._serialized_start=837
+  _globals['_OPEN']._serialized_end=1043
+  _globals['_RESUME']._serialized_start=1045
+  _globals['_RESUME']._serialized_end=1134
+  _globals['_OPENED']._serialized_start=1137
+  _globals['_OPENED']._serialized_end=1331
+  _globals['_ROUND']._serialized_start=1333
+  _globals['_ROUND']._serialized_end=1426
+  _globals['_VERDICT']._serialized_start=1429
+  _globals['_VERDICT']._serialized_end=1560
+  _globals['_CONTINUE']._serialized_start=1562
+  _globals['_CONTINUE']._serialized_end=1647
+  _globals['_TOKENS']._serialized_start=1649
+  _globals['_TOKENS']._serialized_end=1740
+  _globals['_CLOSE']._serialized_start=1742
+  _globals['_CLOSE']._serialized_end=1749
+  _globals['_HEARTBEAT']._serialized_start=1751
+  _globals['_HEARTBEAT']._serialized_end=1762
+  _globals['_GOAWAY']._serialized_start=1764
+  _globals['_GOAWAY']._serialized_end=1817
+  _globals['_GENERATEREQUEST']._serialized_start=1819
+  _globals['_GENERATEREQUEST']._serialized_end=1922
+  _globals['_GENERATED']._serialized_start=1925
+  _globals['_GENERATED']._serialized_end=2094
+  _globals['_TARGET']._serialized_start=2097
+  _globals['_TARGET']._serialized_end=2312
 # @@protoc_insertion_point(module_scope)

@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models")
+    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Description(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol_version: int
     model: str
@@ -39,7 +40,8 @@ class Description(_message.Message):
     device: str
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
+    draft_model: str
+    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
     __slots__ = ("open", "round", "generate", "close", "resume", "heartbeat")
@@ -196,3 +198,33 @@ class GoAway(_message.Message):
     reason: str
     retry_after_seconds: float
     def __init__(self, reason: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("open", "max_tokens", "stop_ids", "fused")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    FUSED_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    max_tokens: int
+    stop_ids: _containers.RepeatedScalarFieldContainer[int]
+    fused: bool
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., fused: bool = ...) -> None: ...
+
+class Generated(_message.Message):
+    __slots__ = ("ids", "drafted", "last", "queue_microseconds", "prefill_microseconds", "model_microseconds", "draft_microseconds")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    drafted: int
+    last: bool
+    queue_microseconds: int
+    prefill_microseconds: int
+    model_microseconds: int
+    draft_microseconds: int
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., last: bool = ..., queue_microseconds: _Optional[int] = ..., prefill_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., draft_microseconds: _Optional[int] = ...) -> None: ...

@@ -44,6 +44,11 @@ class TargetStub(object):
                 request_serializer=grpc__comm_dot_proto_dot_verifier__pb2.ClientMessage.SerializeToString,
                 response_deserializer=grpc__comm_dot_proto_dot_verifier__pb2.ServerMessage.FromString,
                 _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/outrider.v1.Target/Generate',
+                request_serializer=grpc__comm_dot_proto_dot_verifier__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=grpc__comm_dot_proto_dot_verifier__pb2.Generated.FromString,
+                _registered_method=True)
 
 
 class TargetServicer(object):
@@ -64,6 +69,13 @@ class TargetServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Generate(self, request, context):
+        """A whole text made at the target: alone, or with a draft that runs beside it. It ends with the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TargetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_TargetServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=grpc__comm_dot_proto_dot_verifier__pb2.ClientMessage.FromString,
                     response_serializer=grpc__comm_dot_proto_dot_verifier__pb2.ServerMessage.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=grpc__comm_dot_proto_dot_verifier__pb2.GenerateRequest.FromString,
+                    response_serializer=grpc__comm_dot_proto_dot_verifier__pb2.Generated.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class Target(object):
             '/outrider.v1.Target/Session',
             grpc__comm_dot_proto_dot_verifier__pb2.ClientMessage.SerializeToString,
             grpc__comm_dot_proto_dot_verifier__pb2.ServerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.Target/Generate',
+            grpc__comm_dot_proto_dot_verifier__pb2.GenerateRequest.SerializeToString,
+            grpc__comm_dot_proto_dot_verifier__pb2.Generated.FromString,
             options,
             channel_credentials,
             insecure,

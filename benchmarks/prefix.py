@@ -1,0 +1,115 @@
+"""What a shared beginning saves: copying a row's keys against computing them, and the time to the first token over gRPC.
+
+    python -m benchmarks.prefix [--model DIR --dtype bfloat16] [--threads N] [--prefix 1000] [--repetitions 15] [--json FILE]
+
+First table: milliseconds to copy N tokens' keys from another row and to prefill N tokens, in turn, and the median of their ratios.
+Second: seconds from asking for a session to its first token, for a prompt of --prefix tokens and a few of its own. "new": nobody
+had them before; "idle row": a session that is over had them; "busy row": one that is open has them. The three take turns, and the
+ratios are of the same turn. Client and target share this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from grpc_comm.client import Connection, connect
+from grpc_comm.remote import RemoteVerifier
+from grpc_comm.server import BackgroundServer, Target
+from inference.backends import Model
+from inference.sampling import SamplingParams
+from inference.sequence import ModelSequence
+from outrider.options import Options
+from outrider.serve import load_target
+
+LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1000)
+OWN = 8
+"""Tokens of a prompt's own, after those it shares."""
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def copying(model: Model, vocabulary: int, lengths: tuple[int, ...], repetitions: int) -> dict[int, dict[str, float]]:
+    """Medians of both and of their ratio, by tokens."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, vocabulary, max(lengths)).tolist()
+    ModelSequence(model, 0, SamplingParams()).extend(tokens)
+    figures: dict[int, dict[str, float]] = {}
+    for length in lengths:
+        copied, prefilled = [], []
+        for _ in range(repetitions):
+            copied.append(milliseconds(lambda: model.copy_row(0, 1, length)))
+            prefilled.append(milliseconds(lambda: ModelSequence(model, 1, SamplingParams()).extend(tokens[:length])))
+        ratio = statistics.median(one / other for one, other in zip(copied, prefilled, strict=True))
+        figures[length] = {"copy": statistics.median(copied), "prefill": statistics.median(prefilled), "ratio": ratio}
+    return figures
+
+
+def first_token(target: Target, prefix: int, repetitions: int) -> dict[str, dict[str, float]]:
+    """Median seconds, and the median ratio to a new prompt, by who had its beginning before."""
+    seconds: dict[str, list[float]] = {"new": [], "idle row": [], "busy row": []}
+    rng = np.random.default_rng(2)
+    with BackgroundServer(target) as server, connect(str(server.address)) as connection:
+        for turn in range(repetitions + 1):  # the first warms up
+            shared = rng.integers(0, target.description.vocabulary, prefix).tolist()
+            for name, opening in (("new", 0), ("idle row", 0), ("busy row", 1)):
+                with ExitStack() as held:
+                    for _ in range(opening):
+                        _, verifier = _first(connection, [*shared, *rng.integers(0, target.description.vocabulary, OWN).tolist()])
+                        held.callback(verifier.close)
+                    took, verifier = _first(connection, [*shared, *rng.integers(0, target.description.vocabulary, OWN).tolist()])
+                    verifier.close()
+                if turn:
+                    seconds[name].append(took)
+    new = seconds["new"]
+    return {
+        name: {"seconds": statistics.median(took), "ratio": statistics.median(one / other for one, other in zip(took, new, strict=True))}
+        for name, took in seconds.items()
+    }
+
+
+def _first(connection: Connection, prompt: list[int]) -> tuple[float, RemoteVerifier]:
+    """Seconds to the first token of a session that stays open."""
+    verifier = connection.verifier()
+    start = time.perf_counter()
+    verifier.open(prompt, SamplingParams()).result()
+    next(verifier.generate(1, frozenset()))
+    return time.perf_counter() - start, verifier
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", metavar="DIR")
+    parser.add_argument("--dtype")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--prefix", type=int, default=1000)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+    options = Options(role="target", port=0, model=given.model, dtype=given.dtype, threads=given.threads, batch=3)
+    target = load_target(options)
+    longest = target.engine.sequence_length - OWN - 2
+    figures = copying(target.engine.model, target.description.vocabulary, tuple(n for n in LENGTHS if n <= longest), given.repetitions)
+    print(f"{'tokens':>7}{'copy ms':>10}{'prefill ms':>12}{'ratio':>9}")
+    for length, row in figures.items():
+        print(f"{length:>7}{row['copy']:>10.3f}{row['prefill']:>12.2f}{row['ratio']:>9.4f}")
+    waits = first_token(target, min(given.prefix, longest), given.repetitions)
+    for name, took in waits.items():
+        print(f"first token, {name:<9}{took['seconds'] * 1e3:>9.1f} ms, {took['ratio']:.3f} of a new prompt's")
+    if given.json:
+        Path(given.json).write_text(json.dumps({"copying": figures, "first token": waits}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

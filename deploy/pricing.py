@@ -1,0 +1,63 @@
+"""The price of an offer, from the first of its sources that knows: the user's file, AWS, what AWS said today, the bundled snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from deploy.live_prices import LivePrices
+from deploy.price import NoPrice, Offer, Price, PriceSource, TransferPrice
+from deploy.price_cache import Kept, PriceCache, cache_directory
+from deploy.price_table import SNAPSHOT, read_table
+
+T = TypeVar("T")
+
+
+class Quote(NamedTuple):
+    """A price, and why the sources before its own had none."""
+
+    price: Price
+    passed_over: tuple[str, ...]
+
+
+class Unpriced(NoPrice):
+    """No source has a price; `reasons` holds what each of them said."""
+
+    def __init__(self, what: str, reasons: tuple[str, ...]) -> None:
+        super().__init__(f"no price for {what}: {'; '.join(reasons)}. --price_file gives one")
+        self.reasons = reasons
+
+
+class Prices:
+    """Sources in the order in which they are asked."""
+
+    def __init__(self, sources: Sequence[PriceSource]) -> None:
+        self._sources = tuple(sources)
+
+    def quote(self, offer: Offer) -> Quote:
+        """Raises Unpriced where no source knows."""
+        return Quote(*self._first(str(offer), lambda source: source.price(offer)))
+
+    def transfer(self, region: str) -> TransferPrice:
+        """Raises Unpriced where no source knows."""
+        return self._first(f"traffic out of {region}", lambda source: source.transfer(region))[0]
+
+    def _first(self, what: str, ask: Callable[[PriceSource], T]) -> tuple[T, tuple[str, ...]]:
+        passed_over: list[str] = []
+        for source in self._sources:
+            try:
+                return ask(source), tuple(passed_over)
+            except NoPrice as reason:
+                passed_over.append(f"{source.name}: {reason}")
+        raise Unpriced(what, tuple(passed_over))
+
+
+def open_prices(price_file: Path | None = None, live: bool = True) -> Prices:
+    """The sources of the command line. `live` false asks nobody: for machines that must not, and for results that can be repeated."""
+    snapshot = read_table(SNAPSHOT, "snapshot")
+    own = [] if price_file is None else [read_table(price_file, str(price_file))]
+    if not live:
+        return Prices([*own, snapshot])
+    cache = PriceCache(cache_directory())
+    return Prices([*own, Kept(LivePrices(), cache, snapshot), cache, snapshot])

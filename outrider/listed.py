@@ -1,0 +1,149 @@
+"""The models that an operator lists in a file: checked at the start, loaded when a client first names one.
+
+A client names a model by the name it has in the file. Where it lies, how and on what it is loaded is the operator's word alone,
+and why it could not be loaded is told to the operator's log, not to clients.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpc_comm.catalogue import Served
+from inference.artifact import read_manifest
+from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.model.checkpoint import find_model
+from inference.model.config import read_config
+from inference.text import Tokenizer
+from outrider.artifacts import artifact_length
+from outrider.models import Checkpoint, pick_device
+from outrider.options import PRECISIONS, Options
+
+LONGEST_NAME = 80
+
+log = logging.getLogger(__name__)
+
+Load = Callable[[Options], Served]
+"""Loads the model of a command line."""
+
+
+class _Field(NamedTuple):
+    """Of an entry: the option that it sets, what its value is in JSON, and whether an artefact decides it."""
+
+    option: str
+    kind: type
+    decided: bool = False
+
+
+_FIELDS: Mapping[str, _Field] = {
+    "model": _Field("model", str),
+    "artifact": _Field("artifact", str),
+    "device": _Field("device", str),
+    "dtype": _Field("dtype", str),
+    "rows": _Field("batch", int, decided=True),
+    "sequence_length": _Field("sequence_length", int),
+    "max_tree_nodes": _Field("max_tree_nodes", int),
+}
+
+
+def read_listed(path: Path, options: Options) -> dict[str, Options]:
+    """The options of each model in the file, by name, in its order; what an entry leaves out is as on the command line.
+
+    Raises InvalidRequest, naming the entry and the field, for what cannot be served. Weights are not looked at before first use.
+    """
+    listed: dict[str, Options] = {}
+    for number, entry in enumerate(_entries(path), 1):
+        if not isinstance(entry, dict):
+            raise InvalidRequest(f"--models {path}: entry {number} is not an object with a name and a model or an artifact")
+        name = _name(entry.pop("name", None), f"--models {path}: entry {number}")
+        where = f"--models {path}: {name}"
+        if name in listed:
+            raise InvalidRequest(f"{where} is listed twice")
+        listed[name] = _options(entry, options, where)
+        try:
+            _check(listed[name], entry)
+        except OutriderError as error:
+            raise InvalidRequest(f"{where}: {error}") from error
+    if not listed:
+        raise InvalidRequest(f"--models {path}: no model is listed")
+    return listed
+
+
+def load_listed(name: str, options: Options, load: Load) -> Served:
+    """The model, described by the name it is listed under."""
+    served = load(options)
+    return served._replace(description=replace(served.description, model=name))
+
+
+def lazily(name: str, options: Options, load: Load) -> Callable[[], Served]:
+    """What loads it for a client: a failure is logged here in full, and is one line there."""
+
+    def loader() -> Served:
+        try:
+            return load_listed(name, options, load)
+        except (OutriderError, OSError, RuntimeError, ValueError, MemoryError) as error:  # of weights, devices and memory
+            log.error("%s could not be loaded: %s: %s", name, type(error).__name__, error)
+            raise Unavailable(f"{name} could not be loaded: its target's log says why") from error
+
+    return loader
+
+
+def _entries(path: Path) -> list[Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"--models {path} cannot be read: {error}") from error
+    if not isinstance(raw, dict) or raw.keys() != {"models"} or not isinstance(raw["models"], list):
+        raise InvalidRequest(f'--models {path}: {{"models": [{{"name": NAME, "model": DIR_OR_NAME}}, ...]}} is needed')
+    return raw["models"]
+
+
+def _name(name: object, where: str) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise InvalidRequest(f'{where}: "name" is to be 1 to {LONGEST_NAME} printable characters: got {name!r}')
+    return name
+
+
+def _options(entry: Mapping[str, Any], options: Options, where: str) -> Options:
+    """The command line's, but with the entry's model and fields."""
+    given: dict[str, Any] = {"model": None, "artifact": None, "target_model": None, "draft_model": None, "models": None}
+    for name, value in entry.items():
+        field = _FIELDS.get(name)
+        if field is None:
+            raise InvalidRequest(f'{where}: unknown field "{name}"; there are name, {", ".join(_FIELDS)}')
+        if not isinstance(value, field.kind) or isinstance(value, bool) or not value or (isinstance(value, int) and value < 1):
+            raise InvalidRequest(f'{where}: "{name}" cannot be {value!r}')
+        if field.decided and "artifact" in entry:
+            raise InvalidRequest(f'{where}: "{name}" was decided when the artefact was built: leave it out')
+        given[field.option] = value
+    if ("model" in entry) == ("artifact" in entry):
+        raise InvalidRequest(f'{where}: give one of "model" and "artifact"')
+    if "artifact" in entry:
+        given["dtype"] = None
+    return replace(options, **given)
+
+
+def _check(options: Options, entry: Mapping[str, Any]) -> None:
+    """As far as can be seen without loading: the model is there, is one that can be computed, and its device exists."""
+    if options.artifact:
+        manifest = read_manifest(Path(options.artifact))
+        artifact_length(options, manifest)
+        if entry.get("dtype", manifest.dtype) != manifest.dtype:
+            raise InvalidRequest(f'"dtype" is {entry["dtype"]}, the artefact was built in {manifest.dtype}: build another, or leave it out')
+        if options.device != "auto" and options.device != ("cpu" if manifest.target == "cpu" else "neuron"):
+            raise InvalidRequest(f'"device" is {options.device}, the artefact was built for {manifest.target}')
+        return
+    if options.device.startswith("neuron"):
+        raise InvalidRequest("for neuron a model is listed as an artifact, which python -m compile builds")
+    pick_device(options.device)
+    if options.dtype == "int8":
+        raise InvalidRequest("int8 is built ahead of time: list the artifact that python -m compile --target cpu --dtype int8 makes")
+    if options.dtype not in (None, *PRECISIONS):
+        raise InvalidRequest(f'"dtype" {options.dtype}: one of {", ".join(PRECISIONS)} is needed, or an int8 artifact')
+    directory = find_model(options.model or "", weights=False)
+    checkpoint = Checkpoint(options.model or "", directory, False, read_config(directory), Tokenizer(directory))
+    checkpoint.sequence_length(options.sequence_length)
