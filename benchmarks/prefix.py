@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,8 +50,8 @@ def copying(model: Model, vocabulary: int, lengths: tuple[int, ...], repetitions
     for length in lengths:
         copied, prefilled = [], []
         for _ in range(repetitions):
-            copied.append(milliseconds(lambda: model.copy_row(0, 1, length)))
-            prefilled.append(milliseconds(lambda: ModelSequence(model, 1, SamplingParams()).extend(tokens[:length])))
+            copied.append(milliseconds(partial(model.copy_row, 0, 1, length)))
+            prefilled.append(milliseconds(partial(ModelSequence(model, 1, SamplingParams()).extend, tokens[:length])))
         ratio = statistics.median(one / other for one, other in zip(copied, prefilled, strict=True))
         figures[length] = {"copy": statistics.median(copied), "prefill": statistics.median(prefilled), "ratio": ratio}
     return figures

@@ -246,6 +246,11 @@ class Storm:
             time.sleep(POLL_SECONDS)
         for c in self._clients:  # DEBUG
             if not c.done: c._process.send_signal(signal.SIGUSR1); time.sleep(1)
+        from grpc_comm.client import connect
+        for i in range(2):
+            for a in (self._links[i].address, self._targets[i].address):
+                try: print("DEBUG conn", a, connect(a).description.model)
+                except Exception as e: print("DEBUG conn", a, repr(e))
         for t in self._targets: print("DEBUG", t.address, t.held())
         self.report.problems += [f"hangs: {client.texts}" for client in self._clients if not client.done]
         self.report.problems += ["not everything happened: there were too few tokens"] * bool(self._due)
@@ -318,17 +323,19 @@ def started(plan: Plan) -> Iterator[tuple[list[TargetProcess], list[ShapedLink]]
 
 def storm(plan: Plan) -> Report:
     """Everything; `seconds` count from the first session to the last."""
-    until = time.monotonic() + plan.deadline
     with started(plan) as (targets, links), ExitStack() as stack:
+        print("DEBUG started", time.monotonic())
         jobs = make_jobs(plan, *(link.address for link in links))
+        print("DEBUG jobs", time.monotonic())
         clients = [ClientProcess(jobs[index :: plan.processes]) for index in range(plan.processes)]
         for client in clients:
             stack.callback(client.end)
         for client in clients:
-            if not client.ready.wait(max(0.0, until - time.monotonic())):
+            if not client.ready.wait(plan.deadline):
                 raise Unavailable(f"a client did not get ready: exit status {client.status}")
+        print("DEBUG ready", time.monotonic())
         raging, begun = Storm(plan, targets, links, clients), time.monotonic()
-        raging.rage(until)
+        raging.rage(begun + plan.deadline)
         report = raging.report
         report.seconds = round(time.monotonic() - begun, 1)
         for client in clients:

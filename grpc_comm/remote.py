@@ -212,6 +212,7 @@ class RemoteVerifier:
                 return self._patience.notice(f"connected to {self._line.address(self._at)} again")
             except Unavailable as error:
                 reason = error
+                import sys; print("DEBUG", time.monotonic(), first+attempt, repr(error), file=sys.stderr)
             wait = reason.retry_after * random.uniform(1, 2) if isinstance(reason, Busy) else random.uniform(0, pause)  # noqa: S311
             pause = min(2 * pause, LONGEST_PAUSE)
             if time.monotonic() + wait > deadline or self._closed.wait(wait):
