@@ -18,21 +18,29 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
-from benchmarks.scripted import ScriptedDraft
-from inference.backends import Segment
+from benchmarks.scripted import ScriptedDraft, Text, say_texts
+from inference.backends import Model, Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.engine import Engine, Forward, Observer
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.session import Answer, Session
 from inference.tree import IntArray, TokenTree
+from outrider.models import find_checkpoint, load_model
+from outrider.options import Options
 
 NODES, CAPACITY, PROMPT = 16, 2048, 600
 VOCABULARY = 100_000
 FORWARDS = 120
 """Of one measurement; every session gets 3 tokens of each on average."""
+
+NAMES = ("read", "write", "copy", "move", "remove", "parse", "count", "compress")
+SPOKEN = 96
+"""Tokens of a real model's texts, prompt included."""
 
 
 class NextToken:
@@ -71,12 +79,12 @@ class Overhead(Observer):
         self.samples: dict[str, list[float]] = {"engine": [], "engine cpu": [], "padding": [], "asking": []}
         self._stopped = threading.Event()
         self._begin()
-        texts = [list(range(number * CAPACITY, (number + 1) * CAPACITY)) for number in range(sessions)]
-        opened = [self.engine.open(text[:PROMPT], SamplingParams()) for text in texts]
+        texts = [Text(list(range(number * CAPACITY, (number + 1) * CAPACITY)), PROMPT) for number in range(sessions)]
+        opened = [self.engine.open(text.tokens[:PROMPT], SamplingParams()) for text in texts]
         for _, future in opened:
             self.engine.finish(future)
         for number, (session, _) in enumerate(opened):
-            self._ask(session, ScriptedDraft(texts[number], PROMPT, VOCABULARY, number))
+            self._ask(session, ScriptedDraft(texts[number], VOCABULARY, number))
         self.engine.observer = self
 
     def run(self) -> None:
@@ -103,10 +111,11 @@ class Overhead(Observer):
         self._asking = self._clients = self.model.cpu_seconds = 0.0
         self._begun = time.thread_time()
 
-    def _answered(self, session: Session, draft: ScriptedDraft, answer: Answer) -> None:
+    def _answered(self, session: Session, draft: ScriptedDraft, answer: Future[Answer]) -> None:
         start = time.thread_time()
-        draft.commit(answer.verdict)
-        self._ask(session, draft)
+        if answer.exception() is None:  # else the engine has stopped
+            draft.commit(answer.result().verdict)
+            self._ask(session, draft)
         self._clients += time.thread_time() - start
 
     def _ask(self, session: Session, draft: ScriptedDraft) -> None:
@@ -114,10 +123,10 @@ class Overhead(Observer):
         start = time.thread_time()
         answer = self.engine.verify(session, TokenTree(drafted.tokens, drafted.parents))
         self._asking += time.thread_time() - start
-        answer.add_done_callback(lambda done: done.exception() or self._answered(session, draft, done.result()))
+        answer.add_done_callback(lambda done: self._answered(session, draft, done))
 
 
-def overhead(sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, float]]:
+def overhead(sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, Any]]:
     """Median milliseconds of each figure by sessions, measured in turn."""
     samples: dict[int, dict[str, list[float]]] = {count: {} for count in sessions}
     for _ in range(repetitions):
@@ -126,18 +135,97 @@ def overhead(sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, f
             measured.run()
             for name, values in measured.samples.items():
                 samples[count].setdefault(name, []).extend(values)
-    return {count: {name: round(statistics.median(values), 3) for name, values in by_name.items()} for count, by_name in samples.items()}
+    return {count: {f"{name}, ms": round(statistics.median(values), 3) for name, values in by_name.items()} for count, by_name in samples.items()}
+
+
+class Together:
+    """Another Model, all of whose trees cost the same by what the scheduler knows, so that none is cut."""
+
+    def __init__(self, model: Model) -> None:
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
+        self._model = model
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return self._model.choose(segments)
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        return self._model.rank(segments, k)
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return self.rows, NODES if nodes <= NODES else self.max_nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        self._model.copy_row(source, target, slots)
+
+
+class RowByRow(Together):
+    """The same, with a forward of its own for every row."""
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return [self._model.choose([segment])[0] for segment in segments]
+
+
+def serve(model: Model, texts: Sequence[Text], vocabulary: int) -> tuple[float, list[list[int]]]:
+    """Tokens a second of a session for each text, all asking at the same time, and what they got."""
+    engine = Engine(model, sequence_length=len(texts[0].tokens) + NODES, max_tree_nodes=NODES, vocabulary=vocabulary)
+    sessions, drafts = [], [ScriptedDraft(text, vocabulary, number) for number, text in enumerate(texts)]
+    for text in texts:
+        session, opened = engine.open(text.tokens[: text.prompt], SamplingParams())
+        engine.finish(opened)
+        sessions.append(session)
+    start = time.perf_counter()
+    while asking := [(session, draft) for session, draft in zip(sessions, drafts, strict=True) if not draft.at_end]:
+        answers = [engine.verify(session, draft.draft(session.root, NODES)) for session, draft in asking]
+        for (_, draft), answer in zip(asking, answers, strict=True):
+            engine.finish(answer)
+            draft.commit(answer.result().verdict)
+    seconds = time.perf_counter() - start
+    made = sum(session.length - text.prompt for session, text in zip(sessions, texts, strict=True))
+    return made / seconds, [session.tokens for session in sessions]
+
+
+def throughput(options: Options, sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, Any]]:
+    """Median tokens a second, and how many of the texts are what the target says alone."""
+    checkpoint = find_checkpoint(options, "target")
+    vocabulary = checkpoint.tokenizer.vocabulary
+    loaded = load_model(options, checkpoint, rows=max(sessions), sequence_length=2 * SPOKEN, spare=NODES, max_nodes=64)
+    prompts = [checkpoint.tokenizer.encode(f"def {name}(path):\n") for name in NAMES[: max(sessions)]]
+    texts = say_texts(loaded, prompts, SPOKEN, vocabulary)
+    figures: dict[int, dict[str, Any]] = {}
+    for count in sessions:
+        rates: dict[str, list[float]] = {"together": [], "row by row": []}
+        same = dict.fromkeys(rates, 0)
+        for _ in range(repetitions):
+            for name, model in (("together", Together(loaded)), ("row by row", RowByRow(loaded))):
+                rate, said = serve(model, texts[:count], vocabulary)
+                rates[name].append(rate)
+                same[name] += sum(tokens[:SPOKEN] == text.tokens[: len(tokens)] for tokens, text in zip(said, texts, strict=False))
+        ratios = [one / other for one, other in zip(rates["together"], rates["row by row"], strict=True)]
+        figures[count] = {
+            **{f"{name}, tokens/s": round(statistics.median(values), 2) for name, values in rates.items()},
+            "ratio": [round(statistics.median(ratios), 2), round(min(ratios), 2), round(max(ratios), 2)],
+            **{f"{name}, texts equal to target-only": f"{equal} of {count * repetitions}" for name, equal in same.items()},
+        }
+    return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", default="1,8,32", metavar="N,N,...")
+    parser.add_argument("--sessions", metavar="N,N,...", help="default: 1,8,32, or 1,4,8 with --model")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--model", metavar="DIR", help="a real target: tokens a second, together and row by row")
+    parser.add_argument("--dtype", help="of the model (default: its own)")
+    parser.add_argument("--threads", type=int, default=2, help="of the model (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
-    figures = overhead([int(count) for count in given.sessions.split(",")], given.repetitions)
+    sessions = [int(count) for count in (given.sessions or ("1,4,8" if given.model else "1,8,32")).split(",")]
+    if given.model:
+        options = Options(target_model=given.model, dtype=given.dtype, threads=given.threads, device="cpu")
+        figures = throughput(options, sessions, given.repetitions)
+    else:
+        figures = overhead(sessions, given.repetitions)
     for count, values in figures.items():
-        print(f"{count:3d} sessions: " + ", ".join(f"{name} {value:.3f} ms" for name, value in values.items()))
+        print(f"{count:3d} sessions: " + ", ".join(f"{name} {value}" for name, value in values.items()))
     if given.json:
         Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

@@ -1,12 +1,17 @@
-"""A client without a draft model: it knows the text beforehand and drafts it with mistakes, so that acceptance is set."""
+"""Clients without a draft model: they know the text beforehand and draft it with mistakes, so that acceptance is set."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from inference.accept import Verdict
+from inference.backends import Model
+from inference.engine import Engine
+from inference.sampling import SamplingParams
+from inference.session import Answer
 from inference.tree import TokenTree
 
 ACCEPTED = (0, 2, 1, 4, 3, 1, 2, 3)
@@ -15,15 +20,38 @@ ACCEPTED = (0, 2, 1, 4, 3, 1, 2, 3)
 DEPTH = max(ACCEPTED)
 
 
-class ScriptedDraft:
-    """Drafts of the text that follows a prompt. A tree is a binary heap whose first children carry the expected tokens.
+class Text(NamedTuple):
+    """A prompt of so many tokens and what the target says after it."""
 
-    text: prompt and continuation; turn: where in ACCEPTED to begin, so that clients differ.
+    tokens: list[int]
+    prompt: int
+
+
+def say_texts(model: Model, prompts: Sequence[list[int]], length: int, vocabulary: int) -> list[Text]:
+    """What the model says alone, greedily, until prompt and continuation are `length` tokens. One row each."""
+    engine = Engine(model, sequence_length=length, max_tree_nodes=1, vocabulary=vocabulary)
+    said = [list(prompt) for prompt in prompts]
+    for tokens in said:
+        session, opened = engine.open(tokens, SamplingParams())
+        engine.finish(opened)
+
+        def hear(answer: Answer, last: bool, tokens: list[int] = tokens) -> None:
+            tokens.append(answer.verdict.next_token)
+
+        engine.finish(engine.generate(session, length - len(tokens), frozenset(), hear))
+        engine.close(session)
+    return [Text(tokens, len(prompt)) for tokens, prompt in zip(said, prompts, strict=True)]
+
+
+class ScriptedDraft:
+    """Drafts of a text. A tree is a binary heap whose first children carry the expected tokens.
+
+    turn: where in ACCEPTED to begin, so that clients differ.
     """
 
-    def __init__(self, text: Sequence[int], prompt: int, vocabulary: int, turn: int = 0) -> None:
-        self._text, self._prompt, self._vocabulary = np.array(text, dtype=np.int32), prompt, vocabulary
-        self._at, self._turn = prompt - 1, turn
+    def __init__(self, text: Text, vocabulary: int, turn: int = 0) -> None:
+        self._text, self._prompt, self._vocabulary = np.array(text.tokens, dtype=np.int32), text.prompt, vocabulary
+        self._at, self._turn = text.prompt - 1, turn
 
     @property
     def at_end(self) -> bool:

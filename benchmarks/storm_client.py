@@ -5,7 +5,9 @@ Told on stdin: a line of jobs, then `go`. Tells on stdout, a JSON object a line:
 
 from __future__ import annotations
 
-import faulthandler, signal; faulthandler.register(signal.SIGUSR1)
+import faulthandler, signal
+
+faulthandler.register(signal.SIGUSR1)
 import json
 import sys
 import threading
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.scripted import ScriptedDraft
+from benchmarks.scripted import ScriptedDraft, Text
 from grpc_comm.client import Connection, connect
 from grpc_comm.remote import Patience, RemoteVerifier
 from inference.accept import Verdict
@@ -61,7 +63,7 @@ class Scripted:
         self._text, self._vocabulary, self._turn = text, vocabulary, turn
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._draft = ScriptedDraft([*prompt, *self._text], len(prompt), self._vocabulary, self._turn)
+        self._draft = ScriptedDraft(Text([*prompt, *self._text], len(prompt)), self._vocabulary, self._turn)
 
     def draft(self, root: int, budget: Budget) -> TokenTree:
         levels = min(budget.depth, NODES.bit_length())

@@ -27,6 +27,7 @@ from inference.sampling import SamplingParams
 from inference.stats import Traffic
 
 CONNECT_SECONDS = 5.0
+REACH_POLL_SECONDS = 0.02
 HEARTBEAT_SECONDS = 1.0
 """How often verifiers look whether they have been silent for too long."""
 
@@ -101,6 +102,18 @@ class Channel:
             raise translate.status_error(error, meaning) from error
         return message
 
+    def reach(self, seconds: float, given_up: threading.Event) -> None:
+        """Wait for a connection: while one is made, gRPC fails other calls with the last error, and does not look after it unless one waits."""
+        try:
+            call = self._stub.Describe.future(pb.DescribeRequest(), timeout=seconds, metadata=self._metadata, wait_for_ready=True)
+        except ValueError as error:  # gRPC's word for a closed channel
+            raise Unavailable(f"the connection to {self.address} is closed") from error
+        while not call.done():
+            if given_up.wait(REACH_POLL_SECONDS):
+                call.cancel()
+        if call.code() is not grpc.StatusCode.OK:
+            raise translate.status_error(call, f"no Outrider target answers at {self.address}")
+
     def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
         try:
             return self._stub.Session(messages, metadata=self._metadata)
@@ -150,6 +163,9 @@ class Connection:
 
     def start(self, index: int) -> Start:
         return self._channels[index % self.targets].session
+
+    def reach(self, index: int, seconds: float, given_up: threading.Event) -> None:
+        self._channels[index % self.targets].reach(seconds, given_up)
 
     def verifier(self) -> RemoteVerifier:
         """A Verifier of its own session; it takes no row before open()."""

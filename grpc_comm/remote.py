@@ -35,6 +35,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 RESUME_SECONDS = 5.0
 """A target that holds the session says so at once; one that says nothing is not there."""
 
+REACH_SECONDS = 3.0
+"""For a connection to come about: TCP, TLS and HTTP/2 over a slow link, after gRPC's own back-off of a second."""
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -57,6 +60,10 @@ class Line(Protocol):
 
     def start(self, index: int) -> Start:
         """How to begin a stream to it."""
+        ...
+
+    def reach(self, index: int, seconds: float, given_up: threading.Event) -> None:
+        """Wait until it answers; raises Unavailable after so many seconds, or when the event is set."""
         ...
 
 
@@ -208,11 +215,12 @@ class RemoteVerifier:
         for attempt in count():
             resume = not leaving and attempt % self._line.targets == 0
             try:
+                if attempt:
+                    self._line.reach(first + attempt, REACH_SECONDS, self._closed)
                 self._attach(first + attempt, resume=resume, seconds=max(deadline - time.monotonic(), FIRST_PAUSE))
                 return self._patience.notice(f"connected to {self._line.address(self._at)} again")
             except Unavailable as error:
                 reason = error
-                import sys; print("DEBUG", time.monotonic(), first+attempt, repr(error), file=sys.stderr)
             wait = reason.retry_after * random.uniform(1, 2) if isinstance(reason, Busy) else random.uniform(0, pause)  # noqa: S311
             pause = min(2 * pause, LONGEST_PAUSE)
             if time.monotonic() + wait > deadline or self._closed.wait(wait):

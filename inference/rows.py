@@ -13,8 +13,8 @@ import numpy as np
 from inference.backends import Model
 from inference.slots import Slots
 
-WORTH_COPYING = 8
-"""Tokens from which another row's keys are copied instead of computed anew. On a CPU that takes 0.4 % of the time for 8 tokens and 0.1 % for
+WORTH_COPYING = 16
+"""Tokens from which another row's keys are copied instead of computed anew. On a CPU that takes 0.3 % of the time for 16 tokens and 0.1 % for
 1,000 (`python -m benchmarks.prefix`). Elsewhere a copy is a call of its own, and a few tokens would hardly save one.
 """
 

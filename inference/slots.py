@@ -26,7 +26,7 @@ class Slots:
     def take(self, positions: IntArray) -> IntArray:
         """The lowest free slots, now provisionally holding these positions; raises LimitExceeded when there are too few."""
         within = self.positions[: self.high_water + len(positions)]  # enough of them are free, unless the row ends here
-        free = (within == FREE).nonzero()[0][: len(positions)]
+        free: NDArray[np.intp] = (within == FREE).nonzero()[0][: len(positions)]
         if len(free) < len(positions):
             raise LimitExceeded(f"the row is full: {len(positions)} slots needed, {len(free)} of {len(self.positions)} free")
         self.positions[free] = positions

@@ -32,9 +32,11 @@ class Turns:
         self._model, self._times = model, ForwardTimes()
         self._filled_last = False
         self._idle = 0.0
+        self._free_since: float | None = None  # when somebody was first seen ready since the last forward
 
     def next(self, working: Sequence[Session]) -> Turn:
         """Chunks and trees take turns when there are both, so that neither starves."""
+        self._free_since = None
         in_order = sorted(working, key=lambda session: session.asked)
         filling = [session for session in in_order if session.missing]
         ready = [session for session in in_order if not session.missing]
@@ -49,16 +51,22 @@ class Turns:
         self._idle += 0.2 * (idle - self._idle)
 
     def pause(self, roster: Roster, now: float) -> float | None:
-        """Seconds to wait before the next step: None until something is asked, 0 not at all, else for company."""
+        """Seconds to wait before the next step: None until something is asked, 0 not at all, else for company.
+
+        At most a lone forward's time is waited once the target could go ahead. Sessions that were served together ask together
+        again, so what a wait costs once is saved in every later round; what they waited for the forward before does not count.
+        """
         working = roster.working
         if roster.closing or roster.movable:
             return 0.0
         if not working:
+            self._free_since = None
             return SILENT_SECONDS if roster.in_line else None
         if any(session.missing or isinstance(session.work, Opening) for session in working):
             return 0.0
         nodes = max(session.wants for session in working)
-        patience = self._seconds(1, nodes) - (now - min(session.asked for session in working))
+        self._free_since = now if self._free_since is None else self._free_since
+        patience = self._seconds(1, nodes) - (now - self._free_since)
         coming = ((session.expected_in(now), session) for session in roster.sessions if session.row is not None)
         arrivals = [Arrival(seconds, session.gain) for seconds, session in coming if seconds is not None and seconds <= patience]
         if not arrivals:

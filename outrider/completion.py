@@ -68,6 +68,9 @@ class Completion:
     target_seconds: float = 0.0
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    arrivals: list[float] = field(default_factory=list)  # [chunk] from the request to the tokens that came together
+    chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many those were
+    accepted_at_depth: list[int] = field(default_factory=list)  # [depth - 1] rounds that accepted a node of this depth
     device: str = ""  # of the target, as it describes itself: an emulated one says so; empty for a model in this process
     baseline: Completion | None = None
     speedup: float | None = None
@@ -107,8 +110,12 @@ class _Run:
     def take(self, tokens: Sequence[int], drafted: int, statistics: Statistics) -> bool:
         """Take what a round brought, all but the last accepted; false when the text has ended."""
         statistics.count(drafted, len(tokens) - 1)
+        done, before = self.done, len(self.done.token_ids)
         accepted = [True] * (len(tokens) - 1) + [False]
-        return all(self.emit(token, flag) for token, flag in zip(tokens, accepted, strict=True))
+        going_on = all(self.emit(token, flag) for token, flag in zip(tokens, accepted, strict=True))
+        done.arrivals.append(done.seconds)
+        done.chunk_tokens.append(len(done.token_ids) - before)
+        return going_on
 
     def guess(self, token: int) -> None:
         """Take one that nobody has verified: the next token that is emitted takes all of them back."""
@@ -128,6 +135,7 @@ class _Run:
         self._put(self._text.finish(), False)
         done.rounds, done.num_draft_tokens = statistics.rounds, statistics.num_draft_tokens
         done.num_accepted_tokens = statistics.num_accepted_tokens
+        done.accepted_at_depth = statistics.accepted_at_depth
         done.acceptance_length, done.acceptance_rate = statistics.acceptance_length, statistics.acceptance_rate
         done.bytes_up, done.bytes_down = traffic.bytes_up, traffic.bytes_down
         done.target_seconds, done.queue_seconds, done.prefill_seconds = traffic.model_seconds, traffic.queue_seconds, traffic.prefill_seconds
@@ -176,8 +184,7 @@ def target_only(request: Request, verifier: Verifier, tokenizer: Tokenizer, show
     with closing(verifier):
         verifier.open(request.ids, request.params).result()
         for token in verifier.generate(request.max_new_tokens, request.stop_ids):
-            statistics.rounds += 1
-            if not run.emit(token, False) or cancelled.is_set():
+            if not run.take([token], 0, statistics) or cancelled.is_set():
                 break
         return run.finish(statistics, verifier.traffic, 0.0)
 

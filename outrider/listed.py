@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from grpc_comm.catalogue import Served
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.model.checkpoint import find_model
 from inference.model.config import read_config
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length
@@ -144,6 +143,8 @@ def _check(options: Options, entry: Mapping[str, Any]) -> None:
         raise InvalidRequest("int8 is built ahead of time: list the artifact that python -m compile --target cpu --dtype int8 makes")
     if options.dtype not in (None, *PRECISIONS):
         raise InvalidRequest(f'"dtype" {options.dtype}: one of {", ".join(PRECISIONS)} is needed, or an int8 artifact')
+    from inference.model.checkpoint import find_model
+
     directory = find_model(options.model or "", weights=False)
     checkpoint = Checkpoint(options.model or "", directory, False, read_config(directory), Tokenizer(directory))
     checkpoint.sequence_length(options.sequence_length)

@@ -96,7 +96,7 @@ def load_served(options: Options) -> Served:
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         rows=model.rows,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=loaded.dtype,
         device=profile.label(f"{checkpoint.name} on {where}") if profile else where,
         stop_ids=checkpoint.config.stop_ids,
     )
@@ -117,6 +117,7 @@ class _Loaded(NamedTuple):
     fingerprint: str
     sequence_length: int
     max_tree_nodes: int
+    dtype: str
 
 
 def _load_checkpoint(options: Options) -> _Loaded:
@@ -125,13 +126,13 @@ def _load_checkpoint(options: Options) -> _Loaded:
     checkpoint, nodes = find_checkpoint(options, "target"), options.max_tree_nodes
     length = checkpoint.sequence_length(options.sequence_length)
     model = load_model(options, checkpoint, rows=options.batch, sequence_length=length, spare=nodes, max_nodes=max(nodes, PREFILL_NODES))
-    return _Loaded(model, checkpoint, fingerprint(checkpoint.directory), length, nodes)
+    return _Loaded(model, checkpoint, fingerprint(checkpoint.directory), length, nodes, str(model.dtype).removeprefix("torch."))
 
 
 def _load_artifact(options: Options) -> _Loaded:
     manifest, checkpoint = open_artifact(options)
     length, nodes = artifact_length(options, manifest), min(options.max_tree_nodes, manifest.max_tree_nodes)
-    return _Loaded(load_artifact(options, manifest), checkpoint, manifest.model_fingerprint, length, nodes)
+    return _Loaded(load_artifact(options, manifest), checkpoint, manifest.model_fingerprint, length, nodes, manifest.dtype)
 
 
 def make_cert(options: Options) -> int:

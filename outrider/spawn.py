@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from inference.errors import Unavailable
 from outrider.serve import READY
 
 _STOP_SECONDS = 10
+_LINES = 50  # of a target's, kept
 
 
 def role_command(role: str, *arguments: str) -> list[str]:
@@ -28,15 +30,36 @@ def role_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+class StartedTarget(NamedTuple):
+    """A target that runs here. address: HOST:PORT.  said: its latest lines; after the context also those of its end."""
+
+    address: str
+    pid: int
+    said: deque[str]
+
+
 @contextmanager
 def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
     """Start `--role target` with these flags on a free port; yields HOST:PORT once it listens."""
-    command = role_command("target", "--port", "0", *arguments)
+    with started("target", arguments) as target:
+        yield target.address
+
+
+@contextmanager
+def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]:
+    """The same for any role that serves. Raises Unavailable, with what it said, when it does not start."""
+    command = role_command(role, "--port", "0", *arguments)
     process = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=role_environment()
     )
+    said: deque[str] = deque(maxlen=_LINES)
+    listener = None
     try:
-        yield _address(process)
+        address = _address(process, said)
+        assert process.stderr is not None
+        listener = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)  # a full pipe would stop the target
+        listener.start()
+        yield StartedTarget(address, process.pid, said)
     finally:
         process.terminate()
         try:
@@ -44,15 +67,15 @@ def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if listener is not None:
+            listener.join(_STOP_SECONDS)
 
 
-def _address(process: subprocess.Popen[str]) -> str:
+def _address(process: subprocess.Popen[str], said: deque[str]) -> str:
     """The address on the line that says the target listens; what it says before is kept for the error."""
-    said = []
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(READY):
-            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # a full pipe would stop the target
             return line.removeprefix(READY).split()[0]
         said.append(line)
     raise Unavailable(f"the target did not start: {''.join(said).strip() or 'it said nothing'}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pynvml
 import pytest
 
-from inference import energy_readers
 from inference.energy import Energy, EnergyMeter
 from inference.energy_readers import AppleReader, NeuronReader, Unreadable, find_readers, neuron_readers, nvml_readers, rapl_readers
 from inference.figures import Figure, Quality
@@ -120,8 +120,8 @@ def test_apples_counters_are_added_where_the_processor_has_them() -> None:
 
 
 def test_a_mac_without_the_package_names_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy_readers.sys, "platform", "darwin")
-    monkeypatch.setitem(energy_readers.sys.modules, "zeus_apple_silicon", None)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
     (reader,) = find_readers()
     assert reader.joules().source == "Apple processor: pip install 'outrider[energy]'"
 
@@ -161,17 +161,17 @@ class Board:
 
 
 @pytest.fixture
-def nvidia(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Puts a library below NVIDIA's binding."""
 
     def install(library: Any) -> None:
         monkeypatch.setattr(pynvml, "nvmlLib", library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
 
-    yield install
+    return install
 
 
-def test_a_boards_energy_counter_is_in_millijoules(nvidia: Any) -> None:
+def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]) -> None:
     nvidia(Board([9_000_000_000_000, 9_000_000_000_000, 9_000_000_012_500], []))
     (reader,) = nvml_readers()
     with EnergyMeter([reader], sample_seconds=60.0) as meter:
@@ -179,7 +179,7 @@ def test_a_boards_energy_counter_is_in_millijoules(nvidia: Any) -> None:
     assert meter.energy.parts == (Figure.measured(12.5, "NVIDIA Test 0, energy counter"),)
 
 
-def test_a_board_without_a_counter_has_its_power_integrated(nvidia: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_board_without_a_counter_has_its_power_integrated(nvidia: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia(Board(None, [20_000, 40_000, 60_000]))
     (reader,) = nvml_readers()
     clock = Clock()
@@ -193,7 +193,7 @@ def test_a_board_without_a_counter_has_its_power_integrated(nvidia: Any, monkeyp
     assert (lost.value, lost.source) == (None, "NVIDIA Test 0: GPU is lost")
 
 
-def test_a_machine_without_nvidias_driver_has_no_board(nvidia: Any, tmp_path: Path) -> None:
+def test_a_machine_without_nvidias_driver_has_no_board(nvidia: Callable[[Any], None], tmp_path: Path) -> None:
     nvidia(SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
     assert nvml_readers() == []
     nvidia(SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
@@ -201,7 +201,7 @@ def test_a_machine_without_nvidias_driver_has_no_board(nvidia: Any, tmp_path: Pa
 
 
 def test_a_driver_without_the_package_names_the_install_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(energy_readers.sys.modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_readers(tmp_path / "absent") == []
     assert nvml_readers(tmp_path)[0].joules().source == "NVIDIA: pip install 'outrider[energy]'"
 

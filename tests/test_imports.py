@@ -18,7 +18,8 @@ ALLOWED = {
     "outrider": {"outrider", "inference", "grpc_comm", "compile", "deploy"},
     "benchmarks": {"benchmarks", "outrider", "inference", "grpc_comm", "compile", "deploy"},
 }
-PURE = ["tree", "accept", "decode", "policy", "slots", "stats", "sampling", "errors"]
+PURE = ["tree", "accept", "decode", "policy", "slots", "stats", "sampling", "errors", "figures", "cost", "energy"]
+HOMES = {"boto3": ("deploy/", "compile/s3.py")}
 
 
 def imports(path: Path) -> set[str]:
@@ -43,9 +44,21 @@ def test_the_pure_core_needs_only_the_standard_library_and_numpy(module: str) ->
     assert imports(ROOT / "inference" / f"{module}.py") <= {*sys.stdlib_module_names, "numpy", "inference"}
 
 
+@pytest.mark.parametrize("library", HOMES)
+def test_a_heavy_library_is_imported_at_home_only(library: str) -> None:
+    importing = [path.relative_to(ROOT).as_posix() for room in ALLOWED for path in (ROOT / room).rglob("*.py") if library in imports(path)]
+    assert importing
+    assert all(path.startswith(HOMES[library]) for path in importing), importing
+
+
 @pytest.mark.parametrize("library", ["torch", "transformers", "grpc", "numpy"])
 def test_the_command_line_starts_without_heavy_libraries(library: str) -> None:
     code = f"import sys, outrider.cli; sys.exit({library!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_prices_are_shown_without_heavy_libraries() -> None:
+    code = "import sys, deploy.__main__, deploy.pricing; sys.exit(bool({'boto3', 'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -55,11 +68,12 @@ def test_the_client_side_of_the_wire_needs_no_torch() -> None:
 
 
 def test_the_packages_imported_here_are_this_checkouts() -> None:
+    import deploy
     import grpc_comm
     import inference
     import outrider
 
-    assert {Path(package.__file__ or "").parents[1] for package in (inference, grpc_comm, outrider)} == {ROOT}
+    assert {Path(package.__file__ or "").parents[1] for package in (inference, grpc_comm, deploy, outrider)} == {ROOT}
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.link import Shape, shaped_link
 from grpc_comm.client import connect
 from inference.decode import decode
 from inference.errors import InvalidRequest, Unavailable
 from inference.local import LocalVerifier
 from inference.policy import BestFirst
 from inference.sampling import SamplingParams
+from outrider.link import Shape, shaped_link
 from tests import pairs
 from tests.wire_fixtures import WAIT, background
 
@@ -175,7 +175,7 @@ def test_a_link_that_cannot_be_is_refused(shape: dict[str, float], words: str) -
 def test_a_link_that_does_not_start_is_an_error(echo: str) -> None:
     with pytest.raises(Unavailable), shaped_link("nowhere"):
         pass
-    command = [sys.executable, "-m", "benchmarks.link", "--to", echo, "--listen", echo]
+    command = [sys.executable, "-m", "outrider.link", "--to", echo, "--listen", echo]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
     assert ended.returncode == 1
     assert "cannot listen" in ended.stderr

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
@@ -24,6 +22,7 @@ from deploy.price_table import SNAPSHOT, PriceTable, price_row, read_table
 from deploy.pricing import Prices, open_prices
 from inference.cost import hire_usd
 from inference.errors import InvalidRequest, Mismatch
+from tests.price_lists import hourly, live, product
 
 TRN1 = Offer("trn1.2xlarge", "us-east-1")
 P5 = Offer("p5.48xlarge", "us-east-1")
@@ -46,40 +45,6 @@ def nobodys_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-
-
-def product(offer: Offer, *dimensions: tuple[str, str, str], **attributes: str) -> str:
-    """A row of the price list: dimensions are (unit, dollars, beginning of the tier)."""
-    terms = {"operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used", "preInstalledSw": "NA", "marketoption": "OnDemand"}
-    terms |= {"licenseModel": "No License required", "operation": "RunInstances"}
-    rates = {
-        f"SKU.OFFER.{number}": {"unit": unit, "pricePerUnit": {"USD": usd}, "beginRange": begin, "endRange": "Inf", "description": ""}
-        for number, (unit, usd, begin) in enumerate(dimensions)
-    }
-    row = {
-        "product": {"sku": "SKU", "attributes": {"instanceType": offer.instance_type, "regionCode": offer.region} | terms | attributes},
-        "serviceCode": "AmazonEC2",
-        "terms": {"OnDemand": {"SKU.OFFER": {"effectiveDate": "2026-09-01T00:00:00Z", "priceDimensions": rates}}},
-    }
-    return json.dumps(row)
-
-
-def hourly(offer: Offer, usd: str, **attributes: str) -> str:
-    return product(offer, ("Hrs", usd, "0"), **attributes)
-
-
-def live(service: str, script: Callable[[Stubber], object]) -> LivePrices:
-    """LivePrices whose client of this service answers by the script."""
-    client = boto3.client(service, region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing")
-    stubber = Stubber(client)
-    script(stubber)
-    stubber.activate()
-
-    def make(asked: str, region: str) -> Any:
-        assert asked == service
-        return client
-
-    return LivePrices(make)
 
 
 def price_list(*rows: str, offer: Offer = TRN1) -> LivePrices:

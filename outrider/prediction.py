@@ -1,0 +1,99 @@
+"""What the closed forms of inference/planner.py say about an arm, from what its sweep cost.
+
+A round's draft, pass, tokens and bytes are taken from all of an arm's sweep runs; none of these has the network in it. What both
+programs add to a round is taken at the first round trip of the comparison. The rest is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inference.planner import Round, acceptance_of, exchange, fused_time, synchronous_time
+from outrider.completion import Completion
+
+
+class Network(NamedTuple):
+    """A link in seconds: of a round trip beyond the machine's own, and of a byte in either direction."""
+
+    round_trip: float
+    byte_time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """One round of an arm on average, in seconds and bytes. host: of both programs outside their models, the machine's own network included."""
+
+    made: Round
+    bytes_up: float
+    bytes_down: float
+    queue: float
+    host: float
+
+
+Time = Callable[[Costs, Network], float]
+"""Seconds of a token by a closed form."""
+
+
+def made_at_the_target(costs: Costs, network: Network) -> float:
+    """No round crosses the network, whatever it is."""
+    return fused_time(costs.made, costs.queue + costs.host)
+
+
+def made_across(costs: Costs, network: Network) -> float:
+    """Every round waits for its verdict."""
+    between = exchange(network.round_trip, costs.bytes_up, costs.bytes_down, network.byte_time, queue=costs.queue, host=costs.host)
+    return synchronous_time(costs.made, between)
+
+
+class Decoding(NamedTuple):
+    """Texts from their first chunk on: prefill and the opening of sessions are no part of it."""
+
+    seconds: float
+    rounds: int
+    tokens: int
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        return self.seconds / self.tokens if self.tokens else None
+
+
+def decoding(texts: Sequence[Completion]) -> Decoding:
+    """Summed over texts."""
+    begun = [done for done in texts if done.arrivals]
+    return Decoding(
+        sum(done.arrivals[-1] - done.arrivals[0] for done in begun),
+        sum(len(done.arrivals) - 1 for done in begun),
+        sum(sum(done.chunk_tokens[1:]) for done in begun),
+    )
+
+
+def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
+    """Of these sweep runs of one arm; None where they were too short to tell."""
+    rounds, after_first = sum(done.rounds for done in texts), decoding(texts)
+    if not after_first.rounds:
+        return None
+    drafting, verify, queue = (sum(getattr(done, name) for done in texts) / rounds for name in ("draft_seconds", "target_seconds", "queue_seconds"))
+    up, down = (sum(getattr(done, name) for done in texts) / rounds for name in ("bytes_up", "bytes_down"))
+    return Costs(Round(drafting, verify, after_first.tokens / after_first.rounds), up, down, queue, host)
+
+
+def host_of(texts: Sequence[Completion], round_trip: float) -> float:
+    """Seconds of a round that neither a model nor the emulated network took, in runs at this round trip (0: none of the round crosses it)."""
+    after_first = decoding(texts)
+    costs = costs_of(texts, 0.0)
+    if costs is None:
+        return 0.0
+    return max(0.0, after_first.seconds / after_first.rounds - costs.made.drafting - costs.made.verify - costs.queue - round_trip)
+
+
+def acceptance(texts: Sequence[Completion]) -> float:
+    """Chance that the target's next token is among the guesses for its position, where there are any.
+
+    A round whose path is as long as the longest of all did not miss, as far as can be told.
+    """
+    accepted = sum(done.num_accepted_tokens for done in texts)
+    deepest = max((len(done.accepted_at_depth) for done in texts), default=0)
+    whole = sum(done.accepted_at_depth[-1] for done in texts if len(done.accepted_at_depth) == deepest and deepest)
+    return acceptance_of(accepted, sum(done.rounds for done in texts) - whole)

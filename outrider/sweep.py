@@ -1,0 +1,59 @@
+"""The best fixed setting of an architecture, found by halving: all try a few texts, the better half goes on to more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.arms import Arm
+from outrider.completion import Completion, Request
+
+STAGES = (1, 2)
+"""Texts of the stages; the last is repeated until one setting is left."""
+
+
+@dataclass
+class Trial:
+    """One setting in a sweep. seconds_per_token: whole texts, prefill included; what the sweep decides by."""
+
+    arm: Arm
+    round_trip: float  # emulated, seconds
+    texts: list[Completion] = field(default_factory=list)
+    chosen: bool = False
+
+    @property
+    def seconds_per_token(self) -> float:
+        return sum(done.seconds for done in self.texts) / max(1, sum(len(done.token_ids) for done in self.texts))
+
+    def record(self) -> dict[str, object]:
+        """As plain data for JSON and CSV."""
+        return {
+            "architecture": self.arm.name,
+            "setting": self.arm.setting,
+            "rtt_ms": self.round_trip * 1e3,
+            "texts": len(self.texts),
+            "ms_per_token": self.seconds_per_token * 1e3,
+            "chosen": self.chosen,
+        }
+
+
+def sweep(arms: Sequence[Arm], requests: Sequence[Request], round_trip: float) -> list[Trial]:
+    """A trial for each arm, one of them chosen. Every stage is interleaved; each arm has warmed up before."""
+    trials = [Trial(arm, round_trip) for arm in arms]
+    for trial in trials:
+        warm_up(trial.arm.complete, requests[0])
+    left, done, stage = trials, 0, 0
+    while stage < len(STAGES) or len(left) > 1:
+        more = STAGES[min(stage, len(STAGES) - 1)]
+        for index in range(done, done + more):
+            for trial in left:
+                trial.texts.append(trial.arm.complete(requests[index % len(requests)]))
+        done, stage = done + more, stage + 1
+        left = sorted(left, key=lambda trial: trial.seconds_per_token)[: -(-len(left) // 2)]
+    left[0].chosen = True
+    return trials
+
+
+def warm_up(complete: Callable[[Request], Completion], request: Request) -> None:
+    """One short text that counts nowhere."""
+    complete(replace(request, max_new_tokens=min(8, request.max_new_tokens)))
