@@ -10,7 +10,7 @@ or when forwards ended late by more than 5 % in all, as they do on a busy machin
 
 What the profile allows: n users are served in g forwards a round, of b = ceil(n / g) rows. Nobody's round can be shorter than
 think + t(b), nor than g * t(b), so n are sustained only if some g has max(think + t(b), g * t(b)) <= (think + t(1)) / 0.9,
-where t(b) is the profile's time for b rows of 16 nodes. One at a time: n * t(1) <= (think + t(1)) / 0.9.
+where t(b) is the profile's time for b rows of 16 nodes; an engine that cuts trees may come to more. One at a time: n * t(1) <= (think + t(1)) / 0.9.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ def main() -> None:
     figures: dict[str, object] = {"think_ms": given.think_ms, "nodes": NODES, "share": SHARE}
     for name in given.emulate or profile_names():
         profile = find_profile(name)
-        print(f"{profile.label('outrider-embedded-draft')}; think {given.think_ms:g} ms", flush=True)
-        figures[name] = study(Study(small, texts, vocabulary, profile, given.think_ms / 1e3, given.seconds), given.rows)
+        label = profile.label("outrider-embedded-draft")
+        print(f"{label}; think {given.think_ms:g} ms", flush=True)
+        figures[label] = study(Study(small, texts, vocabulary, profile, given.think_ms / 1e3, given.seconds), given.rows)
     if given.json:
         Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

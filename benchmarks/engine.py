@@ -39,7 +39,7 @@ FORWARDS = 120
 """Of one measurement; every session gets 3 tokens of each on average."""
 
 NAMES = ("read", "write", "copy", "move", "remove", "parse", "count", "compress")
-SPOKEN = 96
+SPOKEN = 64
 """Tokens of a real model's texts, prompt included."""
 
 
@@ -206,7 +206,12 @@ def throughput(options: Options, sessions: Sequence[int], repetitions: int) -> d
             "ratio": [round(statistics.median(ratios), 2), round(min(ratios), 2), round(max(ratios), 2)],
             **{f"{name}, texts equal to target-only": f"{equal} of {count * repetitions}" for name, equal in same.items()},
         }
+        say(count, figures[count])
     return figures
+
+
+def say(sessions: int, figures: dict[str, Any]) -> None:
+    print(f"{sessions:3d} sessions: " + ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
 
 
 def main() -> None:
@@ -224,8 +229,8 @@ def main() -> None:
         figures = throughput(options, sessions, given.repetitions)
     else:
         figures = overhead(sessions, given.repetitions)
-    for count, values in figures.items():
-        print(f"{count:3d} sessions: " + ", ".join(f"{name} {value}" for name, value in values.items()))
+        for count, values in figures.items():
+            say(count, values)
     if given.json:
         Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

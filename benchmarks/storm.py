@@ -14,33 +14,27 @@ import argparse
 import json
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
-from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.link import Shape, ShapedLink, shaped_link
-from benchmarks.storm_client import BEYOND, CANCELLED, FINISHED, GO, READY, Job
+from benchmarks.storm_client import BEYOND, CANCELLED, FINISHED, Job
+from benchmarks.storm_processes import ClientProcess, TargetProcess, Told
 from inference.errors import InvalidRequest, Unavailable
 from inference.local import LocalVerifier
 from inference.sampling import SamplingParams
 from outrider import serve
 from outrider.options import parse
-from outrider.spawn import role_command, role_environment
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SEQUENCE_LENGTH = 256
 POLL_SECONDS = 0.02
-_METRICS = "metrics on "
 
 
 @dataclass(frozen=True)
@@ -85,111 +79,8 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-class TargetProcess:
-    """A target of the embedded pair that keeps its port when it is restarted."""
-
-    def __init__(self, flags: Sequence[str]) -> None:
-        self._flags = flags
-        self.address = self._metrics = ""
-        self.start()
-
-    def start(self) -> None:
-        """Returns once it listens; raises Unavailable when it does not come to that."""
-        port = self.address.rpartition(":")[2] or "0"
-        command = role_command("target", "--port", port, "--metrics_port", "0", *self._flags)
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=role_environment())
-        assert self._process.stderr is not None
-        said = []
-        for line in self._process.stderr:
-            said.append(line)
-            if line.startswith(_METRICS):
-                self._metrics = line.removeprefix(_METRICS).partition(",")[0]
-            if line.startswith(serve.READY):
-                self.address = line.removeprefix(serve.READY).split()[0]
-                threading.Thread(target=deque, args=(self._process.stderr, 0), daemon=True).start()  # a full pipe would stop it
-                return
-        raise Unavailable(f"the target did not start: {''.join(said)}")
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def drain(self, seconds: float) -> int:
-        """SIGTERM; the exit status."""
-        self._process.terminate()
-        return self._process.wait(seconds)
-
-    def held(self) -> dict[str, float]:
-        """What it holds: rows, places in line, sessions by state."""
-        with urllib.request.urlopen(self._metrics, timeout=10) as answer:  # noqa: S310  # our own target
-            families = text_string_to_metric_families(answer.read().decode())
-        held = {"vllm:num_requests_running": "rows", "vllm:num_requests_waiting": "in line", "outrider_sessions": "sessions"}
-        samples = [sample for family in families if family.name in held for sample in family.samples]
-        return {f"{held[sample.name]} {sample.labels.get('state', '')}".strip(): sample.value for sample in samples}
-
-
-class ClientProcess:
-    """A process with some of the sessions. texts: what they said to have got; endings: how they ended; both by session."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs, self.killed = jobs, False
-        self.texts: dict[int, list[int]] = {job.session: [] for job in jobs}
-        self.endings: dict[int, dict[str, Any]] = {}
-        self.ready = threading.Event()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.storm_client"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[1],
-            env=role_environment(),
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self._say(json.dumps([asdict(job) for job in jobs]))
-
-    def go(self) -> None:
-        self._say(GO)
-
-    def kill(self) -> None:
-        self.killed = True
-        self._process.kill()
-
-    @property
-    def done(self) -> bool:
-        """It has ended, and all that it said was read."""
-        return self._process.poll() is not None and not self._reader.is_alive()
-
-    @property
-    def status(self) -> int | None:
-        return self._process.poll()
-
-    def end(self) -> None:
-        """Whatever it does."""
-        self._process.kill()
-        self._process.wait()
-
-    def _say(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if not line.endswith("\n"):
-                return  # it was killed in the middle of a line
-            told = json.loads(line)
-            if "tokens" in told:
-                self.texts[told["session"]] += told["tokens"]
-            elif "ended" in told:
-                self.endings[told["session"]] = told
-            elif told["state"] == READY:
-                self.ready.set()
-
-
-def make_jobs(plan: Plan, first: str, second: str) -> list[Job]:
-    """Sessions and the texts that the target makes of them in this process; every second one knows both targets."""
+def make_jobs(plan: Plan) -> list[Job]:
+    """Sessions and the texts that the target makes of them in this process; where the targets are is still to be said."""
     chance = random.Random(plan.seed)  # noqa: S311
     options = parse(["--role", "target", "--batch", "1", "--sequence_length", str(SEQUENCE_LENGTH)])
     engine = serve.load_target(options).engine
@@ -202,7 +93,7 @@ def make_jobs(plan: Plan, first: str, second: str) -> list[Job]:
         jobs.append(
             Job(
                 session=session,
-                addresses=(first, f"{first},{second}", first, f"{second},{first}")[session % 4],
+                addresses="",
                 prompt=prompt,
                 text=text,
                 tokens=plan.tokens,
@@ -242,11 +133,14 @@ class Storm:
                 next_cut = time.monotonic() + self._chance.expovariate(1 / self._plan.cut_every)
             if kills and self._share >= kills[0]:
                 kills.pop(0)
-                self._chance.choice([client for client in self._clients if not client.done]).kill()
+                victims = [client for client in self._clients if not client.done]
+                self._chance.choice(victims or self._clients).kill()
             time.sleep(POLL_SECONDS)
         self._over.set()
         trouble.join()
-        self.report.problems += [f"still at work: {client.texts}" for client in self._clients if not client.done]
+        self.report.problems += [
+            f"still at work: sessions {[job.session for job in client.told.jobs]}" for client in self._clients if not client.done
+        ]
 
     def _trouble(self) -> None:
         """The first target is killed and restarted, then drained and restarted."""
@@ -267,16 +161,16 @@ class Storm:
     @property
     def _share(self) -> float:
         """Of those that will come if nobody is killed."""
-        made = sum(len(text) for client in self._clients for text in client.texts.values())
-        return made / sum(job.leave_at or job.tokens for client in self._clients for job in client.jobs)
+        made = sum(len(text) for client in self._clients for text in list(client.told.texts.values()))
+        return made / sum(job.leave_at or job.tokens for client in self._clients for job in client.told.jobs)
 
 
-def judge(report: Report, client: ClientProcess) -> None:
-    """Count a process's sessions, and compare what they got with what they should have got."""
-    if client.status not in (0, -signal.SIGKILL if client.killed else 0):
-        report.problems.append(f"a client process exited with {client.status}")
-    for job in client.jobs:
-        text, ending = client.texts[job.session], client.endings.get(job.session)
+def judge(report: Report, told: Told, status: int | None) -> None:
+    """Count a process's sessions, and compare what they got with what they should have got. status: of its exit, if it has ended."""
+    if status not in (0, -signal.SIGKILL if told.killed else 0):
+        report.problems.append(f"a client process exited with {status}")
+    for job in told.jobs:
+        text, ending = told.texts[job.session], told.endings.get(job.session)
         due = job.text[: job.tokens]
         report.tokens += len(text)
         if text != due[: len(text)]:
@@ -284,7 +178,7 @@ def judge(report: Report, client: ClientProcess) -> None:
             report.problems.append(f"session {job.session} at temperature {job.temperature} differs at token {at} of {len(text)}")
         if ending is None:
             report.killed += 1
-            report.problems += [f"session {job.session} did not end"] * (not client.killed)
+            report.problems += [f"session {job.session} did not end"] * (not told.killed)
             continue
         report.resumes += ending["resumes"]
         report.reopenings += ending["reopenings"]
@@ -308,17 +202,22 @@ def await_empty(target: TargetProcess, seconds: float) -> dict[str, float]:
 def started(plan: Plan) -> Iterator[tuple[list[TargetProcess], list[ShapedLink]]]:
     """Two targets and a link to each; they end with the context."""
     with ExitStack() as stack:
-        targets = []
-        for _ in range(2):
-            targets.append(TargetProcess(plan.target_flags()))
-            stack.callback(targets[-1].kill)
+        targets = [TargetProcess(plan.target_flags()) for _ in range(2)]
+        for target in targets:
+            stack.callback(target.kill)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(TargetProcess.start, targets))
         yield targets, [stack.enter_context(shaped_link(target.address, Shape())) for target in targets]
 
 
 def storm(plan: Plan) -> Report:
     """Everything; `seconds` count from the first session to the last."""
-    with started(plan) as (targets, links), ExitStack() as stack:
-        jobs = make_jobs(plan, *(link.address for link in links))
+    with ExitStack() as stack:
+        texts = stack.enter_context(ThreadPoolExecutor(1)).submit(make_jobs, plan)
+        targets, links = stack.enter_context(started(plan))
+        first, second = (link.address for link in links)
+        ways = (first, f"{first},{second}", first, f"{second},{first}")
+        jobs = [replace(job, addresses=ways[job.session % 4]) for job in texts.result()]
         clients = [ClientProcess(jobs[index :: plan.processes]) for index in range(plan.processes)]
         for client in clients:
             stack.callback(client.end)
@@ -330,7 +229,7 @@ def storm(plan: Plan) -> Report:
         report = raging.report
         report.seconds = round(time.monotonic() - begun, 1)
         for client in clients:
-            judge(report, client)
+            judge(report, client.told, client.status)
         for target in targets:
             held = await_empty(target, 3 * plan.lease + 10)
             report.problems += [f"the target at {target.address} still holds {held}"] * bool(held)

@@ -5,12 +5,10 @@ Told on stdin: a line of jobs, then `go`. Tells on stdout, a JSON object a line:
 
 from __future__ import annotations
 
-import faulthandler, signal
-
-faulthandler.register(signal.SIGUSR1)
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +25,9 @@ from inference.tree import TokenTree
 
 NODES = 12
 """Of a tree, the root included; a busy target asks for fewer."""
+
+DRAFT_SECONDS = 0.03
+"""Of a draft: this one knows the text, and others take their time."""
 
 BEYOND = 8
 """Tokens after a text's end that its drafter is told, too."""
@@ -66,6 +67,7 @@ class Scripted:
         self._draft = ScriptedDraft(Text([*prompt, *self._text], len(prompt)), self._vocabulary, self._turn)
 
     def draft(self, root: int, budget: Budget) -> TokenTree:
+        time.sleep(DRAFT_SECONDS)
         levels = min(budget.depth, NODES.bit_length())
         return self._draft.draft(root, min(NODES, budget.nodes + 1, 2 ** (levels + 1) - 1))
 

@@ -20,7 +20,8 @@ FORGET = 0.97
 
 
 WORTH_CUTTING = 1.05
-"""How much more a second a smaller forward must bring: times are measured, and a cut tree was drafted for nothing."""
+LEAST_SAVED = 1e-3
+"""How much more a second a smaller forward must bring, and seconds it must save: times are measured, and a cut tree was drafted for nothing."""
 
 
 class Survival:
@@ -60,11 +61,12 @@ def plan_batch(gains: Sequence[NDArray[np.float64]], seconds: Seconds, idle: flo
     sizes = np.array([len(one) for one in gains])
     most = int(sizes.max())
     tokens = np.stack([np.concatenate([one, np.full(most - len(one), one[-1])]) if len(one) < most else one for one in gains])
-    best, best_rate = Batch(tuple(range(len(gains))), most), 0.0
+    best, best_rate, whole = Batch(tuple(range(len(gains))), most), 0.0, seconds(len(gains), most)
     for nodes in _steps(sizes.tolist()):
         for members, brought in _memberships(sizes, nodes, tokens[:, nodes - 1]):
-            rate = brought / max(seconds(len(members), nodes) + idle, 1e-9)
-            if rate > best_rate * WORTH_CUTTING:
+            cost = seconds(len(members), nodes)
+            rate = brought / max(cost + idle, 1e-9)
+            if not best_rate or (rate > best_rate * WORTH_CUTTING and whole - cost >= LEAST_SAVED):
                 best, best_rate = Batch(tuple(members), nodes), rate
     return best
 

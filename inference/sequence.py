@@ -69,8 +69,9 @@ class ModelSequence:
 
     def abandon(self) -> None:
         """Forget the tree in hand: as if it had never been evaluated."""
-        self.slots.commit(np.array([], dtype=np.int32))
-        self._node_slots = {}
+        if self._node_slots:
+            self.slots.commit(np.array([], dtype=np.int32))
+            self._node_slots = {}
 
     def _feed(self, tokens: Sequence[int]) -> None:
         chain = TokenTree.chain(tokens)

@@ -53,5 +53,4 @@ class Slots:
     def _free_provisional(self) -> None:
         committed = self.committed[: self.high_water]
         self.positions[: self.high_water][~committed] = FREE
-        kept = committed.nonzero()[0]
-        self.high_water = int(kept[-1]) + 1 if kept.size else 0
+        self.high_water = len(committed) - int(committed[::-1].argmax()) if committed.any() else 0

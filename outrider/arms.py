@@ -33,13 +33,14 @@ Complete = Callable[[Request], Completion]
 class Bench:
     """What arms are made of.
 
-    target: over the link in question.  draft: with room for the trees of all settings.  beside: how the draft beside the target grows
-    its trees (None: its starter knows).  local: the target's model in this process, where it was asked for.
+    target: over the link in question.  draft: with room for the trees of all settings (None: nothing is drafted here).
+    beside: how the draft beside the target grows its trees (None: its starter knows).  local: the target's model in this process,
+    where it was asked for.
     """
 
     target: Connection
     tokenizer: Tokenizer
-    draft: Model
+    draft: Model | None
     chains: Sequence[Policy]
     trees: Sequence[Policy]
     beside: Policy | None
@@ -130,6 +131,7 @@ def _distributed(bench: Bench, policy: Policy | None) -> Complete:
     from inference.drafters.pool import DraftPool
 
     assert policy is not None
+    assert bench.draft is not None
     pool, device = DraftPool(bench.draft, policy), bench.target.description.device
 
     def complete(request: Request) -> Completion:

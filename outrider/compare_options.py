@@ -20,8 +20,8 @@ class CompareOptions:
     """What is compared, and how; argparse reads the defaults from here. Raises InvalidRequest for what cannot be measured."""
 
     prompt_file: str | None = None
-    num_runs: int = 3
-    max_new_tokens: int = 64
+    num_runs: int = 2
+    max_new_tokens: int = 48
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -41,7 +41,7 @@ class CompareOptions:
     local: bool = False
     chains: tuple[Policy, ...] = (Chain(2), Chain(4), Chain(8))
     trees: tuple[Policy, ...] = (BestFirst(8, 4), BestFirst(16, 6), BestFirst(32, 8))
-    fused: tuple[Policy, ...] = (Chain(4), BestFirst(8, 4), BestFirst(16, 6))
+    fused: tuple[Policy, ...] = (Chain(4), BestFirst(8, 4))
     rtt: tuple[float, ...] = (0.0, 40.0)
     jitter: float = 0.0
     bandwidth: float | None = None
@@ -174,7 +174,7 @@ def _arm_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "local", "also the target alone in this process, without a network", action="store_true")
     _add(group, "chains", "settings that the sweep tries for chains; one is not swept (default: 2,4,8)", type=_chains, metavar="N,...")
     _add(group, "trees", "the same for trees (default: 8x4,16x6,32x8)", type=_trees, metavar="NxD,...")
-    _add(group, "fused", "the same beside the target, one start of it each (default: 4,8x4,16x6)", type=_either, metavar="SETTING,...")
+    _add(group, "fused", "the same beside the target, one start of it each (default: 4,8x4)", type=_either, metavar="SETTING,...")
     _add(group, "rtt", "round trips to emulate, milliseconds beyond the machine's own (default: 0,40)", type=_numbers, metavar="MS,...")
     _add(group, "jitter", "up to so many milliseconds more each way (default: %(default)g)", type=float, metavar="MS")
     _add(group, "bandwidth", "megabits a second each way (default: no limit)", type=float, metavar="MBIT")

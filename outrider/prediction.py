@@ -23,9 +23,13 @@ class Network(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """One round of an arm on average, in seconds and bytes. host: of both programs outside their models, the machine's own network included."""
+    """One round of an arm on average, in seconds and bytes.
+
+    nodes: of the target's pass, the root included.  host: of both programs outside their models, the machine's own network included.
+    """
 
     made: Round
+    nodes: float
     bytes_up: float
     bytes_down: float
     queue: float
@@ -76,7 +80,8 @@ def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
         return None
     drafting, verify, queue = (sum(getattr(done, name) for done in texts) / rounds for name in ("draft_seconds", "target_seconds", "queue_seconds"))
     up, down = (sum(getattr(done, name) for done in texts) / rounds for name in ("bytes_up", "bytes_down"))
-    return Costs(Round(drafting, verify, after_first.tokens / after_first.rounds), up, down, queue, host)
+    nodes = 1 + sum(done.num_draft_tokens for done in texts) / rounds
+    return Costs(Round(drafting, verify, after_first.tokens / after_first.rounds), nodes, up, down, queue, host)
 
 
 def host_of(texts: Sequence[Completion], round_trip: float) -> float:

@@ -37,20 +37,22 @@ class Trial:
         }
 
 
-def sweep(arms: Sequence[Arm], requests: Sequence[Request], round_trip: float) -> list[Trial]:
-    """A trial for each arm, one of them chosen. Every stage is interleaved; each arm has warmed up before."""
-    trials = [Trial(arm, round_trip) for arm in arms]
+def sweep(groups: Sequence[Sequence[Arm]], requests: Sequence[Request], round_trip: float) -> list[Trial]:
+    """A trial for each arm, one of each group chosen. All groups take turns, text by text; each arm has warmed up before."""
+    left = [[Trial(arm, round_trip) for arm in group] for group in groups]
+    trials = [trial for group in left for trial in group]
     for trial in trials:
         warm_up(trial.arm.complete, requests[0])
-    left, done, stage = trials, 0, 0
-    while stage < len(STAGES) or len(left) > 1:
+    done, stage = 0, 0
+    while stage < len(STAGES) or any(len(group) > 1 for group in left):
         more = STAGES[min(stage, len(STAGES) - 1)]
         for index in range(done, done + more):
-            for trial in left:
+            for trial in (trial for group in left for trial in group):
                 trial.texts.append(trial.arm.complete(requests[index % len(requests)]))
         done, stage = done + more, stage + 1
-        left = sorted(left, key=lambda trial: trial.seconds_per_token)[: -(-len(left) // 2)]
-    left[0].chosen = True
+        left = [sorted(group, key=lambda trial: trial.seconds_per_token)[: -(-len(group) // 2)] for group in left]
+    for group in left:
+        group[0].chosen = True
     return trials
 
 

@@ -30,7 +30,7 @@ from inference.policy import BestFirst, Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 from outrider.cli import main
-from outrider.options import ROLES
+from outrider.options import ROLES, SERVING
 from outrider.serve import READY
 from tests import pairs
 from tests.wire_fixtures import Successor
@@ -173,7 +173,7 @@ def test_a_profile_of_the_users_own_is_checked(change: dict[str, object], words:
 
 
 def test_only_a_target_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
-    for role in (role for role in ROLES if role != "target"):
+    for role in (role for role in ROLES if role not in SERVING):
         with pytest.raises(SystemExit):
             main(["--role", role, "--emulate", MEASURED])
         assert "--emulate is for --role target" in capsys.readouterr().err

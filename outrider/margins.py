@@ -1,0 +1,104 @@
+"""How near a tie was, where a text differs from the target-only one: the target's scores of both tokens, computed in float32 here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inference.figures import Figure
+from inference.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from inference.model.decoder import Decoder
+    from outrider.models import Checkpoint
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token at which a text is not the target-only one. margin: score of the target's own token over ours; 0 is a tie."""
+
+    prompt: int
+    at: int
+    ours: int | None  # None: the text ended there
+    theirs: int | None
+    margin: Figure
+
+    def record(self) -> dict[str, object]:
+        """As plain data for JSON."""
+        return {"prompt": self.prompt, "at": self.at, "ours": self.ours, "theirs": self.theirs, "margin": self.margin.record()}
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """Where two texts part; None where they are the same."""
+    for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        if mine != other:
+            return index
+    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
+
+
+class Margins:
+    """Scores of the target's checkpoint; it is loaded at the first question. checkpoint None: the target is not here."""
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self._checkpoint = checkpoint
+        self._decoder: Decoder | None = None
+
+    def margin(self, prefix: Sequence[int], params: SamplingParams, ours: int | None, theirs: int | None) -> Figure:
+        """What the target's own token has more than ours after this prefix, in units of the perturbed score. top_p is not looked at."""
+        if self._checkpoint is None:
+            return Figure.unavailable("the target's model is not on this machine: name it with --target_model")
+        if ours is None or theirs is None:
+            return Figure.unavailable("one of the texts ended there")
+        if self._decoder is None and (needed := _float32_bytes(self._checkpoint)) > _free_bytes():
+            return Figure.unavailable(f"the target needs {needed / 1e9:.1f} GB in float32, more than is free here")
+        scores = self._scores(prefix, params, [theirs, ours])
+        return Figure.measured(scores[0] - scores[1], "the target's scores in float32 on this machine")
+
+    def _scores(self, prefix: Sequence[int], params: SamplingParams, ids: Sequence[int]) -> list[float]:
+        """One plain causal pass over an empty cache; the scores of these tokens after it."""
+        import numpy as np
+        import torch
+
+        from inference.choice import Sampling, noise
+        from inference.tree import TokenTree
+
+        decoder, chain, wanted = self._load(), TokenTree.chain(prefix), torch.tensor(ids, dtype=torch.int32)
+        config = decoder.config
+        cache = torch.zeros(config.layers, 1, config.kv_heads, 1, config.head_dim)
+        tokens, positions = (torch.from_numpy(np.array(part, dtype=np.int32))[None] for part in (chain.tokens, chain.depths))
+        mask, pick = torch.from_numpy(chain.mask.astype(np.int32))[None], torch.tensor([[len(prefix) - 1]], dtype=torch.int32)
+        row, unseen = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
+        with torch.no_grad():
+            states = decoder(tokens, row, positions, unseen, mask, pick, cache, cache).states
+            weight = decoder.model.embed_tokens.weight if config.tied else decoder.lm_head.weight
+            scores = (states[0, 0] @ weight[wanted.long()].T) / (params.temperature or 1.0)
+        if not params.greedy:
+            seed = Sampling.of([params], torch.device("cpu")).seed
+            scores = scores + noise(seed[:, None], torch.tensor([[len(prefix)]], dtype=torch.int32), wanted[None])[0]
+        return [float(score) for score in scores]
+
+    def _load(self) -> Decoder:
+        import torch
+
+        from inference.model.checkpoint import load_decoder
+
+        if self._decoder is None:
+            assert self._checkpoint is not None
+            known = self._checkpoint
+            length, vocabulary = known.sequence_length(None), known.tokenizer.vocabulary
+            self._decoder = load_decoder(known.directory, positions=length, vocabulary=vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+        return self._decoder
+
+
+def _float32_bytes(checkpoint: Checkpoint) -> int:
+    """At most: 16-bit files double."""
+    return 2 * sum(path.stat().st_size for path in checkpoint.directory.glob("*.safetensors"))
+
+
+def _free_bytes() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not known on this system
+        return 0
