@@ -10,9 +10,12 @@ import numpy as np
 KEPT = 15
 """Latest samples of one shape; their median forgets a disturbance after half as many."""
 
+TRUSTED = 3
+"""Samples from which a shape's own median is believed; one disturbed forward must not make all others look cheap beside it."""
+
 
 class ForwardTimes:
-    """Seconds of a forward by padded rows and nodes. Shapes never seen are estimated by a line through those that were."""
+    """Seconds of a forward by padded rows and nodes. Shapes hardly ever seen are estimated by a line through all that were."""
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, int], deque[float]] = {}
@@ -28,9 +31,10 @@ class ForwardTimes:
 
     def seconds(self, rows: int, nodes: int) -> float:
         """The median of this shape, else the line's estimate; 0 before the first sample."""
-        known = self._medians.get((rows, nodes))
-        if known is not None or not self._medians:
-            return known or 0.0
+        if not self._medians:
+            return 0.0
+        if len(self._samples.get((rows, nodes), ())) >= TRUSTED:
+            return self._medians[rows, nodes]
         if self._line is None:
             self._line = self._fit()
         fixed, each = self._line

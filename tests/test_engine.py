@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -131,16 +132,18 @@ def test_sessions_on_threads_of_their_own_get_the_texts_they_get_alone() -> None
 
 
 class Costly(Successor):
-    """A forward takes two milliseconds a node."""
+    """A forward takes 20 ms, and half a millisecond a node."""
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        time.sleep(0.002 * len(segments) * max(len(segment.tokens) for segment in segments))
+        time.sleep(0.020 + 0.0005 * len(segments) * max(len(segment.tokens) for segment in segments))
         return super().choose(segments)
 
 
 def test_nodes_that_never_survive_are_cut_when_they_cost_and_the_client_is_told() -> None:
     served = Engine(Costly(2), sequence_length=4000, max_tree_nodes=32, vocabulary=4000)
-    seen, session, budgets = recorded(served), open_(served, [1, 2, 3]), []
+    session, budgets = open_(served, [1, 2, 3]), []
+    served.finish(served.generate(session, 5, frozenset(), lambda answer, last: None))  # what one node costs is known
+    seen = recorded(served)
     for _ in range(25):
         root = session.root
         junk = TokenTree(np.array([root, *range(root + 100, root + 115)]), np.array([-1] + [0] * 15))
@@ -149,8 +152,7 @@ def test_nodes_that_never_survive_are_cut_when_they_cost_and_the_client_is_told(
         answer = future.result(0)
         assert answer.verdict == Verdict((), root + 1)
         budgets.append(answer.budget)
-    assert seen.trees[0] == 16
-    assert seen.trees[-1] < 8
+    assert seen.trees[0] > seen.trees[-1] == 1
     assert budgets[-1] == seen.trees[-1]
 
 
@@ -181,7 +183,7 @@ def test_prompts_and_trees_take_turns() -> None:
         rounds += 1
     kinds = [done.prefill for done in seen.forwards]
     assert rounds >= 12
-    assert not any(first and second for first, second in zip(kinds, kinds[1:], strict=False))
+    assert not any(first and second for first, second in pairwise(kinds))
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)

@@ -191,6 +191,14 @@ def test_times_are_medians_of_the_latest_samples() -> None:
     assert times.seconds(1, 16) == 0.020
 
 
+def test_one_disturbed_forward_makes_no_other_shape_look_cheap() -> None:
+    times = ForwardTimes()
+    times.record(1, 8, 0.002)
+    times.record(1, 5, 0.020)  # the first of its shape, on a busy machine
+    assert times.seconds(1, 4) == times.seconds(1, 5)
+    assert plan_batch([Survival(64).gains(5)], times.seconds, 0.0).nodes == 5
+
+
 def test_shapes_never_seen_lie_on_the_line_through_those_that_were() -> None:
     times = ForwardTimes()
     times.record(1, 16, 0.010 + 16 * 0.001)

@@ -16,7 +16,7 @@ JOB = Job(0, "", [1], [5, 6, 7, 8], tokens=3, temperature=0.0, seed=0, alone=Fal
 
 
 def test_a_storm_changes_no_text_and_leaves_nothing_behind() -> None:
-    plan = Plan(sessions=16, processes=4, rows=4, tokens=24, waiting=6, lease=2.0, deadline=90.0)
+    plan = Plan(sessions=16, processes=4, rows=4, tokens=24, waiting=6, lease=2.0, deadline=180.0)
     report = storm(plan)
     assert report.problems == []
     assert report.finished + report.cancelled + report.killed == plan.sessions
