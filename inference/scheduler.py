@@ -23,6 +23,9 @@ WORTH_CUTTING = 1.05
 LEAST_SAVED = 1e-3
 """How much more a second a smaller forward must bring, and seconds it must save: times are measured, and a cut tree was drafted for nothing."""
 
+WORTH_LEAVING = 1.5
+"""The same for letting some wait for the next forward: it pays where one row more doubles what is computed, and nowhere else."""
+
 
 class Survival:
     """How often a session's node of each index was accepted; before there are rounds, index j counts as 0.6 / (1 + j)."""
@@ -63,10 +66,9 @@ def plan_batch(gains: Sequence[NDArray[np.float64]], seconds: Seconds, idle: flo
     tokens = np.stack([np.concatenate([one, np.full(most - len(one), one[-1])]) if len(one) < most else one for one in gains])
     best, best_rate, whole = Batch(tuple(range(len(gains))), most), 0.0, seconds(len(gains), most)
     for nodes in _steps(sizes.tolist()):
-        for members, brought in _memberships(sizes, nodes, tokens[:, nodes - 1]):
-            cost = seconds(len(members), nodes)
-            rate = brought / max(cost + idle, 1e-9)
-            if not best_rate or (rate > best_rate * WORTH_CUTTING and whole - cost >= LEAST_SAVED):
+        for members, brought, worth in _memberships(sizes, nodes, tokens[:, nodes - 1]):
+            rate = brought / max(seconds(len(members), nodes) + idle, 1e-9)
+            if rate > best_rate * worth:
                 best, best_rate = Batch(tuple(members), nodes), rate
     return best
 
@@ -77,17 +79,17 @@ def _steps(sizes: Sequence[int]) -> list[int]:
     return sorted({*sizes, *(1 << power for power in range(most.bit_length()))}, reverse=True)
 
 
-def _memberships(sizes: NDArray[np.int_], nodes: int, tokens: NDArray[np.float64]) -> Iterator[tuple[Sequence[int], float]]:
-    """Who may be part of a forward of so many nodes, and the tokens that it brings: the oldest, or the oldest and whose trees need no cut.
+def _memberships(sizes: NDArray[np.int_], nodes: int, tokens: NDArray[np.float64]) -> Iterator[tuple[Sequence[int], float, float]]:
+    """Who may be part of a forward of so many nodes, the tokens that it brings, and how much better it must be than those before.
 
-    tokens: [n], those that each one's tree brings.
+    Everybody, the oldest few, or the oldest and whose trees need no cut.  tokens: [n], those that each one's tree brings.
     """
     of_oldest = np.cumsum(tokens).tolist()
     for count in _steps([len(sizes)]):
-        yield range(count), of_oldest[count - 1]
+        yield range(count), of_oldest[count - 1], WORTH_CUTTING if count == len(sizes) else WORTH_LEAVING
     fitting = [0, *(1 + np.flatnonzero(sizes[1:] <= nodes)).tolist()]
     if 1 < len(fitting) < len(sizes):
-        yield fitting, float(tokens[fitting].sum())
+        yield fitting, float(tokens[fitting].sum()), WORTH_CUTTING
 
 
 class Arrival(NamedTuple):

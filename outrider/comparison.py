@@ -103,7 +103,7 @@ def _measure(arms: Sequence[Arm], requests: Sequence[Request], runs: int, round_
 
 def _sum_up(options: CompareOptions, ready: Rig, profile: str | None, account: Account, cells: Sequence[Cell], trials: Sequence[Trial]) -> Comparison:
     """Rows, each with its prediction and with the differences of its texts."""
-    costs = _costs(trials, options.rtt[0] / 1e3)
+    costs = _costs([trial for trial in trials if trial not in ready.beside], options.rtt[0] / 1e3)
     margins = Margins(_target_checkpoint(options))
     rows = []
     for cell in cells:

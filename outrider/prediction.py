@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from inference.planner import Round, acceptance_of, exchange, fused_time, synchronous_time
@@ -74,23 +75,28 @@ def decoding(texts: Sequence[Completion]) -> Decoding:
 
 
 def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
-    """Of these sweep runs of one arm; None where they were too short to tell."""
-    rounds, after_first = sum(done.rounds for done in texts), decoding(texts)
-    if not after_first.rounds:
+    """Of these runs of one arm; None where they were too short to tell. Times are medians over texts, which one stall does not move."""
+    told = [done for done in texts if len(done.arrivals) > 1]
+    if not told:
         return None
-    drafting, verify, queue = (sum(getattr(done, name) for done in texts) / rounds for name in ("draft_seconds", "target_seconds", "queue_seconds"))
-    up, down = (sum(getattr(done, name) for done in texts) / rounds for name in ("bytes_up", "bytes_down"))
-    nodes = 1 + sum(done.num_draft_tokens for done in texts) / rounds
-    return Costs(Round(drafting, verify, after_first.tokens / after_first.rounds), nodes, up, down, queue, host)
+    rounds, after_first = sum(done.rounds for done in told), decoding(told)
+    drafting, verify, queue = (_median_of_round(told, name) for name in ("draft_seconds", "target_seconds", "queue_seconds"))
+    up, down, drafted = (sum(getattr(done, name) for done in told) / rounds for name in ("bytes_up", "bytes_down", "num_draft_tokens"))
+    return Costs(Round(drafting, verify, after_first.tokens / after_first.rounds), 1 + drafted, up, down, queue, host)
 
 
 def host_of(texts: Sequence[Completion], round_trip: float) -> float:
     """Seconds of a round that neither a model nor the emulated network took, in runs at this round trip (0: none of the round crosses it)."""
-    after_first = decoding(texts)
-    costs = costs_of(texts, 0.0)
-    if costs is None:
-        return 0.0
-    return max(0.0, after_first.seconds / after_first.rounds - costs.made.drafting - costs.made.verify - costs.queue - round_trip)
+    left = []
+    for done in texts:
+        if len(done.arrivals) > 1:
+            spent = (done.draft_seconds + done.target_seconds + done.queue_seconds) / done.rounds
+            left.append((done.arrivals[-1] - done.arrivals[0]) / (len(done.arrivals) - 1) - spent - round_trip)
+    return max(0.0, median(left)) if left else 0.0
+
+
+def _median_of_round(texts: Sequence[Completion], name: str) -> float:
+    return median(getattr(done, name) / done.rounds for done in texts)
 
 
 def acceptance(texts: Sequence[Completion]) -> float:

@@ -152,8 +152,8 @@ def test_nodes_that_never_survive_are_cut_when_they_cost_and_the_client_is_told(
         answer = future.result(0)
         assert answer.verdict == Verdict((), root + 1)
         budgets.append(answer.budget)
-    assert seen.trees[0] > seen.trees[-1] == 1
-    assert budgets[-1] == seen.trees[-1]
+    assert 16 >= seen.trees[0] > min(seen.trees)
+    assert [budget for budget, nodes in zip(budgets, seen.trees, strict=True) if nodes < 16] == [nodes for nodes in seen.trees if nodes < 16]
 
 
 def test_a_forward_with_cut_trees_makes_the_same_text() -> None:

@@ -88,7 +88,7 @@ def test_among_equal_trees_no_other_choice_of_members_and_cut_would_be_better_wh
             for nodes in range(1, len(gains[0]) + 1):
                 cost = seconds_of(steps, 1 + others, nodes)
                 there = rate(gains, (0, *members), nodes, cost) if whole - cost >= LEAST_SAVED else 0.0
-                assert there <= found * WORTH_CUTTING * (1 + 1e-9)
+                assert there <= found * WORTH_LEAVING * (1 + 1e-9)
 
 
 def test_one_row_too_many_for_a_graph_waits_for_the_next_forward() -> None:
@@ -189,14 +189,6 @@ def test_times_are_medians_of_the_latest_samples() -> None:
     for _ in range(KEPT):
         times.record(1, 16, 0.020)
     assert times.seconds(1, 16) == 0.020
-
-
-def test_one_disturbed_forward_makes_no_other_shape_look_cheap() -> None:
-    times = ForwardTimes()
-    times.record(1, 8, 0.002)
-    times.record(1, 5, 0.020)  # the first of its shape, on a busy machine
-    assert times.seconds(1, 4) == times.seconds(1, 5)
-    assert plan_batch([Survival(64).gains(5)], times.seconds, 0.0).nodes == 5
 
 
 def test_shapes_never_seen_lie_on_the_line_through_those_that_were() -> None:
