@@ -125,7 +125,7 @@ class _Listening:
         )
         self.address = target.address._replace(port=_bind(self._server, target.address, security))
         self._catalogue = Catalogue(Served(target.engine, target.description, target.drafts), target.listed, target.observer)
-        self._leases = Leases(target.observer, 2 * target.engine.most_sessions, target.lease_seconds)
+        self._leases = Leases(target.observer, 2 * target.engine.most_sessions * (1 + len(target.listed)), target.lease_seconds)
         self._service = TargetService(self._catalogue, security.keys, self._leases, target.observer, share_prefixes=target.share_prefixes)
         verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs

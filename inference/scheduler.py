@@ -18,21 +18,23 @@ Seconds = Callable[[int, int], float]
 FORGET = 0.97
 """Weight of a round in a session's statistics after the next round."""
 
+FIRST_RATE, FIRST_ROUNDS = 0.8, 4.0
+"""What is thought of a node that was never sent, and how many rounds that counts as: well, or it would be cut and never known."""
 
 WORTH_CUTTING = 1.05
 LEAST_SAVED = 1e-3
 """How much more a second a smaller forward must bring, and seconds it must save: times are measured, and a cut tree was drafted for nothing."""
 
 WORTH_LEAVING = 1.5
-"""The same for letting some wait for the next forward: it pays where one row more doubles what is computed, and nowhere else."""
+"""The same for letting some wait for the next forward: it pays where one row more doubles what is computed, and hardly elsewhere."""
 
 
 class Survival:
-    """How often a session's node of each index was accepted; before there are rounds, index j counts as 0.6 / (1 + j)."""
+    """How often a session's node of each index was accepted. Nodes that are cut come slowly back to where they began."""
 
     def __init__(self, most: int) -> None:
-        self._sent: NDArray[np.float64] = np.full(most, 4.0)
-        self._accepted = self._sent * 0.6 / np.arange(1, most + 1)
+        self._sent: NDArray[np.float64] = np.full(most, FIRST_ROUNDS)
+        self._accepted = self._sent * FIRST_RATE
 
     def count(self, nodes: int, path: Sequence[int]) -> None:
         """Add a round: a tree of `nodes` nodes, the root included, of which `path` was accepted."""
@@ -40,6 +42,7 @@ class Survival:
         self._accepted[:nodes] *= FORGET
         self._sent[:nodes] += 1
         self._accepted[list(path)] += 1
+        self._accepted[nodes:] += (1 - FORGET) / 3 * (FIRST_RATE * self._sent[nodes:] - self._accepted[nodes:])
 
     def gains(self, nodes: int) -> NDArray[np.float64]:  # [nodes]
         """[k]: tokens expected of a tree cut after k + 1 nodes; the root alone brings one."""
@@ -67,8 +70,9 @@ def plan_batch(gains: Sequence[NDArray[np.float64]], seconds: Seconds, idle: flo
     best, best_rate, whole = Batch(tuple(range(len(gains))), most), 0.0, seconds(len(gains), most)
     for nodes in _steps(sizes.tolist()):
         for members, brought, worth in _memberships(sizes, nodes, tokens[:, nodes - 1]):
-            rate = brought / max(seconds(len(members), nodes) + idle, 1e-9)
-            if rate > best_rate * worth:
+            cost = seconds(len(members), nodes)
+            rate = brought / max(cost + idle, 1e-9)
+            if not best_rate or (rate > best_rate * worth and whole - cost >= LEAST_SAVED):
                 best, best_rate = Batch(tuple(members), nodes), rate
     return best
 
@@ -80,7 +84,7 @@ def _steps(sizes: Sequence[int]) -> list[int]:
 
 
 def _memberships(sizes: NDArray[np.int_], nodes: int, tokens: NDArray[np.float64]) -> Iterator[tuple[Sequence[int], float, float]]:
-    """Who may be part of a forward of so many nodes, the tokens that it brings, and how much better it must be than those before.
+    """Who may be part of a forward of so many nodes, the tokens that it brings, and how much better than the best so far it must be.
 
     Everybody, the oldest few, or the oldest and whose trees need no cut.  tokens: [n], those that each one's tree brings.
     """

@@ -66,7 +66,6 @@ def compare(options: CompareOptions, profile: str | None, account: Account) -> C
     cells: list[Cell] = []
     trials: list[Trial] = []
     with rig(options, profile) as ready:
-        trials += ready.beside
         gauges = Gauges(find_readers(), ready.started.pid if ready.started else None)
         for trip in options.rtt:
             with ready.bench(trip) as bench:
@@ -103,7 +102,7 @@ def _measure(arms: Sequence[Arm], requests: Sequence[Request], runs: int, round_
 
 def _sum_up(options: CompareOptions, ready: Rig, profile: str | None, account: Account, cells: Sequence[Cell], trials: Sequence[Trial]) -> Comparison:
     """Rows, each with its prediction and with the differences of its texts."""
-    costs = _costs([trial for trial in trials if trial not in ready.beside], options.rtt[0] / 1e3)
+    costs = _costs(trials, options.rtt[0] / 1e3)
     margins = Margins(_target_checkpoint(options))
     rows = []
     for cell in cells:
@@ -114,7 +113,7 @@ def _sum_up(options: CompareOptions, ready: Rig, profile: str | None, account: A
         rows.append(summarise(cell.arm, cell.round_trip * 1e3, cell.readings, alone, account, differences, predicted))
     return Comparison(
         rows=rows,
-        trials=list(trials),
+        trials=[*ready.beside, *trials],
         costs=costs,
         measured=_measured(cells),
         acceptance=_acceptance(trials, "distributed chain"),

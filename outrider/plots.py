@@ -6,6 +6,7 @@ matplotlib is the optional extra `plots`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _STEPS = 60  # of a curve, and of each side of the map
 _LEAST_SPAN_MS = 100.0
+_STYLES = ("-", "--", "-.")  # of an architecture's settings
 
 
 def draw(directory: Path, options: CompareOptions, comparison: Comparison) -> list[Path]:
@@ -69,15 +71,16 @@ def _round_trip(picture: Picture, options: CompareOptions, comparison: Compariso
             axes.plot(row.rtt_ms, row.seconds_per_token * 1e3, "o", color=_colour(row.architecture))
     for architecture in ARCHITECTURES:
         settings = dict.fromkeys(row.setting for row in comparison.rows if row.architecture == architecture.name)
-        for costs, setting in ((comparison.costs.get((architecture.name, setting)), setting) for setting in settings):
-            if costs is not None:
+        for setting, style in zip(settings, cycle(_STYLES)):  # styles do not end
+            if (costs := comparison.costs.get((architecture.name, setting))) is not None:
                 times = [architecture.time(costs, network(options, trip / 1e3)) * 1e3 for trip in trips]
-                axes.plot(trips, times, color=_colour(architecture.name), label=f"{architecture.name} {setting}, predicted")
+                name = f"{architecture.name} {setting}".strip()
+                axes.plot(trips, times, style, color=_colour(architecture.name), label=f"{name}, predicted")
     trees = [costs for (name, _), costs in comparison.costs.items() if name == ARCHITECTURES[-1].name]
     if comparison.coverage is not None and trees:
         verify = min(costs.made.verify for costs in trees)
         least = [least_time(1 - comparison.coverage, network(options, trip / 1e3).round_trip, verify) * 1e3 for trip in trips]
-        axes.plot(trips, least, ":", color="black", label="no lossless split is faster")
+        axes.plot(trips, least, ":", color="black", label="no draft across this link is faster")
     axes.set(xlabel="added round trip, ms", ylabel="ms a token after the first chunk (points: measured)", ylim=(0, None))
     axes.legend(fontsize=8)
     return True

@@ -96,7 +96,7 @@ def host_of(texts: Sequence[Completion], round_trip: float) -> float:
 
 
 def _median_of_round(texts: Sequence[Completion], name: str) -> float:
-    return median(getattr(done, name) / done.rounds for done in texts)
+    return float(median(getattr(done, name) / done.rounds for done in texts))
 
 
 def acceptance(texts: Sequence[Completion]) -> float:

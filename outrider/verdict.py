@@ -100,7 +100,8 @@ def _bound(options: CompareOptions, comparison: Comparison) -> list[str]:
         return []
     longest, miss = max(options.rtt), 1 - comparison.coverage
     least = least_time(miss, network(options, longest / 1e3).round_trip, min(passes)) * 1e3
-    return [f"At {longest:g} ms no lossless split with these guesses (a miss at {miss:.0%} of positions) takes less than {least:.1f} ms a token."]
+    guesses = f"these guesses (a miss at {miss:.0%} of positions)"
+    return [f"At {longest:g} ms no lossless draft across the link with {guesses} takes less than {least:.1f} ms a token."]
 
 
 def _capacity(comparison: Comparison) -> list[str]:

@@ -184,12 +184,8 @@ def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
     request = Request(0, "p", [1], SamplingParams(), 8, frozenset())
     alone = Arm(architecture(BASELINE), None, lambda request: text(8, 1, 0.1))
     trials = sweep([[arm(2), arm(4), arm(8)], [alone]], [request], 0.0)
-    assert [(trial.arm.setting, len(trial.texts), trial.chosen) for trial in trials] == [
-        ("2", 1, False),
-        ("4", 3, True),
-        ("8", 3, False),
-        ("", 3, True),
-    ]
+    found = [(trial.arm.setting, len(trial.texts), trial.chosen) for trial in trials]
+    assert found == [("2", 1, False), ("4", 3, True), ("8", 3, False), ("", 3, True)]
 
 
 def test_costs_of_a_round_come_from_texts_and_predict_another_round_trip() -> None:
@@ -199,7 +195,7 @@ def test_costs_of_a_round_come_from_texts_and_predict_another_round_trip() -> No
     costs = costs_of(done, host)
     assert host == pytest.approx(0.008)
     assert costs is not None
-    assert costs.made == Round(pytest.approx(0.01), pytest.approx(0.012), 4)
+    assert (costs.made.drafting, costs.made.verify, costs.made.tokens) == pytest.approx((0.01, 0.012, 4))
     assert costs.nodes == 5
     assert made_across(costs, Network(0.02)) == pytest.approx(0.05 / 4)
     assert made_across(costs, Network(0.1)) == pytest.approx(0.13 / 4)
@@ -262,7 +258,7 @@ def test_the_first_difference_of_two_texts_is_found_with_the_margin_of_the_choic
     there, back = margins.margin(prompt, greedy, unlikely, likely), margins.margin(prompt, greedy, likely, unlikely)
     assert there.value is not None
     assert back.value == pytest.approx(-there.value)
-    assert margins.margin(prompt, greedy, likely, likely).value == 0
+    assert margins.margin(prompt, greedy, likely, likely).value == pytest.approx(0, abs=1e-4)
     sampled = margins.margin(prompt, SamplingParams(0.5, seed=3), unlikely, likely)
     assert sampled.value not in (None, there.value)
     assert Margins(None).margin(prompt, greedy, 1, 2).value is None

@@ -152,7 +152,7 @@ def test_the_moments_of_cuts_are_given_regular_or_random_by_seed() -> None:
 def test_where_nothing_listens_the_link_resets(echo: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    with shaped_link(f"127.0.0.1:{port}") as link, opened(link.address) as connection, pytest.raises(ConnectionResetError):
+    with shaped_link(f"127.0.0.1:{port}") as link, pytest.raises(ConnectionResetError), opened(link.address) as connection:
         connection.recv(1)
 
 
