@@ -13,6 +13,8 @@ from outrider.prediction import Costs
 from outrider.rows import Row
 
 CROSSING = tuple(architecture.name for architecture in ARCHITECTURES if architecture.crosses)
+FEWEST = 6
+"""Texts from which a difference is claimed: all of fewer lie on one side of a true median too often (2 in 2**5 cases)."""
 
 
 def verdict(options: CompareOptions, comparison: Comparison) -> list[str]:
@@ -38,11 +40,16 @@ def _against(row: Row) -> str:
     """In words that say no more than the interval does."""
     assert row.ratio is not None
     figures = f"{row.ratio.median:.2f} times target-only ({row.ratio.low:.2f} to {row.ratio.high:.2f})"
-    if row.ratio.low > 1:
+    if row.texts < FEWEST:
+        return f"{figures} in {row.texts} texts, too few to tell"
+    if _is_faster(row):
         return f"was faster, {figures}"
-    if row.ratio.high < 1:
-        return f"was slower, {figures}"
-    return f"could not be told apart, {figures}"
+    return f"was slower, {figures}" if row.ratio.high < 1 else f"could not be told apart, {figures}"
+
+
+def _is_faster(row: Row) -> bool:
+    """Than target-only, beyond the interval of enough texts."""
+    return row.ratio is not None and row.texts >= FEWEST and row.ratio.low > 1
 
 
 def _who(rows: Sequence[Row]) -> list[str]:
@@ -69,9 +76,9 @@ def _paid(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     paid: list[float] = []
     not_paid: list[float] = []
     for rtt in dict.fromkeys(row.rtt_ms for row in rows):
-        lows = [row.ratio.low for row in rows if row.rtt_ms == rtt and row.architecture in CROSSING and row.ratio]
-        if lows:
-            (paid if max(lows) > 1 else not_paid).append(rtt)
+        across = [row for row in rows if row.rtt_ms == rtt and row.architecture in CROSSING]
+        if across:
+            (paid if any(map(_is_faster, across)) else not_paid).append(rtt)
     return paid, not_paid
 
 
@@ -99,6 +106,8 @@ def _bound(options: CompareOptions, comparison: Comparison) -> list[str]:
     if comparison.coverage is None or not passes:
         return []
     longest, miss = max(options.rtt), 1 - comparison.coverage
+    if miss == 0:
+        return []
     least = least_time(miss, network(options, longest / 1e3).round_trip, min(passes)) * 1e3
     guesses = f"these guesses (a miss at {miss:.0%} of positions)"
     return [f"At {longest:g} ms no lossless draft across the link with {guesses} takes less than {least:.1f} ms a token."]

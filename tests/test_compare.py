@@ -225,15 +225,17 @@ def row(ours: list[Completion], alone: list[Completion] | None, account: Account
 
 
 def test_a_ratio_is_taken_text_by_text_and_a_difference_is_only_claimed_beyond_its_interval() -> None:
-    alone = [text(8, 1, 0.5, index) for index in range(4)]
-    faster = row([text(4, 2, 0.5, index) for index in range(4)], alone)
+    alone = [text(8, 1, 0.5, index) for index in range(6)]
+    faster = row([text(4, 2, 0.5, index) for index in range(6)], alone)
     assert faster.ratio is not None
     assert faster.ratio.median == pytest.approx(4.5 / 2.5)
     assert faster.seconds_per_token == pytest.approx(0.25)
     assert faster.error == pytest.approx(0.02 / 0.25 - 1)
     assert "was faster, 1.80 times" in _at(0, [faster])
-    mixed = row([text(4, 2, 0.5 if index % 2 else 2.0, index) for index in range(4)], alone)
+    mixed = row([text(4, 2, 0.5 if index % 2 else 2.0, index) for index in range(6)], alone)
     assert "could not be told apart" in _at(0, [mixed])
+    few = row([text(4, 2, 0.5, index) for index in range(5)], alone[:5])
+    assert "too few to tell" in _at(0, [few])
 
 
 def test_what_is_not_known_is_unavailable_and_never_zero() -> None:

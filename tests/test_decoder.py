@@ -32,7 +32,7 @@ from inference.model.config import read_config
 from inference.policy import BestFirst, Budget
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
-from inference.slots import Slots
+from inference.slots import FREE, Slots
 from inference.tree import TokenTree
 from tests.models import tiny_decoder, tiny_model
 
@@ -343,7 +343,8 @@ def test_padding_does_not_change_scores(step: int, nodes: int, capacity: int, mo
 def test_slots_in_any_order_give_the_same_scores() -> None:
     model, prompt = tiny_model(rows=2, max_nodes=32), TokenTree.chain(list(range(30)))
     slots = Slots(model.capacity)
-    slots.positions[0:60:2] = 0  # taken by nothing that is seen, until the commit below frees them
+    slots.take(np.zeros(60, dtype=np.int32))
+    slots.positions[1:60:2] = FREE  # the others are taken by nothing that is seen, until the commit below frees them
     scattered = ModelSequence(model, 1, SamplingParams(), slots)
     scores_at(scattered, prompt, range(30))
     scattered.commit(prompt, range(1, 30))

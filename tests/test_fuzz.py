@@ -37,7 +37,7 @@ ENDINGS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 LENGTH = 64
-MEGABYTES = 96
+MEGABYTES = 400
 """By which the process may grow over all examples, Hypothesis's own memory included."""
 
 fuzzed = settings(
