@@ -242,6 +242,7 @@ class _EngineGauges:
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of all KV slots that sessions on rows use; 1 is all.", labels=label)
         rows = GaugeMetricFamily("outrider_rows", "Rows of the KV cache.", labels=label)
         slots = GaugeMetricFamily("outrider_used_slots", "KV slots that sessions on rows use.", labels=label)
+        cached = GaugeMetricFamily("outrider_cached_tokens", "Tokens that free rows remember for sessions to start from.", labels=label)
         states = GaugeMetricFamily("outrider_sessions", "Open sessions, by what they do.", labels=[*label, "state"])
         info = GaugeMetricFamily("outrider_target_info", "1; what the labels say.", labels=[*label, "device", "dtype", "version"])
         for engine, description in self._engines:
@@ -251,7 +252,8 @@ class _EngineGauges:
             usage.add_metric([model], seen.slots_used / seen.slots)
             rows.add_metric([model], seen.rows)
             slots.add_metric([model], seen.slots_used)
+            cached.add_metric([model], engine.cached_tokens)
             for state, count in seen.states.items():
                 states.add_metric([model, state.value], count)
             info.add_metric([model, description.device, description.dtype, description.server_version], 1)
-        yield from (running, waiting, usage, rows, slots, states, info)
+        yield from (running, waiting, usage, rows, slots, cached, states, info)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,6 +160,12 @@ class Engine:
             return self._roster.pool.free
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens that rows which no session holds remember."""
+        with self._lock:
+            return self._roster.pool.cached_tokens
+
+    @property
     def most_sessions(self) -> int:
         """On rows and in line."""
         return self._roster.most
@@ -217,7 +224,7 @@ class Engine:
         begun = time.perf_counter()
         with self._lock:
             tell = self._bury()
-            tell += [self._tell_evicted(session) for session in self._roster.hand_out_rows()]
+            tell += [partial(self.observer.evicted, session) for session in self._roster.hand_out_rows()]
             tell += [self._answer_opening(session, begun) for session in self._roster.working if session.prefilled]
             turn = self._turns.next(self._roster.working)
             shares = [share for session, tree in turn.shares for share in self._prepare(session, tree, turn, tell)]
@@ -309,9 +316,6 @@ class Engine:
             work.future.set_result(opened)
 
         return tell
-
-    def _tell_evicted(self, session: Session) -> Tell:
-        return lambda: self.observer.evicted(session)
 
     def _ask(self, session: Session, work: Opening | Round | Generation) -> None:
         if session.closed is not None:

@@ -83,12 +83,6 @@ class RowPool:
         self._returns += 1
         row.held, row.given_back = False, self._returns
 
-    def forget(self, tenant: str) -> None:
-        """Drop what rows that nobody holds remember of this tenant."""
-        for row in self._rows:
-            if not row.held and row.tenant == tenant:
-                row.keep(0)
-
     def _copy(self, source: Row, target: Row) -> None:
         """All keys of a row, at its slots; those of a tree under way are copied and not marked."""
         target.slots = source.slots.committed_copy()

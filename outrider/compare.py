@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inference.errors import OutriderError
-from outrider.compare_options import CompareOptions, parse
+from outrider.comparison.options import CompareOptions, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: CompareOptions, profile: str | None) -> None:
     """One comparison: measured, shown, written."""
-    from outrider.accounting import open_account
-    from outrider.comparison import compare
-    from outrider.results import write_results
-    from outrider.tables import print_comparison
-    from outrider.verdict import verdict
+    from outrider.comparison.accounting import open_account
+    from outrider.comparison.measure import compare
+    from outrider.comparison.results import write_results
+    from outrider.comparison.tables import print_comparison
+    from outrider.comparison.verdict import verdict
 
     comparison = compare(options, profile, open_account(options))
     words = verdict(options, comparison)

@@ -61,6 +61,8 @@ class Completion:
     acceptance_rate: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    resumes: int = 0  # streams that broke and were taken up again
+    reopenings: int = 0  # sessions that went on elsewhere, or here with a prefill
     seconds: float = 0.0
     time_to_first_token: float = 0.0
     tokens_per_second: float = 0.0
@@ -138,6 +140,7 @@ class _Run:
         done.accepted_at_depth = statistics.accepted_at_depth
         done.acceptance_length, done.acceptance_rate = statistics.acceptance_length, statistics.acceptance_rate
         done.bytes_up, done.bytes_down = traffic.bytes_up, traffic.bytes_down
+        done.resumes, done.reopenings = traffic.resumes, traffic.reopenings
         done.target_seconds, done.queue_seconds, done.prefill_seconds = traffic.model_seconds, traffic.queue_seconds, traffic.prefill_seconds
         done.draft_seconds = draft_seconds
         done.tokens_per_second = len(done.token_ids) / done.seconds if done.seconds else 0.0

@@ -18,23 +18,23 @@ from inference.planner import Round
 from inference.policy import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.accounting import Account
-from outrider.arms import ARCHITECTURES, BASELINE, FUSED, Arm, label, read_setting
 from outrider.compare import main
-from outrider.compare_options import parse
+from outrider.comparison.accounting import Account
+from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED, Arm, label, read_setting
+from outrider.comparison.gauges import Gauges, Reading
+from outrider.comparison.landscape import DISTRIBUTED, landscape
+from outrider.comparison.margins import Margins, first_difference
+from outrider.comparison.options import parse
+from outrider.comparison.prediction import Costs, Network, acceptance, costs_of, host_of, made_across, made_at_the_target
+from outrider.comparison.rows import Row, summarise
+from outrider.comparison.spread import bootstrap_median, percentiles
+from outrider.comparison.sweep import sweep
+from outrider.comparison.tables import differences, figure
+from outrider.comparison.verdict import _at
 from outrider.completion import Completion, Request
-from outrider.gauges import Gauges, Reading
-from outrider.landscape import DISTRIBUTED, landscape
-from outrider.margins import Margins, first_difference
 from outrider.models import EMBEDDED, find_checkpoint
 from outrider.options import Options
-from outrider.prediction import Costs, Network, acceptance, costs_of, host_of, made_across, made_at_the_target
-from outrider.rows import Row, summarise
 from outrider.spawn import started
-from outrider.spread import bootstrap_median, percentiles
-from outrider.sweep import sweep
-from outrider.tables import differences, figure
-from outrider.verdict import _at
 
 FREE = Account(None, "no price was given", own_machine=True)
 SHORT = ["--num-runs", "1", "--max_new_tokens", "12", "--chains", "4", "--trees", "8x3", "--rtt", "0"]

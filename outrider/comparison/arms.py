@@ -14,8 +14,8 @@ from grpc_comm.client import Connection
 from inference.errors import InvalidRequest
 from inference.policy import BestFirst, Chain, Policy
 from inference.text import Tokenizer
+from outrider.comparison.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, made_there, speculate, target_only
-from outrider.prediction import Time, made_across, made_at_the_target
 from outrider.report import silent
 
 if TYPE_CHECKING:

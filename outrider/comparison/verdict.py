@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 
 from inference.planner import break_even_round_trip, capacity_over_alone, capacity_over_fused, least_time
-from outrider.arms import ARCHITECTURES, BASELINE, FUSED, LOCAL
-from outrider.compare_options import CompareOptions
-from outrider.comparison import Comparison, network
-from outrider.prediction import Costs
-from outrider.rows import Row
+from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED, LOCAL
+from outrider.comparison.measure import Comparison, network
+from outrider.comparison.options import CompareOptions
+from outrider.comparison.prediction import Costs
+from outrider.comparison.rows import Row
 
 CROSSING = tuple(architecture.name for architecture in ARCHITECTURES if architecture.crosses)
 FEWEST = 6

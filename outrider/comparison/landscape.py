@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from inference.planner import best_chain
 from inference.times import ForwardTimes
-from outrider.arms import ARCHITECTURES, BASELINE, FUSED
-from outrider.prediction import Costs
+from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED
+from outrider.comparison.prediction import Costs
 
 DISTRIBUTED = "distributed"
 LONGEST_CHAIN = 32

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from inference.figures import Figure
-from outrider.accounting import Account
-from outrider.arms import Arm
-from outrider.gauges import Reading
-from outrider.margins import Difference
-from outrider.prediction import decoding
-from outrider.spread import Interval, Percentiles, bootstrap_median, percentiles
+from outrider.comparison.accounting import Account
+from outrider.comparison.arms import Arm
+from outrider.comparison.gauges import Reading
+from outrider.comparison.margins import Difference
+from outrider.comparison.prediction import decoding
+from outrider.comparison.spread import Interval, Percentiles, bootstrap_median, percentiles
 
 _COUNTS = ("rounds", "num_draft_tokens", "num_accepted_tokens", "bytes_up", "bytes_down")
 _TIMES = ("draft_seconds", "queue_seconds", "target_seconds", "prefill_seconds")

@@ -13,15 +13,15 @@ from inference.backends import Model
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 from inference.policy import Policy
-from outrider.arms import ARCHITECTURES, FUSED, Bench, arms_of, setting_flags
-from outrider.compare_options import CompareOptions
+from outrider.comparison.arms import ARCHITECTURES, FUSED, Bench, arms_of, setting_flags
+from outrider.comparison.options import CompareOptions
+from outrider.comparison.sweep import Trial, sweep
 from outrider.completion import Request
 from outrider.generate import connect_target, load_draft, make_requests, session_length
 from outrider.link import Shape, shaped_link
 from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model
 from outrider.options import Options
 from outrider.spawn import StartedTarget, started
-from outrider.sweep import Trial, sweep
 
 PROMPTS = (
     "def read_lines(path, encoding='utf-8'):",

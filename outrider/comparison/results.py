@@ -15,11 +15,11 @@ from typing import Any
 
 from inference.errors import MissingExtra
 from inference.policy import BestFirst, Chain
-from outrider.arms import label
-from outrider.compare_options import CompareOptions
-from outrider.comparison import Comparison
-from outrider.plots import draw
-from outrider.tables import markdown
+from outrider.comparison.arms import label
+from outrider.comparison.measure import Comparison
+from outrider.comparison.options import CompareOptions
+from outrider.comparison.plots import draw
+from outrider.comparison.tables import markdown
 
 _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers", "openvino")
 

@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 from inference.energy_readers import find_readers
 from inference.errors import OutriderError
-from outrider.accounting import Account
-from outrider.arms import ARCHITECTURES, BASELINE, LOCAL, Arm, Bench, arms_of
-from outrider.compare_options import CompareOptions
+from outrider.comparison.accounting import Account
+from outrider.comparison.arms import ARCHITECTURES, BASELINE, LOCAL, Arm, Bench, arms_of
+from outrider.comparison.gauges import Gauges, Reading
+from outrider.comparison.margins import Difference, Margins, first_difference
+from outrider.comparison.options import CompareOptions
+from outrider.comparison.prediction import Costs, Network, acceptance, costs_of, host_of
+from outrider.comparison.rig import Rig, rig
+from outrider.comparison.rows import Row, summarise
+from outrider.comparison.sweep import Trial, sweep
 from outrider.completion import Completion, Request
-from outrider.gauges import Gauges, Reading
-from outrider.margins import Difference, Margins, first_difference
 from outrider.models import Checkpoint, find_checkpoint
 from outrider.options import Options
-from outrider.prediction import Costs, Network, acceptance, costs_of, host_of
-from outrider.rig import Rig, rig
-from outrider.rows import Row, summarise
-from outrider.sweep import Trial, sweep
 
 BITS_PER_MBIT = 1e6
 

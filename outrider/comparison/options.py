@@ -9,7 +9,7 @@ from typing import Any
 
 from inference.errors import InvalidRequest
 from inference.policy import BestFirst, Chain, Policy
-from outrider.arms import ARCHITECTURES, LOCAL, read_setting
+from outrider.comparison.arms import ARCHITECTURES, LOCAL, read_setting
 from outrider.options import PRECISIONS, is_device
 
 NAMES = tuple(architecture.name for architecture in ARCHITECTURES)

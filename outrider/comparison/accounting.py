@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from inference.cost import Rates, Usage, bill
 from inference.figures import Figure, at_least
-from outrider.arms import LOCAL
-from outrider.compare_options import CompareOptions
-from outrider.gauges import Reading
+from outrider.comparison.arms import LOCAL
+from outrider.comparison.gauges import Reading
+from outrider.comparison.options import CompareOptions
 
 TOKENS = 1e6
 """Prices are of so many."""

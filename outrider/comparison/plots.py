@@ -14,10 +14,10 @@ import numpy as np
 
 from inference.errors import MissingExtra
 from inference.planner import least_time
-from outrider.arms import ARCHITECTURES, BASELINE, FUSED
-from outrider.compare_options import CompareOptions
-from outrider.comparison import Comparison, network
-from outrider.landscape import DISTRIBUTED, landscape
+from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED
+from outrider.comparison.landscape import DISTRIBUTED, landscape
+from outrider.comparison.measure import Comparison, network
+from outrider.comparison.options import CompareOptions
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
