@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -49,11 +49,8 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         key = await self._key(context)
-        try:
+        async with self._guarded(context, key):
             served = await self.catalogue.served(request.model)
-        except OutriderError as error:
-            await self._refuse(context, error, key)
-            raise
         return translate.write_description(self.limited(served.description, key), self.catalogue.names)
 
     async def Session(self, requests: AsyncIterator[pb.ClientMessage], context: Context) -> None:
@@ -62,14 +59,9 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         stream = Stream(self, key, inbox, context.write)
         self._streams.add(stream)
         try:
-            self._check_streams(key)
-            await stream.serve()
-        except OutriderError as error:
-            await self._refuse(context, error, key)
-        except Exception as error:  # the one place where a session's internal fault becomes a status, so that the others go on
-            log.exception("a session failed")
-            self.observer.rejected(grpc.StatusCode.INTERNAL.name, key.name)
-            await context.abort(grpc.StatusCode.INTERNAL, f"{translate.FAULT}: {type(error).__name__}")
+            async with self._guarded(context, key):
+                self._check_streams(key)
+                await stream.serve()
         finally:
             self._streams.discard(stream)
             inbox.close()
@@ -77,7 +69,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.Generated]:
         key = await self._key(context)
         self.observer.bytes_up(request.ByteSize())
-        try:
+        async with self._guarded(context, key):
             served = await self.catalogue.served(request.open.model)
             self.check_room(key)
             call = GenerationCall(key, served, self.limited(served.description, key), request, self.prefix_tenant(key))
@@ -85,8 +77,6 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
                 async for message in call.messages(self._workers):
                     self.observer.bytes_down(message.ByteSize())
                     yield message
-        except OutriderError as error:
-            await self._refuse(context, error, key)
 
     async def drain(self, reason: str, retry_after: float) -> None:
         """Take no new sessions and ask those that are here to leave between two rounds."""
@@ -132,6 +122,18 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         if key is None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)")
         return key
+
+    @asynccontextmanager
+    async def _guarded(self, context: Context, key: Key) -> AsyncIterator[None]:
+        """What goes wrong within becomes the call's status."""
+        try:
+            yield
+        except OutriderError as error:
+            await self._refuse(context, error, key)
+        except Exception as error:  # the one place where a session's internal fault becomes a status, so that the others go on
+            log.exception("a session failed")
+            self.observer.rejected(grpc.StatusCode.INTERNAL.name, key.name)
+            await context.abort(grpc.StatusCode.INTERNAL, f"{translate.FAULT}: {type(error).__name__}")
 
     async def _refuse(self, context: Context, error: OutriderError, key: Key) -> None:
         self.observer.rejected(translate.status_code(error).name, key.name)

@@ -21,7 +21,7 @@ from inference.policy import BestFirst, Chain, Policy
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from tests.pairs import SEQUENCE_LENGTH, decoder, engine, perturbed
-from tests.wire_fixtures import WAIT, background, opening, raw_stub, status, successor_engine
+from tests.wire_fixtures import FAULTY, WAIT, background, opening, raw_stub, status, successor_engine
 
 PROMPT, TOKENS = [5, 17, 250, 3, 99], 30
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4), SamplingParams(1.0, top_p=0.9, seed=5)]
@@ -121,6 +121,13 @@ def test_what_cannot_be_made_is_refused_in_words(request_: pb.GenerateRequest, w
         code, details = status(stub.Generate(request_, timeout=WAIT))
         assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
         assert words in details
+
+
+def test_a_fault_in_the_target_is_a_status_without_its_reason() -> None:
+    with background(successor_engine()) as server, raw_stub(server.address) as stub:
+        code, details = status(stub.Generate(asked(open=opening(prompt=[1, FAULTY]).open), timeout=WAIT))
+        assert (code, details) == (grpc.StatusCode.INTERNAL, f"{translate.FAULT}: RuntimeError")
+        assert status(stub.Generate(asked(), timeout=WAIT))[0] is grpc.StatusCode.OK
 
 
 def test_a_client_hears_of_a_refusal_as_an_error_of_ours() -> None:
