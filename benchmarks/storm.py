@@ -23,13 +23,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.link import Shape, ShapedLink, shaped_link
 from benchmarks.storm_client import BEYOND, CANCELLED, FINISHED, Job
 from benchmarks.storm_processes import ClientProcess, TargetProcess, Told
 from inference.errors import InvalidRequest, Unavailable
 from inference.local import LocalVerifier
 from inference.sampling import SamplingParams
 from outrider import serve
+from outrider.link import Shape, ShapedLink, shaped_link
 from outrider.options import parse
 
 TEMPERATURES = (0.0, 0.7, 1.0)

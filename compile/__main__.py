@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compile.options import Options, parse
-from inference.errors import InvalidRequest, OutriderError
+from inference.command import run_command
+from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from compile.build import Builder
@@ -17,26 +18,15 @@ if TYPE_CHECKING:
     from compile.spec import CompileSpec
     from inference.artifact import Manifest
 
-_FAILED, _INTERRUPTED = 1, 130
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when what was asked was done."""
     options = parse(arguments)
-    try:
-        _run(options, sys.argv[1:] if arguments is None else arguments)
-    except OutriderError as error:
-        if options.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return _FAILED
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        return _INTERRUPTED
-    return 0
+    given = sys.argv[1:] if arguments is None else arguments
+    return run_command(lambda: _run(options, given), debug=options.debug, interrupted="interrupted: the same command goes on from here")
 
 
-def _run(options: Options, arguments: Sequence[str]) -> None:
+def _run(options: Options, arguments: Sequence[str]) -> int:
     if options.pull:
         _pull(options)
     elif options.target is None and options.push:
@@ -49,6 +39,7 @@ def _run(options: Options, arguments: Sequence[str]) -> None:
         _build(options, arguments)
         if options.push:
             _push(options)
+    return 0
 
 
 def _build(options: Options, arguments: Sequence[str]) -> None:

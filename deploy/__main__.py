@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.price import Pricing
-from inference.errors import InvalidRequest, OutriderError
+from inference.command import FAILED, run_command
+from inference.errors import InvalidRequest
 
-_FAILED, _INTERRUPTED = 1, 130
 _EXAMPLES = """examples:
   python -m deploy prices                                               every type that a target may run on, in us-east-1
   python -m deploy prices --instance trn1.2xlarge --pricing spot --region us-west-2
@@ -21,16 +21,7 @@ _EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when what was asked was done; 1 without a single price."""
     options = _parse(arguments)
-    try:
-        return _prices(options)
-    except OutriderError as error:
-        if options.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return _FAILED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    return run_command(lambda: _prices(options), debug=options.debug)
 
 
 def _prices(options: argparse.Namespace) -> int:
@@ -43,7 +34,7 @@ def _prices(options: argparse.Namespace) -> int:
     pricings = [Pricing(options.pricing)] if options.pricing else []
     shown = collect(prices, options.region, options.instance or list(accelerators()), pricings)
     (print_json if options.json else print_table)(shown, options.tokens_per_second)
-    return 0 if shown.prices else _FAILED
+    return 0 if shown.prices else FAILED
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

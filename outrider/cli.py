@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from inference.errors import OutriderError
+from inference.command import run_command
 from outrider.options import Options, parse
-
-_FAILED, _INTERRUPTED = 1, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role; 0 when it did what was asked."""
     options = parse(arguments)
-    try:
-        return _run(options)
-    except OutriderError as error:
-        if options.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return _FAILED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    return run_command(lambda: _run(options), debug=options.debug)
 
 
 def _run(options: Options) -> int:

@@ -6,24 +6,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.errors import OutriderError
+from inference.command import run_command
 from outrider.comparison.options import CompareOptions, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison, once for each profile of --emulate; 0 when it was made."""
     options = parse(arguments)
-    try:
-        for profile in options.emulate or (None,):
-            _run(options, profile)
-    except OutriderError as error:
-        if options.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return run_command(lambda: _run_all(options), debug=options.debug)
+
+
+def _run_all(options: CompareOptions) -> int:
+    for profile in options.emulate or (None,):
+        _run(options, profile)
     return 0
 
 

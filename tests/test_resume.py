@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.link import ShapedLink, shaped_link
 from grpc_comm import client
 from grpc_comm.client import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
@@ -28,6 +27,7 @@ from inference.local import LocalVerifier
 from inference.policy import BestFirst
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
+from outrider.link import ShapedLink, shaped_link
 from tests import pairs
 from tests.hostile import eventually
 from tests.test_streams import draining
