@@ -71,6 +71,9 @@ class Scripted:
         levels = min(budget.depth, NODES.bit_length())
         return self._draft.draft(root, min(NODES, budget.nodes + 1, 2 ** (levels + 1) - 1))
 
+    def ahead(self) -> bool:
+        return False
+
     def commit(self, tree: TokenTree, verdict: Verdict) -> None:
         self._draft.commit(verdict)
 

@@ -53,6 +53,10 @@ class Drafter(Protocol):
         """A tree under `root` within the budget."""
         ...
 
+    def ahead(self) -> bool:
+        """Prepare for the likeliest outcomes of the tree last drafted: one call of the draft model at most, False when none is worth it."""
+        ...
+
     def commit(self, tree: TokenTree, verdict: Verdict) -> None:
         """Keep the accepted path of the tree last drafted, forget the rest."""
         ...
@@ -80,8 +84,15 @@ def decode(prompt: Sequence[int], params: SamplingParams, drafter: Drafter, veri
     root, remaining = prompt[-1], max_new_tokens
     while remaining > 0:
         tree = drafter.draft(root, Budget(verifier.tree_budget - 1, remaining - 1))
-        verdict = verifier.submit(tree).result()
+        verdict = verdict_of(verifier.submit(tree), drafter)
         drafter.commit(tree, verdict)
         step = Step(tree, verdict)
         root, remaining = verdict.next_token, remaining - len(step.tokens)
         yield step
+
+
+def verdict_of(pending: Future[Verdict], drafter: Drafter) -> Verdict:
+    """Wait for the verdict; the draft prepares for what it may be meanwhile, on this thread, which has nothing else to do."""
+    while not pending.done() and drafter.ahead():
+        pass
+    return pending.result()

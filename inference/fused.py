@@ -22,10 +22,10 @@ class Round(NamedTuple):
 
 
 class StopwatchDrafter:
-    """A Drafter that adds up the seconds spent in another one."""
+    """A Drafter that adds up the seconds spent in another one: before a tree was sent, and (ahead_seconds) while its verdict was awaited."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter, self.seconds = drafter, 0.0
+        self._drafter, self.seconds, self.ahead_seconds = drafter, 0.0, 0.0
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self._drafter.open(prompt, params)
@@ -35,6 +35,12 @@ class StopwatchDrafter:
         tree = self._drafter.draft(root, budget)
         self.seconds += time.perf_counter() - start
         return tree
+
+    def ahead(self) -> bool:
+        start = time.perf_counter()
+        going_on = self._drafter.ahead()
+        self.ahead_seconds += time.perf_counter() - start
+        return going_on
 
     def commit(self, tree: TokenTree, verdict: Verdict) -> None:
         self._drafter.commit(tree, verdict)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest
+from inference.growth import Growth
 from inference.tree import IntArray, TokenTree
 
 
@@ -35,39 +36,6 @@ class Budget(NamedTuple):
 
     nodes: int
     depth: int
-
-
-class Growth:
-    """A draft tree under construction, of which `limit` nodes will be sent; nodes keep their index, the root is node 0 with value 1."""
-
-    def __init__(self, root: int, limit: int) -> None:
-        self.limit = limit
-        self.tokens, self.parents, self.values, self.depths = [root], [-1], [1.0], [0]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def tree(self) -> TokenTree:
-        return TokenTree(np.array(self.tokens, dtype=np.int32), np.array(self.parents, dtype=np.int32))
-
-    def add(self, parent: int, token: int, edge: float) -> int:
-        """A child whose value is its parent's times `edge`; returns its index."""
-        self.tokens.append(int(token))
-        self.parents.append(parent)
-        self.values.append(self.values[parent] * float(edge))
-        self.depths.append(self.depths[parent] + 1)
-        return len(self) - 1
-
-    def least_of_best(self, more: Sequence[float]) -> float:
-        """The value of the `limit`-th most valuable node if nodes of these values joined; 0 when there are fewer."""
-        ranked = heapq.nlargest(self.limit, [*self.values[1:], *more])
-        return ranked[-1] if len(ranked) == self.limit else 0.0
-
-    def best(self) -> list[int]:
-        """The root and the `limit` most valuable others, in order of value; parents before children. This is what is sent."""
-        order = sorted(range(1, len(self)), key=lambda node: (-self.values[node], node))
-        return [0, *order[: self.limit]]
 
 
 class Policy(Protocol):

@@ -7,7 +7,7 @@ forwarded (an accepted leaf the draft did not expand) are *pending*: the next ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,14 +58,17 @@ class ModelSequence:
         """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on the same growing tree."""
         return self.model.rank([self._segment(tree, nodes)], k)[0]
 
-    def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
-        """Keep the root and the path, free the rest; nodes that were never evaluated become pending."""
+    def commit(self, tree: TokenTree, path: Sequence[int], place: Mapping[int, int] | None = None) -> None:
+        """Keep the root and the path, free the rest; nodes that were never evaluated become pending.
+
+        place: nodes that are not freed, and which nodes of the next tree they are: of those under the next root, the root included.
+        """
         kept = [0, *path]
         evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
-        self.slots.commit(np.array(evaluated, dtype=np.int32))
+        self._node_slots = {new: self._node_slots[old] for old, new in (place or {}).items() if old in self._node_slots}
+        self.slots.commit(np.array(evaluated, dtype=np.int32), np.array(list(self._node_slots.values()), dtype=np.int32))
         self.cached += len(evaluated)
         self._pending += tree.tokens[kept[len(evaluated) :]].tolist()
-        self._node_slots = {}
 
     def abandon(self) -> None:
         """Forget the tree in hand: as if it had never been evaluated."""

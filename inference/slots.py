@@ -13,6 +13,7 @@ from inference.errors import LimitExceeded
 from inference.tree import IntArray
 
 FREE = -1
+NONE: IntArray = np.empty(0, dtype=np.int32)
 
 
 class Slots:
@@ -33,10 +34,10 @@ class Slots:
         self.high_water = max(self.high_water, int(free[-1]) + 1 if free.size else 0)
         return free.astype(np.int32)
 
-    def commit(self, slots: IntArray) -> None:
-        """Keep these slots and free every other provisional one."""
+    def commit(self, slots: IntArray, still: IntArray = NONE) -> None:
+        """Commit these slots, let those of `still` be provisional, and free every other provisional one."""
         self.committed[slots] = True
-        self._free_provisional()
+        self._free_provisional(still)
 
     def trim(self, length: int) -> None:
         """Free all slots at position `length` or later, and all provisional ones."""
@@ -50,7 +51,9 @@ class Slots:
         copy._free_provisional()
         return copy
 
-    def _free_provisional(self) -> None:
-        committed = self.committed[: self.high_water]
-        self.positions[: self.high_water][~committed] = FREE
-        self.high_water = len(committed) - int(committed[::-1].argmax()) if committed.any() else 0
+    def _free_provisional(self, still: IntArray = NONE) -> None:
+        """All but those of `still`."""
+        used: NDArray[np.bool_] = np.array(self.committed[: self.high_water])
+        used[still] = True
+        self.positions[: self.high_water][~used] = FREE
+        self.high_water = len(used) - int(used[::-1].argmax()) if used.any() else 0

@@ -37,6 +37,10 @@ class ModelDrafter:
         self._grown, self._sent = growth.tree, growth.best()
         return self._grown.select(self._sent)
 
+    def ahead(self) -> bool:
+        """A fixed policy waits for its verdict."""
+        return False
+
     def commit(self, tree: TokenTree, verdict: Verdict) -> None:
         self._live.commit(self._grown, [self._sent[node] for node in verdict.path])
 
