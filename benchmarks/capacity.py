@@ -46,12 +46,13 @@ WARM_UP = 3.0
 
 
 class Probe(NamedTuple):
-    """What so many users got. tokens, rounds: a second and user; slowest: tokens of the user who got fewest."""
+    """What so many users got. tokens, rounds: a second and user; slowest: tokens of the user who got fewest; rows: of a forward, on average."""
 
     users: int
     tokens: float
     rounds: float
     slowest: float
+    rows: float
     late: float  # share of the emulated time
     overruns: float  # share of the forwards
 
@@ -108,11 +109,13 @@ class Study:
             since = time.perf_counter()
             forwards, overruns, emulated, late = model.forwards, model.overruns, model.emulated_seconds, model.late_seconds
             time.sleep(self._seconds)
+            elapsed = time.perf_counter() - since
         forwards, overruns = model.forwards - forwards, model.overruns - overruns
         emulated, late = model.emulated_seconds - emulated, model.late_seconds - late
         tokens = [user.tokens_a_second(since) for user in users]
         rounds = statistics.mean(user.rounds_a_second(since) for user in users)
-        return Probe(len(users), statistics.mean(tokens), rounds, min(tokens), late / emulated, overruns / forwards)
+        rows = rounds * len(users) * elapsed / forwards
+        return Probe(len(users), statistics.mean(tokens), rounds, min(tokens), rows, late / emulated, overruns / forwards)
 
 
 def load_small(rows: int) -> tuple[Model, list[Text], int]:
@@ -136,12 +139,12 @@ def probe(measure: Callable[[int], Probe], users: int) -> Probe:
     sys.exit(f"rejected {ATTEMPTS} times: this machine is too busy to emulate {users} users")
 
 
-def sustained(share: Callable[[int], float], most: int) -> int:
-    """The largest number of users, up to `most` and within a sixteenth, whose share of a lonely user's rate is SHARE."""
+def sustained(holds: Callable[[int], bool], most: int, within: int = 16) -> int:
+    """The largest number of users, up to `most` and within one in so many, for whom it holds; one is taken for granted."""
     enough, short = 1, most + 1
-    while short - enough > max(1, enough // 16):
+    while short - enough > max(1, enough // within):
         middle = (enough + short) // 2
-        if share(middle) >= SHARE:
+        if holds(middle):
             enough = middle
         else:
             short = middle
@@ -156,11 +159,11 @@ def study(one: Study, rows: int) -> dict[str, object]:
         made = probes[measure.__name__] = [probe(measure, 1)]
         most = max(users for users in range(1, rows + 1) if allowed(users) >= SHARE * allowed(1))
 
-        def share(users: int, measure: Callable[[int], Probe] = measure, made: list[Probe] = made) -> float:
+        def holds(users: int, measure: Callable[[int], Probe] = measure, made: list[Probe] = made) -> bool:
             made.append(probe(measure, users))
-            return made[-1].tokens / made[0].tokens
+            return made[-1].tokens >= SHARE * made[0].tokens
 
-        users = sustained(share, min(rows, most + most // 8 + 1))
+        users = sustained(holds, min(rows, most + most // 8 + 1))
         print(f"  {measure.__name__}: {users} users sustained, {most} allowed ({users / most:.0%})", flush=True)
         found[measure.__name__] = {"sustained": users, "allowed": most}
     return found | {"probes": {name: [made._asdict() for made in all_made] for name, all_made in probes.items()}}

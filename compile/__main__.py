@@ -54,6 +54,10 @@ def _build(options: Options, arguments: Sequence[str]) -> None:
         _say_if_pushed(options.push, planned_manifest(spec, source, builder))
     command = shlex.join(["python", "-m", "compile", *arguments])
     manifest = build_artifact(spec, source, builder, out, command=command, say=_say)
+    if spec.fused is not None:
+        from compile.fused_smoke import smoke
+
+        print(smoke(out, manifest, _say))
     print(f"{out}: complete, digest {manifest.digest()}")
 
 
@@ -72,6 +76,8 @@ def _builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Bui
         from compile.openvino import OpenVinoBuilder
 
         return OpenVinoBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
+    if spec.fused is not None:
+        return _fused_builder(options, spec, checkpoint)
     if spec.target == "cpu":
         from compile.cpu import CpuBuilder
 
@@ -83,6 +89,19 @@ def _builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Bui
     from compile.neuron import NeuronBuilder
 
     return NeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
+
+
+def _fused_builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
+    from compile.fused import draft_directory
+
+    draft = draft_directory(options)
+    if spec.target == "cpu":
+        from compile.cpu_fused import FusedCpuBuilder
+
+        return FusedCpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
+    from compile.neuron_fused import FusedNeuronBuilder
+
+    return FusedNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
 
 
 def _push(options: Options) -> None:

@@ -41,7 +41,7 @@ class Builder(Protocol):
         ...
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """One graph."""
+        """One graph, of those in spec.graphs."""
         ...
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
@@ -97,12 +97,12 @@ def build_artifact(spec: CompileSpec, source: Source, builder: Builder, director
 
 def _build(spec: CompileSpec, source: Source, builder: Builder, directory: Path, command: str, say: Say) -> Manifest:
     with_ = _MadeWith.by(builder)
-    stages = _Stages(directory, _base_key(spec, source, with_), len(spec.buckets) + 2, say)
+    stages = _Stages(directory, _base_key(spec, source, with_), len(spec.graphs) + 2, say)
     copied = {"copied": hash_files(source.directory, _present(source))}
     files = dict(stages.run("weights", copied, lambda: [*_copy_tokenizer(source, directory), *builder.prepare(directory)]))
-    for bucket in spec.buckets:
+    for bucket in spec.graphs:
         files |= stages.run(bucket.name, asdict(bucket), _graph(builder, bucket, directory))
-    files |= stages.run("joint", {"files": files}, lambda: builder.finish(directory, spec.buckets))
+    files |= stages.run("joint", {"files": files}, lambda: builder.finish(directory, spec.graphs))
     return _write_once(directory, _manifest(spec, source, with_, files, command))
 
 
@@ -178,7 +178,9 @@ def _copy_tokenizer(source: Source, directory: Path) -> list[str]:
 
 def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
     """Everything that any stage is made from; the list of graphs is not, so that one may be added."""
-    settings = {name: value for name, value in asdict(spec).items() if name not in ("buckets", "model")}
+    settings = {name: value for name, value in asdict(spec).items() if name not in ("buckets", "model", "fused")}
+    if spec.fused is not None:
+        settings["draft"] = spec.fused.fingerprint
     return _hash({"spec": settings, "model": source.model_fingerprint, "tokenizer": source.tokenizer_fingerprint, **asdict(with_)})
 
 
@@ -232,6 +234,7 @@ def _manifest(spec: CompileSpec, source: Source, with_: _MadeWith, files: Mappin
         files=dict(files),
         command=command,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        fused=spec.fused,
     )
 
 

@@ -10,16 +10,18 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from compile.equivalence import check_equivalence, check_row_independence
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
-from inference.backends.compiled import CACHES, WEIGHTS, empty_caches, graph_path, host, load_graph
+from inference.artifact import Bucket, RoundBucket
+from inference.backends.compiled import CACHES, WEIGHTS, Graph, empty_caches, graph_path, host, load_graph
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.decoder import Decoder
@@ -31,40 +33,58 @@ ALWAYS: Mapping[str, object] = {
 }
 
 
+class Loaded(NamedTuple):
+    """A model that graphs are made of. keys, values: [layers, rows, kv heads, capacity + 1, head dim]."""
+
+    decoder: Decoder
+    keys: Tensor
+    values: Tensor
+
+    def constants(self) -> dict[str, Tensor]:
+        """All that its graphs take from outside, by the names they know it by."""
+        return {**graph_constants(self.decoder), **dict(zip(CACHES, self[1:], strict=True))}
+
+
 class CpuBuilder:
     """A Builder (compile/build.py) for the machine it runs on."""
 
     target = "cpu"
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
-        self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
+        self.spec, self._checkpoint, self.vocabulary = spec, checkpoint_directory, vocabulary
         self._config = {**ALWAYS, **_inductor_settings(spec.compiler_flags)}
-        self._loaded: tuple[Decoder, Tensor, Tensor] | None = None
 
     def prepare(self, directory: Path) -> list[str]:
         """The weights and the rotary tables, by the names that graphs know them by."""
-        from safetensors.torch import save_file
-
         check_compiler()
-        decoder, _keys, _values = self._model()
-        (directory / WEIGHTS).parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.detach().contiguous() for name, tensor in _constants(decoder).items()}, directory / WEIGHTS)
+        save_weights(self.model.decoder, directory / WEIGHTS)
         return [WEIGHTS]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """One graph; raises BadArtifact when it does not compute what the eager graph computes."""
+        assert not isinstance(bucket, RoundBucket), "rounds are built by compile.cpu_fused"
+        return self.build_alone(self.model, bucket, directory)
+
+    def build_alone(self, model: Loaded, bucket: Bucket, directory: Path) -> list[str]:
+        """A graph of one model."""
+        eager, length = VerifyGraph(*model, bucket.levels), self.spec.sequence_length
+        with self.compiled(eager, bucket, example_inputs(bucket), model.constants(), directory) as graph:
+            check_equivalence(eager, graph, bucket, sequence_length=length)
+            check_row_independence(graph, bucket, self.vocabulary, sequence_length=length)
+        return [graph_path(bucket)]
+
+    @contextmanager
+    def compiled(
+        self, eager: nn.Module, bucket: Bucket, inputs: Mapping[str, Tensor], constants: Mapping[str, Tensor], directory: Path
+    ) -> Iterator[Graph]:
+        """The graph's package, loaded to be checked; it is put into its place when the context ends without an error."""
         check_compiler()
-        decoder, keys, values = self._model()
-        eager = VerifyGraph(decoder, keys, values, bucket.levels)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             path = Path(scratch) / "graph.pt2"
-            compile_graph(eager, bucket, path, self._config)
-            compiled = load_graph(path, {**graph_constants(decoder), **dict(zip(CACHES, (keys, values), strict=True))})
-            check_equivalence(eager, compiled, bucket, sequence_length=self._spec.sequence_length)
-            check_row_independence(compiled, bucket, self._vocabulary, sequence_length=self._spec.sequence_length)
+            write_package(export_graph(eager, inputs), bucket.name, path, self._config)
+            yield load_graph(path, constants)
             (directory / graph_path(bucket)).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(path, directory / graph_path(bucket))
-        return [graph_path(bucket)]
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Nothing: each graph stands alone."""
@@ -79,36 +99,41 @@ class CpuBuilder:
     def flags(self) -> Mapping[str, str]:
         return {name: str(value) for name, value in self._config.items()}
 
-    def _model(self) -> tuple[Decoder, Tensor, Tensor]:
-        """The decoder and caches full of noise, which the comparisons read; one for all buckets."""
-        if self._loaded is None:
-            spec = self._spec
-            decoder = load_decoder(
-                self._checkpoint, positions=spec.sequence_length, vocabulary=self._vocabulary, dtype=DTYPES[spec.dtype], device=torch.device("cpu")
-            )
-            keys, values = empty_caches(decoder.config, spec.rows, spec.capacity, DTYPES[spec.dtype])
-            generator = torch.Generator().manual_seed(0)
-            self._loaded = decoder, keys.normal_(generator=generator), values.normal_(generator=generator)
-        return self._loaded
+    @cached_property
+    def model(self) -> Loaded:
+        """The target; one for all buckets."""
+        return self.load(self._checkpoint)
+
+    def load(self, checkpoint: Path) -> Loaded:
+        """A decoder, and caches full of noise, which the comparisons read."""
+        spec, dtype = self.spec, DTYPES[self.spec.dtype]
+        decoder = load_decoder(checkpoint, positions=spec.sequence_length, vocabulary=self.vocabulary, dtype=dtype, device=torch.device("cpu"))
+        keys, values = empty_caches(decoder.config, spec.rows, spec.capacity, dtype)
+        generator = torch.Generator().manual_seed(0)
+        return Loaded(decoder, keys.normal_(generator=generator), values.normal_(generator=generator))
 
 
 def compile_graph(graph: VerifyGraph, bucket: Bucket, path: Path, settings: Mapping[str, object] = ALWAYS) -> None:
     """Write the graph's package, without weights, to `path`; `settings` are torch._inductor.config's."""
+    write_package(export_graph(graph, example_inputs(bucket)), bucket.name, path, settings)
+
+
+def write_package(program: ExportedProgram, name: str, path: Path, settings: Mapping[str, object]) -> None:
+    """Compile a graph that was exported; raises BadArtifact with the compiler's last words."""
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.exc import InductorError
 
-    program = export_graph(graph, bucket)
     with _one_compile_thread(), torch.no_grad():
         try:
             aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(settings))
         except (InductorError, RuntimeError) as error:
-            raise BadArtifact(f"graph {bucket.name} was not compiled: {_last_line(error)}") from error
+            raise BadArtifact(f"graph {name} was not compiled: {_last_line(error)}") from error
 
 
-def export_graph(graph: VerifyGraph, bucket: Bucket) -> ExportedProgram:
-    """The graph for the bucket's shapes; it must leave its caches as they are, since its caller writes them."""
+def export_graph(graph: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
+    """The graph for inputs of these shapes; it must leave its caches as they are, since its caller writes them."""
     with torch.no_grad():
-        program = torch.export.export(graph, (), example_inputs(bucket), strict=False)
+        program = torch.export.export(graph, (), dict(inputs), strict=False)
     written = program.run_decompositions({}).graph_signature.buffers_to_mutate
     assert not written, f"the graph writes {sorted(written.values())}"
     return program
@@ -124,13 +149,22 @@ def check_compiler() -> None:
         )
 
 
-def _constants(decoder: Decoder) -> dict[str, Tensor]:
+def weights_of(decoder: Decoder) -> dict[str, Tensor]:
+    """The weights and the rotary tables, themselves: who uses a graph over them keeps them."""
     return {**dict(decoder.named_parameters()), "cos": decoder.cos, "sin": decoder.sin}
+
+
+def save_weights(decoder: Decoder, path: Path) -> None:
+    """By the names that weights_of() gives."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().contiguous() for name, tensor in weights_of(decoder).items()}, path)
 
 
 def graph_constants(decoder: Decoder) -> dict[str, Tensor]:
     """What a graph needs beside its caches, by the names it has there."""
-    return {f"decoder.{name}": tensor for name, tensor in _constants(decoder).items()}
+    return {f"decoder.{name}": tensor for name, tensor in weights_of(decoder).items()}
 
 
 def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:

@@ -6,7 +6,6 @@ differ between kernels; choices may then differ where two tokens' scores are tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +13,11 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket
+from inference.backends.compiled import Graph
 from inference.choice import Sampling, noise
 from inference.errors import BadArtifact
 from inference.model.graph import VerifyGraph, example_inputs
 from inference.sampling import SamplingParams
-
-Graph = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 ROUNDS = 3
 
@@ -38,7 +36,7 @@ ROUNDING = {torch.float32: Tolerance(1e-4, 1e-4), torch.float16: Tolerance(3e-2,
 INT8 = Tolerance(1e-1, 2e-1)
 """Measured on Qwen2.5-Coder-0.5B (24 layers) with these inputs, against float32: see docs/compile-cpu.md."""
 
-_SAMPLINGS = (SamplingParams(1.0, seed=7), SamplingParams(), SamplingParams(0.7, top_k=20, seed=2**40 + 1), SamplingParams(1.0, top_p=0.9, seed=3))
+SAMPLINGS = (SamplingParams(1.0, seed=7), SamplingParams(), SamplingParams(0.7, top_k=20, seed=2**40 + 1), SamplingParams(1.0, top_p=0.9, seed=3))
 
 
 @torch.no_grad()
@@ -51,7 +49,7 @@ def check_equivalence(eager: VerifyGraph, compiled: Graph, bucket: Bucket, *, se
         inputs = random_inputs(bucket, eager.decoder.vocabulary, eager.keys.shape[1], sequence_length, seed)
         expected, made = eager(**inputs), compiled(**inputs)
         for name, ours, theirs in zip(errors, made[1:], expected[1:], strict=True):
-            errors[name].append(_distances(ours, theirs))
+            errors[name].append(distances(ours, theirs))
         differing += int(((made[0] != expected[0]) & (_gap(eager, inputs, made[0], expected[0]) > allowed.scores)).sum())
         total += made[0].numel()
     for name, found in errors.items():
@@ -62,7 +60,7 @@ def check_equivalence(eager: VerifyGraph, compiled: Graph, bucket: Bucket, *, se
         raise BadArtifact(f"graph {bucket.name}: {differing} of {total} choices differ from the eager model's by more than rounding")
 
 
-def _distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, B, kv heads, T, head dim] twice -> [B * T]
+def distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, B, kv heads, T, head dim] twice -> [B * T]
     """Each node's distance, as a part of its length."""
     errors, lengths = (part.float().square().sum((0, 2, 4)).sqrt() for part in (ours.float() - theirs.float(), theirs))
     return (errors / lengths).flatten()
@@ -100,7 +98,7 @@ def random_inputs(bucket: Bucket, vocabulary: int, cache_rows: int, sequence_len
     }
     inputs |= {name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for name, array in drawn.items()}
     if bucket.sampled:
-        params = [_SAMPLINGS[(row + seed) % len(_SAMPLINGS)] for row in range(bucket.rows)]
+        params = [SAMPLINGS[(row + seed) % len(SAMPLINGS)] for row in range(bucket.rows)]
         inputs |= Sampling.of(params, torch.device("cpu"))._asdict()
     return inputs
 

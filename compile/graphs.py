@@ -49,7 +49,7 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     target alone, a tree of 16 and the largest; one session at a time, where a graph need not have all rows.
     """
     capacity = limits.capacity
-    slots = sizes.slots or (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
+    slots = slots_of(sizes, capacity)
     least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     trees = sizes.trees or (least, min(most, max(least, 16)), most)
     _check_sizes("--slots", slots, capacity)
@@ -58,6 +58,11 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     shapes = {Shape(True, rows, nodes, size) for nodes, size in product(sizes.prefill or (limits.chunk,), slots)}
     shapes |= {Shape(False, rows, max(least, nodes), size) for nodes, size in product(trees, slots)}
     return buckets_of([*sorted(shapes - {*limits.required()}), *limits.required()], limits, sizes.sampling)
+
+
+def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
+    """How much of the cache graphs read."""
+    return sizes.slots or (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
 
 
 def one_graph(limits: Limits, sampling: str) -> tuple[Bucket, ...]:

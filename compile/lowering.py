@@ -27,6 +27,8 @@ from torch.fx.node import map_arg
 
 from inference.artifact import Bucket
 from inference.errors import OutriderError
+from inference.model.fused_graph import CACHES as FUSED_CACHES
+from inference.model.fused_graph import RoundGraph, StatefulRoundGraph
 from inference.model.graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
 
 aten = torch.ops.aten
@@ -190,6 +192,11 @@ def prove(graph: VerifyGraph | StatefulGraph, bucket: Bucket) -> Proof:
     """Compiles the graph for this bucket; raises NotLowerable naming what an accelerator would not take."""
     program = export(graph, example_inputs(bucket))
     return compile_program(program, example_inputs(bucket), state=("keys", "values") if isinstance(graph, StatefulGraph) else ())
+
+
+def prove_fused(graph: RoundGraph | StatefulRoundGraph, inputs: Mapping[str, Tensor]) -> Proof:
+    """The same for a graph of both models, for inputs of these shapes: a round, or one of the models alone."""
+    return compile_program(export(graph, inputs), inputs, state=FUSED_CACHES if isinstance(graph, StatefulRoundGraph) else ())
 
 
 def prove_copying(graph: StatefulGraph) -> Proof:

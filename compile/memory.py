@@ -9,12 +9,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from compile.device import GIB, Device, device_of, neuron_targets
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
+from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.model.config import ModelConfig
+from inference.model.config import ModelConfig, parse_config
+
+AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 """Bytes of a number in states and caches; int8 is about matrices only."""
@@ -46,10 +49,13 @@ class Work:
 
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """What the spec needs of each rank."""
-    activation, largest = max((size, f"{name} of {bucket.name}") for bucket in spec.buckets for name, size in _activations(config, spec, bucket))
-    cache = _cache_bytes(config, spec, spec.rows, spec.cache_slots)
-    return Footprint(_weight_bytes(config, spec), cache, activation, largest)
+    """What the spec needs of each rank, the draft included where it has one."""
+    models = _models(config, spec)
+    activation, largest = max(
+        (size, f"{name} of {bucket.name}") for model, buckets in models for bucket in buckets for name, size in _activations(model, spec, bucket)
+    )
+    cache = sum(_cache_bytes(model, spec, spec.rows, spec.cache_slots) for model, _ in models)
+    return Footprint(sum(_weight_bytes(model, spec) for model, _ in models), cache, activation, largest)
 
 
 def work(config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: int, picks: int) -> Work:
@@ -64,9 +70,23 @@ def work(config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: i
     return Work(flops, moved)
 
 
+def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
+    """A call of one of the spec's graphs; in a round the draft looks at one level after another, and then the target at all nodes."""
+    if spec.fused is None or not isinstance(bucket, DraftBucket | RoundBucket):
+        return work(config, spec, bucket.rows, bucket.nodes, bucket.slots, bucket.picks)
+    draft, rows, slots = parse_config(spec.fused.config), bucket.rows, bucket.slots
+    if isinstance(bucket, DraftBucket):
+        return work(draft, spec, rows, bucket.nodes, slots, bucket.picks)
+    entry, *levels = bucket.shape.levels[:-1]
+    calls = [work(config, spec, rows, bucket.nodes, slots, bucket.nodes), work(draft, spec, rows, entry + 1, slots, entry)]
+    calls += [work(draft, spec, rows, wide, slots, wide) for wide in levels]
+    return Work(sum(call.flops for call in calls), sum(call.moved for call in calls))
+
+
 def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
     """The footprint; raises LimitExceeded, saying what would fit, when a rank's memory cannot hold it."""
-    check_sharding(config, spec)
+    for model, _ in _models(config, spec):
+        check_sharding(model, spec)
     need, device = footprint(config, spec), device_of(spec.target)
     if need.total <= device.memory:
         return need
@@ -96,12 +116,22 @@ def shards_evenly(config: ModelConfig, ranks: int) -> bool:
 
 def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
     """The same graphs on a smaller cache; those that become equal are one."""
-    capacity = sequence_length + spec.max_tree_nodes
-    buckets = {}
-    for bucket in spec.buckets:
-        smaller = replace(bucket, rows=min(rows, bucket.rows), slots=min(bucket.slots, capacity), junk=capacity)
-        buckets[smaller.name] = smaller
-    return replace(spec, rows=rows, sequence_length=sequence_length, buckets=tuple(buckets.values()))
+    capacity, fused = sequence_length + spec.max_tree_nodes, spec.fused
+    if fused is not None:
+        fused = replace(fused, prefill=_on(fused.prefill, rows, capacity), rounds=_on(fused.rounds, rows, capacity))
+    return replace(spec, rows=rows, sequence_length=sequence_length, buckets=_on(spec.buckets, rows, capacity), fused=fused)
+
+
+def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBucket, ...]:
+    smaller = [replace(bucket, rows=min(rows, bucket.rows), slots=min(bucket.slots, capacity), junk=capacity) for bucket in buckets]
+    return tuple({bucket.name: bucket for bucket in smaller}.values())
+
+
+def _models(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, Sequence[Bucket]]]:
+    """The target, and the draft where there is one, with the graphs whose largest tensors are theirs: a round's are the target's."""
+    if spec.fused is None:
+        return [(config, spec.buckets)]
+    return [(config, (*spec.buckets, *spec.fused.rounds)), (parse_config(spec.fused.config), spec.fused.prefill)]
 
 
 def gib(size: float) -> str:

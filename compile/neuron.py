@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from compile.parallel import parallel_config, parallel_layers, parallel_tensors
 from compile.spec import CompileSpec
@@ -28,13 +29,17 @@ from inference.backends.neuron_sdk import Sdk, has_device, instance_family, load
 from inference.choice import add_in_halves
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
-from inference.model.config import read_config
+from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
+from inference.model.fused_graph import StatefulRoundGraph
 from inference.model.graph import StatefulGraph, copy_inputs, example_inputs
 
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PLATFORMS = {"trn1": "trn1", "inf2": "trn1", "trn2": "trn2"}
 """Targets, and the platform that each is compiled for."""
+
+Stateful = StatefulGraph | StatefulRoundGraph
+"""The module that all graphs of a package are."""
 
 _OURS = ("--target", "--lnc")
 _COMPILERS_AT_ONCE = 4
@@ -79,13 +84,7 @@ class NeuronBuilder:
 
     def prepare(self, directory: Path) -> list[str]:
         """The weights, one file a rank."""
-        spec, sdk = self._spec, self._tools.sdk
-        positions = spec.sequence_length
-        whole = load_decoder(self._checkpoint, positions=positions, vocabulary=self._vocabulary, dtype=self._dtype, device=torch.device("cpu"))
-        tensors = parallel_tensors(whole.named_parameters(), self._config, spec.tensor_parallel)
-        tensors |= {"cos": whole.cos, "sin": whole.sin}
-        del whole
-        named = {f"decoder.{name}": tensor.detach() for name, tensor in tensors.items()}
+        spec, sdk, named = self._spec, self._tools.sdk, self._weights()
         with self._ranks(), sdk.init_on_device(torch.device("meta")):
             graph = self._graph("meta")
             for rank in range(spec.tensor_parallel):  # one at a time: a rank's share is let go before the next is cut
@@ -94,7 +93,7 @@ class NeuronBuilder:
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """What the graph will be: the names, shapes and types it is routed by. All graphs are compiled together, by `finish`."""
-        return [self._record(directory, f"graphs/{bucket.name}.json", example_inputs(bucket), {"levels": bucket.levels})]
+        return [self._record(directory, f"graphs/{bucket.name}.json", self._inputs(bucket), {"levels": bucket.levels})]
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Trace and compile every graph into one package, without weights; with several rows also the one that copies a row."""
@@ -130,17 +129,37 @@ class NeuronBuilder:
         with self._tools.sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=self._tools.logical):
             yield
 
-    def _graph(self, device: str) -> StatefulGraph:
+    def _weights(self) -> dict[str, Tensor]:
+        """All weights, still undivided, by the names that the graph knows them by."""
+        return self._weights_of(self._checkpoint, self._config, "decoder")
+
+    def _weights_of(self, checkpoint: Path, config: ModelConfig, name: str) -> dict[str, Tensor]:
+        positions, device = self._spec.sequence_length, torch.device("cpu")
+        whole = load_decoder(checkpoint, positions=positions, vocabulary=self._vocabulary, dtype=self._dtype, device=device)
+        tensors = parallel_tensors(whole.named_parameters(), config, self._spec.tensor_parallel)
+        tensors |= {"cos": whole.cos, "sin": whole.sin}
+        return {f"{name}.{key}": tensor.detach() for key, tensor in tensors.items()}
+
+    def _inputs(self, bucket: Bucket) -> dict[str, Tensor]:
+        """An idle call of the bucket's graph."""
+        return example_inputs(bucket)
+
+    def _graph(self, device: str) -> Stateful:
         """One rank's module, its weights not filled in."""
-        spec, dealt = self._spec, self._dealt
-        decoder = Decoder(dealt, spec.sequence_length, self._vocabulary, parallel_layers(self._tools.sdk, self._dtype))
+        return StatefulGraph(self._rank_decoder(self._dealt), *self._rank_caches(self._dealt, device), 1, add_in_halves).requires_grad_(False).eval()
+
+    def _rank_decoder(self, dealt: ModelConfig) -> Decoder:
+        decoder = Decoder(dealt, self._spec.sequence_length, self._vocabulary, parallel_layers(self._tools.sdk, self._dtype))
         for parameter in decoder.parameters():
             parameter.data = parameter.data.to(self._dtype)
         for name in ("cos", "sin"):  # constants that travel with the weights: only buffers that change are state
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
+        return decoder
+
+    def _rank_caches(self, dealt: ModelConfig, device: str) -> tuple[Tensor, Tensor]:
+        spec = self._spec
         shape = (dealt.layers, spec.rows, dealt.kv_heads // spec.tensor_parallel, spec.cache_slots, dealt.head_dim)
-        keys, values = (torch.zeros(shape, dtype=self._dtype, device=device) for _ in range(2))
-        return StatefulGraph(decoder, keys, values, 1, add_in_halves).requires_grad_(False).eval()
+        return torch.zeros(shape, dtype=self._dtype, device=device), torch.zeros(shape, dtype=self._dtype, device=device)
 
     @torch.no_grad()
     def _compile(self, buckets: Sequence[Bucket], work: Path) -> Any:
@@ -149,7 +168,7 @@ class NeuronBuilder:
         builder = self._tools.sdk.model_builder(graph)
         for bucket in buckets:
             graph.levels = bucket.levels
-            builder.trace(kwargs=example_inputs(bucket), tag=bucket.name)
+            builder.trace(kwargs=self._inputs(bucket), tag=bucket.name)
         names = [bucket.name for bucket in buckets]
         if self._spec.rows > 1:
             builder.trace(kwargs=copy_inputs(self._spec.rows), tag=COPY)
@@ -202,7 +221,7 @@ def check_routes(buckets: Sequence[Bucket]) -> None:
     """No two graphs take inputs of the same names and shapes: a call could not tell which is meant."""
     routes: dict[tuple[Any, ...], str] = {}
     for bucket in buckets:
-        route = (bucket.rows, bucket.nodes, bucket.slots, bucket.picks, bucket.sampled)
+        route = (type(bucket), bucket.rows, bucket.nodes, bucket.slots, bucket.picks, bucket.sampled)
         if route in routes:
             raise InvalidRequest(f"graphs {routes[route]} and {bucket.name} take the same inputs: leave one out")
         routes[route] = bucket.name

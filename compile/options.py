@@ -24,6 +24,10 @@ class Options:
     tensor_parallel: int = 1
     trace: bool = False
     flag: tuple[str, ...] = ()
+    fused: bool = False
+    draft_model: str | None = None
+    speculation_length: int | None = None
+    draft_tree: str | None = None
     prefill_nodes: str | None = None
     tree_nodes: str | None = None
     slots: str | None = None
@@ -46,6 +50,7 @@ _EXAMPLES = """examples:
   python -m compile --target cpu --out artefact                    the model that ships here, for this machine
   python -m compile --model DIR --target trn1 --dry-run            what would be built, and whether it fits; builds nothing
   python -m compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
+  python -m compile --target cpu --fused --gamma 4 --out artefact  target and draft in one graph a round
   python -m compile --out artefact --push s3://bucket/artefacts    prints the digest that --pull needs
   python -m compile --pull s3://bucket/artefacts --digest HEX --out artefact
 """
@@ -57,6 +62,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         prog="python -m compile", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     _target_flags(parser.add_argument_group("target"))
+    _fused_flags(parser.add_argument_group("a draft in the target's graphs (--role fused_target --artifact DIR serves it)"))
     _graph_flags(parser.add_argument_group("graphs of given sizes (numbers separated by commas; every combination is built)"))
     _plan_flags(parser.add_argument_group("graphs planned for a load"))
     _store_flags(parser.add_argument_group("stores"))
@@ -84,6 +90,13 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "flag", "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1", action="append", metavar="NAME[=VALUE]")
 
 
+def _fused_flags(group: argparse._ArgumentGroup) -> None:
+    _add(group, "fused", "also build rounds: one graph in which a draft grows a tree, the target verifies it and accepts", action="store_true")
+    _add(group, "draft_model", "model directory or hub name of the draft (default: the draft that ships here)", metavar="DIR_OR_NAME")
+    _add(group, "speculation_length", "the tree is a chain of this many drafted tokens (default: 4)", alias="gamma", type=int)
+    _add(group, "draft_tree", "the tree has so many children a node, level by level, such as 3,2,1", metavar="N,...")
+
+
 def _graph_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "prefill_nodes", "prompt tokens in one call (default: 256)", metavar="N,...")
     _add(group, "tree_nodes", "tree sizes, roots included (default: the target alone, 16, the largest)", metavar="N,...")
@@ -109,9 +122,9 @@ def _store_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "digest", "of the artefact to pull; an artefact is executable code, nothing else is accepted", metavar="HEX")
 
 
-def _add(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:
-    """A flag under its underscore and its dash spelling, with the default of Options."""
-    spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
+def _add(group: argparse._ActionsContainer, name: str, text: str, alias: str | None = None, **settings: Any) -> None:
+    """A flag under its underscore and its dash spelling, and its alias, with the default of Options."""
+    spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}", *([f"--{alias}"] if alias else [])])
     default = next(entry.default for entry in fields(Options) if entry.name == name)
     if settings.get("action") == "append":
         default = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import inference
+from compile.fused import fused_part
 from compile.graphs import CHUNK, Sizes, buckets_of, explain, graphs_of, one_graph, plan_graphs, samplings_of
 from compile.load import Limits, read_load
 from compile.memory import check_fits
@@ -107,6 +108,7 @@ def _spec(options: Options, checkpoint: Checkpoint, limits: Limits, sizes: Sizes
         dtype=_dtype(options),
         tensor_parallel=options.tensor_parallel,
         compiler_flags=_flags(options.flag),
+        fused=fused_part(options, limits, sizes, checkpoint.directory),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inference.artifact import Bucket
+from inference.artifact import Bucket, FusedPart
 from inference.errors import InvalidRequest
+from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2")
 DTYPES = ("float32", "bfloat16", "float16", "int8")
@@ -20,6 +21,7 @@ class CompileSpec:
 
     model: the name it is known by.  rows: sequences held at once.  max_tree_nodes: largest tree, its root included.
     vocabulary: ids of the tokenizer.  compiler_flags: flag -> value ("" for none), beside those the builder always sets.
+    fused: the draft that is built into it, if any.
     """
 
     model: str
@@ -32,6 +34,7 @@ class CompileSpec:
     dtype: str = "float32"
     tensor_parallel: int = 1
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
+    fused: FusedPart | None = None
 
     def __post_init__(self) -> None:
         _check_choice("--target", self.target, TARGETS)
@@ -45,6 +48,13 @@ class CompileSpec:
         if self.target != "cpu" and self.dtype == "int8":
             raise InvalidRequest(f"--dtype int8: {self.target} takes float32, bfloat16 or float16; int8 is for cpu")
         _check_buckets(self)
+        if self.fused is not None:
+            _check_fused(self, self.fused)
+
+    @property
+    def graphs(self) -> tuple[Bucket, ...]:
+        """All that is to be compiled: the target's, then the draft's, then those of both."""
+        return self.buckets if self.fused is None else (*self.buckets, *self.fused.prefill, *self.fused.rounds)
 
     @property
     def capacity(self) -> int:
@@ -107,3 +117,21 @@ def _check_buckets(spec: CompileSpec) -> None:
     if not any(bucket.rows >= spec.rows and bucket.nodes >= spec.max_tree_nodes and bucket.slots >= spec.capacity for bucket in trees):
         promised = f"{spec.rows} rows, {spec.max_tree_nodes} nodes and {spec.capacity} slots"
         raise InvalidRequest(f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length promise")
+
+
+def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
+    """The rounds fit the cache and the target, and every promised session finds one."""
+    shape = fused.shape
+    if shape.nodes > spec.max_tree_nodes:
+        raise InvalidRequest(f"a {shape} has {shape.nodes} nodes with its root: --max_tree_nodes {spec.max_tree_nodes} is too small")
+    if max(shape.branches) > min(CANDIDATES, spec.vocabulary):
+        raise InvalidRequest(f"{max(shape.branches)} children of a node: at most {min(CANDIDATES, spec.vocabulary)} can be drafted")
+    if spec.dtype == "int8":
+        raise InvalidRequest("--fused is for float32, bfloat16 or float16: leave out --dtype int8")
+    if 1 + shape.inner > max(bucket.nodes for bucket in fused.prefill):
+        raise InvalidRequest(f"the draft's graphs for prompts take fewer than the {1 + shape.inner} nodes that it looks at in a round")
+    for bucket in (*fused.prefill, *fused.rounds):
+        if bucket.junk != spec.junk or bucket.rows > spec.rows or (takes_all_rows(spec.target) and bucket.rows != spec.rows):
+            raise InvalidRequest(f"graph {bucket.name} is for another cache than {spec.rows} rows of {spec.capacity} slots")
+    if not any(bucket.rows == spec.rows and bucket.slots >= spec.capacity for bucket in fused.rounds):
+        raise InvalidRequest(f"no round has {spec.rows} rows and {spec.capacity} slots, which --rows and --sequence_length promise")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +16,7 @@ import grpc
 from grpc_comm import translate
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.accept import Verdict
+from inference.decode import Superseded
 from inference.errors import Mismatch, OutriderError, Unavailable
 from inference.session import promise
 from inference.stats import Traffic
@@ -24,7 +27,21 @@ CLOSE_SECONDS = 2.0
 Start = Callable[[Iterator[pb.ClientMessage]], Any]
 """Starts the call, given the messages that will be sent."""
 
-Owed: TypeAlias = "Future[Any] | queue.SimpleQueue[Any]"
+Answer: TypeAlias = "Future[Any] | queue.SimpleQueue[Any]"
+
+
+class _Owed(NamedTuple):
+    """What the target has yet to say. since: when it was asked; infinite once its first word has come.  number, tree: of a round.
+
+    ahead: nobody waits for it yet.
+    """
+
+    kind: str
+    answer: Answer
+    since: float
+    number: int = 0
+    tree: TokenTree | None = None
+    ahead: bool = False
 
 
 class Verified(NamedTuple):
@@ -35,7 +52,8 @@ class Verified(NamedTuple):
 
 
 class Call:
-    """A bidirectional stream. At most one answer is owed at a time; a stream that ends fails it.
+    """A bidirectional stream. Answers are owed in the order of asking, and only rounds are asked for before the last is answered; a stream
+    that ends fails them.
 
     failure: why the stream ended, None while it is alive.  leaving: the target said that it goes away.
     """
@@ -43,9 +61,8 @@ class Call:
     def __init__(self, start: Start, traffic: Traffic, address: str) -> None:
         self._traffic, self._address = traffic, address  # bytes_up is written by the caller's thread, the rest by the reader's
         self._outbox: queue.SimpleQueue[pb.ClientMessage | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the next three, so that no answer is owed by a stream that has ended
-        self._owed: tuple[str, Owed] | None = None
-        self._asked: tuple[int, TokenTree] | None = None
+        self._lock = threading.Lock()  # guards the next two, so that no answer is owed by a stream that has ended
+        self._owed: deque[_Owed] = deque()
         self.failure: OutriderError | None = None
         self.leaving: str | None = None
         self._left, self._ended = False, threading.Event()
@@ -57,19 +74,26 @@ class Call:
     def begin(self, message: pb.ClientMessage) -> Future[pb.Opened]:
         """Open or Resume."""
         opened: Future[pb.Opened] = promise()
-        self._ask("opened", message, opened)
+        self._ask(_Owed("opened", opened, time.perf_counter()), message)
         return opened
 
     def verify(self, message: pb.Round, tree: TokenTree) -> Future[Verified]:
-        self._asked = (message.number, tree)
         verified: Future[Verified] = promise()
-        self._ask("verdict", pb.ClientMessage(round=message), verified)
+        self._ask(_Owed("verdict", verified, time.perf_counter(), message.number, tree, message.ahead), pb.ClientMessage(round=message))
         return verified
+
+    def drop_rounds(self) -> None:
+        """The target will not answer the rounds that are owed."""
+        with self._lock:
+            owed = [*self._owed]
+            self._owed.clear()
+        for one in owed:
+            _fail(one.answer, Superseded("the round before it came out otherwise"))
 
     def generate(self, message: pb.Continue) -> Iterator[pb.Tokens]:
         """Messages until one is the last; raises what ends the stream before."""
         tokens: queue.SimpleQueue[pb.Tokens | OutriderError] = queue.SimpleQueue()
-        self._ask("tokens", pb.ClientMessage(generate=message), tokens)
+        self._ask(_Owed("tokens", tokens, time.perf_counter()), pb.ClientMessage(generate=message))
         last = False
         while not last:
             answer = tokens.get()
@@ -87,7 +111,7 @@ class Call:
         """Ask the target to end the session; when it is busy, or does not answer, cancel the call. What was owed has failed then."""
         if not self._ended.is_set():
             with self._lock:
-                idle = self._owed is None
+                idle = all(one.ahead for one in self._owed)
             self._send(pb.ClientMessage(close=pb.Close()))
             self._outbox.put(None)
             if not (idle and self._ended.wait(CLOSE_SECONDS)):
@@ -105,16 +129,16 @@ class Call:
         if threading.current_thread() is not self._reader:
             self._reader.join(CLOSE_SECONDS)
 
-    def _ask(self, kind: str, message: pb.ClientMessage, answer: Owed) -> None:
+    def _ask(self, owed: _Owed, message: pb.ClientMessage) -> None:
         with self._lock:
-            assert self._owed is None, "one at a time: the last answer is still owed"
+            assert not self._owed or owed.kind == self._owed[-1].kind == "verdict", "one at a time: the last answer is still owed"
             failure = self.failure
             if failure is None:
-                self._owed = (kind, answer)
+                self._owed.append(owed)
         if failure is None:
             self._send(message)
         else:
-            _fail(answer, failure)
+            _fail(owed.answer, failure)
 
     def _send(self, message: pb.ClientMessage) -> None:
         self._last_sent = time.monotonic()
@@ -143,28 +167,37 @@ class Call:
         if kind == "go_away":
             self.leaving = message.go_away.reason
             return
+        self._time(kind)
         with self._lock:
-            owed = self._owed
-            if owed is not None and owed[0] == kind and not (kind == "tokens" and not message.tokens.last):
-                self._owed = None
-        if owed is None or owed[0] != kind:
+            owed = self._owed[0] if self._owed and self._owed[0].kind == kind else None
+            if owed is not None and not (kind == "tokens" and not message.tokens.last):
+                self._owed.popleft()
+        if owed is None:
             raise Mismatch(f"the target at {self._address} answered what was not asked: {kind}")
-        self._resolve(owed[1], message, kind)
+        self._resolve(owed, message)
 
-    def _resolve(self, answer: Owed, message: pb.ServerMessage, kind: str) -> None:
-        if isinstance(answer, queue.SimpleQueue):
-            answer.put(message.tokens)
-        elif kind == "opened":
-            answer.set_result(message.opened)
+    def _resolve(self, owed: _Owed, message: pb.ServerMessage) -> None:
+        if isinstance(owed.answer, queue.SimpleQueue):
+            owed.answer.put(message.tokens)
+        elif owed.kind == "opened":
+            owed.answer.set_result(message.opened)
         else:
-            assert self._asked is not None
-            number, tree = self._asked
+            assert owed.tree is not None
             try:
-                verdict = translate.read_verdict(message.verdict, number, tree)
+                verdict = translate.read_verdict(message.verdict, owed.number, owed.tree)
             except Mismatch as error:
-                answer.set_exception(error)
+                owed.answer.set_exception(error)
                 raise
-            answer.set_result(Verified(verdict, message.verdict.budget))
+            owed.answer.set_result(Verified(verdict, message.verdict.budget))
+
+    def _time(self, kind: str | None) -> None:
+        """The first word of an answer."""
+        with self._lock:
+            owed = self._owed[0] if self._owed else None
+            if owed is not None and owed.kind == "tokens" == kind:
+                self._owed[0] = owed._replace(since=math.inf)  # only the first
+        if owed is not None and owed.since < math.inf:
+            self._traffic.away_seconds += time.perf_counter() - owed.since
 
     def _count(self, message: pb.ServerMessage) -> None:
         traffic = self._traffic
@@ -182,13 +215,14 @@ class Call:
         self._outbox.put(None)  # releases gRPC's sender
         with self._lock:
             self.failure = failure
-            owed, self._owed = self._owed, None
+            owed = [*self._owed]
+            self._owed.clear()
         self._ended.set()
-        if owed is not None:
-            _fail(owed[1], failure)
+        for one in owed:
+            _fail(one.answer, failure)
 
 
-def _fail(answer: Owed, failure: OutriderError) -> None:
+def _fail(answer: Answer, failure: OutriderError) -> None:
     if isinstance(answer, queue.SimpleQueue):
         answer.put(failure)
     else:

@@ -6,6 +6,7 @@ Plain synchronous code; every failure of the network or the target reaches the c
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Generator, Iterator, Sequence
@@ -23,6 +24,7 @@ from grpc_comm.security import PLAINTEXT, SecurityOptions, channel_security
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, channel_options, parse_address
 from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.policy import Policy
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 
@@ -75,6 +77,13 @@ class Made(NamedTuple):
     draft_seconds: float
 
 
+class Probe(NamedTuple):
+    """What an exchange took that the target had no work with, and its bytes up and down."""
+
+    seconds: float
+    transferred: int
+
+
 class Channel:
     """A gRPC channel to one target."""
 
@@ -93,6 +102,11 @@ class Channel:
 
     def listed(self, timeout: float) -> list[str]:
         return list(self._describe("", timeout).models)
+
+    def probe(self, timeout: float) -> Probe:
+        start = time.perf_counter()
+        message = self._describe("", timeout)
+        return Probe(time.perf_counter() - start, pb.DescribeRequest().ByteSize() + message.ByteSize())
 
     def _describe(self, model: str, timeout: float) -> pb.Description:
         try:
@@ -167,6 +181,10 @@ class Connection:
     def reach(self, index: int, seconds: float, given_up: threading.Event) -> None:
         self._channels[index % self.targets].reach(seconds, given_up)
 
+    def probe(self, timeout: float = CONNECT_SECONDS) -> Probe:
+        """An exchange without work, with the first target: a sample of the link. Raises Unavailable when it does not answer."""
+        return self._channels[0].probe(timeout)
+
     def verifier(self) -> RemoteVerifier:
         """A Verifier of its own session; it takes no row before open()."""
         verifier = RemoteVerifier(self, self._patience)
@@ -174,14 +192,23 @@ class Connection:
         return verifier
 
     def generate(
-        self, prompt: Sequence[int], params: SamplingParams, max_tokens: int, stop_ids: frozenset[int], *, fused: bool, traffic: Traffic
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        *,
+        fused: bool,
+        traffic: Traffic,
+        policy: Policy | None = None,
     ) -> Generator[Made, None, None]:
         """A whole text made at the target, by itself or (fused) with a draft beside it; traffic is kept up to date.
 
-        Raises InvalidRequest for what the target does not serve, Busy when it is full.
+        policy: how that draft grows its trees (None: as the target's host is set).  Raises InvalidRequest for what the target does
+        not serve, Busy when it is full.
         """
         opening = translate.write_open(uuid.uuid4().hex, self.description, prompt, params)
-        request = translate.write_generate(opening, max_tokens, stop_ids, fused)
+        request = translate.write_generate(opening, max_tokens, stop_ids, fused, policy)
         traffic.bytes_up += request.ByteSize()
         for message in self._channels[0].generate(request):
             traffic.bytes_down += message.ByteSize()

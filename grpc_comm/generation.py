@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack
 
 from grpc_comm import translate
+from grpc_comm.beside import asked_policy
 from grpc_comm.catalogue import Served
 from grpc_comm.feed import Feed
 from grpc_comm.keys import Key
@@ -30,8 +31,7 @@ class GenerationCall:
         if not 1 <= request.max_tokens <= description.sequence_length - len(self._prompt):
             room = description.sequence_length - len(self._prompt)
             raise InvalidRequest(f"max_tokens must be 1 to {room} after this prompt: got {request.max_tokens}")
-        if request.fused and served.drafts is None:
-            raise InvalidRequest("this target has no draft beside it: ask without one, or start it as --role fused_target")
+        self._policy = asked_policy(request, served.drafts, description.max_tree_nodes)
         self._request, self._stop_ids = request, translate.read_stop_ids(request.stop_ids)
         self._verifier = LocalVerifier(served.engine, tenant=tenant, limit=description.sequence_length)
         self._draft: StopwatchDrafter | None = None
@@ -65,7 +65,7 @@ class GenerationCall:
         if not self._request.fused:
             return target_rounds(self._prompt, self._params, self._verifier, most, self._stop_ids)
         assert self._served.drafts is not None
-        self._draft = StopwatchDrafter(stack.enter_context(self._served.drafts.drafter()))
+        self._draft = StopwatchDrafter(stack.enter_context(self._served.drafts.drafter(self._policy, self._left)))
         return fused_rounds(self._prompt, self._params, self._draft, self._verifier, most, self._stop_ids)
 
     def _message(self, made: Round, last: bool) -> pb.Generated:

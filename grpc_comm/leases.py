@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from grpc_comm.digest import PrefixDigest
 from grpc_comm.observer import Ending, ServiceObserver
+from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.errors import Busy, Gone, InvalidRequest, Mismatch
 from inference.session import Answer, Session
@@ -36,13 +38,14 @@ class Asked(NamedTuple):
 class Held:
     """One session and who speaks for it."""
 
-    def __init__(self, session_id: str, tenant: str, engine: Engine, session: Session) -> None:
-        self.session_id, self.tenant, self.engine, self.session = session_id, tenant, engine, session
+    def __init__(self, session_id: str, tenant: str, engine: Engine, session: Session, drafts: DraftPool | None) -> None:
+        self.session_id, self.tenant, self.engine, self.session, self.drafts = session_id, tenant, engine, session, drafts
         self.resume_key = secrets.token_bytes(16)
         self.epoch = 0
         self.rounds = 0
         self.last: Asked | None = None
         self.generating: asyncio.Future[None] | None = None
+        self.left = threading.Event()  # nobody reads what is being generated
         self.superseded = asyncio.Event()  # of the stream that has the session now
         self.expires: float | None = None  # when it ends unless a stream comes; None: one is there
         self._digest = PrefixDigest()
@@ -51,6 +54,11 @@ class Held:
     def name(self) -> tuple[str, str]:
         """Ids are the clients' choice: another tenant's may be the same."""
         return self.tenant, self.session_id
+
+    def detach(self) -> None:
+        """Nobody is there: what is being generated ends with the round in hand."""
+        self.left.set()
+        self.engine.detach(self.session)
 
     def digest(self, length: int) -> int:
         """Of the first `length` committed tokens."""
@@ -100,7 +108,7 @@ class Leases:
             raise Mismatch(f"epoch {epoch} is over: another stream resumed this session with epoch {held.epoch}")
         held.superseded.set()
         held.epoch, held.superseded, held.expires = epoch, asyncio.Event(), None
-        held.engine.detach(held.session)  # the stream before may not know yet that it is broken: what it generates ends
+        held.detach()  # the stream before may not know yet that it is broken: what it generates ends
         held.engine.attach(held.session)
         self._observer.resumed(held.session)
         return held
@@ -109,7 +117,7 @@ class Leases:
         """Its stream is gone: the session waits for another, and lends its row meanwhile."""
         if self._held.get(held.name) is held:
             held.expires = self._clock() + self.lease_seconds
-            held.engine.detach(held.session)
+            held.detach()
             self._observer.session_lost(held.session)
 
     def end(self, held: Held, reason: Ending) -> None:

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
@@ -23,7 +24,9 @@ from grpc_comm.digest import PrefixDigest
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description
 from inference.accept import Verdict
+from inference.decode import Superseded
 from inference.errors import Busy, Gone, LimitExceeded, Mismatch, OutriderError, Unavailable
+from inference.policy import Policy
 from inference.sampling import SamplingParams
 from inference.session import promise
 from inference.stats import Traffic
@@ -67,6 +70,51 @@ class Line(Protocol):
         ...
 
 
+class RoundsAhead:
+    """Rounds under way, and what each but the last was assumed to come to. The lock makes a verdict and a round sent ahead of it come one
+    after the other.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a stream that has ended fails a round while it is being sent
+        self.under_way = 0
+        self._assumed: deque[list[int]] = deque()
+        self._latest: list[int] | None = None  # of the last verdict
+
+    def begin(self) -> None:
+        """A round that follows no other."""
+        with self.lock:
+            self.under_way, self._latest = 1, None
+            self._assumed.clear()
+
+    def assume(self, tokens: list[int]) -> list[int] | None:
+        """One more is sent, on these tokens of the round before it; returns all that is assumed beyond what was committed, None if it is not so."""
+        if self.under_way == 0 and self._latest != tokens:
+            return None
+        if self.under_way:
+            self._assumed.append(tokens)
+        self.under_way += 1
+        return [token for assumed in self._assumed for token in assumed]
+
+    def answered(self, tokens: list[int]) -> bool:
+        """The first of them came to this; false when those after it are dead."""
+        self.under_way -= 1
+        self._latest = tokens
+        alive = not self._assumed or self._assumed.popleft() == tokens
+        if not alive:
+            self.under_way, self._latest = 0, None
+            self._assumed.clear()
+        return alive
+
+    def lost(self) -> bool:
+        """A round has no answer; whether it had been sent ahead of another one."""
+        with self.lock:
+            first, self.under_way = self.under_way, 0
+            self._assumed.clear()
+            self._latest = None
+            return first == 0
+
+
 class RemoteVerifier:
     """A Verifier (inference.decode); one session at a time. Leaving generate() early ends the session.
 
@@ -82,6 +130,7 @@ class RemoteVerifier:
         self._params, self._digest = SamplingParams(), PrefixDigest()
         self._opened: pb.Opened | None = None
         self._epoch, self._rounds = 0, 0
+        self._ahead = RoundsAhead()
         self._mending: threading.Thread | None = None
         self.traffic = Traffic()
         self.tree_budget = line.description.max_tree_nodes
@@ -104,15 +153,17 @@ class RemoteVerifier:
         self._begin(self._at, self._opening()).add_done_callback(lambda opened: self._first_answer(opened, done))
         return done
 
-    def submit(self, tree: TokenTree) -> Future[Verdict]:
+    def submit(self, tree: TokenTree, assumed: Sequence[int] | None = None) -> Future[Verdict]:
         done: Future[Verdict] = promise()
-        if self._must_move:
+        if assumed is not None:
+            self._submit_ahead(tree, list(assumed), done)
+        elif self._must_move:
             self._in_background(done, lambda: self._again(tree, done))
         else:
             self._verify(self._live, tree, done)
         return done
 
-    def generate(self, max_tokens: int, stop_ids: frozenset[int]) -> Iterator[int]:
+    def generate(self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None) -> Iterator[int]:
         left = max_tokens
         last = left < 1
         try:
@@ -120,7 +171,8 @@ class RemoteVerifier:
                 if self._must_move:
                     self._reattach()
                 try:
-                    for message in self._live.generate(translate.write_continue(left, stop_ids, len(self._tokens), self._digest.of(self._tokens))):
+                    asked = translate.write_continue(left, stop_ids, len(self._tokens), self._digest.of(self._tokens), beside)
+                    for message in self._live.generate(asked):
                         self._tokens += message.ids
                         left, last = left - len(message.ids), message.last
                         yield from message.ids
@@ -167,16 +219,37 @@ class RemoteVerifier:
     def _verify(self, call: Call, tree: TokenTree, done: Future[Verdict]) -> None:
         tree = tree.prefix(self.tree_budget)  # it was drafted for a target that took larger ones
         message = translate.write_round(self._rounds, len(self._tokens), self._digest.of(self._tokens), tree)
+        self._ahead.begin()
         call.verify(message, tree).add_done_callback(lambda verified: self._answered(tree, verified, done))
+
+    def _submit_ahead(self, tree: TokenTree, assumed: list[int], done: Future[Verdict]) -> None:
+        """Before the verdict of the round before it, if that may still come out as assumed."""
+        with self._ahead.lock:
+            before = self._ahead.assume(assumed) if self._live.failure is None and not self._asked_to_leave else None
+            if before is not None:
+                tokens, tree = [*self._tokens, *before], tree.prefix(self.tree_budget)
+                number = self._rounds + self._ahead.under_way - 1
+                message = translate.write_round(number, len(tokens), PrefixDigest().of(tokens), tree, ahead=True)
+                verified = self._live.verify(message, tree)
+        if before is None:
+            done.set_exception(Superseded("the round before it came out otherwise"))
+        else:
+            verified.add_done_callback(lambda verified: self._answered(tree, verified, done))
 
     def _answered(self, tree: TokenTree, verified: Future[Verified], done: Future[Verdict]) -> None:
         """On the reader's thread."""
         error = verified.exception()
         if error is None:
-            verdict, self.tree_budget = verified.result()
-            self._tokens += [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
-            self._rounds += 1
+            with self._ahead.lock:
+                verdict, self.tree_budget = verified.result()
+                tokens = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
+                self._tokens += tokens
+                self._rounds += 1
+                if not self._ahead.answered(tokens):
+                    self._live.drop_rounds()
             done.set_result(verdict)
+        elif self._ahead.lost():
+            done.set_exception(Superseded("the stream broke before the round before it was answered"))
         elif self._recoverable(error):
             self._in_background(done, lambda: self._again(tree, done))
         else:
@@ -243,7 +316,9 @@ class RemoteVerifier:
             resumed = self._within(seconds, self._begin(index, message))
         except Gone:
             return False
-        if resumed.length >= len(self._tokens) and resumed.rounds - self._rounds in (0, 1):
+        if resumed.length >= len(self._tokens) and resumed.rounds >= self._rounds:
+            if resumed.rounds > self._rounds + 1:  # rounds that were sent ahead: their verdicts are asked for again, as new rounds
+                self._rounds = resumed.rounds
             return True
         self._live.close()
         return False

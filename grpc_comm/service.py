@@ -31,7 +31,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 GO_AWAY_SECONDS = 1.0
 
 MOST_GENERATIONS = 64
-"""Texts that are made at once, each on a thread; more wait."""
+"""Texts that are made at once by Generate, or with the draft beside the target, each on a thread; more wait."""
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +44,15 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         self._keys, self._share_prefixes = keys, share_prefixes
         self._streams: set[Stream] = set()
         self._generations: set[GenerationCall] = set()
-        self._workers = ThreadPoolExecutor(MOST_GENERATIONS, thread_name_prefix="generation")
+        self.workers = ThreadPoolExecutor(MOST_GENERATIONS, thread_name_prefix="generation")
         self.draining = False
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         key = await self._key(context)
         async with self._guarded(context, key):
             served = await self.catalogue.served(request.model)
-        return translate.write_description(self.limited(served.description, key), self.catalogue.names)
+        now = replace(self.limited(served.description, key), sessions=len(served.engine.sessions))
+        return translate.write_description(now, self.catalogue.names)
 
     async def Session(self, requests: AsyncIterator[pb.ClientMessage], context: Context) -> None:
         key = await self._key(context)
@@ -74,7 +75,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             self.check_room(key)
             call = GenerationCall(key, served, self.limited(served.description, key), request, self.prefix_tenant(key))
             with self._counted(call):
-                async for message in call.messages(self._workers):
+                async for message in call.messages(self.workers):
                     self.observer.bytes_down(message.ByteSize())
                     yield message
 

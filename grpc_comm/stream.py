@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import grpc.aio
 
 from grpc_comm import translate
+from grpc_comm.beside import Continuation, asked_policy
 from grpc_comm.feed import Feed
 from grpc_comm.inbox import Inbox
 from grpc_comm.keys import Key
@@ -89,7 +91,7 @@ class Stream:
         self._leases.check_name(message.session_id, self.key.name)
         tenant = self._service.prefix_tenant(self.key)
         session, future = served.engine.open(list(message.prompt), params, tenant=tenant, limit=description.sequence_length)
-        held = Held(message.session_id, self.key.name, served.engine, session)
+        held = Held(message.session_id, self.key.name, served.engine, session, served.drafts)
         self._leases.add(held)
         opened: Opened | None = None
         try:
@@ -124,6 +126,8 @@ class Stream:
 
     async def _round(self, held: Held, message: pb.Round) -> None:
         tree = translate.read_tree(message, self._max_tree_nodes)
+        if message.ahead and await self._is_dead(held, message):
+            return
         asked = held.last
         if asked is None or not asked.is_again(message.number, message.base_length, tree):
             asked = await self._ask(held, message, tree)
@@ -138,6 +142,13 @@ class Stream:
         held.last.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at here, raised by who waits
         held.rounds += 1
         return held.last
+
+    async def _is_dead(self, held: Held, message: pb.Round) -> bool:
+        """Whether a round was sent ahead of a verdict that came out otherwise."""
+        if held.last is not None:
+            await asyncio.wait({held.last.answer})
+        due = message.number == held.rounds and message.base_length == held.session.length
+        return not due or held.digest(message.base_length) != message.digest
 
     async def _settle(self, held: Held, base_length: int, digest: int) -> None:
         """Let what an earlier stream asked for come to its end, and take back what the client has not heard of."""
@@ -155,18 +166,27 @@ class Stream:
             held.engine.rewind(held.session, base_length)
 
     async def _generate(self, held: Held, message: pb.Continue) -> None:
-        await self._settle(held, message.base_length, message.digest)
+        policy = asked_policy(message, held.drafts, self._max_tree_nodes)
         stop_ids = translate.read_stop_ids(message.stop_ids)
-        answers: Feed[tuple[Answer, bool]] = Feed()
-        future = held.engine.generate(held.session, message.max_tokens, stop_ids, lambda answer, last: answers.put((answer, last)))
-        held.generating = asyncio.wrap_future(future)
+        await self._settle(held, message.base_length, message.digest)
+        answers: Feed[pb.Tokens] = Feed()
+        left = held.left = threading.Event()
+        if message.fused:
+            beside = Continuation(held, policy, message.max_tokens, stop_ids)
+            held.generating = asyncio.get_running_loop().run_in_executor(self._service.workers, beside.run, answers.put)
+        else:
+            held.generating = asyncio.wrap_future(held.engine.generate(held.session, message.max_tokens, stop_ids, _as_tokens(answers.put)))
         answers.follow(held.generating)
-        last = False
-        while not last:
-            answer, last = await answers.get()
-            await self._send(pb.ServerMessage(tokens=translate.write_token(answer, last)))
-            if not last and self._inbox.closing():
-                return
+        try:
+            last = False
+            while not last:
+                tokens = await answers.get()
+                last = tokens.last
+                await self._send(pb.ServerMessage(tokens=tokens))
+                if not last and self._inbox.closing():
+                    return
+        finally:
+            left.set()
 
     async def _send(self, message: pb.ServerMessage) -> None:
         """Raises Gone when nobody reads."""
@@ -176,3 +196,8 @@ class Stream:
                 await asyncio.wait_for(self._write(message), self._leases.lease_seconds)
             except (grpc.aio.BaseError, asyncio.TimeoutError) as error:
                 raise Gone("the client has gone, or reads nothing") from error
+
+
+def _as_tokens(put: Callable[[pb.Tokens], None]) -> Callable[[Answer, bool], None]:
+    """What the engine tells of a token, as a message; on the engine's thread."""
+    return lambda answer, last: put(translate.write_tokens([answer.verdict.next_token], 0, last, answer.queue_seconds, answer.model_seconds))

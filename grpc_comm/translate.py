@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -13,13 +14,16 @@ from grpc_comm.proto import verifier_pb2 as pb
 from inference.accept import Verdict
 from inference.errors import Busy, Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.fused import Round
+from inference.policy import BestFirst, Chain, Policy
 from inference.sampling import SamplingParams
 from inference.session import Answer, Opened
 from inference.stats import Traffic
+from inference.times import Shape
 from inference.tree import TokenTree
 
 PROTOCOL_VERSION = 2
 MOST_STOP_IDS = 1024
+MOST_TIMES = 512
 
 
 @dataclass(frozen=True)
@@ -38,18 +42,39 @@ class Description:
     device: str
     stop_ids: frozenset[int]
     draft_model: str = ""  # that runs beside it
+    draft_nodes: int = 0  # that one may rank for a tree (Policy.most_ranked)
+    times: tuple[tuple[Shape, float], ...] = ()  # seconds of a forward by rows and nodes of each: dict(times) is a profile for TargetTimes
+    draft_times: tuple[tuple[int, float], ...] = ()  # of a call of that draft by width, for DraftTimes
+    usd_per_hour: float = 0.0  # of its machine; 0: not said
+    sessions: int = 0  # that are open now
 
 
 def write_description(description: Description, models: Sequence[str]) -> pb.Description:
-    fields = {**vars(description), "stop_ids": sorted(description.stop_ids)}
+    times = [pb.ForwardTime(rows=rows, nodes=nodes, seconds=seconds) for (rows, nodes), seconds in description.times]
+    draft_times = [pb.ForwardTime(rows=1, nodes=width, seconds=seconds) for width, seconds in description.draft_times]
+    fields = {**vars(description), "stop_ids": sorted(description.stop_ids), "times": times, "draft_times": draft_times}
     return pb.Description(protocol_version=PROTOCOL_VERSION, models=models, **fields)
 
 
 def read_description(message: pb.Description) -> Description:
-    """Raises Mismatch when the target speaks another protocol."""
+    """Raises Mismatch when the target speaks another protocol, or tells times or a price that cannot be."""
     check_protocol(message.protocol_version)
     fields = {name: getattr(message, name) for name in Description.__dataclass_fields__}
-    return Description(**{**fields, "stop_ids": frozenset(message.stop_ids)})
+    fields["stop_ids"] = frozenset(message.stop_ids)
+    fields["times"] = tuple(_read_times(message.times))
+    fields["draft_times"] = tuple((width, seconds) for (_, width), seconds in _read_times(message.draft_times))
+    if not 0 <= message.usd_per_hour < math.inf:
+        raise Mismatch(f"the target says that it costs ${message.usd_per_hour} an hour")
+    return Description(**fields)
+
+
+def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, float]]:
+    if len(messages) > MOST_TIMES:
+        raise Mismatch(f"the target describes itself with {len(messages)} times: at most {MOST_TIMES} are read")
+    for one in messages:
+        if min(one.rows, one.nodes) < 1 or not 0 < one.seconds < math.inf:
+            raise Mismatch(f"the target says that {one.rows} rows of {one.nodes} nodes take {one.seconds} seconds")
+        yield (one.rows, one.nodes), one.seconds
 
 
 def check_protocol(theirs: int) -> None:
@@ -112,9 +137,9 @@ def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
     return Mismatch(f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} on the target is {ours}")
 
 
-def write_round(number: int, base_length: int, digest: int, tree: TokenTree) -> pb.Round:
+def write_round(number: int, base_length: int, digest: int, tree: TokenTree, ahead: bool = False) -> pb.Round:
     tokens, parents = tree.tokens.tolist(), tree.parents[1:].tolist()
-    return pb.Round(number=number, base_length=base_length, digest=digest, tokens=tokens, parents=parents)
+    return pb.Round(number=number, base_length=base_length, digest=digest, tokens=tokens, parents=parents, ahead=ahead)
 
 
 def read_tree(message: pb.Round, max_nodes: int) -> TokenTree:
@@ -144,16 +169,37 @@ def read_verdict(message: pb.Verdict, number: int, tree: TokenTree) -> Verdict:
     return Verdict(tuple(message.path), message.next_token)
 
 
-def write_continue(max_tokens: int, stop_ids: Iterable[int], base_length: int, digest: int) -> pb.Continue:
-    return pb.Continue(max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), base_length=base_length, digest=digest)
+def write_continue(max_tokens: int, stop_ids: Iterable[int], base_length: int, digest: int, beside: Policy | None) -> pb.Continue:
+    """beside: how the target's own draft grows its trees; None: the target goes on alone."""
+    message = pb.Continue(max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), base_length=base_length, digest=digest)
+    if beside is not None:
+        message.fused = True
+        message.shape.CopyFrom(write_shape(beside))
+    return message
 
 
-def write_token(answer: Answer, last: bool) -> pb.Tokens:
+def write_shape(policy: Policy) -> pb.Shape:
+    """Raises InvalidRequest for a policy that another host cannot be asked for."""
+    if isinstance(policy, Chain) and policy.length:
+        return pb.Shape(chain=policy.length)
+    if isinstance(policy, BestFirst) and policy == BestFirst(policy.nodes, policy.depth):
+        return pb.Shape(nodes=policy.nodes, depth=policy.depth)
+    raise InvalidRequest(f"a target's own draft can be asked for a chain of 1 or more, or for a tree by nodes and depth: not for {policy}")
+
+
+def read_shape(message: pb.Shape, max_tree_nodes: int) -> Policy:
+    """Raises InvalidRequest for what is neither a chain nor a tree, LimitExceeded for one that is larger than what is verified."""
+    chain, nodes, depth = message.chain, message.nodes, message.depth
+    if bool(chain) == bool(nodes or depth) or bool(nodes) != bool(depth):
+        raise InvalidRequest(f"a shape is a chain, or nodes and depth: got chain {chain}, nodes {nodes}, depth {depth}")
+    if max(chain, nodes) >= max_tree_nodes:
+        raise LimitExceeded(f"a tree of {max(chain, nodes)} nodes below the root: at most {max_tree_nodes - 1} are taken")
+    return Chain(chain) if chain else BestFirst(nodes, depth)
+
+
+def write_tokens(ids: Iterable[int], drafted: int, last: bool, queue_seconds: float, model_seconds: float) -> pb.Tokens:
     return pb.Tokens(
-        ids=[answer.verdict.next_token],
-        last=last,
-        queue_microseconds=microseconds(answer.queue_seconds),
-        model_microseconds=microseconds(answer.model_seconds),
+        ids=ids, last=last, queue_microseconds=microseconds(queue_seconds), model_microseconds=microseconds(model_seconds), drafted=drafted
     )
 
 
@@ -175,8 +221,10 @@ def write_generated(made: Round, last: bool, traffic: Traffic, draft_seconds: fl
     )
 
 
-def write_generate(opening: pb.Open, max_tokens: int, stop_ids: Iterable[int], fused: bool) -> pb.GenerateRequest:
-    return pb.GenerateRequest(open=opening, max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), fused=fused)
+def write_generate(opening: pb.Open, max_tokens: int, stop_ids: Iterable[int], fused: bool, policy: Policy | None) -> pb.GenerateRequest:
+    """policy: how the target's own draft grows its trees; None: as the host is set."""
+    shape = None if policy is None else write_shape(policy)
+    return pb.GenerateRequest(open=opening, max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), fused=fused, shape=shape)
 
 
 def microseconds(seconds: float) -> int:

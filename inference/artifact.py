@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from inference.branches import Branches
 from inference.errors import BadArtifact
 
 SCHEMA = 1
@@ -50,13 +51,75 @@ class Bucket:
         return f"{'prefill' if self.picks == 1 < self.nodes else 'verify'}_b{self.rows}_t{self.nodes}_s{self.slots}_{kind}"
 
 
+@dataclass(frozen=True, order=True)
+class DraftBucket(Bucket):
+    """A graph of the draft beside a target, in which the draft takes a prompt in."""
+
+    @property
+    def name(self) -> str:
+        return f"draft_{super().name}"
+
+
+@dataclass(frozen=True, order=True)
+class RoundBucket(Bucket):
+    """A fused round's graph: the draft grows a tree of a fixed shape, and the target verifies it; both read `slots` of their caches.
+
+    branches: children of a node, level by level (inference.branches.Branches).
+    """
+
+    branches: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.nodes, self.picks, self.levels) != (self.shape.nodes, self.shape.nodes, self.shape.depth + 1):
+            raise BadArtifact(f"a round's target chooses at every node of a {self.shape}: got {self}")
+
+    @classmethod
+    def of(cls, shape: Branches, rows: int, slots: int, junk: int, *, sampled: bool) -> RoundBucket:
+        """The bucket for trees of this shape."""
+        return cls(rows, shape.nodes, slots, shape.nodes, shape.depth + 1, sampled, junk, shape.branches)
+
+    @property
+    def shape(self) -> Branches:
+        return Branches(self.branches)
+
+    @property
+    def name(self) -> str:
+        branches = "x".join(map(str, self.branches))
+        return f"round_b{self.rows}_{branches}_s{self.slots}_{'sampled' if self.sampled else 'greedy'}"
+
+
+@dataclass(frozen=True)
+class FusedPart:
+    """The draft beside a target, where an artefact has one: both models run in one graph.
+
+    model, fingerprint, config: of the draft, as the manifest has them of the target.  prefill: graphs in which the draft takes
+    prompts in.  rounds: draft, verification and acceptance in one call, all of one shape.
+    """
+
+    model: str
+    fingerprint: str
+    config: Mapping[str, Any]
+    prefill: tuple[DraftBucket, ...]
+    rounds: tuple[RoundBucket, ...]
+
+    def __post_init__(self) -> None:
+        if not (self.prefill and self.rounds) or len({bucket.branches for bucket in self.rounds}) > 1:
+            raise BadArtifact("a fused artefact needs graphs for the draft's prompts, and rounds of one shape")
+
+    @property
+    def shape(self) -> Branches:
+        """Of every round's tree."""
+        return self.rounds[0].shape
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Everything that must hold for an artefact to be loaded.
 
     target: cpu, trn1, inf2 or trn2.  config: the checkpoint's config.json.  capacity: usable slots a row; the cache has one
     more.  graphs: bucket name -> bucket.  files: path in the artefact -> SHA-256.  versions: package or SDK -> version.
-    host: what the code needs of the machine (such as cpu_capability).  command: what made it.
+    host: what the code needs of the machine (such as cpu_capability).  command: what made it.  fused: the draft beside it, if any.
     """
 
     target: str
@@ -80,6 +143,12 @@ class Manifest:
     command: str
     created: str
     schema: int = SCHEMA
+    fused: FusedPart | None = None
+
+    @property
+    def graphs(self) -> tuple[Bucket, ...]:
+        """All that was compiled: the target's, then the draft's, then those of both."""
+        return self.buckets if self.fused is None else (*self.buckets, *self.fused.prefill, *self.fused.rounds)
 
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical form, which covers every file of the artefact."""
@@ -106,12 +175,13 @@ def read_manifest(directory: Path) -> Manifest:
         found = raw.get("schema") if isinstance(raw, dict) else None
         raise BadArtifact(f"{path} has schema {found}, this Outrider reads {SCHEMA}: build it again with python -m compile")
     known = {entry.name for entry in fields(Manifest)}
+    raw.setdefault("fused", None)
     if raw.keys() != known:
         raise BadArtifact(f"{path}: fields {sorted(raw.keys() ^ known)} are missing or unknown")
     try:
         buckets = tuple(Bucket(**bucket) for bucket in raw["buckets"])
-        return Manifest(**{**raw, "buckets": buckets, "stop_ids": tuple(raw["stop_ids"])})
-    except TypeError as error:
+        return Manifest(**{**raw, "buckets": buckets, "stop_ids": tuple(raw["stop_ids"]), "fused": _fused(raw["fused"])})
+    except (TypeError, KeyError) as error:
         raise BadArtifact(f"{path}: {error}") from error
 
 
@@ -139,5 +209,17 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _fused(raw: Mapping[str, Any] | None) -> FusedPart | None:
+    if raw is None:
+        return None
+    prefill = tuple(DraftBucket(**bucket) for bucket in raw["prefill"])
+    rounds = tuple(RoundBucket(**{**bucket, "branches": tuple(bucket["branches"])}) for bucket in raw["rounds"])
+    return FusedPart(**{**raw, "prefill": prefill, "rounds": rounds})
+
+
 def _plain(manifest: Manifest) -> dict[str, Any]:
-    return {**asdict(manifest), "buckets": [asdict(bucket) for bucket in manifest.buckets], "stop_ids": list(manifest.stop_ids)}
+    """A target without a draft beside it has no field for one, as before there were any: its digest stays what it was."""
+    plain = {**asdict(manifest), "buckets": [asdict(bucket) for bucket in manifest.buckets], "stop_ids": list(manifest.stop_ids)}
+    if manifest.fused is None:
+        del plain["fused"]
+    return plain

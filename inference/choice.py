@@ -106,10 +106,6 @@ def _first_best(scores: Tensor) -> Tensor:  # [..., V] -> [...]
     return scores.argmax(-1).to(torch.int32)
 
 
-def _vocabulary(logits: Tensor) -> Tensor:
-    return torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
-
-
 def choose_greedy(logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P] int32
     """The choice where every row has temperature 0."""
     return _first_best(logits)
@@ -166,17 +162,42 @@ def choose_open(logits: Tensor, sampling: Sampling, positions: Tensor, levels: i
 def _shared_noise(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add) -> Tensor:  # [B, P, V]
     """Noise of every token at each position, weighed, made once for `levels` positions from the row's least on."""
     base = positions.amin(-1, keepdim=True)
-    level = base + torch.arange(levels, dtype=torch.int32, device=logits.device)  # [B, levels]
-    drawn = sampling.weigh(noise(sampling.seed[:, None, None], level[:, :, None], _vocabulary(logits), add))  # [B, levels, V]
+    drawn = noise_table(sampling, base, levels, logits.shape[-1], add)
     first = torch.arange(0, len(logits) * levels, levels, dtype=torch.int32, device=logits.device)[:, None]
     return F.embedding(first + positions - base, drawn.flatten(0, 1))
 
 
 def choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add) -> Tensor:
     """The choice for any mixture of rows; arguments as choose_open. Noise is made once for both ways: compilers see half the operations."""
-    drawn, found = _shared_noise(logits, sampling, positions, levels, add), _candidates(logits, sampling)
+    return choose_drawn(logits, sampling, _shared_noise(logits, sampling, positions, levels, add))
+
+
+def noise_table(sampling: Sampling, first: Tensor, levels: int, vocabulary: int, add: Add = operator.add) -> Tensor:  # [B, levels, V]
+    """Noise of every token at `levels` positions, weighed.  first: [B, 1] int32, the first of them."""
+    level = first + torch.arange(levels, dtype=torch.int32, device=first.device)  # [B, levels]
+    ids = torch.arange(vocabulary, dtype=torch.int32, device=first.device)
+    return sampling.weigh(noise(sampling.seed[:, None, None], level[:, :, None], ids, add))
+
+
+def choose_drawn(logits: Tensor, sampling: Sampling, drawn: Tensor) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
+    """choose_mixed() by noise that was made before."""
+    found = _candidates(logits, sampling)
     truncated = _best_candidate(logits, sampling, found, torch.gather(drawn, -1, found.ids))
     return torch.where(sampling.truncated[:, None], truncated, _first_best(sampling.scaled(logits) + drawn))
+
+
+def probabilities_open(logits: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V] -> [B, P, V]
+    """What choose_open draws from."""
+    return sampling.scaled(logits).softmax(-1)
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V] -> [B, P, V]
+    """What the choice is drawn from: zeros where top-k or top-p excludes, and all on the argmax where T is 0. Not for Neuron's graphs."""
+    found = _candidates(logits, sampling)
+    among = torch.zeros_like(logits).scatter_(-1, found.ids.to(torch.int64), found.scores.softmax(-1))
+    greedy = F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    drawn = torch.where(sampling.truncated[:, None, None], among, probabilities_open(logits, sampling))
+    return torch.where(sampling.temperature[:, None, None] > 0, drawn, greedy)
 
 
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -194,3 +215,15 @@ def rank(logits: Tensor, sampling: Sampling, positions: Tensor, k: int, add: Add
     drawn = noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)
     scores, order = torch.topk(found.scores - found.log_mass + sampling.weigh(drawn), k, dim=-1)
     return torch.gather(found.ids, -1, order), scores
+
+
+def guess_greedy(logits: Tensor, k: int) -> Tensor:  # [B, P, V] -> [B, P, k] int32
+    """The ids of rank_greedy()."""
+    return torch.topk(logits, k, dim=-1).indices.to(torch.int32)
+
+
+def guess_drawn(logits: Tensor, sampling: Sampling, drawn: Tensor, k: int) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
+    """The ids of rank(), by noise that was made before."""
+    found = _candidates(logits, sampling)
+    order = torch.topk(found.scores - found.log_mass + torch.gather(drawn, -1, found.ids), k, dim=-1).indices.to(torch.int32)
+    return torch.gather(found.ids, -1, order)

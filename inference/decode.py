@@ -10,10 +10,15 @@ from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from inference.accept import Verdict
-from inference.policy import Budget
+from inference.errors import OutriderError
+from inference.policy import Budget, Policy
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from inference.tree import TokenTree
+
+
+class Superseded(OutriderError):
+    """A round that was sent ahead has no verdict: the one before it came out otherwise."""
 
 
 class Verifier(Protocol):
@@ -33,12 +38,19 @@ class Verifier(Protocol):
         """Start the session and prefill; the future fails when the session is refused."""
         ...
 
-    def submit(self, tree: TokenTree) -> Future[Verdict]:
-        """Verify a tree whose root is the last committed token."""
+    def submit(self, tree: TokenTree, assumed: Sequence[int] | None = None) -> Future[Verdict]:
+        """Verify a tree whose root is the last committed token.
+
+        assumed: the tokens that the round submitted last is expected to commit, the root among them, where its verdict is still under
+        way. When it commits others, the future fails with Superseded, and nothing has been verified.
+        """
         ...
 
-    def generate(self, max_tokens: int, stop_ids: frozenset[int]) -> Iterator[int]:
-        """Let the target decode alone from here; a stop id is yielded and ends it."""
+    def generate(self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None) -> Iterator[int]:
+        """Let the target go on from here, alone or with the draft beside it, which grows such trees; a stop id is yielded and ends it.
+
+        Raises InvalidRequest where there is no draft beside it.
+        """
         ...
 
     def close(self) -> None: ...

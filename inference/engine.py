@@ -14,15 +14,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from inference.accept import accept_match
 from inference.backends import Model, Segment
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.roster import Roster
 from inference.sampling import SamplingParams
 from inference.session import Answer, Generation, Opened, Opening, Round, Session
-from inference.tree import IntArray, TokenTree
+from inference.tree import TokenTree
 from inference.turns import LEAST_CHUNK, Turn, Turns
+from inference.verification import Ask, accept, asking, with_draft
 
 Tell = Callable[[], None]
 """What somebody outside is told; called when the lock is released."""
@@ -101,11 +102,7 @@ class Engine:
 
     def generate(self, session: Session, max_tokens: int, stop_ids: frozenset[int], on_token: Callable[[Answer, bool], None]) -> Future[None]:
         """The target alone: on_token(answer, last) hears of each token, on the engine's thread; a stop id is passed on and ends it."""
-        if max_tokens < 1:
-            raise InvalidRequest(f"max_tokens must be 1 or more: got {max_tokens}")
-        if session.length + max_tokens > session.limit:
-            have = f"{session.length} committed tokens and {max_tokens} new ones"
-            raise LimitExceeded(f"{have} do not fit the sequence length of {session.limit}")
+        session.check_room(max_tokens)
         work = Generation(time.perf_counter(), max_tokens, stop_ids, on_token)
         with self._lock:
             self._ask(session, work)
@@ -238,7 +235,7 @@ class Engine:
     def _prepare(self, session: Session, tree: TokenTree, turn: Turn, tell: list[Tell]) -> list[_Share]:
         """The session's share, or none when it cannot take part: then it has failed."""
         try:
-            segment = session.live.prepare_chunk(tree) if turn.prefill else session.live.prepare(tree)
+            segment = session.live.prepare_chunk(tree) if turn.prefill else with_draft(tree, session.live.prepare(tree))
         except OutriderError as error:
             tell += self._fail(session, error)
             return []
@@ -247,7 +244,7 @@ class Engine:
     def _forward(self, shares: Sequence[_Share], prefill: bool, begun: float) -> None:
         idle = max(0.0, min(share.session.asked for share in shares) - self._last_end)
         started = time.perf_counter()
-        results = self._choose([share.segment for share in shares])
+        results = self._ask_model(asking(self.model, shares[0].tree), [share.segment for share in shares])
         ended = time.perf_counter()
         tell: list[Tell] = []
         with self._lock:
@@ -268,21 +265,21 @@ class Engine:
         nodes = sum(len(share.tree) for share in shares)
         self.observer.forward(Forward(prefill, len(shares), nodes, *padded, ended - started, self._last_end - begun - (ended - started)))
 
-    def _choose(self, segments: list[Segment]) -> list[IntArray | Exception]:
-        """What the model chooses for each; when a call with several fails, each is tried alone, and only who fails then fails."""
+    def _ask_model(self, ask: Ask, segments: list[Segment]) -> list[NDArray[Any] | Exception]:
+        """What the model answers for each; when a call with several fails, each is tried alone, and only who fails then fails."""
         try:
-            return list(self.model.choose(segments))
+            return list(ask(segments))
         except Exception as error:  # the one place where a fault of the model becomes a session's, so that the others go on
             if len(segments) == 1:
                 return [error]
-        return [self._choose([segment])[0] for segment in segments]
+        return [self._ask_model(ask, [segment])[0] for segment in segments]
 
-    def _settle(self, share: _Share, chosen: IntArray, started: float, ended: float) -> Tell:
+    def _settle(self, share: _Share, answered: NDArray[Any], started: float, ended: float) -> Tell:
         """Commit what a tree brought; returns what tells the client."""
         session, tree, work = share.session, share.tree, share.session.work
         assert isinstance(work, Round | Generation)
         budget = len(tree) if len(tree) < session.wants else min(self.max_tree_nodes, 2 * max(len(tree), LEAST_CHUNK))
-        verdict = accept_match(tree, chosen)
+        verdict = accept(tree, answered, session.params, session.length)
         session.commits(tree, verdict)
         answer = Answer(verdict, max(0.0, started - work.asked), ended - started, budget)
         if isinstance(work, Round):
@@ -338,6 +335,7 @@ class Engine:
         return [] if work is None else [lambda: work.future.set_exception(error)]
 
     def _check_tree(self, session: Session, tree: TokenTree) -> None:
+        asking(self.model, tree)
         if tree.tokens[0] != session.root:
             raise Mismatch(f"the tree's root is token {tree.tokens[0]}, the last committed token is {session.root}")
         if tree.tokens.max() >= self.vocabulary:

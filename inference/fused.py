@@ -52,7 +52,10 @@ class StopwatchDrafter:
 def fused_rounds(
     prompt: Sequence[int], params: SamplingParams, drafter: Drafter, verifier: LocalVerifier, max_tokens: int, stop_ids: frozenset[int]
 ) -> Iterator[Round]:
-    """The target's own seeded decoding, several tokens a round; a stop id is part of it and ends it."""
+    """The target's own seeded decoding, several tokens a round; a stop id is part of it and ends it.
+
+    With a ClassicDrafter it is a text of the same distribution instead, where the temperature is above 0.
+    """
     for step in decode(prompt, params, drafter, verifier, max_tokens):
         tokens = _until_stop(step.tokens, stop_ids)
         yield Round(tokens, len(step.tree) - 1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from inference.accept import Verdict
 from inference.engine import Engine
-from inference.errors import OutriderError
+from inference.errors import InvalidRequest, OutriderError
+from inference.policy import Policy
 from inference.sampling import SamplingParams
 from inference.session import Answer, Session, promise
 from inference.stats import Traffic
@@ -30,10 +32,13 @@ class LocalVerifier:
         self.close()
         return _done(lambda: self._open(prompt, params))
 
-    def submit(self, tree: TokenTree) -> Future[Verdict]:
+    def submit(self, tree: TokenTree, assumed: Sequence[int] | None = None) -> Future[Verdict]:
+        assert assumed is None, "no verdict of this target is ever under way"
         return _done(lambda: self._verify(tree))
 
-    def generate(self, max_tokens: int, stop_ids: frozenset[int]) -> Iterator[int]:
+    def generate(self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None) -> Iterator[int]:
+        if beside is not None:
+            raise InvalidRequest("no draft runs beside this target")
         for _ in range(max_tokens):
             token = self._verify(TokenTree.chain([self._live.root])).next_token
             yield token
@@ -52,7 +57,9 @@ class LocalVerifier:
         self.traffic.prefill_seconds += opened.prefill_seconds
 
     def _verify(self, tree: TokenTree) -> Verdict:
+        began = time.perf_counter()
         answer: Answer = self._wait(self._engine.verify(self._live, tree))
+        self.traffic.away_seconds += time.perf_counter() - began
         self.traffic.queue_seconds += answer.queue_seconds
         self.traffic.model_seconds += answer.model_seconds
         self.tree_budget = answer.budget
@@ -66,6 +73,21 @@ class LocalVerifier:
     def _live(self) -> Session:
         assert self._session is not None, "open() comes first"
         return self._session
+
+
+class HeldVerifier(LocalVerifier):
+    """The Verifier of a session that is open already; closed, it leaves the session open."""
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        super().__init__(engine)
+        self._session = session
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
+        """Goes on from all of its tokens, which `prompt` are."""
+        return _done(lambda: None)
+
+    def close(self) -> None:
+        self._session = None
 
 
 def _done(call: Callable[[], T]) -> Future[T]:

@@ -90,7 +90,7 @@ class ModelSequence:
         if above + len(order) > self.model.max_nodes:
             raise LimitExceeded(f"a tree of {len(order)} nodes: this model takes {self.model.max_nodes} in one call")
         context = self._context(tree, order)
-        tokens, depths, mask = tree.tokens[order], tree.depths[order], tree.mask[order][:, order]
+        tokens, depths, mask = tree.tokens[order], tree.depths[order], tree.sight(nodes, nodes)
         if above:
             tokens, depths, mask = _under_chain(self._pending, tokens, depths, mask)
         positions = self.cached + depths
@@ -108,9 +108,7 @@ class ModelSequence:
         if not self._node_slots:
             return committed
         seen = np.repeat(committed, len(order), axis=0)
-        evaluated = np.array(list(self._node_slots), dtype=np.int32)
-        slots = np.array(list(self._node_slots.values()), dtype=np.int32)
-        seen[:, slots] |= tree.mask[np.ix_(order, evaluated)]
+        seen[:, list(self._node_slots.values())] |= tree.sight(order.tolist(), list(self._node_slots))
         return seen
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from inference.accept import Verdict
 from inference.backends import Model
+from inference.errors import InvalidRequest, LimitExceeded
 from inference.rows import Row
 from inference.sampling import SamplingParams
 from inference.scheduler import Survival
@@ -124,9 +125,22 @@ class Session:
         return len(self.work.tree) if isinstance(self.work, Round) else 1
 
     @property
+    def kind(self) -> type[TokenTree]:
+        """Of the tree it waits for, which says how it is verified (inference/verification.py)."""
+        return type(self.work.tree) if isinstance(self.work, Round) else TokenTree
+
+    @property
     def gain(self) -> float:
         """Tokens that its next tree is expected to bring, if it is like the last one."""
         return self._pause.tokens
+
+    def check_room(self, tokens: int) -> None:
+        """Raise unless so many tokens can follow."""
+        if tokens < 1:
+            raise InvalidRequest(f"max_tokens must be 1 or more: got {tokens}")
+        if self.length + tokens > self.limit:
+            have = f"{self.length} committed tokens and {tokens} new ones"
+            raise LimitExceeded(f"{have} do not fit the sequence length of {self.limit}")
 
     def starts_on(self, row: Row, model: Model) -> None:
         self.row, self.reused = row, len(row.tokens)

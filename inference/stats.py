@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass
 class Traffic:
     """What a verifier's sessions have cost so far: payload bytes, and seconds on the target; zeros where nothing is counted.
 
-    queue_seconds: waiting for a row and for others' model steps.  model_seconds: verifying and generating.
+    queue_seconds: waiting for a row and for others' model steps.  model_seconds: verifying and generating.  away_seconds: between
+    asking for something and the first word of the answer.
     """
 
     bytes_up: int = 0
@@ -17,9 +18,14 @@ class Traffic:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     model_seconds: float = 0.0
+    away_seconds: float = 0.0
     reused_tokens: int = 0  # of prompts, whose keys the target had already
     resumes: int = 0  # streams that broke and were taken up again where they were
     reopenings: int = 0  # sessions that were opened anew, with a prefill
+
+    def copy(self) -> Traffic:
+        """As it is now."""
+        return replace(self)
 
 
 @dataclass

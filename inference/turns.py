@@ -94,8 +94,14 @@ class Turns:
         return chunks
 
     def _trees(self, ready: Sequence[Session]) -> list[tuple[Session, TokenTree]]:
+        """Trees of one kind, that of who asked first. Only plain ones are cut: what others ask must not change a text that was drawn at
+        random, and a graph has its shape.
+        """
         if not ready:
             return []
+        ready = [session for session in ready if session.kind is ready[0].kind]
+        if ready[0].kind is not TokenTree:
+            return [(session, session.next_tree(session.wants)) for session in ready]
         batch = plan_batch([session.survival.gains(session.wants) for session in ready], self._seconds, self._idle)
         return [(ready[index], ready[index].next_tree(batch.nodes)) for index in batch.members]
 

@@ -68,10 +68,17 @@ def load_artifact(options: Options, manifest: Manifest) -> CompiledModel:
         set_threads(options, (directory / DECODER_WEIGHTS).stat().st_size)
         model = load_openvino(directory, manifest)
     else:
-        model = load_compiled(directory, manifest)
+        model = _load_fused(directory, manifest) if manifest.fused else load_compiled(directory, manifest)
         set_threads(options, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
-    print(f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.buckets)} graphs, {manifest.rows} rows", file=sys.stderr)
+    beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
+    print(f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, {manifest.rows} rows{beside}", file=sys.stderr)
     return model
+
+
+def _load_fused(directory: Path, manifest: Manifest) -> CompiledModel:
+    from inference.backends.fused import load_fused
+
+    return load_fused(directory, manifest)
 
 
 def with_neuron_artifact(options: Options) -> Options:

@@ -32,6 +32,10 @@ def _run(options: Options) -> int:
         from outrider.fused import fused_client
 
         return fused_client(options)
+    if options.calibrate:
+        from outrider.calibrate import calibrate
+
+        return calibrate(options)
     from outrider.generate import draft, verify
 
     return draft(options) if options.role == "draft" else verify(options)

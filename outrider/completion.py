@@ -10,13 +10,19 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from grpc_comm.client import Connection
+from inference.adaptive import decode_adaptive
 from inference.decode import Drafter, Verifier, decode
+from inference.drafters.adaptive import AdaptiveDrafter
 from inference.errors import Unavailable
 from inference.fused import StopwatchDrafter
+from inference.navigator import Navigator
+from inference.objective import Effort
 from inference.offline import LinkedVerifier, Unverified, decode_offline
+from inference.policy import Policy
 from inference.sampling import SamplingParams
 from inference.stats import Statistics, Traffic
 from inference.text import TextStream, Tokenizer
+from outrider.purse import Purse
 
 
 class Piece(NamedTuple):
@@ -40,6 +46,7 @@ class Request:
     params: SamplingParams
     max_new_tokens: int
     stop_ids: frozenset[int]
+    purse: Purse | None = None  # what all requests of a run may cost
 
 
 @dataclass
@@ -53,7 +60,7 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     unverified_text: str = ""  # what the draft made alone when the target went away for good
-    finish_reason: str = "cancelled"  # stop, length, cancelled, or unverified
+    finish_reason: str = "cancelled"  # stop, length, cancelled, spent (what the run may cost), or unverified
     rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -66,7 +73,13 @@ class Completion:
     seconds: float = 0.0
     time_to_first_token: float = 0.0
     tokens_per_second: float = 0.0
-    draft_seconds: float = 0.0
+    draft_seconds: float = 0.0  # drafting that the rounds waited for
+    ahead_seconds: float = 0.0  # drafting while verdicts were awaited
+    bet_hits: int = 0  # rounds whose outcome had been prepared for
+    bet_nodes: int = 0  # ranked while a verdict was awaited
+    bet_nodes_used: int = 0  # of these, under the outcome that came
+    expected_acceptance_length: float = 0.0  # that the draft had predicted, where it predicts
+    usd: float | None = None  # where prices are known
     target_seconds: float = 0.0
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -83,11 +96,11 @@ class Completion:
 
 
 class _Run:
-    """A completion being made: clock, text and the end condition."""
+    """A completion being made: clock, text and the end condition. traffic: of the session that makes it."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, show: Show) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, show: Show, traffic: Traffic) -> None:
         self.done = Completion(request.index, request.prompt, request.params.seed, len(request.ids))
-        self._request, self._show = request, show
+        self._request, self._show, self._traffic = request, show, traffic
         self._tokenizer = tokenizer
         self._text = tokenizer.stream(request.ids)
         self._guess: TextStream | None = None
@@ -109,14 +122,20 @@ class _Run:
             return False
         return True
 
-    def take(self, tokens: Sequence[int], drafted: int, statistics: Statistics) -> bool:
-        """Take what a round brought, all but the last accepted; false when the text has ended."""
+    def take(self, tokens: Sequence[int], drafted: int, statistics: Statistics, drafting: float = 0.0) -> bool:
+        """Take what a round brought, all but the last accepted; false when the text has ended. drafting: seconds of it here so far."""
         statistics.count(drafted, len(tokens) - 1)
         done, before = self.done, len(self.done.token_ids)
         accepted = [True] * (len(tokens) - 1) + [False]
         going_on = all(self.emit(token, flag) for token, flag in zip(tokens, accepted, strict=True))
         done.arrivals.append(done.seconds)
         done.chunk_tokens.append(len(done.token_ids) - before)
+        if self._request.purse is not None:
+            effort = Effort(done.seconds, drafting, self._traffic.bytes_up, self._traffic.bytes_down)
+            done.usd = self._request.purse.charge(done.index, effort)
+            if going_on and self._request.purse.empty:
+                done.finish_reason = "spent"
+                return False
         return going_on
 
     def guess(self, token: int) -> None:
@@ -131,9 +150,9 @@ class _Run:
         """Nobody will verify the guesses."""
         self.done.finish_reason = "unverified"
 
-    def finish(self, statistics: Statistics, traffic: Traffic, draft_seconds: float) -> Completion:
+    def finish(self, statistics: Statistics, draft_seconds: float) -> Completion:
         """The record, also of a text that was cut short."""
-        done = self.done
+        done, traffic = self.done, self._traffic
         self._put(self._text.finish(), False)
         done.rounds, done.num_draft_tokens = statistics.rounds, statistics.num_draft_tokens
         done.num_accepted_tokens = statistics.num_accepted_tokens
@@ -154,23 +173,39 @@ class _Run:
 
 def speculate(request: Request, drafter: Drafter, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
     """Draft and verify until the text ends or `cancelled` is set; the sessions are closed."""
-    run, statistics, timed = _Run(request, tokenizer, show), Statistics(), StopwatchDrafter(drafter)
+    run, statistics, timed = _Run(request, tokenizer, show, verifier.traffic), Statistics(), StopwatchDrafter(drafter)
     with closing(verifier), closing(drafter):
         for step in decode(request.ids, request.params, timed, verifier, request.max_new_tokens):
-            if not run.take(step.tokens, len(step.tree) - 1, statistics) or cancelled.is_set():
+            if not run.take(step.tokens, len(step.tree) - 1, statistics, timed.seconds) or cancelled.is_set():
                 break
-        return run.finish(statistics, verifier.traffic, timed.seconds)
+        return run.finish(statistics, timed.seconds)
+
+
+def speculate_adaptive(
+    request: Request, drafter: AdaptiveDrafter, verifier: Verifier, navigator: Navigator, tokenizer: Tokenizer, show: Show, cancelled: Event
+) -> Completion:
+    """The same, the draft's trees, bets and the architecture being chosen as it goes."""
+    run, statistics, drafted = _Run(request, tokenizer, show, verifier.traffic), Statistics(), drafter.drafted
+    with closing(verifier), closing(drafter):
+        for step in decode_adaptive(request.ids, request.params, drafter, verifier, navigator, request.max_new_tokens, request.stop_ids):
+            if not run.take(step.tokens, len(step.tree) - 1, statistics, drafted.seconds + drafted.seconds_ahead) or cancelled.is_set():
+                break
+        done = run.finish(statistics, drafted.seconds)
+    done.ahead_seconds, done.bet_hits = drafted.seconds_ahead, drafted.hits
+    done.bet_nodes, done.bet_nodes_used = drafted.prepared, drafted.used
+    done.expected_acceptance_length = 1 + drafted.expected / drafted.rounds if drafted.rounds else 0.0
+    return done
 
 
 def speculate_offline(request: Request, drafter: Drafter, verifier: LinkedVerifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
-    """The same, and the draft goes on alone while the target is away; what nobody verified in the end is marked as such."""
-    run, statistics, timed = _Run(request, tokenizer, show), Statistics(), StopwatchDrafter(drafter)
+    """As speculate(), and the draft goes on alone while the target is away; what nobody verified in the end is marked as such."""
+    run, statistics, timed = _Run(request, tokenizer, show, verifier.traffic), Statistics(), StopwatchDrafter(drafter)
     with closing(verifier), closing(drafter):
         try:
             for made in decode_offline(request.ids, request.params, timed, verifier, request.max_new_tokens, request.stop_ids):
                 if isinstance(made, Unverified):
                     run.guess(made.token)
-                elif not run.take(made.tokens, len(made.tree) - 1, statistics):
+                elif not run.take(made.tokens, len(made.tree) - 1, statistics, timed.seconds):
                     break
                 if cancelled.is_set():
                     break
@@ -178,26 +213,32 @@ def speculate_offline(request: Request, drafter: Drafter, verifier: LinkedVerifi
             if not run.done.unverified_text:
                 raise
             run.abandon()
-        return run.finish(statistics, verifier.traffic, timed.seconds)
+        return run.finish(statistics, timed.seconds)
 
 
 def target_only(request: Request, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
     """The target's own decoding of the same request, streamed: the baseline. A round is one token here."""
-    run, statistics = _Run(request, tokenizer, show), Statistics()
+    run, statistics = _Run(request, tokenizer, show, verifier.traffic), Statistics()
     with closing(verifier):
         verifier.open(request.ids, request.params).result()
         for token in verifier.generate(request.max_new_tokens, request.stop_ids):
             if not run.take([token], 0, statistics) or cancelled.is_set():
                 break
-        return run.finish(statistics, verifier.traffic, 0.0)
+        return run.finish(statistics, 0.0)
 
 
-def made_there(request: Request, target: Connection, fused: bool, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
-    """The text made at the target in one request and streamed: by itself, or (fused) with the draft beside it."""
-    run, statistics, traffic, draft_seconds = _Run(request, tokenizer, show), Statistics(), Traffic(), 0.0
-    made = target.generate(request.ids, request.params, request.max_new_tokens, request.stop_ids, fused=fused, traffic=traffic)
+def made_there(
+    request: Request, target: Connection, fused: bool, tokenizer: Tokenizer, show: Show, cancelled: Event, *, policy: Policy | None = None
+) -> Completion:
+    """The text made at the target in one request and streamed: by itself, or (fused) with the draft beside it.
+
+    policy: how that draft grows its trees (None: as the target's host is set).
+    """
+    traffic, statistics, draft_seconds = Traffic(), Statistics(), 0.0
+    run = _Run(request, tokenizer, show, traffic)
+    made = target.generate(request.ids, request.params, request.max_new_tokens, request.stop_ids, fused=fused, traffic=traffic, policy=policy)
     with closing(made):
         for tokens, drafted, draft_seconds in made:  # noqa: B007  # the last is read below
             if not run.take(tokens, drafted, statistics) or cancelled.is_set():
                 break
-    return run.finish(statistics, traffic, draft_seconds)
+    return run.finish(statistics, draft_seconds)

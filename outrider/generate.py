@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpc_comm.client import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.remote import Patience
 from grpc_comm.transport import Address
 from inference.backends import Model
+from inference.cost import Rates
 from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.errors import InvalidRequest, OutriderError
@@ -27,7 +29,13 @@ from outrider.artifacts import artifact_length, load_artifact, open_artifact, wi
 from outrider.completion import Completion, Request, Show, speculate, speculate_offline, target_only
 from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model, security_of
 from outrider.options import Options
+from outrider.purse import open_purse
 from outrider.report import LiveText, silent, summary, write_profile
+from outrider.wishes import read_rates
+
+if TYPE_CHECKING:
+    from inference.backends.eager import EagerModel
+    from inference.backends.legacy_neuron import LegacyNeuronModel
 
 DEFAULT_TREE = BestFirst(nodes=16, depth=6)
 Complete = Callable[[Request, Show, threading.Event], Completion]
@@ -38,27 +46,47 @@ def draft(options: Options) -> int:
     if options.list_models:
         print(*list_models(_addresses(options), security=security_of(options)), sep="\n")
         return 0
-    prompts, policy = read_prompts(options), read_policy(options)
-    checkpoint = find_checkpoint(options, "draft")
+    prompts, checkpoint = read_prompts(options), find_checkpoint(options, "draft")
     with connect_target(options, checkpoint.tokenizer) as target:
         length = session_length(options, checkpoint, target)
-        requests = make_requests(options, prompts, checkpoint.tokenizer, length, target.description.stop_ids)
+        rates = read_rates(options, target.description.usd_per_hour)
+        purse = open_purse(options, rates)
+        requests = [
+            replace(request, purse=purse) for request in make_requests(options, prompts, checkpoint.tokenizer, length, target.description.stop_ids)
+        ]
         rows = min(options.batch, len(requests))
-        pair = DraftPool(load_draft(options, checkpoint, policy, rows, length), policy)
+        with _drafting(options, checkpoint, target, rows, length, rates) as make:
 
+            def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
+                done = make(request, show, cancelled)
+                done.device = target.description.device
+                if options.baseline and not cancelled.is_set():
+                    done.baseline = target_only(request, target.verifier(), checkpoint.tokenizer, silent, cancelled)
+                    done.baseline.device = target.description.device
+                    done.speedup = done.baseline.seconds / done.seconds
+                return done
+
+            return run(options, requests, complete, workers=rows)
+
+
+@contextmanager
+def _drafting(options: Options, checkpoint: Checkpoint, target: Connection, rows: int, length: int, rates: Rates | None) -> Iterator[Complete]:
+    """How a text is drafted: with trees as the command line fixes them, else adapting."""
+    if options.fixed_tree or options.offline == "draft":
+        policy = read_policy(options)
+        pool = DraftPool(load_draft(options, checkpoint, policy, rows, length), policy)
         make = speculate_offline if options.offline == "draft" else speculate
 
         def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
-            with pair.drafter() as drafter:
-                done = make(request, drafter, target.verifier(), checkpoint.tokenizer, show, cancelled)
-            done.device = target.description.device
-            if options.baseline and not cancelled.is_set():
-                done.baseline = target_only(request, target.verifier(), checkpoint.tokenizer, silent, cancelled)
-                done.baseline.device = target.description.device
-                done.speedup = done.baseline.seconds / done.seconds
-            return done
+            with pool.drafter() as drafter:
+                return make(request, drafter, target.verifier(), checkpoint.tokenizer, show, cancelled)
 
-        return run(options, requests, complete, workers=rows)
+        yield complete
+    else:
+        from outrider.adaptive import adapting
+
+        with adapting(options, checkpoint, target, rows, length, rates) as complete_adapting:
+            yield complete_adapting
 
 
 def verify(options: Options) -> int:
@@ -114,7 +142,7 @@ def session_length(options: Options, checkpoint: Checkpoint, target: Connection)
     return min(checkpoint.sequence_length(options.sequence_length), target.description.sequence_length)
 
 
-def load_draft(options: Options, checkpoint: Checkpoint, policy: Policy, rows: int, length: int) -> Model:
+def load_draft(options: Options, checkpoint: Checkpoint, policy: Policy, rows: int, length: int) -> EagerModel | LegacyNeuronModel:
     """The draft model, with room for the trees that the policy grows."""
     ranked = policy.most_ranked
     return load_model(options, checkpoint, rows=rows, sequence_length=length, spare=ranked, max_nodes=max(PREFILL_NODES, ranked))

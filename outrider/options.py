@@ -8,9 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from inference.cost import OBJECTIVES
+
 SERVING, ASKING = ("target", "fused_target"), ("draft", "fused_client")
 ROLES = ("target", "draft", "fused_target", "fused_client", "verify_target", "verify_draft", "make-cert", "make-key")
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
+TREES = ("gamma", "tree_nodes", "tree_depth", "tree_rates")
+ACCEPTANCES = ("match", "classic")
+ARCHITECTURES = ("distributed", "auto")
+PRICINGS = ("on-demand", "spot", "capacity-block")
 PRECISIONS = ("float32", "bfloat16", "float16")
 LOG_FORMS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -51,7 +57,28 @@ class Options:
     tree_nodes: int | None = None
     tree_depth: int | None = None
     tree_rates: str | None = None
+    acceptance: str = "match"
+    cs: str = "tps"
+    objective: str | None = None
+    min_tps: float | None = None
+    max_usd_per_1m: float | None = None
+    max_joules_per_token: float | None = None
+    max_usd: float | None = None
+    architecture: str = "distributed"
+    no_bets: bool = False
+    explain: bool = False
+    instance: str | None = None
+    region: str = "us-east-1"
+    pricing: str = "on-demand"
+    no_live: bool = False
+    target_share: float = 1.0
+    usd_per_kwh: float | None = None
+    usd_per_gb_up: float | None = None
+    usd_per_gb_down: float | None = None
+    draft_watts: float | None = None
+    target_watts: float | None = None
     baseline: bool = False
+    calibrate: bool = False
     json: bool = False
     profile: str | None = None
     tls_cert: str | None = None
@@ -78,6 +105,11 @@ class Options:
     usd_per_hour: float | None = None
     debug: bool = False
 
+    @property
+    def fixed_tree(self) -> bool:
+        """The command line says what trees are drafted."""
+        return any(getattr(self, name) is not None for name in TREES)
+
 
 _DESCRIPTION = """Outrider: a small draft model runs ahead on this machine, a large target model elsewhere checks its guesses,
 and the text is exactly the target's own. Without model flags the pair that ships with the repository is used."""
@@ -102,15 +134,20 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     _add(parser, "role", "what this process is", choices=ROLES, required=True)
     _model_flags(parser.add_argument_group("models and devices"))
     _text_flags(parser.add_argument_group("text (draft, verify_target, verify_draft)"))
-    _tree_flags(parser.add_argument_group("drafting (draft)"))
+    _tree_flags(parser.add_argument_group("drafting (draft, fused_target; fused_client asks the host for it)"))
+    _wish_flags(parser.add_argument_group("adapting (draft): trees and bets are chosen from measured times, unless a tree is asked for"))
     _network_flags(parser.add_argument_group("network"))
     _observing_flags(parser.add_argument_group("observing (target)"))
     _add(parser, "debug", "show tracebacks", action="store_true")
     options = Options(**vars(parser.parse_args(arguments)))
     if options.emulate and options.role not in SERVING:
         parser.error(f"--emulate is for --role target: a draft reports the device of the target that it is given (got --role {options.role})")
+    if options.acceptance != Options.acceptance and options.role != "fused_target":
+        needs = "both models must be in one process"
+        parser.error(f"--acceptance {options.acceptance} is for --role fused_target: {needs} (got --role {options.role})")
     _check_listing(parser, options)
     _check_observing(parser, options)
+    _check_wishes(parser, options)
     return options
 
 
@@ -129,7 +166,7 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "model", "model directory or hub name (default: the embedded model of the role)", metavar="DIR_OR_NAME")
     _add(group, "draft_model", "the same for roles draft and verify_draft", metavar="DIR_OR_NAME")
     _add(group, "target_model", "the same for roles target and verify_target", metavar="DIR_OR_NAME")
-    _add(group, "artifact", "target, verify_target: serve this compiled target (python -m compile) instead of a model", metavar="DIR")
+    _add(group, "artifact", "target, fused_target, verify_target: serve this compiled target (python -m compile) instead of a model", metavar="DIR")
     listed = "target: also serve the models listed in this JSON file, each loaded when a client first names it (outrider/listed.py)"
     _add(group, "models", listed, metavar="FILE")
     _add(group, "model_name", "draft: use this one of the models that the target lists (default: its first)", metavar="NAME")
@@ -160,11 +197,38 @@ def _text_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _tree_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "gamma", "draft a chain of this length", alias="speculation_length", type=int)
-    _add(group, "tree_nodes", "draft a tree of this many nodes (default: 16)", type=int)
+    _add(group, "gamma", "draft chains of this length instead", alias="speculation_length", type=int)
+    _add(group, "tree_nodes", "draft trees of this many nodes instead (default beside --tree_depth, --offline draft: 16)", type=int)
     _add(group, "tree_depth", "and this depth (default: 6)", type=int)
     _add(group, "tree_rates", "a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05", metavar="R,R,...")
+    calibrate = "measure this draft and, if a target answers, the link; print what was measured, keep it, and end"
+    _add(group, "calibrate", calibrate, action="store_true")
+    acceptance = "fused_target: match makes the target's seeded text; classic (p/q rejection, trees of fixed shape) another of the same distribution"
+    _add(group, "acceptance", acceptance, choices=ACCEPTANCES)
     _add(group, "baseline", "also run target-only with the same prompt and seed, for the speed-up", action="store_true")
+
+
+def _wish_flags(group: argparse._ArgumentGroup) -> None:
+    _add(group, "cs", "cost against speed: tps, balanced, cost or 0 to 100 (default: %(default)s)", metavar="KNOB")
+    objective = f"what cost is: {', '.join(OBJECTIVES)} (default: total_cost where all its prices are given, else api_cost)"
+    _add(group, "objective", objective, choices=OBJECTIVES, metavar="NAME")
+    _add(group, "min_tps", "tokens a second that must be kept, at least cost", type=float, metavar="N")
+    _add(group, "max_usd_per_1m", "US dollars a million tokens that must be kept, at most speed", type=float, metavar="USD")
+    _add(group, "max_joules_per_token", "the same in joules", type=float, metavar="J")
+    _add(group, "max_usd", "end the run, with what was made, when it has cost so much", type=float, metavar="USD")
+    _add(group, "architecture", "auto: the target alone, or its own draft, may go on where that is better", choices=ARCHITECTURES)
+    _add(group, "no_bets", "draft nothing while a verdict is under way", action="store_true")
+    _add(group, "explain", "say on stderr what is decided and what the alternatives were", action="store_true")
+    _add(group, "instance", "price the target by EC2 type, such as trn1.2xlarge", metavar="TYPE")
+    _add(group, "region", "of --instance (default: %(default)s)")
+    _add(group, "pricing", "of --instance (default: %(default)s)", choices=PRICINGS)
+    _add(group, "no_live", "price from the bundled snapshot: ask nobody", action="store_true")
+    _add(group, "target_share", "part of the target's hour that is charged: 1/n where n such sessions share it (default: %(default)g)", type=float)
+    _add(group, "usd_per_kwh", "price of this machine's electricity", type=float, metavar="USD")
+    _add(group, "usd_per_gb_up", "price of traffic to the target (default: that of --instance)", type=float, metavar="USD")
+    _add(group, "usd_per_gb_down", "and from it", type=float, metavar="USD")
+    _add(group, "draft_watts", "what this machine draws while it drafts", type=float, metavar="W")
+    _add(group, "target_watts", "what the target's machine draws", type=float, metavar="W")
 
 
 def _network_flags(group: argparse._ArgumentGroup) -> None:
@@ -191,12 +255,15 @@ def _network_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _check_listing(parser: argparse.ArgumentParser, options: Options) -> None:
-    for name, roles in (("models", SERVING), ("model_name", ASKING), ("list_models", ("draft",))):
+    for name, roles in (("models", SERVING), ("model_name", ASKING), ("list_models", ("draft",)), ("calibrate", ("draft",))):
         if getattr(options, name) and options.role not in roles:
             parser.error(f"--{name} is for --role {' and '.join(roles)} (got --role {options.role})")
 
 
-_OBSERVING = ("metrics_port", "metrics_host", "log", "log_level", "watch", "usd_per_hour")
+_OBSERVING = ("metrics_port", "metrics_host", "log", "log_level", "watch")
+_WISHES = ("cs", "objective", "min_tps", "max_usd_per_1m", "max_joules_per_token", "architecture", "no_bets", "explain")
+
+_AMOUNTS = ("usd_per_kwh", "usd_per_gb_up", "usd_per_gb_down", "draft_watts", "target_watts")
 
 
 def _observing_flags(group: argparse._ArgumentGroup) -> None:
@@ -205,7 +272,8 @@ def _observing_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "log", "form of the log on stderr (default: %(default)s)", choices=LOG_FORMS)
     _add(group, "log_level", "info has a line for each session's start and end (default: %(default)s)", choices=LOG_LEVELS)
     _add(group, "watch", "show sessions, batch, acceptance and tokens a second on stderr while serving", action="store_true")
-    _add(group, "usd_per_hour", "price of this machine: --watch shows dollars per million tokens, idle time included", type=float, metavar="USD")
+    price = "price of the target's machine; a target tells its clients, and --watch shows dollars per million tokens, idle time included"
+    _add(group, "usd_per_hour", price, type=float, metavar="USD")
 
 
 def _check_observing(parser: argparse.ArgumentParser, options: Options) -> None:
@@ -214,8 +282,28 @@ def _check_observing(parser: argparse.ArgumentParser, options: Options) -> None:
         parser.error(f"--{given[0]} is for --role target (got --role {options.role})")
     if "metrics_host" in given and options.metrics_port is None:
         parser.error("--metrics_host needs --metrics_port")
-    if options.usd_per_hour is not None and not (options.watch and 0 < options.usd_per_hour < float("inf")):
-        parser.error(f"--usd_per_hour is a price above 0, and needs --watch (got {options.usd_per_hour})")
+    if options.usd_per_hour is not None and not 0 < options.usd_per_hour < float("inf"):
+        parser.error(f"--usd_per_hour is a price above 0 (got {options.usd_per_hour})")
+
+
+def _check_wishes(parser: argparse.ArgumentParser, options: Options) -> None:
+    given = [name for name in _WISHES if getattr(options, name) != getattr(Options, name)]
+    if given and options.role != "draft":
+        parser.error(f"--{given[0]} is for --role draft (got --role {options.role})")
+    fixed = [name for name in TREES if getattr(options, name) is not None]
+    if given and fixed:
+        parser.error(f"--{given[0]} lets the tree be chosen, --{fixed[0]} fixes it: give one of them")
+    if given and options.offline != Options.offline:
+        parser.error(f"--{given[0]} does not go with --offline {options.offline}, whose trees are fixed")
+    if options.max_usd is not None and options.role != "draft":
+        parser.error(f"--max_usd is for --role draft (got --role {options.role})")
+    if options.instance is not None and options.usd_per_hour is not None:
+        parser.error("--instance and --usd_per_hour both price the target: give one of them")
+    for name in _AMOUNTS:
+        if (amount := getattr(options, name)) is not None and not 0 <= amount < float("inf"):
+            parser.error(f"--{name} is 0 or more (got {amount:g})")
+    if not 0 < options.target_share <= 1:
+        parser.error(f"--target_share is above 0, and 1 is the whole target (got {options.target_share:g})")
 
 
 def _add(group: argparse._ActionsContainer, name: str, text: str, alias: str | None = None, **settings: Any) -> None:

@@ -54,11 +54,29 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
     if drafted:
         length = (accepted + rounds) / rounds
         lines.insert(1, f"drafted {drafted}, accepted {accepted} ({accepted / drafted:.1%}), {length:.2f} tokens a round (acceptance length)")
+    lines += _prepared(completions)
+    if any(done.usd is not None for done in completions):
+        lines.append(f"cost ${sum(done.usd or 0.0 for done in completions):.6f}, as far as prices are stated")
     if sum(done.bytes_up for done in completions) and rounds:
         up, down = (sum(getattr(done, side) for done in completions) / rounds for side in ("bytes_up", "bytes_down"))
         lines.append(f"bytes a round {up:.0f} up, {down:.0f} down")
     lines += [f"target on {device}" for device in sorted({done.device for done in completions if done.device})]
     return "\n".join([*lines, *_against_baseline(completions)])
+
+
+def _prepared(completions: Sequence[Completion]) -> list[str]:
+    """What adaptive drafting expected, and what it did while verdicts were under way."""
+    told = [done for done in completions if done.expected_acceptance_length]
+    rounds, nodes = sum(done.rounds for done in told), sum(done.bet_nodes for done in told)
+    if not told:
+        return []
+    expected = sum(done.expected_acceptance_length * done.rounds for done in told) / rounds
+    actual = sum(done.num_accepted_tokens + done.rounds for done in told) / rounds
+    lines = [f"expected {expected:.2f} tokens a round, got {actual:.2f}"]
+    if nodes:
+        used, hits = sum(done.bet_nodes_used for done in told), sum(done.bet_hits for done in told)
+        lines.append(f"while verdicts were under way: {nodes} nodes ranked, {used} of them used; {hits} of {rounds} next trees begun")
+    return lines
 
 
 def _against_baseline(completions: Sequence[Completion]) -> list[str]:

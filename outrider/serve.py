@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,14 +14,17 @@ from grpc_comm.server import Target
 from grpc_comm.server import serve as serve_target
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
-from inference.backends.timed import TimedModel, find_profile
+from inference.backends.timed import TimedModel, TimeProfile, find_profile, timed
 from inference.engine import Engine
 from inference.errors import InvalidRequest
+from inference.profiling import emulated_target
+from inference.times import Shape
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.listed import lazily, load_listed, read_listed
 from outrider.models import PREFILL_NODES, Checkpoint, describe, find_checkpoint, load_model, security_of
 from outrider.observing import observed
 from outrider.options import Options
+from outrider.profiles import outrider_version, user_profiles
 
 if TYPE_CHECKING:
     from inference.backends.compiled import CompiledModel
@@ -88,7 +90,7 @@ def load_served(options: Options) -> Served:
     model, checkpoint, vocabulary = loaded.model, loaded.checkpoint, loaded.checkpoint.tokenizer.vocabulary
     where = describe(model.device) + (", chains only" if options.device == "neuron-legacy" else "")
     description = Description(
-        server_version=_version(),
+        server_version=outrider_version(),
         model=checkpoint.name,
         model_fingerprint=loaded.fingerprint,
         tokenizer_fingerprint=checkpoint.tokenizer.fingerprint(),
@@ -99,8 +101,10 @@ def load_served(options: Options) -> Served:
         dtype=loaded.dtype,
         device=profile.label(f"{checkpoint.name} on {where}") if profile else where,
         stop_ids=checkpoint.config.stop_ids,
+        times=tuple(_times(loaded, profile).items()),
+        usd_per_hour=options.usd_per_hour or 0.0,
     )
-    served = TimedModel(model, profile) if profile else model
+    served = timed(model, profile) if profile else model
     engine = Engine(
         served,
         sequence_length=loaded.sequence_length,
@@ -112,9 +116,12 @@ def load_served(options: Options) -> Served:
 
 
 class _Loaded(NamedTuple):
+    """made_from: what tells it apart from others that compute differently: its weights, and its artefact where there is one."""
+
     model: EagerModel | CompiledModel | LegacyNeuronModel
     checkpoint: Checkpoint
     fingerprint: str
+    made_from: str
     sequence_length: int
     max_tree_nodes: int
     dtype: str
@@ -126,13 +133,22 @@ def _load_checkpoint(options: Options) -> _Loaded:
     checkpoint, nodes = find_checkpoint(options, "target"), options.max_tree_nodes
     length = checkpoint.sequence_length(options.sequence_length)
     model = load_model(options, checkpoint, rows=options.batch, sequence_length=length, spare=nodes, max_nodes=max(nodes, PREFILL_NODES))
-    return _Loaded(model, checkpoint, fingerprint(checkpoint.directory), length, nodes, str(model.dtype).removeprefix("torch."))
+    weights = fingerprint(checkpoint.directory)
+    return _Loaded(model, checkpoint, weights, weights, length, nodes, str(model.dtype).removeprefix("torch."))
 
 
 def _load_artifact(options: Options) -> _Loaded:
     manifest, checkpoint = open_artifact(options)
     length, nodes = artifact_length(options, manifest), min(options.max_tree_nodes, manifest.max_tree_nodes)
-    return _Loaded(load_artifact(options, manifest), checkpoint, manifest.model_fingerprint, length, nodes, manifest.dtype)
+    return _Loaded(load_artifact(options, manifest), checkpoint, manifest.model_fingerprint, manifest.digest(), length, nodes, manifest.dtype)
+
+
+def _times(loaded: _Loaded, emulated: TimeProfile | None) -> dict[Shape, float]:
+    """Seconds of a forward: kept from an earlier start, else measured now; of an emulated device its profile's."""
+    if emulated is not None:
+        return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
+    name, length, nodes = loaded.checkpoint.name, loaded.sequence_length, loaded.max_tree_nodes
+    return user_profiles().target(name, loaded.made_from, loaded.model, length, nodes)
 
 
 def make_cert(options: Options) -> int:
@@ -151,10 +167,3 @@ def make_key(options: Options) -> int:
     print(f"{options.name} may call; the token is shown this once, limits can be added to the entry in {options.keys_file}:", file=sys.stderr)
     print(token)
     return 0
-
-
-def _version() -> str:
-    try:
-        return version("outrider")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "checkout"

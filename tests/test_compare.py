@@ -70,7 +70,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("comparison")
     (directory / "prompts.txt").write_text("def f(x):\nimport os\n")
     flags = ["--prompt-file", str(directory / "prompts.txt"), "--num-runs", "1", "--max_new_tokens", "16", "--temperature", "0.8", "--seed", "5"]
-    flags += ["--chains", "2,4", "--trees", "8x4", "--fused", "4", "--rtt", "0,6", "--local", "--usd-per-hour", "1.2"]
+    flags += ["--chains", "2,4", "--trees", "8x4", "--fused", "4,8x4", "--rtt", "0,6", "--local", "--usd-per-hour", "1.2"]
     assert main([*flags, "--out", str(directory)]) == 0
     return directory
 
@@ -87,15 +87,30 @@ def test_every_architecture_makes_the_targets_own_text_on_the_embedded_pair(resu
         assert row["joules_per_token"]["value"] != 0
         assert row["rounds"] == 32 if row["architecture"].startswith(BASELINE) else row["rounds"] < 32
     assert all(row["ratio"]["median"] == 1 for row in rows if row["architecture"] == BASELINE)
-    assert len(found["texts"]) == 20
+    assert len(found["texts"]) == 4 * len(ARCHITECTURES)
 
 
-def test_the_settings_are_those_that_a_reported_sweep_found(results: Path) -> None:
+@pytest.mark.parametrize(("name", "settings"), [("distributed chain", {"2", "4"}), (FUSED, {"4", "8x4"})])
+@pytest.mark.parametrize("trip", [0, 6])
+def test_the_settings_are_those_that_a_reported_sweep_found(results: Path, name: str, settings: set[str], trip: float) -> None:
     found = json.loads((results / "results.json").read_text())
-    chains = [trial for trial in found["sweep"] if trial["architecture"] == "distributed chain" and trial["rtt_ms"] == 0]
-    assert {trial["setting"] for trial in chains} == {"2", "4"}
-    (chosen,) = (trial["setting"] for trial in chains if trial["chosen"])
-    assert {row["setting"] for row in found["architectures"] if row["architecture"] == "distributed chain" and row["rtt_ms"] == 0} == {chosen}
+    trials = [trial for trial in found["sweep"] if trial["architecture"] == name and trial["rtt_ms"] == trip]
+    assert {trial["setting"] for trial in trials} == settings
+    (chosen,) = (trial["setting"] for trial in trials if trial["chosen"])
+    assert {row["setting"] for row in found["architectures"] if row["architecture"] == name and row["rtt_ms"] == trip} == {chosen}
+
+
+def test_settings_beside_a_target_that_runs_are_asked_of_it(target: str, tmp_path: Path) -> None:
+    flags = ["--architectures", f"{BASELINE},{FUSED}", "--fused", "2,6x3", "--out", str(tmp_path)]
+    assert main([*SHORT, "--target_host", target, *flags]) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert {trial["setting"] for trial in found["sweep"] if trial["architecture"] == FUSED} == {"2", "6x3"}
+    assert all(row["identical_texts"] == row["texts"] for row in found["architectures"])
+
+
+def test_a_setting_that_the_draft_there_has_no_room_for_is_refused(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SHORT, "--target_host", target, "--architectures", FUSED, "--fused", "60x20"]) == 1
+    assert "has room for 257" in capsys.readouterr().err
 
 
 def test_each_cell_has_its_prediction_and_environment_and_options_are_kept(results: Path) -> None:
@@ -106,7 +121,7 @@ def test_each_cell_has_its_prediction_and_environment_and_options_are_kept(resul
     assert found["options"]["max_new_tokens"] == 16
     with (results / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
-    assert len(lines) == 10
+    assert len(lines) == 2 * len(ARCHITECTURES)
     assert {"ratio.median", "inter_chunk.p99", "usd_per_million.quality", "predicted"} <= set(lines[0])
     report = (results / "report.md").read_text()
     assert all(words in report for words in ("## What it says", "## Sweep", "Predictions of the time per token", "max_new_tokens"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ import pytest
 from grpc_comm import translate
 from grpc_comm.client import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server import BackgroundServer
 from inference.backends.eager import EagerModel
 from inference.drafters.pool import DraftPool
 from inference.engine import Engine
@@ -20,6 +22,10 @@ from inference.model.decoder import Decoder
 from inference.policy import BestFirst, Chain, Policy
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
+from outrider.cli import main
+from outrider.fused import with_draft
+from outrider.options import Options
+from outrider.serve import load_target
 from tests.pairs import SEQUENCE_LENGTH, decoder, engine, perturbed
 from tests.wire_fixtures import FAULTY, WAIT, background, opening, raw_stub, status, successor_engine
 
@@ -60,6 +66,18 @@ def test_the_text_is_the_targets_own_seeded_decoding(fused: Connection, params: 
     expected = alone(params)
     assert made(fused, params, with_draft=True) == expected
     assert made(fused, params, with_draft=False) == expected
+
+
+@pytest.mark.parametrize(("policy", "nodes"), [(Chain(1), 1), (Chain(5), 5), (BestFirst(4, 2), 4), (BestFirst(9, 3), 9)], ids=str)
+def test_each_text_may_ask_for_trees_of_its_own(served: Engine, policy: Policy, nodes: int) -> None:
+    drafts = DraftPool(EagerModel(perturbed(1, 0.02), rows=2, capacity=SEQUENCE_LENGTH + 128, max_nodes=128), Chain(2), room=128)
+    with background(served, drafts=drafts) as server, connect(str(server.address)) as connection:
+        params = SAMPLINGS[1]
+        rounds = list(connection.generate(PROMPT, params, TOKENS, frozenset(), fused=True, traffic=Traffic(), policy=policy))
+        assert [token for tokens, _, _ in rounds for token in tokens] == alone(params)
+        assert max(drafted for _, drafted, _ in rounds) == nodes
+        as_the_host_is_set = connection.generate(PROMPT, params, TOKENS, frozenset(), fused=True, traffic=Traffic())
+        assert max(drafted for _, drafted, _ in as_the_host_is_set) == 2
 
 
 def test_several_texts_at_once_are_those_made_one_by_one(fused: Connection) -> None:
@@ -134,3 +152,46 @@ def test_a_client_hears_of_a_refusal_as_an_error_of_ours() -> None:
     with background(successor_engine()) as server, connect(str(server.address)) as connection, pytest.raises(InvalidRequest, match="no draft"):
         next(connection.generate([1, 2], SamplingParams(), 5, frozenset(), fused=True, traffic=Traffic()))
     assert translate.MOST_STOP_IDS == 1024
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[str]:
+    """The port of the embedded pair on one host, which drafts chains of 4."""
+    options = Options(role="fused_target", port=0, batch=1, gamma=4)
+    with BackgroundServer(with_draft(load_target(options), options)) as server:
+        yield str(server.address.port)
+
+
+def asked_on_the_command_line(port: str, *flags: str) -> int:
+    return main(["--role", "fused_client", "--port", port, "--prompt", "import os", "--max_new_tokens", "24", "--seed", "3", "--json", *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes"), [([], 4), (["--gamma", "2"], 2), (["--tree_nodes", "9"], 9), (["--tree_nodes", "5", "--tree_depth", "2"], 5)]
+)
+def test_the_command_line_asks_for_trees_or_takes_the_hosts(embedded: str, flags: list[str], nodes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked_on_the_command_line(embedded, *flags, "--baseline", "--temperature", "0.8") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["token_ids"] == record["baseline"]["token_ids"]
+    assert record["rounds"] < record["num_draft_tokens"] / nodes + 3
+    assert record["num_draft_tokens"] <= nodes * record["rounds"]
+    assert len(record["accepted_at_depth"]) <= nodes
+
+
+@pytest.mark.parametrize(("flags", "words"), [(["--tree_rates", "0.5"], "can be asked for"), (["--tree_nodes", "60"], "has room for 257")])
+def test_the_command_line_is_told_what_cannot_be_asked_for(embedded: str, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked_on_the_command_line(embedded, *flags) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_host_says_how_much_its_draft_has_room_for(embedded: str) -> None:
+    with connect(f"127.0.0.1:{embedded}") as connection:
+        assert connection.description.draft_nodes == 257
+        assert connection.description.draft_model == "outrider-embedded-draft"
+
+
+def test_trees_are_not_asked_of_a_target_without_a_draft(capsys: pytest.CaptureFixture[str]) -> None:
+    options = Options(role="target", port=0, batch=1)
+    with BackgroundServer(load_target(options)) as server:
+        assert asked_on_the_command_line(str(server.address.port), "--gamma", "2") == 1
+    assert "no draft beside it" in capsys.readouterr().err

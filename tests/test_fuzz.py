@@ -16,16 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from grpc_comm.keys import Keys
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
+from inference.backends import Segment
+from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.errors import InvalidRequest
+from inference.policy import Chain, Ranked
+from inference.tree import IntArray
 from tests.hostile import SESSION, Neighbour, RawPeer, digest, eventually, keys_file, neighbour, token_of
 from tests.wire_fixtures import FAULTY, WAIT, Successor, background, generate, opening
 
@@ -66,8 +72,24 @@ OPEN: dict[str, st.SearchStrategy[Any]] = {
     "seed": uint64,
     "model": text,
 }
-ROUND: dict[str, st.SearchStrategy[Any]] = {"number": uint32, "base_length": uint32, "tokens": ids, "parents": ids, "digest": uint64}
-CONTINUE: dict[str, st.SearchStrategy[Any]] = {"max_tokens": uint32, "stop_ids": ids, "base_length": uint32, "digest": uint64}
+ROUND: dict[str, st.SearchStrategy[Any]] = {
+    "number": uint32,
+    "base_length": uint32,
+    "tokens": ids,
+    "parents": ids,
+    "digest": uint64,
+    "ahead": st.booleans(),
+}
+shapes = st.builds(pb.Shape, chain=uint32, nodes=uint32, depth=uint32)
+CONTINUE: dict[str, st.SearchStrategy[Any]] = {
+    "max_tokens": uint32,
+    "stop_ids": ids,
+    "base_length": uint32,
+    "digest": uint64,
+    "fused": st.booleans(),
+    "shape": shapes,
+}
+GENERATE: dict[str, st.SearchStrategy[Any]] = {"max_tokens": uint32, "stop_ids": ids, "fused": st.booleans(), "shape": shapes}
 RESUME: dict[str, st.SearchStrategy[Any]] = {
     "session_id": text,
     "protocol_version": uint32,
@@ -80,6 +102,7 @@ def test_every_field_of_every_message_is_fuzzed() -> None:
     fields = {"open": OPEN, "round": ROUND, "generate": CONTINUE, "resume": RESUME, "close": {}, "heartbeat": {}}
     kinds = pb.ClientMessage.DESCRIPTOR.fields_by_name
     assert {name: set(kind.message_type.fields_by_name) for name, kind in kinds.items()} == {name: set(of) for name, of in fields.items()}
+    assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) == {"open", *GENERATE}
 
 
 def some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
@@ -101,7 +124,7 @@ def changed(message: pb.ClientMessage, changes: dict[str, Any]) -> pb.ClientMess
     """The message of this kind with other values in some of its fields."""
     kind = message.WhichOneof("kind")
     body = getattr(message, kind)
-    values = {name: getattr(body, name) for name in body.DESCRIPTOR.fields_by_name}
+    values = {field.name: value for field, value in body.ListFields()}
     return pb.ClientMessage(**{kind: type(body)(**(values | changes))})
 
 
@@ -134,6 +157,17 @@ def damaged(message: bytes) -> st.SearchStrategy[bytes]:
     return st.integers(0, 11).flatmap(lambda dice: damage if dice == 0 else st.just(message))
 
 
+class Guesser(Successor):
+    """A draft that guesses token + 1 after even tokens, and something else after others."""
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        return [Ranked(*self._children(segment.tokens[segment.pick], k)) for segment in segments]
+
+    def _children(self, tokens: IntArray, k: int) -> tuple[IntArray, NDArray[np.float32]]:  # [m, k] both
+        ids = (tokens[:, None] + 1 + tokens[:, None] % 2 + np.arange(k)) % FAULTY
+        return ids.astype(np.int32), np.tile(-np.arange(k, dtype=np.float32), (len(tokens), 1))
+
+
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return Engine(Successor(3), sequence_length=LENGTH, max_tree_nodes=32, vocabulary=FAULTY, waiting=8)
@@ -142,7 +176,7 @@ def engine() -> Engine:
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[BackgroundServer]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with background(engine) as server:
+    with background(engine, drafts=DraftPool(Guesser(2), Chain(2), room=40)) as server:
         yield server
         eventually(lambda: all(session.detached for session in engine.sessions))
     assert engine.free_rows == 3
@@ -200,6 +234,19 @@ def test_bytes_are_refused_or_happen_to_be_a_session(channel: grpc.Channel, besi
     assert code in ENDINGS
 
 
+@given(first=openings, changes=some(GENERATE))
+@fuzzed
+def test_a_text_is_made_or_refused(channel: grpc.Channel, beside: None, first: pb.ClientMessage, changes: dict[str, Any]) -> None:
+    request = pb.GenerateRequest(**({"open": first.open, "max_tokens": 5} | changes))
+    call = channel.unary_stream("/outrider.v1.Target/Generate", response_deserializer=pb.Generated.FromString)(request.SerializeToString())
+    tokens: list[int] = []
+    with suppress(grpc.RpcError):
+        for message in call:
+            tokens += message.ids
+    assert call.code() in ENDINGS
+    assert all(after == (token + 1) % FAULTY for token, after in itertools.pairwise([*request.open.prompt[-1:], *tokens]))
+
+
 @given(request=st.one_of(st.binary(max_size=100), text.map(lambda name: pb.DescribeRequest(model=name).SerializeToString())))
 @fuzzed
 def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, request: bytes) -> None:
@@ -241,6 +288,8 @@ def check_answers(messages: Sequence[bytes], answers: Sequence[pb.ServerMessage]
     """Every verdict is that of its round, for this target: the path counts up from the root, and so does the next token."""
     rounds = [message.round for data in messages if (message := _parsed(pb.ClientMessage, data)) and message.HasField("round")]
     verdicts = [answer.verdict for answer in answers if answer.HasField("verdict")]
+    for answer in answers:
+        assert all(after == (token + 1) % FAULTY for token, after in itertools.pairwise(answer.tokens.ids))
     for asked, verdict in zip(rounds, verdicts, strict=False):
         assert verdict.number == asked.number
         made = [asked.tokens[0], *(asked.tokens[node] for node in verdict.path), verdict.next_token]

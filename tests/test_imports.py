@@ -18,7 +18,11 @@ ALLOWED = {
     "outrider": {"outrider", "inference", "grpc_comm", "compile", "deploy"},
     "benchmarks": {"benchmarks", "outrider", "inference", "grpc_comm", "compile", "deploy"},
 }
-PURE = ["tree", "accept", "decode", "policy", "slots", "stats", "sampling", "errors", "figures", "cost", "energy"]
+PURE = """
+accept acceptance adaptive cost decode drawing energy errors figures forecast growth navigator objective pilot planner
+policy sampling slots stats times tree
+""".split()
+PURE += ["branches", "graph_tree"]
 HOMES = {"boto3": ("deploy/", "compile/s3.py")}
 
 

@@ -149,9 +149,8 @@ def test_it_shows_itself_until_it_is_told_to_stop(monkeypatch: pytest.MonkeyPatc
     [
         "--role draft --watch",
         "--role draft --log json",
-        "--role target --usd_per_hour 2",
-        "--role target --watch --usd_per_hour 0",
-        "--role target --watch --usd_per_hour nan",
+        "--role target --usd_per_hour 0",
+        "--role target --usd_per_hour nan",
         "--role target --metrics_host 0.0.0.0",
     ],
 )

@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model")
+    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model", "times", "draft_times", "draft_nodes", "usd_per_hour", "sessions")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,11 @@ class Description(_message.Message):
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TIMES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
+    USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol_version: int
     model: str
@@ -41,7 +46,22 @@ class Description(_message.Message):
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     models: _containers.RepeatedScalarFieldContainer[str]
     draft_model: str
-    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ...) -> None: ...
+    times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
+    draft_times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
+    draft_nodes: int
+    usd_per_hour: float
+    sessions: int
+    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ..., times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., draft_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., draft_nodes: _Optional[int] = ..., usd_per_hour: _Optional[float] = ..., sessions: _Optional[int] = ...) -> None: ...
+
+class ForwardTime(_message.Message):
+    __slots__ = ("rows", "nodes", "seconds")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    nodes: int
+    seconds: float
+    def __init__(self, rows: _Optional[int] = ..., nodes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
     __slots__ = ("open", "round", "generate", "close", "resume", "heartbeat")
@@ -130,18 +150,20 @@ class Opened(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., length: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., resume_key: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., reused_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., tree_nodes: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("number", "base_length", "tokens", "parents", "digest")
+    __slots__ = ("number", "base_length", "tokens", "parents", "digest", "ahead")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     number: int
     base_length: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     digest: int
-    def __init__(self, number: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, number: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., ahead: bool = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("number", "path", "next_token", "queue_microseconds", "model_microseconds", "budget")
@@ -160,28 +182,44 @@ class Verdict(_message.Message):
     def __init__(self, number: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., budget: _Optional[int] = ...) -> None: ...
 
 class Continue(_message.Message):
-    __slots__ = ("max_tokens", "stop_ids", "base_length", "digest")
+    __slots__ = ("max_tokens", "stop_ids", "base_length", "digest", "fused", "shape")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FUSED_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     base_length: int
     digest: int
-    def __init__(self, max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., base_length: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    fused: bool
+    shape: Shape
+    def __init__(self, max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., base_length: _Optional[int] = ..., digest: _Optional[int] = ..., fused: bool = ..., shape: _Optional[_Union[Shape, _Mapping]] = ...) -> None: ...
+
+class Shape(_message.Message):
+    __slots__ = ("chain", "nodes", "depth")
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    chain: int
+    nodes: int
+    depth: int
+    def __init__(self, chain: _Optional[int] = ..., nodes: _Optional[int] = ..., depth: _Optional[int] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("ids", "last", "queue_microseconds", "model_microseconds")
+    __slots__ = ("ids", "last", "queue_microseconds", "model_microseconds", "drafted")
     IDS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     last: bool
     queue_microseconds: int
     model_microseconds: int
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., last: bool = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ...) -> None: ...
+    drafted: int
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., last: bool = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., drafted: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()
@@ -200,16 +238,18 @@ class GoAway(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("open", "max_tokens", "stop_ids", "fused")
+    __slots__ = ("open", "max_tokens", "stop_ids", "fused", "shape")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     FUSED_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     open: Open
     max_tokens: int
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     fused: bool
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., fused: bool = ...) -> None: ...
+    shape: Shape
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., fused: bool = ..., shape: _Optional[_Union[Shape, _Mapping]] = ...) -> None: ...
 
 class Generated(_message.Message):
     __slots__ = ("ids", "drafted", "last", "queue_microseconds", "prefill_microseconds", "model_microseconds", "draft_microseconds")

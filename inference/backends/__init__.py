@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.branches import Branches
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
@@ -24,6 +25,7 @@ class Segment(NamedTuple):
     tree_mask: NDArray[np.bool_]  # [n, n] which new nodes each new node sees, itself included
     pick: IntArray  # [p] the nodes to choose at
     params: SamplingParams
+    draft: Segment | None = None  # the draft's share, in a round that one graph drafts and verifies
 
 
 class Model(Protocol):
@@ -48,4 +50,32 @@ class Model(Protocol):
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         """Copy the keys and values of the first `slots` slots of a row to another; what lies behind them there may change."""
+        ...
+
+
+@runtime_checkable
+class Probabilities(Model, Protocol):
+    """A Model that also says how probable tokens are: what acceptance by rejection needs of draft and target."""
+
+    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
+        """The probability of each token at each picked node ([p, V] a segment), and the new keys written. Rows are distinct.
+
+        It is what choose() draws from: after temperature, top-k and top-p; all on one token at T = 0.
+        """
+        ...
+
+
+@runtime_checkable
+class RoundModel(Model, Protocol):
+    """A Model that also makes whole rounds: its own draft grows a tree, and what the target accepts of it comes back."""
+
+    shape: Branches  # of every tree
+
+    @property
+    def draft(self) -> Model:
+        """The draft by itself: a text's tokens are fed to it before the first round."""
+        ...
+
+    def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """What GraphTree.filled() takes, a segment. Tokens below the roots are not looked at; rows are distinct, of both models."""
         ...

@@ -28,8 +28,8 @@ WEIGHTS = "weights/model.safetensors"
 CACHES = ("keys", "values")
 REBUILD = "build it again here with python -m compile --target cpu"
 
-Graph = Callable[..., tuple[Tensor, Tensor, Tensor]]
-"""Inputs by name -> chosen [B, P], new keys and new values [layers, B, kv heads, T, head dim]."""
+Graph = Callable[..., tuple[Tensor, ...]]
+"""Inputs by name -> chosen [B, P], new keys and new values [layers, B, kv heads, T, head dim]; a round has more (fused.py)."""
 
 
 class CompiledModel:
@@ -79,9 +79,9 @@ class CompiledModel:
         shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
         batch = pad(segments, shape, bucket.junk)
         chosen, keys, values = self._graphs[bucket](**inputs_of(bucket, batch, segments))
-        rows, slots = torch.from_numpy(batch.rows)[:, None], torch.from_numpy(batch.slots)
-        self.keys[:, rows, :, slots] = keys.permute(1, 3, 0, 2, 4)
-        self.values[:, rows, :, slots] = values.permute(1, 3, 0, 2, 4)
+        rows, slots = torch.from_numpy(batch.rows), torch.from_numpy(batch.slots)
+        write_slots(self.keys, rows, slots, keys)
+        write_slots(self.values, rows, slots, values)
         table = chosen.numpy()
         return [table[row, : len(segment.pick)].copy() for row, segment in enumerate(segments)]
 
@@ -105,6 +105,11 @@ class CompiledModel:
         for part in (near, ~near):
             chosen[part] = self.choose([segment._replace(pick=segment.pick[part])])[0]
         return chosen
+
+
+def write_slots(cache: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
+    """new [layers, B, kv heads, T, head dim] into a cache, at rows [B] and slots [B, T]."""
+    cache[:, rows[:, None], :, slots] = new.permute(1, 3, 0, 2, 4)
 
 
 def cost(bucket: Bucket) -> tuple[int, int, int, bool]:
@@ -185,14 +190,18 @@ def check_machine(directory: Path, manifest: Manifest) -> None:
 
 def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
     """The artefact's graphs over its weights and empty caches; `read_compiled` checked it."""
+    constants = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
+    graphs = {bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets}
+    return CompiledModel(graphs, *(constants[name] for name in CACHES))
+
+
+def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> dict[str, Tensor]:
+    """A model's weights and empty caches, by the names that its graphs know them by."""
     from safetensors.torch import load_file
 
-    constants = {f"decoder.{name}": tensor for name, tensor in load_file(directory / WEIGHTS).items()}
-    config = parse_config(manifest.config)
+    constants = {f"decoder.{name}": tensor for name, tensor in load_file(weights).items()}
     caches = empty_caches(config, manifest.rows, manifest.capacity, constants["decoder.model.norm.weight"].dtype)
-    constants |= dict(zip(CACHES, caches, strict=True))
-    graphs = {bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets}
-    return CompiledModel(graphs, *caches)
+    return constants | dict(zip(CACHES, caches, strict=True))
 
 
 def empty_caches(config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.backends import Segment
 from inference.backends.batch import Batch, Shape, pad
 from inference.backends.eager import SLOT_STEP, EagerModel
-from inference.choice import Sampling, choose_greedy, choose_mixed, choose_truncated, rank, rank_greedy
+from inference.choice import Sampling, choose_greedy, choose_mixed, choose_truncated, probabilities, rank, rank_greedy
 from inference.model.decoder import Decoder
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
@@ -119,6 +120,11 @@ class CudaModel(EagerModel):
         ids, scores = self._call(segments, self._shape(segments), Choice(_rank_greedy if greedy else _rank, k))
         return [Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
 
+    @torch.no_grad()
+    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
+        (table,) = self._call(segments, self._shape(segments), Choice(_probabilities, 0))
+        return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
+
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return min(_step(rows), self.rows), min(max(_step(nodes), self._least_nodes), max(self.max_nodes, self._least_nodes))
 
@@ -183,6 +189,10 @@ def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, siz
 
 def _choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
     return (choose_mixed(logits, sampling, positions, size),)
+
+
+def _probabilities(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return (probabilities(logits, sampling),)
 
 
 def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:

@@ -6,11 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.backends import Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.choice import Sampling, choose_greedy, choose_mixed, choose_open, choose_truncated, rank, rank_greedy
+from inference.choice import (
+    Sampling,
+    choose_greedy,
+    choose_mixed,
+    choose_open,
+    choose_truncated,
+    probabilities,
+    probabilities_open,
+    rank,
+    rank_greedy,
+)
 from inference.errors import LimitExceeded
 from inference.model.decoder import Decoder
 from inference.policy import Ranked
@@ -56,6 +67,13 @@ class EagerModel:
         ranked = rank_greedy(logits, k) if greedy else rank(logits, sampling, positions, k)
         ids, scores = (part.cpu().numpy() for part in ranked)
         return [Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
+
+    @torch.no_grad()
+    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
+        logits, sampling, _ = self._forward(segments)
+        give = probabilities if any(segment.params.truncated for segment in segments) else probabilities_open
+        table = give(logits, sampling).cpu().numpy()
+        return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return rows, max(nodes, self._least_nodes)

@@ -90,9 +90,14 @@ class NeuronModel(CompiledModel):
             except RuntimeError as error:
                 raise runtime_error(error) from error
 
+    def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
+        """Inputs with which every graph does nothing, by name."""
+        idle = {bucket.name: example_inputs(bucket) for bucket in self._graphs}
+        return idle | ({COPY: copy_inputs(self.rows)} if self.copies_rows else {})
+
     def _warm(self, say: Say) -> None:
         """Every graph once, idle: the first call of a graph initialises it."""
-        idle = {bucket.name: example_inputs(bucket) for bucket in self._graphs} | ({COPY: copy_inputs(self.rows)} if self.copies_rows else {})
+        idle = self._idle_calls()
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
             self._run(graph, inputs)
@@ -128,6 +133,10 @@ def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
         raise
     except (RuntimeError, OSError, ValueError) as error:
         raise runtime_error(error) from error
+    if manifest.fused is not None:
+        from inference.backends.neuron_fused import NeuronFusedModel
+
+        return NeuronFusedModel(program, manifest, say)
     return NeuronModel(program, manifest, say)
 
 
@@ -167,7 +176,7 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
     model = sdk.nxd_model.load(str(directory / PACKAGE))
     if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
         raise BadArtifact("this neuronx-distributed does not understand the artefact's package: build it again with the version here")
-    named = {bucket.name for bucket in manifest.buckets} | ({COPY} if COPY_RECORD in manifest.files else set())
+    named = {bucket.name for bucket in manifest.graphs} | ({COPY} if COPY_RECORD in manifest.files else set())
     missing = named - set(model.get_available_keys())
     if missing:
         raise BadArtifact(f"the package lacks graph {min(missing)}, which its manifest names: build it again")

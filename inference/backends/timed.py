@@ -15,7 +15,10 @@ from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
-from inference.backends import Model, Segment
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.backends import Model, Probabilities, Segment
 from inference.backends.batch import Shape
 from inference.errors import InvalidRequest
 from inference.policy import Ranked
@@ -183,3 +186,19 @@ class TimedModel:
             time.sleep(left)
         self.late_seconds -= left
         return answer
+
+
+class TimedProbabilities(TimedModel):
+    """The same over a model that gives probabilities: this one gives them, too, in the time of a choice."""
+
+    def __init__(self, model: Probabilities, profile: TimeProfile) -> None:
+        super().__init__(model, profile)
+        self._giving = model
+
+    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
+        return self._timed(segments, lambda: self._giving.distributions(segments))
+
+
+def timed(model: Model, profile: TimeProfile) -> TimedModel:
+    """The model with the profile's times, as able as it is."""
+    return TimedProbabilities(model, profile) if isinstance(model, Probabilities) else TimedModel(model, profile)

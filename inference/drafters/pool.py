@@ -4,29 +4,64 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
+from contextlib import closing, contextmanager
+from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from inference.backends import Model
+from inference.decode import Drafter
 from inference.drafters.model import ModelDrafter
+from inference.errors import LimitExceeded, Unavailable
 from inference.policy import Policy
+
+GIVE_UP_SECONDS = 0.05
+"""How often one who waits for a row looks whether it is still wanted."""
+
+
+class Make(Protocol):
+    """Makes a Drafter on one row of a model, whose drafters share the lock."""
+
+    def __call__(self, model: Model, policy: Policy, *, row: int, lock: threading.Lock) -> Drafter: ...
 
 
 class DraftPool:
-    """Drafters of one policy over a model, which serves one call at a time."""
+    """Drafters over a model, which serves one call at a time.
 
-    def __init__(self, model: Model, policy: Policy) -> None:
-        self._free: SimpleQueue[ModelDrafter] = SimpleQueue()
-        lock = threading.Lock()
+    policy: how they grow their trees, unless a text asks otherwise.  room: nodes that one tree may rank (None: as many as `policy`);
+    the model's rows have that many slots beyond its longest text, and a call of it takes as many nodes.  make: what is lent.
+    seeded: with it, a text is the target's own seeded one.
+    """
+
+    def __init__(self, model: Model, policy: Policy, room: int | None = None, make: Make = ModelDrafter, *, seeded: bool = True) -> None:
+        self.room = policy.most_ranked if room is None else room
+        self.seeded = seeded
+        self._model, self._policy, self._lock, self._make = model, policy, threading.Lock(), make
+        self._free: SimpleQueue[int] = SimpleQueue()
+        self.check(policy)
         for row in range(model.rows):
-            self._free.put(ModelDrafter(model, policy, row=row, lock=lock))
+            self._free.put(row)
+
+    def check(self, policy: Policy) -> None:
+        """Raises LimitExceeded for trees that there is no room for."""
+        if policy.most_ranked > self.room:
+            raise LimitExceeded(f"{policy} ranks up to {policy.most_ranked} nodes for a tree: the draft has room for {self.room}")
 
     @contextmanager
-    def drafter(self) -> Iterator[ModelDrafter]:
-        """Waits until a row is free."""
-        drafter = self._free.get()
+    def drafter(self, policy: Policy | None = None, given_up: threading.Event | None = None) -> Iterator[Drafter]:
+        """Waits until a row is free; raises Unavailable when `given_up` is set before one is. policy: of this text's trees."""
+        if policy is not None:
+            self.check(policy)
+        row = self._free.get() if given_up is None else self._wait(given_up)
         try:
-            yield drafter
+            with closing(self._make(self._model, policy or self._policy, row=row, lock=self._lock)) as drafter:
+                yield drafter
         finally:
-            drafter.close()
-            self._free.put(drafter)
+            self._free.put(row)
+
+    def _wait(self, given_up: threading.Event) -> int:
+        while not given_up.is_set():
+            try:
+                return self._free.get(timeout=GIVE_UP_SECONDS)
+            except Empty:
+                continue
+        raise Unavailable("nobody waits for a draft any more")

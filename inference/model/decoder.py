@@ -27,6 +27,13 @@ class Hidden(NamedTuple):
     values: Tensor  # [layers, B, kv heads, T, head dim]
 
 
+class KeysValues(NamedTuple):
+    """Keys and values that attention reads: of one layer [B, kv heads, n, head dim], or of all of them [layers, ...]."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, in float32, rounded before the weight as the checkpoints were trained."""
 
@@ -86,9 +93,11 @@ class Attention(nn.Module):
         self.qk_norm = config.qk_norm
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, past_keys: Tensor, past_values: Tensor, context_mask: Tensor, tree_mask: Tensor
+        self, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues, earlier: KeysValues | None, context_mask: Tensor, tree_mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, hidden]; past [B, kv heads, S, D]; context_mask [B, M, S] and tree_mask [B, T, T] bool; the new keys and values come last."""
+        """x [B, T, hidden]; past [B, kv heads, S, D] and earlier [B, kv heads, E, D] keys and values; context_mask [B, M, S] and
+        tree_mask [B, T, E + T] bool; the new keys and values come last.
+        """
         batch, nodes, _ = x.shape
         q = self.q_proj(x).view(batch, nodes, -1, self.head_dim)  # as many heads as this rank has
         k = self.k_proj(x).view(batch, nodes, -1, self.head_dim)
@@ -96,12 +105,13 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)
-        mixed = attend(q, k, v, past_keys, past_values, context_mask, tree_mask).to(x.dtype)
+        near_keys, near_values = (k, v) if earlier is None else (torch.cat((earlier.keys, k), 2), torch.cat((earlier.values, v), 2))
+        mixed = attend(q, near_keys, near_values, past.keys, past.values, context_mask, tree_mask).to(x.dtype)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, nodes, -1)), k, v
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, past_keys: Tensor, past_values: Tensor, context_mask: Tensor, tree_mask: Tensor) -> Tensor:
-    """q [B, H, T, D], k and v [B, KV, T, D], past [B, KV, S, D] -> [B, H, T, D] float32."""
+    """q [B, H, T, D], k and v [B, KV, E + T, D], past [B, KV, S, D] -> [B, H, T, D] float32."""
     batch, heads, nodes, size = q.shape
     shared = k.shape[1]
     folded = (q.float() * size**-0.5).reshape(batch, shared, heads // shared * nodes, size)  # query heads of a group as rows
@@ -143,8 +153,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config, layers)
 
-    def forward(self, x: Tensor, *attention_inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mixed, keys, values = self.self_attn(self.input_layernorm(x), *attention_inputs)
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues, earlier: KeysValues | None, context_mask: Tensor, tree_mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Arguments and results as of Attention."""
+        mixed, keys, values = self.self_attn(self.input_layernorm(x), cos, sin, past, earlier, context_mask, tree_mask)
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x)), keys, values
 
@@ -187,16 +200,18 @@ class Decoder(nn.Module):
         positions: Tensor,
         context_mask: Tensor,
         tree_mask: Tensor,
-        pick: Tensor,
+        pick: Tensor | None,
         keys: Tensor,
         values: Tensor,
+        earlier: KeysValues | None = None,
     ) -> Hidden:
         """One pass over new nodes.
 
         tokens, positions: [B, T] int32; rows: [B] int32, the cache row of each (None: all of them, in their order);
         context_mask: [B, M, S] int32 0/1 over the first S slots (M = 1 or T); tree_mask: [B, T, T] int32 0/1;
-        pick: [B, P] int32, the nodes whose states are wanted; keys, values: [layers, cache rows, kv heads, slots, head dim],
-        only read.
+        pick: [B, P] int32, the nodes whose states are wanted (None: all, in their order); keys, values: [layers, cache rows, kv heads,
+        slots, head dim], only read; earlier: keys and values [layers, B, kv heads, E, head dim] of nodes that are not in the cache yet: tree_mask is
+        [B, T, E + T] then, with these nodes first.
         """
         slots = context_mask.shape[-1]
         context, tree = context_mask.to(torch.bool), tree_mask.to(torch.bool)
@@ -208,10 +223,11 @@ class Decoder(nn.Module):
             past_keys, past_values = keys[index, :, :, :slots], values[index, :, :, :slots]
             if rows is not None:
                 past_keys, past_values = past_keys.index_select(0, rows), past_values.index_select(0, rows)
-            x, k, v = layer(x, cos, sin, past_keys, past_values, context, tree)
+            near = None if earlier is None else KeysValues(earlier.keys[index], earlier.values[index])
+            x, k, v = layer(x, cos, sin, KeysValues(past_keys, past_values), near, context, tree)
             new_keys.append(k)
             new_values.append(v)
-        picked = torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
+        picked = x if pick is None else torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
         return Hidden(self.model.norm(picked), torch.stack(new_keys), torch.stack(new_values))
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32

@@ -50,7 +50,8 @@ class _Graph(nn.Module):
         return choose_mixed(logits, sampling, after, self.levels, self.add), out.keys, out.values
 
 
-def _sampling(temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None) -> Sampling | None:
+def sampling_of(temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None) -> Sampling | None:
+    """The sampling inputs of a graph together; None where they are left out, and the graph is greedy."""
     if temperature is None or top_k is None or top_p is None or seed is None:
         return None
     return Sampling(temperature, top_k, top_p, seed)
@@ -74,7 +75,7 @@ class VerifyGraph(_Graph):
         seed: Tensor | None = None,  # [B, 2] int32
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (tokens, positions, context_mask, tree_mask, pick)
-        return self._run(inputs, rows, _sampling(temperature, top_k, top_p, seed))
+        return self._run(inputs, rows, sampling_of(temperature, top_k, top_p, seed))
 
 
 class _WritingGraph(_Graph):
@@ -108,7 +109,7 @@ class StatefulGraph(_WritingGraph):
         if tokens is None or slots is None or positions is None or context_mask is None or tree_mask is None or pick is None:
             return self._copied(rows)
         inputs = (tokens, positions, context_mask, tree_mask, pick)
-        chosen, self.keys, self.values = self._written(inputs, slots, _sampling(temperature, top_k, top_p, seed))
+        chosen, self.keys, self.values = self._written(inputs, slots, sampling_of(temperature, top_k, top_p, seed))
         return chosen
 
     def _copied(self, rows: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ class AliasedGraph(_WritingGraph):
         seed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (tokens, positions, context_mask, tree_mask, pick)
-        return self._written(inputs, slots, _sampling(temperature, top_k, top_p, seed))
+        return self._written(inputs, slots, sampling_of(temperature, top_k, top_p, seed))
 
 
 def copy_inputs(rows: int) -> dict[str, Tensor]:

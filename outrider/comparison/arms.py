@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest
 from inference.policy import BestFirst, Chain, Policy
 from inference.text import Tokenizer
 from outrider.comparison.prediction import Time, made_across, made_at_the_target
-from outrider.completion import Completion, Request, made_there, speculate, target_only
+from outrider.completion import Completion, Request, made_there, speculate, speculate_adaptive, target_only
 from outrider.report import silent
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ Complete = Callable[[Request], Completion]
 class Bench:
     """What arms are made of.
 
-    target: over the link in question.  draft: with room for the trees of all settings (None: nothing is drafted here).
-    beside: how the draft beside the target grows its trees (None: its starter knows).  local: the target's model in this process,
-    where it was asked for.
+    target: over the link in question.  draft: with room for the trees of all settings; draft_times: seconds of a call of it by width.
+    fused: settings that the draft beside the target is asked for.  local: the target's model in this process, where it was asked for.
     """
 
     target: Connection
     tokenizer: Tokenizer
-    draft: Model | None
+    draft: Model
+    draft_times: dict[int, float]
     chains: Sequence[Policy]
     trees: Sequence[Policy]
-    beside: Policy | None
+    fused: Sequence[Policy]
     local: Engine | None
 
 
@@ -104,17 +104,14 @@ def setting_flags(policy: Policy) -> list[str]:
     return ["--tree_nodes", str(policy.nodes), "--tree_depth", str(policy.depth)]
 
 
-def _there(bench: Bench, fused: bool) -> Complete:
-    device = bench.target.description.device
-    return lambda request: replace(made_there(request, bench.target, fused, bench.tokenizer, silent, Event()), device=device)
+def _there(bench: Bench, policy: Policy | None) -> Complete:
+    """Made at the target, with its own draft where there is a policy for it."""
 
+    def complete(request: Request) -> Completion:
+        done = made_there(request, bench.target, policy is not None, bench.tokenizer, silent, Event(), policy=policy)
+        return replace(done, device=bench.target.description.device)
 
-def _alone(bench: Bench, policy: Policy | None) -> Complete:
-    return _there(bench, fused=False)
-
-
-def _fused(bench: Bench, policy: Policy | None) -> Complete:
-    return _there(bench, fused=True)
+    return complete
 
 
 def _local(bench: Bench, policy: Policy | None) -> Complete:
@@ -131,7 +128,6 @@ def _distributed(bench: Bench, policy: Policy | None) -> Complete:
     from inference.drafters.pool import DraftPool
 
     assert policy is not None
-    assert bench.draft is not None
     pool, device = DraftPool(bench.draft, policy), bench.target.description.device
 
     def complete(request: Request) -> Completion:
@@ -141,10 +137,25 @@ def _distributed(bench: Bench, policy: Policy | None) -> Complete:
     return complete
 
 
+def _adaptive(bench: Bench, policy: Policy | None) -> Complete:
+    """As a user gets it who asks for nothing: trees and bets chosen as it goes; what it learns in one text serves the next."""
+    from outrider.adaptive import SPEED_HERE, AdaptivePool
+
+    pool, device = AdaptivePool(bench.draft, bench.draft_times, bench.target, SPEED_HERE, None), bench.target.description.device
+
+    def complete(request: Request) -> Completion:
+        with pool.drafter() as (drafter, navigator):
+            done = speculate_adaptive(request, drafter, bench.target.verifier(), navigator, bench.tokenizer, silent, Event())
+            return replace(done, device=device)
+
+    return complete
+
+
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture(BASELINE, lambda bench: [None], _alone, made_at_the_target, crosses=False),
+    Architecture(BASELINE, lambda bench: [None], _there, made_at_the_target, crosses=False),
     Architecture(LOCAL, lambda bench: [None] if bench.local else [], _local, made_at_the_target, crosses=False),
-    Architecture(FUSED, lambda bench: [bench.beside] if bench.target.description.draft_model else [], _fused, made_at_the_target, crosses=False),
+    Architecture(FUSED, lambda bench: bench.fused if bench.target.description.draft_model else [], _there, made_at_the_target, crosses=False),
     Architecture("distributed chain", lambda bench: bench.chains, _distributed, made_across, crosses=True),
     Architecture("distributed tree", lambda bench: bench.trees, _distributed, made_across, crosses=True),
+    Architecture("adaptive", lambda bench: [None], _adaptive, made_across, crosses=True),
 )

@@ -113,7 +113,7 @@ def _sum_up(options: CompareOptions, ready: Rig, profile: str | None, account: A
         rows.append(summarise(cell.arm, cell.round_trip * 1e3, cell.readings, alone, account, differences, predicted))
     return Comparison(
         rows=rows,
-        trials=[*ready.beside, *trials],
+        trials=list(trials),
         costs=costs,
         measured=_measured(cells),
         acceptance=_acceptance(trials, "distributed chain"),

@@ -174,7 +174,7 @@ def _arm_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "local", "also the target alone in this process, without a network", action="store_true")
     _add(group, "chains", "settings that the sweep tries for chains; one is not swept (default: 2,4,8)", type=_chains, metavar="N,...")
     _add(group, "trees", "the same for trees (default: 8x4,16x6,32x8)", type=_trees, metavar="NxD,...")
-    _add(group, "fused", "the same beside the target, one start of it each (default: 4,8x4)", type=_either, metavar="SETTING,...")
+    _add(group, "fused", "the same for the draft beside the target (default: 4,8x4)", type=_either, metavar="SETTING,...")
     _add(group, "rtt", "round trips to emulate, milliseconds beyond the machine's own (default: 0,40)", type=_numbers, metavar="MS,...")
     _add(group, "jitter", "up to so many milliseconds more each way (default: %(default)g)", type=float, metavar="MS")
     _add(group, "bandwidth", "megabits a second each way (default: no limit)", type=float, metavar="MBIT")

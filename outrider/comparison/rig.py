@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.backends import Model
+from inference.drafters.adaptive import MOST_RANKED
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 from inference.policy import Policy
-from outrider.comparison.arms import ARCHITECTURES, FUSED, Bench, arms_of, setting_flags
+from outrider.comparison.arms import FUSED, Bench, setting_flags
 from outrider.comparison.options import CompareOptions
-from outrider.comparison.sweep import Trial, sweep
 from outrider.completion import Request
-from outrider.generate import connect_target, load_draft, make_requests, session_length
+from outrider.generate import connect_target, make_requests, session_length
 from outrider.link import Shape, shaped_link
 from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model
 from outrider.options import Options
+from outrider.profiles import user_profiles
 from outrider.spawn import StartedTarget, started
 
 PROMPTS = (
@@ -33,15 +33,15 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Rig:
-    """What is running. started: None for a target that the user named.  beside: the trials of settings for the draft at the target."""
+    """What is running. started: None for a target that the user named."""
 
     options: CompareOptions
     common: Options
     checkpoint: Checkpoint  # of the draft
     draft: Model
+    draft_times: dict[int, float]
     requests: list[Request]
     started: StartedTarget | None
-    beside: list[Trial]
     local: Engine | None
 
     @property
@@ -58,9 +58,8 @@ class Rig:
             if shape != Shape():
                 address = stack.enter_context(shaped_link(address, shape)).address
             target = stack.enter_context(connect_target(replace(self.common, target_host=address), self.checkpoint.tokenizer))
-            chosen = next((trial.arm.policy for trial in self.beside if trial.chosen), None)
-            beside = chosen or (self.options.fused[0] if self.started else None)
-            yield Bench(target, self.checkpoint.tokenizer, self.draft, self.options.chains, self.options.trees, beside, self.local)
+            chains, trees, fused = self.options.chains, self.options.trees, self.options.fused
+            yield Bench(target, self.checkpoint.tokenizer, self.draft, self.draft_times, chains, trees, fused, self.local)
 
 
 @contextmanager
@@ -70,17 +69,17 @@ def rig(options: CompareOptions, profile: str | None) -> Iterator[Rig]:
     checkpoint, prompts = find_checkpoint(common, "draft"), read_prompts(options)
     with ExitStack() as stack:
         target: StartedTarget | None = None
-        beside: list[Trial] = []
         if options.target_host is None:
-            target, beside = _start(stack, options, profile, checkpoint, prompts)
+            target = stack.enter_context(_start(options, profile))
             common = replace(common, target_host=target.address)
         with connect_target(common, checkpoint.tokenizer) as connection:
             length, stop_ids = session_length(common, checkpoint, connection), connection.description.stop_ids
         requests = make_requests(common, prompts, checkpoint.tokenizer, length, stop_ids)
-        widest = max((*options.chains, *options.trees), key=lambda policy: policy.most_ranked)
-        draft = load_draft(common, checkpoint, widest, 1, length)
+        room = max(MOST_RANKED, _largest((*options.chains, *options.trees)).most_ranked)
+        draft = load_model(common, checkpoint, rows=1, sequence_length=length, spare=room, max_nodes=max(PREFILL_NODES, room))
+        times = user_profiles().draft(checkpoint, draft, length)
         local = _local(options, length) if options.with_local else None
-        yield Rig(options, common, checkpoint, draft, requests, target, beside, local)
+        yield Rig(options, common, checkpoint, draft, times, requests, target, local)
 
 
 def read_prompts(options: CompareOptions) -> list[str]:
@@ -115,35 +114,17 @@ def _draft_options(options: CompareOptions) -> Options:
     )
 
 
-def _start(
-    stack: ExitStack, options: CompareOptions, profile: str | None, checkpoint: Checkpoint, prompts: Sequence[str]
-) -> tuple[StartedTarget, list[Trial]]:
-    """A target; where fused is compared, with a draft beside it in the best setting, for which each is tried in a target of its own."""
+def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
+    """A target; where fused is compared, with a draft beside it that has room for all of its settings."""
     flags = _target_flags(options, profile)
     if FUSED not in options.chosen:
-        return stack.enter_context(started("target", flags)), []
-    best, trials = options.fused[0], []
-    if len(options.fused) > 1:
-        trials = [_try_beside(options, flags, policy, checkpoint, prompts) for policy in options.fused]
-        winner = min(trials, key=lambda trial: trial.seconds_per_token)
-        winner.chosen, best = True, winner.arm.policy or best
-    return stack.enter_context(started("fused_target", [*flags, *setting_flags(best)])), trials
+        return started("target", flags)
+    return started("fused_target", [*flags, *setting_flags(_largest(options.fused))])
 
 
-def _try_beside(options: CompareOptions, flags: Sequence[str], policy: Policy, checkpoint: Checkpoint, prompts: Sequence[str]) -> Trial:
-    """A few texts of a target that is started with this setting."""
-    fused = next(architecture for architecture in ARCHITECTURES if architecture.name == FUSED)
-    common = _draft_options(options)
-    with ExitStack() as stack:
-        address = stack.enter_context(started("fused_target", [*flags, *setting_flags(policy)])).address
-        connection = stack.enter_context(connect_target(replace(common, target_host=address), checkpoint.tokenizer))
-        description = connection.description
-        requests = make_requests(common, prompts, checkpoint.tokenizer, description.sequence_length, description.stop_ids)
-        bench = Bench(connection, checkpoint.tokenizer, None, (), (), policy, None)
-        trial = sweep([arms_of(fused, bench)], requests, 0.0)[0]
-    trial.chosen = False
-    print(f"fused with {trial.arm.setting}: {trial.seconds_per_token * 1e3:.1f} ms a token", file=sys.stderr)
-    return trial
+def _largest(policies: Sequence[Policy]) -> Policy:
+    """The one whose trees need most room."""
+    return max(policies, key=lambda policy: policy.most_ranked)
 
 
 def _target_flags(options: CompareOptions, profile: str | None) -> list[str]:

@@ -1,0 +1,154 @@
+"""Tokens a second of the fused graph beside the same models and the same chain in separate calls, and beside the target alone.
+
+    python -m compile --target cpu --fused --gamma 4 --out DIR --sampling sampled
+    python -m benchmarks.fused_graph --artifact DIR [--temperature T,...] [--tokens N] [--runs N] [--json FILE]
+
+One text at a time, in this process, on the CPU; arms take turns (A B C A B C), the first turn is not counted. Ratios are medians of
+ratios within a turn, so that what else the machine does cancels out. All arms must make the same texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from inference.artifact import Manifest
+from inference.backends import Model
+from inference.backends.compiled import read_compiled
+from inference.backends.eager import EagerModel
+from inference.backends.fused import fused_part, load_fused
+from inference.decode import Drafter
+from inference.drafters.graph import GraphPool
+from inference.drafters.pool import DraftPool
+from inference.engine import Engine
+from inference.fused import Round, fused_rounds, target_rounds
+from inference.graph_tree import Branching
+from inference.local import LocalVerifier
+from inference.model.checkpoint import load_decoder
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from outrider.models import EMBEDDED
+
+PROMPTS = ("def main():\n    parser = argparse.", "class Reader:\n    def __init__(self", "import os\nimport sys\n\n\ndef ")
+
+Draft = Callable[[], AbstractContextManager[Drafter | None]]
+
+
+class Arm(NamedTuple):
+    """An engine, and what lends a drafter for it (None: the target alone)."""
+
+    name: str
+    engine: Engine
+    draft: Draft
+
+
+@dataclass(frozen=True)
+class Result:
+    """An arm at one temperature. ratio: its tokens a second in those of the fused graph, in the same turn."""
+
+    arm: str
+    temperature: float
+    tokens_per_second: float
+    ratio: float
+    acceptance_length: float
+
+
+def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
+    """The fused graph first; the others draft the same tree in calls of their own, and verify it eagerly or by the artefact's graphs."""
+    shape, capacity = fused_part(manifest).shape, manifest.capacity
+    fused = load_fused(directory, manifest)
+    target, draft = (_eager(EMBEDDED / which, manifest, capacity) for which in ("target", "draft"))
+    beside = DraftPool(draft, Branching(shape))
+    return [
+        Arm("fused graph", _engine(fused, manifest), GraphPool(fused).drafter),
+        Arm("separate calls, target compiled", _engine(load_fused(directory, manifest), manifest), beside.drafter),
+        Arm("separate calls, both eager", _engine(target, manifest), beside.drafter),
+        Arm("target alone, compiled", _engine(load_fused(directory, manifest), manifest), nullcontext),
+        Arm("target alone, eager", _engine(_eager(EMBEDDED / "target", manifest, capacity), manifest), nullcontext),
+    ]
+
+
+def _eager(directory: Path, manifest: Manifest, capacity: int) -> EagerModel:
+    decoder = load_decoder(
+        directory, positions=manifest.sequence_length, vocabulary=manifest.vocabulary, dtype=torch.float32, device=torch.device("cpu")
+    )
+    return EagerModel(decoder, rows=1, capacity=capacity, max_nodes=64)
+
+
+def _engine(model: Model, manifest: Manifest) -> Engine:
+    return Engine(model, sequence_length=manifest.sequence_length, max_tree_nodes=manifest.max_tree_nodes, vocabulary=manifest.vocabulary)
+
+
+class Turn(NamedTuple):
+    """What an arm made in one turn."""
+
+    tokens: list[int]
+    seconds: float
+    rounds: int
+
+
+def take_turn(arm: Arm, prompts: Sequence[list[int]], params: SamplingParams, tokens: int) -> Turn:
+    """All prompts once; the prompts' own passes are not timed."""
+    made, seconds = list[Round](), 0.0
+    for prompt in prompts:
+        with closing(LocalVerifier(arm.engine)) as verifier, arm.draft() as drafter:
+            if drafter is None:
+                rounds = target_rounds(prompt, params, verifier, tokens, frozenset())
+            else:
+                rounds = fused_rounds(prompt, params, drafter, verifier, tokens, frozenset())
+            made.append(next(rounds))
+            start = time.perf_counter()
+            made += rounds
+            seconds += time.perf_counter() - start
+    return Turn([token for one in made for token in one.tokens], seconds, len(made))
+
+
+def compare(arms: Sequence[Arm], prompts: Sequence[list[int]], params: SamplingParams, tokens: int, runs: int) -> list[Result]:
+    """Every arm `runs` times in turns; raises RuntimeError when one makes another text."""
+    turns = [[take_turn(arm, prompts, params, tokens) for arm in arms] for _ in range(runs + 1)][1:]
+    texts = {tuple(turn.tokens) for each in turns for turn in each}
+    if len(texts) > 1:
+        raise RuntimeError(f"{len(texts)} different texts at temperature {params.temperature}")
+    results = []
+    for index, arm in enumerate(arms):
+        speeds = [len(each[index].tokens) / each[index].seconds for each in turns]
+        ratio = statistics.median(each[0].seconds / each[index].seconds for each in turns)
+        length = len(turns[0][index].tokens) / turns[0][index].rounds
+        results.append(Result(arm.name, params.temperature, statistics.median(speeds), ratio, length))
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--artifact", type=Path, required=True, metavar="DIR", help="of the embedded pair")
+    parser.add_argument("--temperature", default="0,0.7,1")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    manifest = read_compiled(given.artifact)
+    arms, tokenizer = arms_of(given.artifact, manifest), Tokenizer(EMBEDDED / "target")
+    print(f"{fused_part(manifest).shape}, {given.tokens} tokens after each of {len(PROMPTS)} prompts, median of {given.runs} turns")
+    results: list[Result] = []
+    for temperature in map(float, given.temperature.split(",")):
+        params = SamplingParams(temperature, seed=1).on_the_wire()
+        results += compare(arms, [tokenizer.encode(prompt) for prompt in PROMPTS], params, given.tokens, given.runs)
+    print(f"{'T':>4}  {'arm':<34}{'tokens/s':>10}{'of fused':>10}{'tokens a round':>16}")
+    for one in results:
+        print(f"{one.temperature:>4.1f}  {one.arm:<34}{one.tokens_per_second:>10.1f}{one.ratio:>10.2f}{one.acceptance_length:>16.2f}")
+    if given.json:
+        given.json.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The Neuron builder for a target with a draft in its graphs: both models dealt out to the same ranks, all graphs in one package.
+
+Run through a strict stand-in (tests/fake_neuron.py); not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from compile.neuron import NeuronBuilder
+from compile.parallel import parallel_config
+from compile.spec import CompileSpec
+from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.choice import add_in_halves
+from inference.errors import InvalidRequest
+from inference.model.config import read_config
+from inference.model.fused_graph import StatefulRoundGraph, draft_inputs, round_inputs
+
+
+class FusedNeuronBuilder(NeuronBuilder):
+    """The Builder for Neuron targets; see compile.build. Raises InvalidRequest where the draft cannot be dealt out to the ranks."""
+
+    def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path) -> None:
+        super().__init__(spec, checkpoint_directory, vocabulary)
+        if spec.fused is None:
+            raise InvalidRequest("a builder for fused graphs was given a spec without a draft")
+        self._shape, self._draft_checkpoint = spec.fused.shape, draft_directory
+        self._draft_config = read_config(draft_directory)
+        self._draft_dealt = parallel_config(self._draft_config, spec.tensor_parallel)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return super()._weights() | self._weights_of(self._draft_checkpoint, self._draft_config, "draft")
+
+    def _inputs(self, bucket: Bucket) -> dict[str, Tensor]:
+        if isinstance(bucket, RoundBucket):
+            return round_inputs(bucket)
+        return draft_inputs(bucket) if isinstance(bucket, DraftBucket) else super()._inputs(bucket)
+
+    def _graph(self, device: str) -> StatefulRoundGraph:
+        decoder, draft = self._rank_decoder(self._dealt), self._rank_decoder(self._draft_dealt)
+        caches = (*self._rank_caches(self._dealt, device), *self._rank_caches(self._draft_dealt, device))
+        return StatefulRoundGraph(decoder, draft, caches, self._shape, add_in_halves).requires_grad_(False).eval()

@@ -1,0 +1,144 @@
+"""Which architecture the next tokens are made by, and at what prices: decided from forecasts that measurements have set right. Pure.
+
+The target alone, with the draft beside it, or with the draft here: whichever is best for what the user wishes, changed only when
+another one is clearly better twice in a row. The session stays where it is; nothing is prefilled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inference.forecast import DISTRIBUTED, TARGET_ONLY, Forecast, forecasts
+from inference.objective import SPEED, Effort, Tariff, Terms, Wish, blend
+from inference.pilot import Knowledge
+
+CLEARLY, IN_A_ROW = 0.92, 2
+"""Another architecture is taken when its price is below this share of the present one's, so many decisions in a row."""
+
+FORGIVING = 0.95
+"""What is left, at each later decision, of how far the forecast of an architecture was off when it last ran: it is tried again some time."""
+
+WEIGHTS = tuple(step / 20 for step in range(21))
+"""Of cost against speed, from which a limit chooses."""
+
+LEAST_CORRECTION, MOST_CORRECTION = 0.25, 4.0
+
+
+class Course(NamedTuple):
+    """A decision. alternatives: the best setting of each architecture, corrected, `forecast` among them.  notice: a limit that cannot be kept."""
+
+    forecast: Forecast
+    tariff: Tariff
+    alternatives: tuple[Forecast, ...]
+    notice: str | None
+
+    @property
+    def architecture(self) -> str:
+        return self.forecast.architecture
+
+
+@dataclass
+class Navigator:
+    """Decides for one session. allowed: architectures that may be taken, DISTRIBUTED among them.  terms: None where nothing has a price.
+    tell: hears of every decision.
+    """
+
+    known: Knowledge
+    wish: Wish
+    terms: Terms | None
+    allowed: frozenset[str]
+    most_nodes: int
+    bets: bool = True
+    tell: Callable[[Course], None] = lambda course: None
+
+    def __post_init__(self) -> None:
+        self._cost = SPEED if self.wish.speed_alone or self.terms is None else self.terms.tariff(self.wish.objective)
+        self._forecast: Forecast | None = None  # of what is running, uncorrected
+        self._better = 0  # decisions in a row for another architecture
+        self._course: Course | None = None
+
+    @property
+    def course(self) -> Course:
+        """The last decision; the first one where there was none."""
+        return self._course or self.decide()
+
+    def measured(self, tokens: float, effort: Effort) -> None:
+        """What lately made tokens took, under the present course."""
+        if self._forecast is not None and tokens > 0:
+            off = effort.wall / tokens / self._forecast.effort.wall
+            self.known.corrections[self._forecast.architecture] = min(max(off, LEAST_CORRECTION), MOST_CORRECTION)
+
+    def decide(self) -> Course:
+        """The course from here on."""
+        plain = [one for one in forecasts(self.known.situation(self.most_nodes, self.bets)) if one.architecture in self.allowed | {TARGET_ONLY}]
+        corrected = [self._corrected(one) for one in plain]
+        tariff, notice = self._prices(corrected)
+        best = {name: min(group, key=lambda one: tariff.of(one.effort)) for name, group in _grouped(corrected).items()}
+        taken = self._taken({name: one for name, one in best.items() if name in self._possible}, tariff)
+        self._forecast = plain[corrected.index(best[taken])]
+        for name in self.known.corrections.keys() - {taken}:
+            self.known.corrections[name] **= FORGIVING
+        self._course = Course(best[taken], tariff, tuple(best.values()), notice)
+        self.tell(self._course)
+        return self._course
+
+    @property
+    def _possible(self) -> frozenset[str]:
+        """What may be taken now: nothing compares with a target that has not told its times before they are seen."""
+        return self.allowed if self.known.target.known else frozenset({DISTRIBUTED})
+
+    def _taken(self, possible: dict[str, Forecast], tariff: Tariff) -> str:
+        """The architecture: the present one, unless another is clearly better again and again, or keeps the user's limit where it does not."""
+        best = min(possible, key=lambda name: tariff.of(possible[name].effort))
+        if self._forecast is None:
+            return best
+        present = self._forecast.architecture
+        breaks = not self._keeps_limit(possible[present]) and self._keeps_limit(possible[best])
+        better = tariff.of(possible[best].effort) < CLEARLY * tariff.of(possible[present].effort)
+        self._better = self._better + 1 if better else 0
+        if not breaks and self._better < IN_A_ROW:
+            return present
+        self._better = 0
+        return best
+
+    def _keeps_limit(self, one: Forecast) -> bool:
+        wish = self.wish
+        slow = wish.min_tps is not None and one.tokens_per_second < wish.min_tps
+        return not slow and not (wish.max_per_token is not None and self._cost.of(one.effort) > wish.max_per_token)
+
+    def _corrected(self, one: Forecast) -> Forecast:
+        wall = one.effort.wall * self.known.corrections.get(one.architecture, 1.0)
+        return one._replace(effort=one.effort._replace(wall=wall))
+
+    def _prices(self, possible: Sequence[Forecast]) -> tuple[Tariff, str | None]:
+        """What the rounds are priced by, and what to say where the user's limit cannot be kept."""
+        alone, allowed = possible[0].effort, [one for one in possible if one.architecture in self._possible]
+        wish, cost = self.wish, self._cost
+
+        def best(weight: float) -> Forecast:
+            tariff = blend(cost, weight, alone)
+            return min(allowed, key=lambda one: tariff.of(one.effort))
+
+        if wish.min_tps is not None:
+            for weight in reversed(WEIGHTS):
+                if best(weight).tokens_per_second >= wish.min_tps:
+                    return blend(cost, weight, alone), None
+            fastest = best(0.0)
+            return SPEED, f"{wish.min_tps:g} tokens/s cannot be had: the most is {fastest.tokens_per_second:.1f} ({fastest.words})"
+        if wish.max_per_token is not None:
+            for weight in WEIGHTS:
+                if cost.of(best(weight).effort) <= wish.max_per_token:
+                    return blend(cost, weight, alone), None
+            cheapest = best(1.0)
+            least = f"{cost.of(cheapest.effort):.4g} ({cheapest.words})"
+            return blend(cost, 1.0, alone), f"{wish.max_per_token:.4g} a token cannot be had: the least is {least}"
+        return blend(cost, wish.weight, alone), None
+
+
+def _grouped(possible: Sequence[Forecast]) -> dict[str, list[Forecast]]:
+    groups: dict[str, list[Forecast]] = {}
+    for one in possible:
+        groups.setdefault(one.architecture, []).append(one)
+    return groups
