@@ -18,11 +18,31 @@ ALLOWED = {
     "outrider": {"outrider", "inference", "grpc_comm", "compile", "deploy"},
     "benchmarks": {"benchmarks", "outrider", "inference", "grpc_comm", "compile", "deploy"},
 }
-PURE = """
-accept acceptance adaptive cost decode drawing energy errors figures forecast growth navigator objective pilot planner
-policy sampling slots stats times tree
-""".split()
-PURE += ["branches", "graph_tree"]
+PURE = [
+    "accept",
+    "acceptance",
+    "adaptive",
+    "cost",
+    "decode",
+    "drawing",
+    "energy",
+    "errors",
+    "figures",
+    "forecast",
+    "growth",
+    "navigator",
+    "objective",
+    "pilot",
+    "planner",
+    "policy",
+    "sampling",
+    "slots",
+    "stats",
+    "times",
+    "tree",
+    "branches",
+    "graph_tree",
+]
 HOMES = {"boto3": ("deploy/", "compile/s3.py")}
 
 
