@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from grpc_comm.client import Connection
 from inference.acceptance import AcceptanceModel, read_acceptance, write_acceptance
 from inference.backends import Model
+from inference.backends.together import together
 from inference.cache_directory import cache_directory
 from inference.cost import Rates
 from inference.drafters.adaptive import MOST_RANKED, AdaptiveDrafter
@@ -81,7 +82,7 @@ class AdaptivePool:
     """
 
     def __init__(self, model: Model, profile: dict[int, float], target: Connection, aims: Aims, learned: Path | None) -> None:
-        self._model, self._target, self._aims, self._lock = model, target, aims, threading.Lock()
+        self._model, self._target, self._aims = together(model), target, aims
         self._teller = Teller(aims)
         self._learned, self._free = learned, SimpleQueue[tuple[int, Knowledge]]()
         for row in range(model.rows):
@@ -93,7 +94,7 @@ class AdaptivePool:
         row, known = self._free.get()
         pilot = Pilot(known, bets=self._aims.bets)
         try:
-            drafter = AdaptiveDrafter(self._model, pilot, row=row, lock=self._lock)
+            drafter = AdaptiveDrafter(self._model, pilot, row=row)
             yield drafter, self._navigator(known)
         finally:
             self._free.put((row, known))

@@ -65,7 +65,7 @@ def alone(params: SamplingParams, last: int = PROMPT[-1], tokens: int = TOKENS) 
 def steps_of(served: Engine, params: SamplingParams, prompt: Sequence[int] = PROMPT, tokens: int = TOKENS) -> list[Step]:
     assert isinstance(served.model, FusedModel)
     with closing(LocalVerifier(served)) as verifier:
-        return list(decode(prompt, params, GraphDrafter(served.model, row=1, lock=threading.Lock()), verifier, tokens))
+        return list(decode(prompt, params, GraphDrafter(served.model, served.model.draft, row=1), verifier, tokens))
 
 
 def tokens_of(steps: Sequence[Step]) -> list[int]:
@@ -132,8 +132,9 @@ def test_the_text_is_the_targets_own_seeded_decoding(shape: Branches, draft: str
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_round_drafts_what_the_same_draft_drafts_beside_the_target(shape: Branches) -> None:
+def test_a_round_drafts_what_the_same_draft_drafts_beside_the_target(shape: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caches are right after any verdict: else its trees would be others."""
+    monkeypatch.setattr("inference.scheduler.LEAST_SAVED", 1e9)  # the target beside cuts no tree, whatever forwards take on this machine
     served, beside = served_by(eager_fused(decoder(1), DRAFTS["close"], shape)), engine(decoder(1))
     for params in SAMPLINGS:
         ours = steps_of(served, params)
@@ -250,7 +251,7 @@ def test_a_target_without_a_draft_in_its_graphs_says_so() -> None:
     served = engine(decoder(1))
     model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(2))
     with closing(LocalVerifier(served)) as verifier, pytest.raises(InvalidRequest, match="no draft in its graphs"):
-        list(decode(PROMPT, SamplingParams(), GraphDrafter(model, row=0, lock=threading.Lock()), verifier, 3))
+        list(decode(PROMPT, SamplingParams(), GraphDrafter(model, model.draft, row=0), verifier, 3))
 
 
 def test_rounds_for_greedy_decoding_alone_refuse_another_temperature() -> None:

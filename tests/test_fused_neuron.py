@@ -70,7 +70,7 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(neuron: Neuron, tm
 
         def produce(prompt: list[int], n: int, params: SamplingParams = params) -> list[int]:
             with closing(LocalVerifier(engine)) as verifier:
-                steps = decode(prompt, params, GraphDrafter(model, row=1, lock=threading.Lock()), verifier, n)  # the target's row is 0
+                steps = decode(prompt, params, GraphDrafter(model, model.draft, row=1), verifier, n)  # the target's row is 0
                 return [token for step in steps for token in step.tokens]
 
         assert_same_text(whole(target), prompt, params, reference, lambda prompt, n, produce=produce: produce(list(prompt), n), ties)

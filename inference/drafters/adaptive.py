@@ -7,7 +7,6 @@ names, keys included, and that is the beginning of the next tree.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,11 +51,11 @@ class Onward(NamedTuple):
 
 
 class AdaptiveDrafter:
-    """A Drafter on one row of a draft model, which has room for MOST_RANKED nodes beside the text. `lock` as in ModelDrafter."""
+    """A Drafter on one row of a draft model, which has room for MOST_RANKED nodes beside the text."""
 
-    def __init__(self, model: Model, pilot: Pilot, *, row: int = 0, lock: threading.Lock | None = None) -> None:
+    def __init__(self, model: Model, pilot: Pilot, *, row: int = 0) -> None:
         self.pilot, self.drafted = pilot, Drafted()
-        self._model, self._row, self._lock = model, row, lock or threading.Lock()
+        self._model, self._row = model, row
         self._sequence: ModelSequence | None = None
         self._params = SamplingParams()
         self._growth = Growth(0, 0)
@@ -68,8 +67,7 @@ class AdaptiveDrafter:
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self._params, self._sequence = params, ModelSequence(self._model, self._row, params)
         self._forget(prompt[-1])
-        with self._lock:
-            self._sequence.extend(prompt[:-1])
+        self._sequence.extend(prompt[:-1])
 
     def draft(self, root: int, budget: Budget) -> TokenTree:
         """What was prepared under this root, grown as long as waiting for that is worth it."""
@@ -203,10 +201,9 @@ class AdaptiveDrafter:
     def _rank(self, nodes: Sequence[int], *, take: bool = True) -> None:
         """Call the draft for these nodes, and (take) put their children on the list."""
         growth, pilot = self._growth, self.pilot
-        with self._lock:
-            began = pilot.clock()
-            ranked = self._live.rank(growth.tree, nodes, WIDTH)
-            seconds = pilot.clock() - began
+        began = pilot.clock()
+        ranked = self._live.rank(growth.tree, nodes, WIDTH)
+        seconds = pilot.clock() - began
         self.drafted.seconds += seconds
         pilot.called(len(nodes), seconds)
         edges = pilot.known.acceptance.edges(ranked.scores, [growth.depths[node] for node in nodes], self._params.greedy)

@@ -7,7 +7,6 @@ two and the same seed it is the same again. At temperature 0 nothing is drawn, a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,13 +45,12 @@ def fixed_shape(policy: Policy) -> Static:
 class ClassicDrafter:
     """A Drafter on one row of a draft model: draws trees at temperatures above 0, and ranks children for matching at temperature 0.
 
-    `lock` is shared by the drafters of one model. Raises InvalidRequest for a model that gives no probabilities.
+    Raises InvalidRequest for a model that gives no probabilities.
     """
 
-    def __init__(self, model: Model, policy: Policy, *, row: int = 0, lock: threading.Lock | None = None) -> None:
-        lock = lock or threading.Lock()
-        self._ranking = ModelDrafter(model, policy, row=row, lock=lock)
-        self._drawing = _DrawingDrafter(probabilities_of(model), fixed_shape(policy), row, lock)
+    def __init__(self, model: Model, policy: Policy, *, row: int = 0) -> None:
+        self._ranking = ModelDrafter(model, policy, row=row)
+        self._drawing = _DrawingDrafter(probabilities_of(model), fixed_shape(policy), row)
         self._used: ModelDrafter | _DrawingDrafter = self._ranking
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -88,15 +86,14 @@ class _Sequence(ModelSequence):
 class _DrawingDrafter:
     """Draws at temperatures above 0."""
 
-    def __init__(self, model: Probabilities, shape: Static, row: int, lock: threading.Lock) -> None:
-        self._model, self._shape, self._row, self._lock = model, shape, row, lock
+    def __init__(self, model: Probabilities, shape: Static, row: int) -> None:
+        self._model, self._shape, self._row = model, shape, row
         self._sequence: _Sequence | None = None
         self._chance = Chance(0)
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self._sequence, self._chance = _Sequence(self._model, self._row, params), Chance(params.seed)
-        with self._lock:
-            self._sequence.extend(prompt[:-1])
+        self._sequence.extend(prompt[:-1])
 
     def draft(self, root: int, budget: Budget) -> TokenTree:
         live = self._live
@@ -111,8 +108,7 @@ class _DrawingDrafter:
         self._sequence = None
 
     def _likely(self, tree: TokenTree, nodes: Sequence[int]) -> NDArray[np.floating[Any]]:
-        with self._lock:
-            return self._live.distributions(tree, nodes)
+        return self._live.distributions(tree, nodes)
 
     @property
     def _live(self) -> _Sequence:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from inference.accept import Verdict
-from inference.backends import RoundModel
+from inference.backends import Model, RoundModel
 from inference.drafters.pool import DraftPool
 from inference.errors import LimitExceeded
 from inference.graph_tree import Branching, GraphTree, inner_tree
@@ -21,18 +20,17 @@ from inference.tree import TokenTree
 class GraphDrafter:
     """A Drafter whose trees are verified by the engine of `model` alone.
 
-    row: of the draft. lock: of the draft, which is fed one prompt at a time. A tree has the graph's shape, whatever the budget's nodes;
-    the budget's depth bounds what is accepted of it.
+    draft: the model's, for several threads; row: of it. A tree has the graph's shape, whatever the budget's nodes; the budget's depth bounds
+    what is accepted of it.
     """
 
-    def __init__(self, model: RoundModel, *, row: int, lock: threading.Lock) -> None:
-        self._model, self._row, self._lock = model, row, lock
+    def __init__(self, model: RoundModel, draft: Model, *, row: int) -> None:
+        self._model, self._draft, self._row = model, draft, row
         self._sequence: ModelSequence | None = None
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._sequence = ModelSequence(self._model.draft, self._row, params)
-        with self._lock:
-            self._sequence.extend(prompt[:-1])
+        self._sequence = ModelSequence(self._draft, self._row, params)
+        self._sequence.extend(prompt[:-1])
 
     def draft(self, root: int, budget: Budget) -> TokenTree:
         shape, limit = self._model.shape, min(budget.depth, self._model.shape.depth)
@@ -61,9 +59,8 @@ class GraphPool(DraftPool):
 
     def __init__(self, model: RoundModel) -> None:
         self._shape = model.shape
-        super().__init__(
-            model, Branching(model.shape), model.shape.nodes - 1, lambda _model, _policy, *, row, lock: GraphDrafter(model, row=row, lock=lock)
-        )
+        room = model.shape.nodes - 1
+        super().__init__(model.draft, Branching(model.shape), room, lambda draft, _policy, *, row: GraphDrafter(model, draft, row=row))
 
     def check(self, policy: Policy) -> None:
         """Raises LimitExceeded for trees of any other shape."""

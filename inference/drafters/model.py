@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 from inference.accept import Verdict
@@ -14,22 +13,16 @@ from inference.tree import TokenTree
 
 
 class ModelDrafter:
-    """A Drafter on one row of a draft model.
+    """A Drafter on one row of a draft model."""
 
-    `lock` is shared by the drafters of one model, which
-    serves one call at a time.
-    """
-
-    def __init__(self, model: Model, policy: Policy, *, row: int = 0, lock: threading.Lock | None = None) -> None:
+    def __init__(self, model: Model, policy: Policy, *, row: int = 0) -> None:
         self._model, self._policy, self._row = model, policy, row
-        self._lock = lock or threading.Lock()
         self._sequence: ModelSequence | None = None
         self._grown, self._sent = TokenTree.chain([0]), [0]
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self._sequence = ModelSequence(self._model, self._row, params)
-        with self._lock:
-            self._sequence.extend(prompt[:-1])
+        self._sequence.extend(prompt[:-1])
 
     def draft(self, root: int, budget: Budget) -> TokenTree:
         self._live.abandon()  # a tree that was drafted and never committed
@@ -48,8 +41,7 @@ class ModelDrafter:
         self._sequence = None
 
     def _rank(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
-        with self._lock:
-            return self._live.rank(tree, nodes, k)
+        return self._live.rank(tree, nodes, k)
 
     @property
     def _live(self) -> ModelSequence:

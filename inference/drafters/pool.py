@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from inference.backends import Model
+from inference.backends.together import together
 from inference.decode import Drafter
 from inference.drafters.model import ModelDrafter
 from inference.errors import LimitExceeded, Unavailable
@@ -19,13 +20,13 @@ GIVE_UP_SECONDS = 0.05
 
 
 class Make(Protocol):
-    """Makes a Drafter on one row of a model, whose drafters share the lock."""
+    """Makes a Drafter on one row of a model, which several threads may ask."""
 
-    def __call__(self, model: Model, policy: Policy, *, row: int, lock: threading.Lock) -> Drafter: ...
+    def __call__(self, model: Model, policy: Policy, *, row: int) -> Drafter: ...
 
 
 class DraftPool:
-    """Drafters over a model, which serves one call at a time.
+    """Drafters over a model, whose calls are computed together where they come at the same time.
 
     policy: how they grow their trees, unless a text asks otherwise.  room: nodes that one tree may rank (None: as many as `policy`);
     the model's rows have that many slots beyond its longest text, and a call of it takes as many nodes.  make: what is lent.
@@ -35,7 +36,7 @@ class DraftPool:
     def __init__(self, model: Model, policy: Policy, room: int | None = None, make: Make = ModelDrafter, *, seeded: bool = True) -> None:
         self.room = policy.most_ranked if room is None else room
         self.seeded = seeded
-        self._model, self._policy, self._lock, self._make = model, policy, threading.Lock(), make
+        self._model, self._policy, self._make = together(model), policy, make
         self._free: SimpleQueue[int] = SimpleQueue()
         self.check(policy)
         for row in range(model.rows):
@@ -53,7 +54,7 @@ class DraftPool:
             self.check(policy)
         row = self._free.get() if given_up is None else self._wait(given_up)
         try:
-            with closing(self._make(self._model, policy or self._policy, row=row, lock=self._lock)) as drafter:
+            with closing(self._make(self._model, policy or self._policy, row=row)) as drafter:
                 yield drafter
         finally:
             self._free.put(row)

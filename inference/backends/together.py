@@ -1,0 +1,96 @@
+"""A model that several threads ask: what is asked in the same way while a call is computed is computed together in the next one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.backends import Model, Probabilities, Segment
+from inference.policy import Ranked
+from inference.tree import IntArray
+
+T = TypeVar("T")
+
+
+class _Asked(Generic[T]):
+    """What one thread asks for."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        self.answers: Sequence[T] = ()
+        self.error: Exception | None = None
+        self.done = False
+
+
+class Together:
+    """A Model for drafters on rows of their own. Nobody waits for company: who finds the model free goes ahead with whoever stands in line."""
+
+    def __init__(self, model: Model) -> None:
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
+        self._model = model
+        self._turn, self._line_lock = threading.Lock(), threading.Lock()
+        self._line: dict[Hashable, list[_Asked[Any]]] = {}
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """Prompts, mostly: chunks of different lengths would be padded to the longest, so these go alone."""
+        with self._turn:
+            return self._model.choose(segments)
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        return self._ask(k, segments, lambda together: self._model.rank(together, k))
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return self._model.padded(rows, nodes)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        with self._turn:
+            self._model.copy_row(source, target, slots)
+
+    def _ask(self, how: Hashable, segments: Sequence[Segment], call: Callable[[Sequence[Segment]], Sequence[T]]) -> list[T]:
+        asked: _Asked[T] = _Asked(segments)
+        with self._line_lock:
+            self._line.setdefault(how, []).append(asked)
+        with self._turn:
+            if not asked.done:
+                with self._line_lock:
+                    everybody = self._line.pop(how)
+                _answer(everybody, call)
+        if asked.error is not None:
+            raise asked.error
+        return list(asked.answers)
+
+
+class TogetherProbable(Together):
+    """The same for a model that gives probabilities."""
+
+    def __init__(self, model: Probabilities) -> None:
+        super().__init__(model)
+        self._giving = model
+
+    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
+        return self._ask("distributions", segments, self._giving.distributions)
+
+
+def together(model: Model) -> Together:
+    """The model for several threads."""
+    return TogetherProbable(model) if isinstance(model, Probabilities) else Together(model)
+
+
+def _answer(everybody: Sequence[_Asked[T]], call: Callable[[Sequence[Segment]], Sequence[T]]) -> None:
+    """One call for all; when it fails, each is asked alone, and only who fails then has failed."""
+    try:
+        answers = list(call([segment for asked in everybody for segment in asked.segments]))
+    except Exception as error:  # a fault of the model: it is raised again in the thread that asked
+        if len(everybody) == 1:
+            everybody[0].error, everybody[0].done = error, True
+            return
+        for asked in everybody:
+            _answer([asked], call)
+        return
+    for asked in everybody:
+        asked.answers, answers = answers[: len(asked.segments)], answers[len(asked.segments) :]
+        asked.done = True
