@@ -17,11 +17,13 @@ from inference.policy import BestFirst, Budget
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
-ROUNDS_A_DECISION = 8
-"""Rounds after which the course is looked at again."""
+FIRST_DECISIONS, ROUNDS_A_DECISION = (2, 4), 8
+"""Rounds after which the course is looked at again: early, when little is known, then every so many."""
 
-FIRST_STRETCH, LONGEST_STRETCH = 16, 128
-"""Tokens that the target makes alone before the course is looked at again; twice as many each time that it stays."""
+FIRST_STRETCH = 16
+ASKING_SHARE = 0.03
+"""Tokens that the target makes alone before the course is looked at again: twice as many each time that it stays, and always so many that
+asking for them, a round trip, takes no more than this share of their time."""
 
 FOLLOWED = 8
 """Tokens that the draft takes in at once while the target goes on alone."""
@@ -84,7 +86,7 @@ class _Loop:
             if not flights:
                 tree = self._drafter.draft(self._root, self._budget(most))
                 flights.append(_Flight(tree, self._verifier.submit(tree), 0))
-            if made % ROUNDS_A_DECISION == ROUNDS_A_DECISION - 1:  # while a verdict is under way there is time for it
+            if made in FIRST_DECISIONS or (made and made % ROUNDS_A_DECISION == 0):  # while a verdict is under way there is time for it
                 self._navigator.measured(self._pilot.tokens, self._pilot.effort)
                 self._decide()
             staying = self._navigator.course.architecture == DISTRIBUTED
@@ -119,7 +121,8 @@ class _Loop:
         before, began, first = self._verifier.traffic.copy(), self._pilot.clock(), self._pilot.clock()
         made, behind, course = 0, list[int](), self._navigator.course.forecast
         beside = BestFirst(course.nodes, course.depth) if course.architecture == FUSED else None
-        for token in self._verifier.generate(min(most, self._stretch), self._stop_ids, beside=beside):
+        worth_asking = int(self._pilot.known.link.seconds(0) / (ASKING_SHARE * course.effort.wall))
+        for token in self._verifier.generate(min(most, max(self._stretch, worth_asking)), self._stop_ids, beside=beside):
             first = first if made else self._pilot.clock()
             yield Step(TokenTree.chain([self._root]), Verdict((), token))
             made, self._root = made + 1, token
@@ -136,7 +139,7 @@ class _Loop:
         self._pilot.known.link.observe(first - began, self._pilot.known.target.seconds(1, 1) + self._pilot.known.queue, 0)
         self._decide()
         stays = self._navigator.course.architecture == course.architecture
-        self._stretch = min(2 * self._stretch, LONGEST_STRETCH) if stays else FIRST_STRETCH
+        self._stretch = 2 * self._stretch if stays else FIRST_STRETCH
 
     def _decide(self) -> None:
         self._navigator.decide()

@@ -147,7 +147,7 @@ def test_a_text_whose_architecture_changes_in_between_is_the_targets_own(
     reference = alone(LocalVerifier(served), prompt, params, 120)
 
     def produce(prompt: Sequence[int], tokens: int) -> list[int]:
-        known = knowledge()
+        known = knowledge(link=0.001)
         drafters.append(adaptive(DRAFTS[draft], known))
         course = Wavering(known, Wish(), None, frozenset([DISTRIBUTED, TARGET_ONLY]), most_nodes=63)
         return made(LateVerifier(served), drafters[-1], course, prompt, params, tokens)
