@@ -1,0 +1,122 @@
+"""A target with real text, and drafts that agree with it as much as one likes.
+
+The target is the embedded one. A draft says the same after every prefix plus noise that depends on the prefix alone: it errs where the
+target is unsure, as drafts do, and more of the noise means more errors. Both keep the sampling contract and answer from memory
+what was asked before, so that many settings can be tried on the same texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.regret.prefixes import EMPTY, Prefixes
+from inference.backends import Segment
+from inference.choice import Sampling, choose_greedy, choose_open, choose_truncated, rank, rank_greedy
+from inference.policy import Ranked
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+
+CAPACITY = 4096
+"""Slots of a row: nothing is stored in them but which prefix they are."""
+
+MOST_NODES = 1024
+_RANKED = 16  # children that are ranked when fewer are asked for
+
+
+class PrefixModel:
+    """A Model that says what Prefixes say, plus noise of this standard deviation on every logit (0: the target itself)."""
+
+    capacity, max_nodes, copies_rows = CAPACITY, MOST_NODES, True
+
+    def __init__(self, prefixes: Prefixes, noise: float, *, rows: int = 1) -> None:
+        self.rows = rows
+        self._prefixes, self._noise = prefixes, noise
+        self._held: IntArray = np.zeros((rows, CAPACITY + 1), dtype=np.int32)  # prefix that ends in each slot
+        self._lengths: IntArray = np.zeros((rows, CAPACITY + 1), dtype=np.int32)
+        self._chosen: dict[SamplingParams, dict[int, int]] = {}
+        self._ranked: dict[tuple[SamplingParams, int], dict[int, tuple[IntArray, NDArray[np.float32]]]] = {}
+
+    def apart(self) -> PrefixModel:
+        """The same model with rows of its own; what one of them has answered, both remember."""
+        other = copy(self)
+        other._held, other._lengths = np.zeros_like(self._held), np.zeros_like(self._lengths)
+        return other
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return [self._choose(self._picked(segment), segment.params) for segment in segments]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        return [self.guesses(self._picked(segment), segment.params, k) for segment in segments]
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        for held in (self._held, self._lengths):
+            held[target, :slots] = held[source, :slots]
+
+    def guesses(self, prefixes: Sequence[int], params: SamplingParams, k: int) -> Ranked:  # [n, k]
+        """The k likeliest choices after these prefixes."""
+        most = max(k, _RANKED)
+        known = self._ranked.setdefault((params, most), {})
+        if missing := list(dict.fromkeys(prefix for prefix in prefixes if prefix not in known)):
+            logits, sampling, positions = self._asked(missing, params)
+            found = rank_greedy(logits, most) if params.greedy else rank(logits, sampling, positions, most)
+            ids, scores = (part[0].numpy() for part in found)
+            known.update((prefix, (ids[index], scores[index])) for index, prefix in enumerate(missing))
+        rows = [known[prefix] for prefix in prefixes]
+        return Ranked(np.stack([ids[:k] for ids, _ in rows]), np.stack([scores[:k] for _, scores in rows]))
+
+    def logits(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary] float32
+        """After these prefixes, noise included."""
+        said = self._prefixes.logits(prefixes)
+        return said + self._noise * self._disturbance(prefixes) if self._noise else said
+
+    def _disturbance(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary]
+        drawn = np.stack(
+            [
+                np.random.Generator(np.random.Philox(key=self._prefixes.key(prefix))).standard_normal(self._prefixes.vocabulary, np.float32)
+                for prefix in prefixes
+            ]
+        )
+        return torch.from_numpy(drawn)
+
+    def _picked(self, segment: Segment) -> list[int]:
+        """The prefixes that end in the picked nodes; all nodes' are noted by slot."""
+        held, lengths = self._held[segment.row], self._lengths[segment.row]
+        seen = segment.context.shape[1]
+        inside = np.where(segment.tree_mask & ~np.eye(len(segment.tokens), dtype=np.bool_), segment.positions[None] + 1, 0)
+        before = np.where(segment.context, lengths[None, :seen], 0) if seen else np.zeros((1, 1), dtype=np.int32)
+        above, slot = inside.argmax(1), np.broadcast_to(before.argmax(1), len(inside))  # the last token that a node sees is its parent
+        within = inside.max(1) > before.max(1)
+        prefixes = [EMPTY] * len(segment.tokens)
+        for node in np.argsort(segment.positions, kind="stable").tolist():
+            parent = prefixes[above[node]] if within[node] else int(held[slot[node]]) if segment.positions[node] else EMPTY
+            prefixes[node] = self._prefixes.child(parent, int(segment.tokens[node]))
+        held[segment.slots] = prefixes
+        lengths[segment.slots] = segment.positions + 1
+        return [prefixes[node] for node in segment.pick.tolist()]
+
+    def _choose(self, prefixes: list[int], params: SamplingParams) -> IntArray:
+        known = self._chosen.setdefault(params, {})
+        if missing := list(dict.fromkeys(prefix for prefix in prefixes if prefix not in known)):
+            logits, sampling, positions = self._asked(missing, params)
+            if params.greedy:
+                chosen = choose_greedy(logits)
+            elif params.truncated:
+                chosen = choose_truncated(logits, sampling, positions)
+            else:
+                chosen = choose_open(logits, sampling, positions, 1 + int(positions.max() - positions.min()))
+            known.update(zip(missing, chosen[0].tolist(), strict=True))
+        return np.array([known[prefix] for prefix in prefixes], dtype=np.int32)
+
+    def _asked(self, prefixes: list[int], params: SamplingParams) -> tuple[Tensor, Sampling, Tensor]:
+        """Logits [1, n, vocabulary], sampling, and positions [1, n] of what is chosen after these."""
+        positions = torch.tensor([[self._prefixes.length(prefix) for prefix in prefixes]], dtype=torch.int32)
+        return self.logits(prefixes)[None], Sampling.of([params], torch.device("cpu")), positions

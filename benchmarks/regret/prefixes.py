@@ -1,0 +1,129 @@
+"""What a model says after each prefix, computed once however often it is asked: all arms of a study share prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.model.decoder import Decoder
+
+EMPTY = 0
+"""The prefix without tokens."""
+
+_AT_ONCE = 128  # prefixes in one forward
+_FIRST_ROOM = 4096
+_MASK = 2**64 - 1
+
+
+class Prefixes:
+    """Numbered prefixes with the logits after them; a longer prefix has a greater number than the shorter ones that it begins with.
+
+    Keys and values are kept by prefix, so each costs one node of a forward. Logits do not depend on what else was asked, or when,
+    beyond float32's rounding, and are always the same once they were computed.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        self.vocabulary = decoder.vocabulary
+        self._decoder = decoder
+        self._children: dict[tuple[int, int], int] = {}
+        self._tokens, self._parents, self._depths, self._keys = [-1], [-1], [0], [0]
+        self._computed: list[bool] = [True]  # of the empty prefix there are no logits and no keys
+        self._cache = torch.zeros(_FIRST_ROOM, 2, config.layers, config.kv_heads, config.head_dim)
+        self._logits = torch.zeros(_FIRST_ROOM, decoder.vocabulary)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def child(self, prefix: int, token: int) -> int:
+        """The prefix that goes on with this token."""
+        found = self._children.get((prefix, token))
+        if found is None:
+            found = self._children[prefix, token] = len(self._tokens)
+            self._tokens.append(token)
+            self._parents.append(prefix)
+            self._depths.append(self._depths[prefix] + 1)
+            self._keys.append(((self._keys[prefix] ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK)
+            self._computed.append(False)
+        return found
+
+    def after(self, tokens: Iterable[int]) -> int:
+        """The prefix of these tokens."""
+        prefix = EMPTY
+        for token in tokens:
+            prefix = self.child(prefix, token)
+        return prefix
+
+    def length(self, prefix: int) -> int:
+        """Tokens in it, which is also the position of the token after it."""
+        return self._depths[prefix]
+
+    def key(self, prefix: int) -> int:
+        """64 bits that depend on its tokens only."""
+        return self._keys[prefix]
+
+    def logits(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary] float32
+        """What the model says after each of these, none of which is empty."""
+        missing = self._missing(prefixes)
+        for start in range(0, len(missing), _AT_ONCE):
+            self._compute(missing[start : start + _AT_ONCE])
+        return self._logits[torch.tensor(prefixes)]
+
+    def _missing(self, prefixes: Sequence[int]) -> list[int]:
+        """Those of them, and of their beginnings, that were never computed; ascending."""
+        found: set[int] = set()
+        for prefix in prefixes:
+            while not self._computed[prefix] and prefix not in found:
+                found.add(prefix)
+                prefix = self._parents[prefix]
+        return sorted(found)
+
+    @torch.no_grad()
+    def _compute(self, missing: list[int]) -> None:
+        """One forward for prefixes whose beginnings are computed, or among them."""
+        seen = [EMPTY, *self._beginnings(missing)]
+        mask = torch.from_numpy(self._sees([*seen, *missing])[len(seen) :].astype(np.int32))[None]
+        context, tree = mask[:, :, : len(seen)], mask[:, :, len(seen) :]
+        nodes = [*missing, *missing] if len(missing) == 1 else missing  # one node runs as two: alone it would round differently
+        if len(missing) == 1:
+            context, tree = context.expand(1, 2, -1), torch.eye(2, dtype=torch.int32)[None]
+        past = self._cache[torch.tensor(seen)].permute(1, 2, 3, 0, 4)[:, :, None]  # [2, layers, 1, heads, S, head dim]
+        tokens = torch.tensor([[self._tokens[prefix] for prefix in nodes]], dtype=torch.int32)
+        positions = torch.tensor([[self._depths[prefix] - 1 for prefix in nodes]], dtype=torch.int32)
+        out = self._decoder(tokens, None, positions, context, tree, torch.arange(len(nodes))[None], past[0], past[1])
+        self._make_room()
+        places = torch.tensor(missing)
+        made = torch.stack([out.keys, out.values])[:, :, 0]  # [2, layers, heads, n, head dim]
+        self._cache[places] = made.permute(3, 0, 1, 2, 4)[: len(missing)]
+        self._logits[places] = self._decoder.logits(out.states)[0, : len(missing)]
+        for prefix in missing:
+            self._computed[prefix] = True
+
+    def _beginnings(self, prefixes: Sequence[int]) -> list[int]:
+        """All that these begin with and that are none of them; ascending."""
+        found, own = set(), set(prefixes)
+        for prefix in prefixes:
+            at = self._parents[prefix]
+            while at != EMPTY and at not in found:
+                found.add(at)
+                at = self._parents[at]
+        return sorted(found - own)
+
+    def _sees(self, prefixes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
+        """Which of these each one begins with, itself included; beginnings stand before."""
+        place = {prefix: index for index, prefix in enumerate(prefixes)}
+        sees = np.eye(len(prefixes), dtype=np.bool_)
+        for index, prefix in enumerate(prefixes):
+            parent = place.get(self._parents[prefix], 0)  # the empty prefix stands first, and nobody sees it
+            if parent:
+                sees[index, :index] |= sees[parent, :index]
+        return sees
+
+    def _make_room(self) -> None:
+        while len(self._tokens) > len(self._logits):
+            self._cache = torch.cat([self._cache, torch.zeros_like(self._cache)])
+            self._logits = torch.cat([self._logits, torch.zeros_like(self._logits)])

@@ -1,0 +1,160 @@
+"""What a study shows: the best arm of each cell, how far the adaptive one is from it, and what bets were worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS, BETTING, WAITING, Arm
+from benchmarks.regret.dial import Agreement
+from benchmarks.regret.stage import CONTEXT, PROFILES
+from benchmarks.regret.study import Cell, Played, Result
+from inference.planner import Round, least_time, proactive_time, synchronous_time
+
+GROUPS = {arm.name: arm.group for arm in ARMS}
+OTHERS = [arm for arm in ARMS if not arm.ours]
+
+
+def best(played: Played, among: Sequence[Arm]) -> str:
+    """The arm that takes least time a token."""
+    return min((arm.name for arm in among if arm.name in played.results), key=lambda name: played.results[name].token_ms)
+
+
+def regret(played: Played, ours: Arm, among: Sequence[Arm]) -> float:
+    """By how much more time our arm takes than the best of these, relative to it; negative where it is better."""
+    return played.results[ours.name].token_ms / played.results[best(played, among)].token_ms - 1
+
+
+def regret_here(played: Played) -> float:
+    """Of the adaptive arm where the target has no draft beside it."""
+    return regret(played, ADAPTIVE, across())
+
+
+def regret_anywhere(played: Played) -> float:
+    """Of the adaptive arm that may use the draft beside the target, against everything."""
+    return regret(played, ANYWHERE, OTHERS)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What bets brought, in milliseconds a token: measured between two runs, and by the closed form from the run without bets."""
+
+    measured: float
+    predicted: float
+
+    @property
+    def share(self) -> float | None:
+        """Measured over predicted; None where nothing was to be gained."""
+        return self.measured / self.predicted if self.predicted > 0.01 else None
+
+
+def gain_of_bets(waiting: Result, betting: Result) -> Gain:
+    """proactive_time() against synchronous_time(): drafting and tokens of a round as they were without bets, hits as they were with them."""
+    away = (waiting.seconds - waiting.drafted) / waiting.rounds
+    made = Round(waiting.drafted / waiting.rounds, away, waiting.round_tokens)
+    predicted = synchronous_time(made, 0.0) - proactive_time(made, 0.0, betting.hit)
+    return Gain(waiting.token_ms - betting.token_ms, 1e3 * predicted)
+
+
+def bound_ms(played: Played) -> float:
+    """Below this no arm can come that drafts across the link and guesses as widely as these."""
+    return 1e3 * least_time(played.agreement.miss, played.cell.round_trip / 1e3, PROFILES.target.seconds(1, 1, CONTEXT))
+
+
+def across(arms: Sequence[Arm] = OTHERS) -> list[Arm]:
+    """Those with the draft on the user's machine, and the target by itself: what a user has whose target holds no draft."""
+    return [arm for arm in arms if arm.crosses]
+
+
+def record(studied: Sequence[Played]) -> list[dict[str, Any]]:
+    """Everything, for JSON; times in milliseconds a token."""
+    return [
+        {
+            **played.cell._asdict(),
+            "agreement": asdict(played.agreement),
+            "bound_ms": round(bound_ms(played), 3),
+            "arms": {name: {**asdict(result), "ms_per_token": round(result.token_ms, 3)} for name, result in played.results.items()},
+            "best_across": best(played, across()),
+            "best": best(played, OTHERS),
+            "regret_across": round(regret_here(played), 4),
+            "regret": round(regret_anywhere(played), 4),
+            "bets": asdict(gain_of_bets(played.results[WAITING.name], played.results[BETTING.name])),
+        }
+        for played in studied
+    ]
+
+
+def read_others(cells: Sequence[Mapping[str, Any]]) -> dict[Cell, Played]:
+    """What record() wrote of the arms that are not ours."""
+    others = {arm.name for arm in OTHERS}
+    kept = {}
+    for said in cells:
+        cell = Cell(said["round_trip"], said["level"], said["temperature"])
+        results = {
+            name: Result(**{field.name: figures[field.name] for field in fields(Result)}) for name, figures in said["arms"].items() if name in others
+        }
+        kept[cell] = Played(cell, Agreement(**said["agreement"]), results)
+    return kept
+
+
+def markdown(studied: Sequence[Played]) -> str:
+    """One table for each temperature and agreement, a row for each round trip."""
+    lines: list[str] = []
+    for temperature, level in dict.fromkeys((played.cell.temperature, played.cell.level) for played in studied):
+        rows = [played for played in studied if (played.cell.temperature, played.cell.level) == (temperature, level)]
+        seen = rows[0].agreement
+        guessed = f"first guess right {seen.first:.0%}, among eight {seen.covered:.1%}, TV {seen.distance:.2f} at T = 0.7"
+        lines += [f"### T = {temperature:g}, {level} draft ({guessed})", "", *_table([_row(played) for played in rows]), ""]
+    return "\n".join([*lines, *_summary(studied), ""])
+
+
+def _row(played: Played) -> Mapping[str, str]:
+    results, groups = played.results, {name: [arm for arm in OTHERS if arm.group == name] for name in dict.fromkeys(GROUPS.values())}
+
+    def shown(name: str) -> str:
+        return f"{results[name].token_ms:.1f}"
+
+    def named(group: str) -> str:
+        name = best(played, groups[group])
+        return f"{shown(name)} ({name.removeprefix('fused, ')})"
+
+    gain = gain_of_bets(results[WAITING.name], results[BETTING.name])
+    share = "" if gain.share is None else f"{gain.share:.0%}"
+    return {
+        "RTT ms": str(played.cell.round_trip),
+        "chain": named("chain"),
+        "tree": named("tree"),
+        "one bet": shown("one bet (SpecEdge's policy)"),
+        "AutoDraft": f"{shown(groups['AutoDraft'][0].name)} / {shown(groups['AutoDraft'][1].name)}",
+        "target-only": shown(ALONE.name),
+        "fused": named("fused"),
+        "**adaptive**": f"**{shown(ADAPTIVE.name)}**",
+        "regret": f"{regret_here(played):+.1%}",
+        "**anywhere**": f"**{shown(ANYWHERE.name)}**",
+        "regret there": f"{regret_anywhere(played):+.1%}",
+        "no bets": shown(WAITING.name),
+        "bets": shown(BETTING.name),
+        "hits": f"{results[BETTING.name].hit:.0%}",
+        "of formula": share,
+        "bound": f"{bound_ms(played):.1f}",
+    }
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    yield "| " + " | ".join(rows[0]) + " |"
+    yield "|" + "---|" * len(rows[0])
+    for row in rows:
+        yield "| " + " | ".join(row.values()) + " |"
+
+
+def _summary(studied: Sequence[Played]) -> Iterator[str]:
+    for said, of in (("where the target has no draft", regret_here), ("where it has one", regret_anywhere)):
+        against = [(of(played), played.cell) for played in studied]
+        worst, cell = max(against)
+        within = sum(value <= 0.05 for value, _ in against)
+        yield f"Adaptive within 5 % of the best arm {said}: in {within} of {len(against)} cells; worst {worst:+.1%} in {cell}."
+    shares = [share for played in studied if (share := gain_of_bets(played.results[WAITING.name], played.results[BETTING.name]).share) is not None]
+    if shares:
+        reached = sum(share >= 0.85 for share in shares)
+        yield f"Bets bring at least 85 % of what the formula predicts in {reached} of {len(shares)} cells; least {min(shares):.0%}."
