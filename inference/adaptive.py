@@ -86,7 +86,8 @@ class _Loop:
             if not flights:
                 tree = self._drafter.draft(self._root, self._budget(most))
                 flights.append(_Flight(tree, self._verifier.submit(tree), 0))
-            if made in FIRST_DECISIONS or (made and made % ROUNDS_A_DECISION == 0):  # while a verdict is under way there is time for it
+            due = made in FIRST_DECISIONS or (made and made % ROUNDS_A_DECISION == 0)
+            if due and not self._navigator.settled:  # while a verdict is under way there is time for it
                 self._navigator.measured(self._pilot.tokens, self._pilot.effort)
                 self._decide()
             staying = self._navigator.course.architecture == DISTRIBUTED

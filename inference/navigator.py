@@ -51,7 +51,7 @@ class Navigator:
     allowed: frozenset[str]
     most_nodes: int
     bets: bool = True
-    tell: Callable[[Course], None] = lambda course: None
+    tell: Callable[[Course], None] | None = None
 
     def __post_init__(self) -> None:
         self._cost = SPEED if self.wish.speed_alone or self.terms is None else self.terms.tariff(self.wish.objective)
@@ -63,6 +63,11 @@ class Navigator:
     def course(self) -> Course:
         """The last decision; the first one where there was none."""
         return self._course or self.decide()
+
+    @property
+    def settled(self) -> bool:
+        """The first decision is the last: there is nothing to choose, and nobody to be told."""
+        return self.allowed == {DISTRIBUTED} and self.wish.speed_alone and self.tell is None
 
     def measured(self, tokens: float, effort: Effort) -> None:
         """What lately made tokens took, under the present course."""
@@ -81,7 +86,8 @@ class Navigator:
         for name in self.known.corrections.keys() - {taken}:
             self.known.corrections[name] **= FORGIVING
         self._course = Course(best[taken], tariff, tuple(best.values()), notice)
-        self.tell(self._course)
+        if self.tell is not None:
+            self.tell(self._course)
         return self._course
 
     @property

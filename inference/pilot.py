@@ -32,6 +32,9 @@ FORECAST_ROUNDS = 5.0
 """How many rounds the forecast counts in the price of a token before any were made."""
 
 
+SILENT_ROUNDS = 12
+"""Rounds without a call of the draft after which one is made all the same: what it costs, or how good it is, may have changed."""
+
 LEAST_CHANCE, LEAST_ONWARD = 0.05, 2.0
 """Of a tree that is sent before the verdict of the last one: that this comes out as assumed, and tokens that it would bring."""
 
@@ -108,6 +111,7 @@ class Pilot:
     _arrivals: deque[_Arrival] = field(default_factory=deque)  # when each verdict under way is expected
     _sent_at: float = 0.0  # when the last tree was sent
     _drafting: float = 0.0  # seconds of drafting in this round
+    _silent: int = 0  # rounds since the draft was last called
     _before: Traffic = field(default_factory=Traffic)
 
     def begin(self, traffic: Traffic) -> None:
@@ -135,7 +139,7 @@ class Pilot:
         nets = [(worth[count - 1] - self._call_cost(count), count) for count in _widths(len(values))]
         paying = [(net, count) for net, count in nets if net > 0]
         if not paying:
-            return 0
+            return int(self._silent >= SILENT_ROUNDS and self._drafting == 0 and not self._arrivals and len(values) > 0)
         if not self._arrivals:
             return max(paying)[1]
         return max(paying, key=lambda one: worth[one[1] - 1] / max(self.known.draft.seconds(one[1]), 1e-9))[1]
@@ -153,6 +157,7 @@ class Pilot:
 
     def called(self, width: int, seconds: float) -> None:
         """The draft was called."""
+        self._silent = 0
         self.known.draft.observe(width, seconds)
         self._drafting += seconds
 
@@ -181,6 +186,7 @@ class Pilot:
             self.known.queue += 0.2 * (queue - self.known.queue)
             if not arrival.ahead:  # others wait for the ones before them, too
                 self.known.link.observe(away, queue + model, up + down)
+        self._silent += 1
         kept = 1 - 1 / REMEMBERED_ROUNDS
         self.effort = self.effort.times(kept).plus(Effort(self.clock() - self._round_began, self._drafting, up, down))
         self.tokens = self.tokens * kept + tokens

@@ -127,6 +127,8 @@ class _Followed:
             self._line.record(*shape, seconds)
         else:
             latest = list(self._latest)[-KEPT:]
+            if len(latest) < TRUSTED:
+                return  # one call that was held up would make all others look dear
             self._drift = middle([seconds / self._profile(shape) for shape, seconds in latest])
 
     def estimate(self, shape: Shape) -> Estimate:

@@ -133,7 +133,8 @@ class AdaptivePool:
         if aims.auto:
             allowed |= {TARGET_ONLY, FUSED} if description.draft_model else {TARGET_ONLY}
         most = description.max_tree_nodes - 1
-        return Navigator(known, aims.wish, aims.terms, frozenset(allowed), most, bets=aims.bets, tell=self._teller.tell)
+        tell = self._teller.tell if aims.explain or aims.auto or not aims.wish.speed_alone else None
+        return Navigator(known, aims.wish, aims.terms, frozenset(allowed), most, bets=aims.bets, tell=tell)
 
 
 class Teller:

@@ -189,23 +189,22 @@ class AdaptiveDrafter:
 
     def _grow(self, least: float, most: int) -> bool:
         """One call of the draft, if children of at least this value make it worth it. most: nodes that may be ranked in all."""
-        growth = self._growth
+        began, growth = self.pilot.clock(), self._growth
         room = min(WIDEST, self._model.max_nodes, most - len(self._ranked))
         open_ = [node for node in range(len(growth)) if node not in self._ranked and growth.depths[node] < self._deepest]
         nodes = sorted(open_, key=lambda node: (-growth.values[node], node))[: max(room, 0)]
         width = self.pilot.width([growth.values[node] for node in nodes], least)
         if width:
             self._rank(nodes[:width])
+            seconds = self.pilot.clock() - began  # what is decided and listed costs time, too
+            self.drafted.seconds += seconds
+            self.pilot.called(width, seconds)
         return width > 0
 
     def _rank(self, nodes: Sequence[int], *, take: bool = True) -> None:
         """Call the draft for these nodes, and (take) put their children on the list."""
         growth, pilot = self._growth, self.pilot
-        began = pilot.clock()
         ranked = self._live.rank(growth.tree, nodes, WIDTH)
-        seconds = pilot.clock() - began
-        self.drafted.seconds += seconds
-        pilot.called(len(nodes), seconds)
         edges = pilot.known.acceptance.edges(ranked.scores, [growth.depths[node] for node in nodes], self._params.greedy)
         for row, node in enumerate(nodes):
             self._ranked[node] = Named(ranked.ids[row].tolist(), ranked.scores[row], edges[row].tolist())

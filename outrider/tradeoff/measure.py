@@ -130,7 +130,8 @@ class _Position:
 
             def hear(course: Course) -> None:
                 courses.append(course)
-                tell(course)
+                if tell is not None:
+                    tell(course)
 
             navigator.tell = hear
 
