@@ -27,6 +27,7 @@ from inference.pilot import Knowledge, Pilot
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.calibrate import measure_link
 from outrider.completion import Completion, Request, Show, speculate_adaptive
+from outrider.fused import CLASSIC
 from outrider.models import PREFILL_NODES, Checkpoint, load_model
 from outrider.options import Options
 from outrider.profiles import user_profiles
@@ -131,7 +132,8 @@ class AdaptivePool:
         aims, description = self._aims, self._target.description
         allowed = {DISTRIBUTED}
         if aims.auto:
-            allowed |= {TARGET_ONLY, FUSED} if description.draft_model else {TARGET_ONLY}
+            seeded = bool(description.draft_model) and not description.draft_model.endswith(CLASSIC)
+            allowed |= {TARGET_ONLY, FUSED} if seeded else {TARGET_ONLY}
         most = description.max_tree_nodes - 1
         tell = self._teller.tell if aims.explain or aims.auto or not aims.wish.speed_alone else None
         return Navigator(known, aims.wish, aims.terms, frozenset(allowed), most, bets=aims.bets, tell=tell)
