@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,11 +20,6 @@ from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, read_manifest
 from inference.errors import BadArtifact
 from inference.model.config import ModelConfig, read_config
-
-
-def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where artefacts are kept when the user does not say."""
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / "artifacts"
 
 
 def neuron_artifact(spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say) -> Path:

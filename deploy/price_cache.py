@@ -96,8 +96,3 @@ class Kept:
         transfer = self._source.transfer(region)
         self._cache.keep_transfer(transfer)
         return transfer
-
-
-def cache_directory() -> Path:
-    """$XDG_CACHE_HOME/outrider/prices, else the same below ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / "prices"

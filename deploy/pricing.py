@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeVar
 
 from deploy.live_prices import LivePrices
 from deploy.price import NoPrice, Offer, Price, PriceSource, TransferPrice
-from deploy.price_cache import Kept, PriceCache, cache_directory
+from deploy.price_cache import Kept, PriceCache
 from deploy.price_table import SNAPSHOT, read_table
+from inference.cache_directory import cache_directory
 
 T = TypeVar("T")
 
@@ -59,5 +60,5 @@ def open_prices(price_file: Path | None = None, live: bool = True) -> Prices:
     own = [] if price_file is None else [read_table(price_file, str(price_file))]
     if not live:
         return Prices([*own, snapshot])
-    cache = PriceCache(cache_directory())
+    cache = PriceCache(cache_directory("prices"))
     return Prices([*own, Kept(LivePrices(), cache, snapshot), cache, snapshot])

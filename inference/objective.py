@@ -17,6 +17,7 @@ KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
 """Names of a weight: how much a cost counts against speed."""
 
 PER_MILLION = 1e6
+"""Prices of tokens are told by so many."""
 
 
 class Effort(NamedTuple):

@@ -82,10 +82,6 @@ class Drafted:
     seconds_ahead: float = 0.0
     expected: float = 0.0
 
-    @property
-    def wasted(self) -> int:
-        return self.prepared - self.used
-
 
 class _Arrival(NamedTuple):
     """When a verdict is expected, and whether its tree was sent ahead of another verdict."""

@@ -22,7 +22,7 @@ from inference.errors import InvalidRequest
 from inference.forecast import DISTRIBUTED, FUSED, TARGET_ONLY
 from inference.model.checkpoint import fingerprint
 from inference.navigator import Course, Navigator
-from inference.objective import Effort, Terms, Wish
+from inference.objective import PER_MILLION, Effort, Terms, Wish
 from inference.pilot import Knowledge, Pilot
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.calibrate import measure_link
@@ -32,8 +32,6 @@ from outrider.models import PREFILL_NODES, Checkpoint, load_model
 from outrider.options import Options
 from outrider.profiles import user_profiles
 from outrider.wishes import read_terms, read_wish
-
-PER_MILLION = 1e6
 
 Complete = Callable[[Request, Show, threading.Event], Completion]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inference.cache_directory import cache_directory
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.config import parse_config
 from inference.text import Tokenizer
@@ -85,7 +86,7 @@ def with_neuron_artifact(options: Options) -> Options:
     """For --device neuron without --artifact one that matches is taken from the cache, else announced and built; other options stay."""
     if options.device != "neuron" or options.artifact:
         return options
-    from compile.neuron_cache import default_cache, neuron_artifact
+    from compile.neuron_cache import neuron_artifact
     from compile.options import Options as CompileOptions
     from compile.request import find_checkpoint, make_request
     from inference.backends.neuron_sdk import has_device, instance_family
@@ -105,7 +106,7 @@ def with_neuron_artifact(options: Options) -> Options:
     checkpoint = find_checkpoint(asked)
     spec, command = make_request(asked, checkpoint).spec, f"main.py --role {options.role} --device neuron"
     directory = neuron_artifact(
-        spec, checkpoint.directory, default_cache(), command=command, say=lambda line: print(line, file=sys.stderr, flush=True)
+        spec, checkpoint.directory, cache_directory("artifacts"), command=command, say=lambda line: print(line, file=sys.stderr, flush=True)
     )
     return replace(options, artifact=str(directory), model=None, target_model=None, dtype=None)
 

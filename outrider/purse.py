@@ -8,6 +8,7 @@ from inference.cost import Rates
 from inference.errors import InvalidRequest
 from inference.objective import Effort, Terms
 from outrider.options import Options
+from outrider.wishes import UNPRICED
 
 
 class Purse:
@@ -43,6 +44,6 @@ def open_purse(options: Options, rates: Rates | None) -> Purse | None:
     """For the texts of a run; None where nobody has stated a price. Raises InvalidRequest where --max_usd could not be counted."""
     if rates is None:
         if options.max_usd is not None:
-            raise InvalidRequest("--max_usd needs a price of the target: give --usd_per_hour or --instance")
+            raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
         return None
     return Purse(Terms(rates, options.target_share, options.draft_watts, options.target_watts), options.max_usd)

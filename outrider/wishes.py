@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from inference.cost import Rates
 from inference.errors import InvalidRequest
-from inference.objective import Terms, Wish, read_knob
+from inference.objective import PER_MILLION, Terms, Wish, read_knob
 from outrider.options import Options
 
 ENERGIES = ("energy_total", "draft_energy", "target_energy")
-MILLION = 1e6
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
 
@@ -30,7 +29,7 @@ def read_wish(options: Options, rates: Rates | None) -> Wish:
         raise InvalidRequest(f"--max_joules_per_token limits an energy, and --objective is {objective}")
     if options.max_usd_per_1m is not None and objective not in ("total_cost", "api_cost"):
         raise InvalidRequest(f"--max_usd_per_1m limits a cost, and --objective is {objective}")
-    limit = options.max_usd_per_1m / MILLION if options.max_usd_per_1m is not None else options.max_joules_per_token
+    limit = options.max_usd_per_1m / PER_MILLION if options.max_usd_per_1m is not None else options.max_joules_per_token
     return Wish(objective, weight, options.min_tps, limit)
 
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from benchmarks.regret.betting import Bets, BettingDrafter, Rule
+from benchmarks.regret.betting import BettingDrafter, Rule
 from benchmarks.regret.dial import Text
 from benchmarks.regret.rivals import BudgetTree, ObjectiveTree, Transfer, TransferByNode, TransferByRound
 from benchmarks.regret.stage import MOST_NODES, ROOM_BESIDE, Stage
@@ -19,7 +19,7 @@ from inference.drafters.model import ModelDrafter
 from inference.forecast import DISTRIBUTED, FUSED, TARGET_ONLY
 from inference.navigator import Navigator
 from inference.objective import Wish
-from inference.pilot import Knowledge, Pilot
+from inference.pilot import Drafted, Knowledge, Pilot
 from inference.policy import BestFirst, Chain, Policy
 
 CHAINS = (1, 2, 4, 8, 16)
@@ -42,7 +42,7 @@ class Player:
     """An arm in one cell, with what it has learnt in the texts before. play: the tokens of each round of a text."""
 
     play: Callable[[Text], Iterator[Sequence[int]]]
-    bets: Hits = field(default_factory=Bets)
+    bets: Hits = field(default_factory=Drafted)
 
 
 class Arm(NamedTuple):

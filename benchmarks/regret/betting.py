@@ -7,29 +7,17 @@ What tree is grown, and what is bet on, a Rule says. The rules of others are in 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.regret.dial import GUESSES
 from inference.accept import Verdict
 from inference.backends import Model
 from inference.growth import Growth
+from inference.pilot import Drafted
 from inference.policy import Budget, Ranked, edge_values
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
-
-
-@dataclass
-class Bets:
-    """calls: of the draft model while a verdict was awaited.  prepared: nodes ranked in them; used: of these, under the outcome that came.
-    hits: rounds whose outcome was bet on."""
-
-    rounds: int = 0
-    hits: int = 0
-    calls: int = 0
-    prepared: int = 0
-    used: int = 0
 
 
 class Rule(Protocol):
@@ -66,7 +54,7 @@ class BettingDrafter:
     """A Drafter on row 0 of a draft model; ranks children under the target's own noise, as every drafter here."""
 
     def __init__(self, model: Model, rule: Rule) -> None:
-        self.bets = Bets()
+        self.bets = Drafted()
         self._model, self._rule = model, rule
         self._sequence: ModelSequence | None = None
         self._growth = Growth(0, 0)

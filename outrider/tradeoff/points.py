@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 from inference.cost import Rates, bill
 from inference.figures import Figure, total
 from inference.forecast import Forecast
-from inference.objective import Effort, Terms
+from inference.objective import PER_MILLION, Effort, Terms
 from outrider.comparison.prediction import decoding
 from outrider.comparison.spread import Interval, bootstrap_median
 from outrider.completion import Completion
-
-MILLION = 1e6
 
 
 class Sample(NamedTuple):
@@ -64,20 +62,20 @@ class Ledger:
         """A lower bound, which its source says, where a part is not known."""
         if self.rates is None:
             return Figure.unavailable("no price was given (--usd_per_hour or --instance)")
-        return bill(self._terms.usage(tokens, effort), self.rates).known_cost.times(MILLION)
+        return bill(self._terms.usage(tokens, effort), self.rates).known_cost.times(PER_MILLION)
 
     def joules_per_million(self, tokens: float, effort: Effort, read: Figure) -> Figure:
         """Of draft and target: as read where that can be, else by the watts that were stated; never the one without the other."""
         if self.untold is not None:
             read = Figure.unavailable(self.untold)
         if self.whole and read.value is not None:
-            return read.times(MILLION / tokens)
+            return read.times(PER_MILLION / tokens)
         usage = self._terms.usage(tokens, effort)
         if not self.whole and read.value is not None:
             usage = replace(usage, draft_joules=read)
         stated = bill(usage, self._terms.rates).energy_total
         known = stated.value is not None or read.value is not None
-        return (stated if known else Figure.unavailable(f"{read.source}; {stated.source}")).times(MILLION)
+        return (stated if known else Figure.unavailable(f"{read.source}; {stated.source}")).times(PER_MILLION)
 
     @property
     def _terms(self) -> Terms:
