@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.agreement import TEMPERATURES, Agreement, load
-from inference.acceptance import FEATURES, RANKS, VERSION, AcceptanceModel, FloatArray, features, hazards
+from inference.acceptance import FEATURES, KINDS, PRIOR_PATH, RANKS, VERSION, AcceptanceModel, FloatArray, features, hazards
 from inference.policy import edge_values
 
 K = 8
@@ -44,6 +44,9 @@ WORTH = 30
 """Verdicts that the fitted prior stands for: what a session of another pair must outweigh."""
 
 RATES_WORTH = 10
+PATHS_A_PAIR = 4
+"""Texts whose beginnings are in the prior's path."""
+
 _NONE = 1e-3  # probability that the softmax leaves for tokens that are not among the K
 
 
@@ -123,11 +126,24 @@ def taken_shares(texts: Iterable[Text], k: int) -> FloatArray:  # [k]
 
 def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
     """The record of a model that has seen these pairs."""
-    laws = {
-        name: fit_law([[text for text in texts if text.of.greedy == greedy] for texts in parts])
-        for name, greedy in (("greedy", True), ("sampled", False))
-    }
-    return {"version": VERSION, "features": list(FEATURES), "laws": laws, "rates": fit_rates(parts)}
+    kinds = tuple((kind, kind == "greedy") for kind in KINDS)
+    laws = {name: fit_law([[text for text in texts if text.of.greedy == greedy] for texts in parts]) for name, greedy in kinds}
+    record = {"version": VERSION, "features": list(FEATURES), "laws": laws, "rates": fit_rates(parts)}
+    paths = {name: fit_path(record, [[text for text in texts if text.of.greedy == greedy] for texts in parts]) for name, greedy in kinds}
+    return {**record, "paths": paths}
+
+
+def fit_path(record: dict[str, Any], parts: Sequence[Sequence[Text]]) -> list[float]:
+    """Chances that those laws give to what was taken at the beginnings of texts, as many texts and tokens of each pair."""
+    path = list[float]()
+    blank = {**record, "paths": {kind: [0.5] for kind in KINDS}}
+    for texts in parts:
+        some = texts[:: max(len(texts) // PATHS_A_PAIR, 1)][:PATHS_A_PAIR]
+        length = PRIOR_PATH // len(parts) // len(some)
+        for text, chances in zip(some, predict(blank, some, learning=False), strict=True):
+            taken = text.of.taken[:length]
+            path += np.where(taken < K, chances[np.arange(len(taken)), np.minimum(taken, K - 1)], 0.0).round(4).tolist()
+    return path
 
 
 def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K], [n] -> [n]

@@ -102,6 +102,10 @@ class Call:
             last = answer.last
             yield answer
 
+    def halt(self) -> None:
+        """End what generate() brings, with a last message."""
+        self._send(pb.ClientMessage(halt=pb.Halt()))
+
     def heartbeat(self, seconds: float) -> None:
         """Say something if nothing was said for so long."""
         if self.failure is None and time.monotonic() - self._last_sent >= seconds:

@@ -35,14 +35,15 @@ class Inbox:
             self._observer.bytes_up(message.ByteSize())
         return message
 
-    def closing(self) -> bool:
-        """Close has come. Heartbeats before it are taken out."""
+    def interruption(self) -> str | None:
+        """Whether "close" or "halt" has come while something else is done. Halt is taken out, and heartbeats before them."""
         if not self._next.done() or self._next.cancelled() or self._next.exception() is not None:
-            return False
+            return None
         message = self._next.result()
-        if message is not None and message.WhichOneof("kind") == "heartbeat":
+        kind = message.WhichOneof("kind") if message is not None else None
+        if kind in ("heartbeat", "halt"):
             self._next = self._read_ahead()
-        return message is not None and message.WhichOneof("kind") == "close"
+        return kind if kind in ("close", "halt") else None
 
     def close(self) -> None:
         self._next.cancel()

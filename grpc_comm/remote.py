@@ -24,7 +24,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.rounds_ahead import RoundsAhead
 from grpc_comm.translate import Description
 from inference.accept import Verdict
-from inference.decode import Superseded
+from inference.decode import Superseded, never
 from inference.errors import Busy, Gone, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.policy import Policy
 from inference.sampling import SamplingParams
@@ -118,25 +118,31 @@ class RemoteVerifier:
             self._verify(self._live, tree, done)
         return done
 
-    def generate(self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None) -> Iterator[int]:
-        left = max_tokens
-        last = left < 1
+    def generate(
+        self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None, enough: Callable[[], bool] = never
+    ) -> Iterator[int]:
+        left, halted = max_tokens, False
+        done = left < 1
         try:
-            while not last:
+            while not done:
                 if self._must_move:
                     self._reattach()
                 try:
                     asked = translate.write_continue(left, stop_ids, len(self._tokens), self._digest.of(self._tokens), beside)
                     for message in self._live.generate(asked):
                         self._tokens += message.ids
-                        left, last = left - len(message.ids), message.last
+                        left, done = left - len(message.ids), message.last
                         yield from message.ids
                         if self._asked_to_leave:
                             break
+                        if not (done or halted) and enough():
+                            self._live.halt()
+                            halted = True
                 except Unavailable as error:
                     self._give_up_unless_recoverable(error)
+                done = done or halted
         finally:
-            if not last:
+            if not done:
                 self.close()
 
     def close(self) -> None:

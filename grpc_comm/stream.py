@@ -121,7 +121,7 @@ class Stream:
             await self._generate(held, message.generate)
         elif kind in ("open", "resume"):
             raise InvalidRequest("Open came twice: a session is opened once, another one has its own stream")
-        elif kind != "heartbeat":
+        elif kind not in ("heartbeat", "halt"):
             raise InvalidRequest("an empty message, or one of a kind that this target does not know")
 
     async def _round(self, held: Held, message: pb.Round) -> None:
@@ -183,8 +183,12 @@ class Stream:
                 tokens = await answers.get()
                 last = tokens.last
                 await self._send(pb.ServerMessage(tokens=tokens))
-                if not last and self._inbox.closing():
+                interruption = None if last else self._inbox.interruption()
+                if interruption == "close":
                     return
+                if interruption == "halt":
+                    left.set()
+                    held.engine.halt(held.session)
         finally:
             left.set()
 

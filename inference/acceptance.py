@@ -21,8 +21,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
 
-VERSION = 1
+VERSION = 2
 FEATURES = ("one", "odds", "behind", "entropy", "first", "rank", "depth")
+KINDS = ("sampled", "greedy")
+"""Of decoding: each has a law and a path of its own."""
+
 RANKS = 16
 """Ranks whose average rates are kept; edges() takes rows of any width."""
 
@@ -40,6 +43,9 @@ MOST_CORRECTION = 1.0
 
 WINDOW = 256
 """Rounds over which the calibration is taken."""
+
+PATH, PRIOR_PATH = 192, 64
+"""Verdicts whose chances are remembered, and how many of them a record keeps."""
 
 SHIPPED = Path(__file__).parent / "data" / "acceptance.json"
 
@@ -168,6 +174,32 @@ class RankRates:
         return {"tries": (share * self.tries).tolist(), "hits": (share * self.hits).tolist()}
 
 
+class Walk:
+    """The chances that the draft gave, one after the other, to what the target then took: a prior's, which go one by one as others come.
+
+    Raises InvalidRequest unless there are up to PRIOR_PATH of them, and one at least.
+    """
+
+    def __init__(self, chances: ArrayLike) -> None:
+        prior = np.array(chances, dtype=np.float64)
+        if prior.ndim != 1 or not 0 < len(prior) <= PRIOR_PATH or not ((prior >= 0) & (prior <= 1)).all():
+            raise InvalidRequest(f"a path is a row of 1 to {PRIOR_PATH} chances between 0 and 1")
+        self._prior, self._seen = deque(prior.tolist()), deque[float](maxlen=PATH)
+
+    def learn(self, chance: float) -> None:
+        if self._prior:
+            self._prior.popleft()
+        self._seen.append(chance)
+
+    @property
+    def chances(self) -> FloatArray:  # [n]
+        return np.array([*self._prior, *self._seen])
+
+    def to_record(self) -> list[float]:
+        """The last of them as a prior."""
+        return [round(chance, 4) for chance in self.chances[-PRIOR_PATH:].tolist()]
+
+
 def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
     """The nearest non-increasing sequence of the same sum."""
     runs: list[tuple[float, int]] = []
@@ -187,8 +219,9 @@ class AcceptanceModel:
     A row of scores is what Model.rank gives for one node: best first, log-probabilities at temperature 0, perturbed above it.
     """
 
-    def __init__(self, greedy: Law, sampled: Law, rates: RankRates) -> None:
-        self._laws, self._rates = {True: greedy, False: sampled}, rates
+    def __init__(self, laws: tuple[Law, Law], rates: RankRates, paths: tuple[Walk, Walk]) -> None:
+        """laws, paths: of sampled decoding, then of greedy decoding."""
+        self._laws, self._rates, self._paths = laws, rates, paths
         self._rounds: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._correction = 0.0  # log odds: what single verdicts do not show, since a tree's errors go the same way
 
@@ -197,8 +230,7 @@ class AcceptanceModel:
 
         depths: edges between the root and each of the m nodes. A child that top-k or top-p excludes has none.
         """
-        table = features(scores, depths, greedy)
-        chances = broken(hazards(table, self._laws[greedy].weights + self._correction * _EVERY))
+        chances = self._chances(features(scores, depths, greedy), greedy)
         chances[scores < _EXCLUDED] = 0
         return chances
 
@@ -206,8 +238,13 @@ class AcceptanceModel:
         """The target's token at a node of this depth was its child of rank `taken`, or none of these k.  scores: [k]"""
         come_to = len(scores) if taken is None else taken + 1
         table = features(scores[None], np.array([depth]), greedy)[0, :come_to]
+        self._paths[greedy].learn(0.0 if taken is None else float(self._chances(table, greedy)[taken]))
         self._laws[greedy].learn(table, np.arange(come_to) == (-1 if taken is None else taken))
         self._rates.learn(come_to, taken)
+
+    def path(self, greedy: bool) -> FloatArray:  # [n]
+        """What edges() gave to the tokens that the target took lately, in their order; 0 for one that was none of the k."""
+        return self._paths[greedy].chances
 
     def mean_edges(self, k: int) -> FloatArray:  # [k]
         """The same on average over all nodes, for plans that are made without knowing the scores: non-increasing, sum below 1.
@@ -217,6 +254,9 @@ class AcceptanceModel:
         if not 1 <= k <= RANKS:
             raise ValueError(f"rates of 1 to {RANKS} ranks are known: got k = {k}")
         return self._rates.edges(k)
+
+    def _chances(self, table: FloatArray, greedy: bool) -> FloatArray:  # [..., k, F] -> [..., k]
+        return broken(hazards(table, self._laws[greedy].weights + self._correction * _EVERY))
 
     def count(self, expected: float, accepted: int) -> None:
         """One round: drafted nodes that were expected to be accepted (the sum of their values), and how many were.
@@ -236,8 +276,9 @@ class AcceptanceModel:
 
     def to_record(self) -> dict[str, Any]:
         """What was learnt, as a prior for other sessions: plain values for JSON."""
-        laws = {name: self._laws[greedy].to_record() for name, greedy in (("greedy", True), ("sampled", False))}
-        return {"version": VERSION, "features": list(FEATURES), "laws": laws, "rates": self._rates.to_record()}
+        laws = {kind: law.to_record() for kind, law in zip(KINDS, self._laws, strict=True)}
+        paths = {kind: path.to_record() for kind, path in zip(KINDS, self._paths, strict=True)}
+        return {"version": VERSION, "features": list(FEATURES), "laws": laws, "rates": self._rates.to_record(), "paths": paths}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> AcceptanceModel:
@@ -245,8 +286,9 @@ class AcceptanceModel:
         if record.get("version") != VERSION or record.get("features") != list(FEATURES):
             raise InvalidRequest(f"an acceptance record of version {VERSION} is needed: got version {record.get('version')!r}")
         try:
-            greedy, sampled = (Law(**record["laws"][name]) for name in ("greedy", "sampled"))
-            return cls(greedy, sampled, RankRates(**record["rates"]))
+            sampled, greedy = (Law(**record["laws"][kind]) for kind in KINDS)
+            paths = Walk(record["paths"]["sampled"]), Walk(record["paths"]["greedy"])
+            return cls((sampled, greedy), RankRates(**record["rates"]), paths)
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidRequest(f"this acceptance record cannot be used: {error}") from error
 

@@ -20,13 +20,8 @@ from inference.tree import TokenTree
 FIRST_DECISIONS, ROUNDS_A_DECISION = (2, 4), 8
 """Rounds after which the course is looked at again: early, when little is known, then every so many."""
 
-FIRST_STRETCH = 16
-ASKING_SHARE = 0.03
-"""Tokens that the target makes alone before the course is looked at again: twice as many each time that it stays, and always so many that
-asking for them, a round trip, takes no more than this share of their time."""
-
 FOLLOWED = 8
-"""Tokens that the draft takes in at once while the target goes on alone."""
+"""Tokens that the draft takes in at once while the target goes on without it; then the course is looked at again."""
 
 
 def decode_adaptive(
@@ -65,9 +60,9 @@ class _Loop:
     def __init__(self, prompt: Sequence[int], drafter: AdaptiveDrafter, verifier: Verifier, navigator: Navigator, stop_ids: frozenset[int]) -> None:
         self._drafter, self._pilot, self._verifier, self._navigator = drafter, drafter.pilot, verifier, navigator
         self._root, self._stop_ids = prompt[-1], stop_ids
-        self._stretch = FIRST_STRETCH
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._navigator.greedy = params.greedy
         before = self._verifier.traffic.copy()
         opened = self._verifier.open(prompt, params)
         self._drafter.open(prompt, params)
@@ -118,29 +113,32 @@ class _Loop:
         return Budget(self._verifier.tree_budget - 1, most - 1)
 
     def stretch(self, most: int) -> Iterator[Step]:
-        """Tokens that the target makes without waiting for anybody, with its own draft or without; the one here comes after them."""
-        before, began, first = self._verifier.traffic.copy(), self._pilot.clock(), self._pilot.clock()
-        made, behind, course = 0, list[int](), self._navigator.course.forecast
+        """Tokens that the target makes without waiting for anybody, with its own draft or without, until another course is taken; the draft
+        here comes after them."""
+        course, before, asked = self._navigator.course.forecast, self._verifier.traffic.copy(), self._pilot.clock()
         beside = BestFirst(course.nodes, course.depth) if course.architecture == FUSED else None
-        worth_asking = int(self._pilot.known.link.seconds(0) / (ASKING_SHARE * course.effort.wall))
-        for token in self._verifier.generate(min(most, max(self._stretch, worth_asking)), self._stop_ids, beside=beside):
-            first = first if made else self._pilot.clock()
-            yield Step(TokenTree.chain([self._root]), Verdict((), token))
+        made, first, behind = 0, asked, list[int]()
+
+        def left() -> bool:
+            return self._navigator.course.architecture != course.architecture
+
+        for token in self._verifier.generate(most, self._stop_ids, beside=beside, enough=left):
+            if not made:
+                first = self._pilot.clock()
+            yield Step(TokenTree.chain([self._root]), Verdict((), token), course.architecture)
             made, self._root = made + 1, token
             behind.append(token)
             if len(behind) == FOLLOWED:
                 self._drafter.follow(behind)
                 behind = []
+                down = self._verifier.traffic.bytes_down - before.bytes_down
+                self._navigator.measured(made - 1, Effort(self._pilot.clock() - first, 0.0, 0.0, down))
+                if not left():
+                    self._decide()
         if behind:
             self._drafter.follow(behind)
-        if made > 1:
-            now = self._verifier.traffic
-            down = now.bytes_down - before.bytes_down
-            self._navigator.measured(made - 1, Effort(self._pilot.clock() - first, 0.0, 0.0, down))
-        self._pilot.known.link.observe(first - began, self._pilot.known.target.seconds(1, 1) + self._pilot.known.queue, 0)
-        self._decide()
-        stays = self._navigator.course.architecture == course.architecture
-        self._stretch = 2 * self._stretch if stays else FIRST_STRETCH
+        if beside is None:  # a draft there takes in the text before its first round
+            self._pilot.known.link.observe(first - asked, self._pilot.known.target.seconds(1, 1) + self._pilot.known.queue, 0)
 
     def _decide(self) -> None:
         self._navigator.decide()

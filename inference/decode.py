@@ -5,7 +5,7 @@ Knows nothing of text, stop conditions, clocks, devices or networks; the caller 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
@@ -19,6 +19,11 @@ from inference.tree import TokenTree
 
 class Superseded(OutriderError):
     """A round that was sent ahead has no verdict: the one before it came out otherwise."""
+
+
+def never() -> bool:
+    """Goes on to the end."""
+    return False
 
 
 class Verifier(Protocol):
@@ -46,9 +51,12 @@ class Verifier(Protocol):
         """
         ...
 
-    def generate(self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None) -> Iterator[int]:
+    def generate(
+        self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None, enough: Callable[[], bool] = never
+    ) -> Iterator[int]:
         """Let the target go on from here, alone or with the draft beside it, which grows such trees; a stop id is yielded and ends it.
 
+        enough: asked after each token; once it says so the target is told to end, and what it has made by then still comes.
         Raises InvalidRequest where there is no draft beside it.
         """
         ...
@@ -77,10 +85,14 @@ class Drafter(Protocol):
 
 
 class Step(NamedTuple):
-    """One round: the tree that was sent and what became of it."""
+    """One round: the tree that was sent and what became of it.
+
+    stretch: the architecture that made this token by itself between rounds (inference/adaptive.py); None for a round.
+    """
 
     tree: TokenTree
     verdict: Verdict
+    stretch: str | None = None
 
     @property
     def tokens(self) -> list[int]:

@@ -117,12 +117,17 @@ class Engine:
                 raise Mismatch(f"{length} tokens: the session has {session.length}, of which {session.prompt_length} were its prompt")
             session.rewind(length)
 
-    def detach(self, session: Session) -> None:
-        """Nobody is there: a generation ends after the token in hand, and the row is the first to be lent to others."""
+    def halt(self, session: Session) -> None:
+        """A generation of it ends with the token in hand, which is its last."""
         with self._lock:
-            session.detached = True
             if isinstance(session.work, Generation):
                 session.work.left = 1
+
+    def detach(self, session: Session) -> None:
+        """Nobody is there: a generation ends after the token in hand, and the row is the first to be lent to others."""
+        self.halt(session)
+        with self._lock:
+            session.detached = True
             self._lock.notify_all()
 
     def attach(self, session: Session) -> None:

@@ -1,46 +1,47 @@
 """What a token would take under each architecture, for every tree that a round could have. Pure.
 
-From times, and from how often the target takes the draft's guess of each rank, whatever the context: a forecast for comparing, which
-the rounds themselves then set right. Closed forms of inference/planner.py.
+From times, and from what such trees would have brought on the text of late (inference/hindsight.py): a forecast for comparing, which
+the rounds themselves then set right. With the closed forms of inference/planner.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from inference.hindsight import DEPTHS, LEAST_VALUES, FloatArray, Hindsight, look_back
 from inference.objective import Effort
-from inference.planner import Round, fused_time, proactive_time, synchronous_time
-from inference.policy import BestFirst, best_static_tree
+from inference.planner import Round, fused_time, synchronous_time
+from inference.policy import BestFirst
 
 TARGET_ONLY, FUSED, DISTRIBUTED = "target-only", "fused", "distributed"
 """Architectures, as Describe and reports name them."""
 
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 63)
-BETS = (0, 1, 4, 8, 16, 32, 64)
-"""Depths, nodes below the root and bets that are looked at."""
-
 ROUND_BYTES, NODE_BYTES, VERDICT_BYTES = 60.0, 4.0, 30.0
 """Of a round's messages with gRPC's framing: fixed, and for each node (benchmarks/engine.py)."""
+
+SELDOM = 0.01
+"""How often a path has to come to a tree's deepest level: beyond it another depth makes no difference."""
+
+WIDEST_POWER = 10
+"""Wider calls take as long as one of 1,024 nodes: nobody would bet on so many outcomes."""
 
 Seconds = Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Situation:
-    """rates: [rank] how often the target's token is the draft's guess of that rank.  call: seconds of a draft call by width.
+    """path: chances that the draft gave to the tokens that the target took lately, in their order.  call: seconds of a draft call by width.
     verify: of a forward of the target by nodes.  exchange: what a round loses between the two, by bytes.  queue: waiting at the target.
     call_there: as call, of the draft beside the target; None where there is none; room_there: nodes that it may rank for a tree.
     most_nodes: below the root.  bets: whether there may be any.
     """
 
-    rates: tuple[float, ...]
+    path: FloatArray
     call: Seconds
     verify: Seconds
     exchange: Seconds
@@ -76,87 +77,100 @@ class Forecast(NamedTuple):
 
 def forecasts(now: Situation) -> list[Forecast]:
     """Of every architecture that is possible, in every setting that is looked at; target-only first."""
-    alone = now.verify(1) + now.queue
-    made = [Forecast(TARGET_ONLY, 0, 0, 0, 1.0, Effort(alone, 0.0, 0.0, VERDICT_BYTES))]
-    for shape in shapes(now.rates, min(now.most_nodes, max(SIZES))):
-        made += _distributed(now, shape)
-        if shape.nodes and now.call_there is not None and BestFirst(shape.nodes, shape.depth).most_ranked <= now.room_there:
-            there = Round(shape.drafting(now.call_there), now.verify(shape.nodes + 1), shape.tokens)
-            wall = fused_time(there, now.queue)
-            made.append(Forecast(FUSED, shape.nodes, shape.depth, 0, shape.tokens, Effort(wall, 0.0, 0.0, VERDICT_BYTES / shape.tokens)))
+    seen = look_back(now.path)
+    made = [Forecast(TARGET_ONLY, 0, 0, 0, 1.0, Effort(now.verify(1) + now.queue, 0.0, 0.0, VERDICT_BYTES)), _root_alone(now)]
+    made += _distributed(now, seen)
+    if now.call_there is not None:
+        made += _fused(now, seen, now.call_there)
     return made
 
 
-def _distributed(now: Situation, shape: Shape) -> Iterator[Forecast]:
-    up = ROUND_BYTES + NODE_BYTES * shape.nodes
-    between = now.exchange(int(up + VERDICT_BYTES)) + now.queue
-    made = Round(shape.drafting(now.call), now.verify(shape.nodes + 1), shape.tokens)
-    for bets in BETS if now.bets and shape.nodes else BETS[:1]:
-        hit = shape.hit(bets)
-        ahead = shape.depth * now.call(min(bets, max(shape.widths))) if bets else 0.0
-        in_time = proactive_time(Round(ahead, made.verify, made.tokens), between, 1.0)
-        wall = hit * in_time + (1 - hit) * synchronous_time(made, between)
-        effort = Effort(wall, (ahead + (1 - hit) * made.drafting) / shape.tokens, up / shape.tokens, VERDICT_BYTES / shape.tokens)
-        yield Forecast(DISTRIBUTED, shape.nodes, shape.depth, bets, shape.tokens, effort)
+class Tree(NamedTuple):
+    """What is sent in a round, on average. at: its place in [t, d] of a Hindsight.  nodes: below the root.  drafting: seconds of its calls."""
 
-
-@dataclass(frozen=True)
-class Shape:
-    """A best static tree, summed up. widths: [level] nodes ranked in that call.  outcomes: chances of what a round may come to, likeliest first."""
-
+    at: tuple[int, int]
     nodes: int
     depth: int
     tokens: float
-    widths: tuple[int, ...]
-    outcomes: tuple[float, ...]
-
-    def drafting(self, call: Seconds) -> float:
-        """Seconds of the calls that rank it, one a level."""
-        return sum(call(width) for width in self.widths)
-
-    def hit(self, bets: int) -> float:
-        """Chance that a round ends in one of the likeliest outcomes: the cumulated ones."""
-        return self.outcomes[min(bets, len(self.outcomes)) - 1] if bets and self.outcomes else 0.0
+    drafting: float
 
 
-def shapes(rates: Sequence[float], most_nodes: int) -> tuple[Shape, ...]:
-    """For every depth and size that is looked at, no nodes first. Rates are rounded, so that learning a little does not make everything anew."""
-    return _shapes(_in_hundredths(rates), most_nodes)
+def trees(seen: Hindsight, call: Seconds, most_nodes: int) -> Iterator[Tree]:
+    """Those that hold something, and whose depth is not far beyond what they come to. call: seconds of ranking, by width."""
+    ranking = _Calls(call).seconds(seen.levels[:, :-1])  # of a level, which makes the next one
+    nodes, tokens, drafting = seen.to_depth(seen.levels[:, 1:]), 1 + seen.to_depth(seen.inside[:, 1:]), seen.to_depth(ranking)
+    for least in range(len(LEAST_VALUES)):
+        for index, depth in enumerate(DEPTHS):
+            size = max(round(nodes[least, index]), 1)
+            if seen.inside[least, depth] < SELDOM or size > most_nodes:
+                break
+            yield Tree((least, index), size, depth, float(tokens[least, index]), float(drafting[least, index]))
 
 
-def _in_hundredths(rates: Sequence[float]) -> tuple[float, ...]:
-    """Of about the same sum, which is not above 1 then either: what is cut off goes to those that lost most. Their order stays."""
-    exact = [100 * max(rate, 0.0) for rate in rates]
-    whole = [int(rate) for rate in exact]
-    lost = [round(rate - floor, 6) for rate, floor in zip(exact, whole, strict=True)]
-    for index in sorted(range(len(exact)), key=lost.__getitem__, reverse=True)[: round(sum(exact)) - sum(whole)]:
-        whole[index] += 1
-    return tuple(rate / 100 for rate in whole)
+def _root_alone(now: Situation) -> Forecast:
+    """Nothing drafted: what is left where the draft is no good, and where the target takes no trees."""
+    wall = now.exchange(int(ROUND_BYTES + VERDICT_BYTES)) + now.queue + now.verify(1)
+    return Forecast(DISTRIBUTED, 0, 0, 0, 1.0, Effort(wall, 0.0, ROUND_BYTES, VERDICT_BYTES))
 
 
-@lru_cache(maxsize=64)
-def _shapes(rates: tuple[float, ...], most_nodes: int) -> tuple[Shape, ...]:
-    rates = tuple(rate for rate in rates if rate > 0)
-    alone = Shape(0, 0, 1.0, (), ())  # nothing drafted: also where the draft is no good, and where the target takes no trees
-    if not rates or most_nodes < 1:
-        return (alone,)
-    sizes = sorted({*(size for size in SIZES if size <= most_nodes), most_nodes})
-    seen = {(shape.nodes, shape.depth): shape for depth in reversed(DEPTHS) for shape in _of_depth(rates, sizes, depth)}
-    return (alone, *seen.values())
+def _fused(now: Situation, seen: Hindsight, call: Seconds) -> Iterator[Forecast]:
+    for tree in trees(seen, call, now.most_nodes):
+        if BestFirst(tree.nodes, tree.depth).most_ranked <= now.room_there:
+            wall = fused_time(Round(tree.drafting, now.verify(tree.nodes + 1), tree.tokens), now.queue)
+            yield Forecast(FUSED, tree.nodes, tree.depth, 0, tree.tokens, Effort(wall, 0.0, 0.0, VERDICT_BYTES / tree.tokens))
 
 
-def _of_depth(rates: tuple[float, ...], sizes: Sequence[int], depth: int) -> Iterator[Shape]:
-    """The best trees of these sizes: each is the beginning of the next."""
-    edges = best_static_tree(rates, sizes[-1], depth)
-    values, inside = np.ones(len(edges) + 1), np.zeros(len(edges) + 1, dtype=np.int64)  # of each node, and its children in the tree
-    parents = [set[int]() for _ in range(depth)]
-    for edge in edges:
-        values[edge.node] = values[edge.parent] * rates[edge.rank]
-        inside[edge.parent] += 1
-        parents[edge.depth - 1].add(edge.parent)
-        if edge.node in sizes or edge.node == len(edges):
-            known, ranks = values[: edge.node + 1], np.arange(len(rates))
-            outside = (known[:, None] * np.array(rates))[ranks >= inside[: edge.node + 1, None]]
-            outcomes = np.cumsum(np.sort(outside)[::-1][: max(BETS)])
-            widths = tuple(len(level) for level in parents if level)
-            yield Shape(edge.node, len(widths), float(known.sum()), widths, tuple(outcomes.tolist()))
+def _distributed(now: Situation, seen: Hindsight) -> Iterator[Forecast]:
+    """Every tree without bets, and with those that save most time."""
+    betting = _Betting(seen, now.call) if now.bets else None
+    for tree in trees(seen, now.call, now.most_nodes):
+        up = ROUND_BYTES + NODE_BYTES * tree.nodes
+        between, verify = now.exchange(int(up + VERDICT_BYTES)) + now.queue, now.verify(tree.nodes + 1)
+        wall = synchronous_time(Round(tree.drafting, verify, tree.tokens), between)
+        for bets, saved, spent in {_NO_BETS, betting.best(tree, between + verify)} if betting else {_NO_BETS}:
+            effort = Effort(wall - saved / tree.tokens, (spent + tree.drafting - saved) / tree.tokens, up / tree.tokens, VERDICT_BYTES / tree.tokens)
+            yield Forecast(DISTRIBUTED, tree.nodes, tree.depth, bets, tree.tokens, effort)
+
+
+class _Bets(NamedTuple):
+    """Outcomes that are prepared for, seconds of drafting that this saves on average, and that it takes."""
+
+    outcomes: int
+    saved: float
+    spent: float
+
+
+_NO_BETS = _Bets(0, 0.0, 0.0)
+
+
+class _Betting:
+    """Preparing for what a round may come to: a call for what may follow the deepest nodes, then one a level under all bets."""
+
+    def __init__(self, seen: Hindsight, call: Seconds) -> None:
+        calls, depths, levels = _Calls(call), np.array(DEPTHS), seen.levels[:, :-1]
+        ranking = calls.seconds(seen.levels)  # [t, l]
+        each = calls.seconds(seen.bets[..., None] * levels[:, None, None, :])  # [t, d, b, l]
+        each = np.where(np.arange(levels.shape[1]) >= depths[:, None, None], math.inf, each)
+        self._spent = ranking[:, depths, None, None] + np.cumsum(each, axis=-1)
+        self._saved = seen.hits[..., None] * np.cumsum(ranking[:, None, None, :-1], axis=-1)
+        self._counts = np.round(seen.bets).astype(np.int64)  # [t, d, b]
+
+    def best(self, tree: Tree, away: float) -> _Bets:
+        """As many levels as there is time for while the round is `away` for so many seconds."""
+        counts, spent = self._counts[tree.at], self._spent[tree.at]
+        levels = (spent <= away).sum(axis=-1)  # [b]
+        saved = np.where(levels * counts > 0, self._saved[tree.at][np.arange(len(levels)), levels - 1], 0.0)
+        bets = int(saved.argmax())
+        return _Bets(int(counts[bets]), float(saved[bets]), float(spent[bets, levels[bets] - 1])) if saved[bets] else _NO_BETS
+
+
+class _Calls:
+    """Seconds of calls of a draft whose widths are known on average only: rounded up to a power of two, as most devices do."""
+
+    def __init__(self, call: Seconds) -> None:
+        self._table = np.array([call(1 << power) for power in range(WIDEST_POWER + 1)])
+
+    def seconds(self, widths: FloatArray) -> FloatArray:
+        """Of a call for each; a width below 1 means that the call is seldom needed."""
+        powers = np.ceil(np.log2(np.maximum(widths, 1.0))).astype(np.int64)
+        return np.asarray(np.minimum(widths, 1.0) * self._table[np.minimum(powers, WIDEST_POWER)])

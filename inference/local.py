@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from inference.accept import Verdict
+from inference.decode import never
 from inference.engine import Engine
 from inference.errors import InvalidRequest, OutriderError
 from inference.policy import Policy
@@ -36,13 +37,15 @@ class LocalVerifier:
         assert assumed is None, "no verdict of this target is ever under way"
         return _done(lambda: self._verify(tree))
 
-    def generate(self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None) -> Iterator[int]:
+    def generate(
+        self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None, enough: Callable[[], bool] = never
+    ) -> Iterator[int]:
         if beside is not None:
             raise InvalidRequest("no draft runs beside this target")
         for _ in range(max_tokens):
             token = self._verify(TokenTree.chain([self._live.root])).next_token
             yield token
-            if token in stop_ids:
+            if token in stop_ids or enough():
                 return
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inference.forecast import DISTRIBUTED, TARGET_ONLY, Forecast, forecasts
-from inference.objective import SPEED, Effort, Tariff, Terms, Wish, blend
+from inference.forecast import DISTRIBUTED, TARGET_ONLY, Forecast, Situation, forecasts
+from inference.objective import SPEED, Effort, Tariff, Terms, Wish, blend, price_words
 from inference.pilot import Knowledge
 
 CLEARLY, IN_A_ROW = 0.92, 2
@@ -27,7 +27,8 @@ LEAST_CORRECTION, MOST_CORRECTION = 0.25, 4.0
 
 
 class Course(NamedTuple):
-    """A decision. alternatives: the best setting of each architecture, corrected, `forecast` among them.  notice: a limit that cannot be kept."""
+    """A decision. alternatives: the best setting of each architecture, corrected, `forecast` among them.  notice: a limit that cannot be kept,
+    once the target's times are known."""
 
     forecast: Forecast
     tariff: Tariff
@@ -42,7 +43,7 @@ class Course(NamedTuple):
 @dataclass
 class Navigator:
     """Decides for one session. allowed: architectures that may be taken, DISTRIBUTED among them.  terms: None where nothing has a price.
-    tell: hears of every decision.
+    tell: hears of every decision.  greedy: how the text is sampled.
     """
 
     known: Knowledge
@@ -52,6 +53,7 @@ class Navigator:
     most_nodes: int
     bets: bool = True
     tell: Callable[[Course], None] | None = None
+    greedy: bool = False
 
     def __post_init__(self) -> None:
         self._cost = SPEED if self.wish.speed_alone or self.terms is None else self.terms.tariff(self.wish.objective)
@@ -77,7 +79,7 @@ class Navigator:
 
     def decide(self) -> Course:
         """The course from here on."""
-        plain = [one for one in forecasts(self.known.situation(self.most_nodes, self.bets)) if one.architecture in self.allowed | {TARGET_ONLY}]
+        plain = [one for one in forecasts(self._situation) if one.architecture in self.allowed | {TARGET_ONLY}]
         corrected = [self._corrected(one) for one in plain]
         tariff, notice = self._prices(corrected)
         best = {name: min(group, key=lambda one: tariff.of(one.effort)) for name, group in _grouped(corrected).items()}
@@ -85,10 +87,14 @@ class Navigator:
         self._forecast = plain[corrected.index(best[taken])]
         for name in self.known.corrections.keys() - {taken}:
             self.known.corrections[name] **= FORGIVING
-        self._course = Course(best[taken], tariff, tuple(best.values()), notice)
+        self._course = Course(best[taken], tariff, tuple(best.values()), notice if self.known.target.known else None)
         if self.tell is not None:
             self.tell(self._course)
         return self._course
+
+    @property
+    def _situation(self) -> Situation:
+        return self.known.situation(self.most_nodes, self.bets, self.greedy)
 
     @property
     def _possible(self) -> frozenset[str]:
@@ -138,8 +144,8 @@ class Navigator:
                 if cost.of(best(weight).effort) <= wish.max_per_token:
                     return blend(cost, weight, alone), None
             cheapest = best(1.0)
-            least = f"{cost.of(cheapest.effort):.4g} ({cheapest.words})"
-            return blend(cost, 1.0, alone), f"{wish.max_per_token:.4g} a token cannot be had: the least is {least}"
+            wanted, least = (price_words(wish.objective, price) for price in (wish.max_per_token, cost.of(cheapest.effort)))
+            return blend(cost, 1.0, alone), f"{wanted} cannot be had: the least is {least} ({cheapest.words})"
         return blend(cost, wish.weight, alone), None
 
 

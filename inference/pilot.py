@@ -52,9 +52,9 @@ class Knowledge:
     room_there: int = 0  # nodes that that draft may rank for a tree
     corrections: dict[str, float] = field(default_factory=dict)  # by architecture: how much longer a token took than was forecast
 
-    def situation(self, most_nodes: int, bets: bool) -> Situation:
+    def situation(self, most_nodes: int, bets: bool, greedy: bool) -> Situation:
         return Situation(
-            rates=tuple(self.acceptance.mean_edges(WIDTH).tolist()),
+            path=self.acceptance.path(greedy),
             call=self.draft.seconds,
             verify=lambda nodes: self.target.seconds(1, nodes),
             exchange=self.link.seconds,
@@ -131,25 +131,27 @@ class Pilot:
 
         values: of nodes that were not ranked, most valuable first.  least: value that a child must have to be of use.
         """
-        worth = self.token_price * np.cumsum(self._gains(np.asarray(values), least))
-        nets = [(worth[count - 1] - self._call_cost(count), count) for count in _widths(len(values))]
-        paying = [(net, count) for net, count in nets if net > 0]
+        gains = self._gains(np.asarray(values), least)
+        worth, now = (self.token_price * np.cumsum(gains)).tolist(), self.clock()
+        useful = int(np.count_nonzero(gains))  # the first ones: whoever comes after them has no children of use
+        calls = [(count, self.known.draft.seconds(count)) for count in _widths(len(values)) if count < 2 * useful]
+        nets = [(worth[count - 1] - self._call_cost(seconds, now), count, seconds) for count, seconds in calls]
+        paying = [one for one in nets if one[0] > 0]
         if not paying:
             return int(self._silent >= SILENT_ROUNDS and self._drafting == 0 and not self._arrivals and len(values) > 0)
         if not self._arrivals:
             return max(paying)[1]
-        return max(paying, key=lambda one: worth[one[1] - 1] / max(self.known.draft.seconds(one[1]), 1e-9))[1]
+        return max(paying, key=lambda one: worth[one[1] - 1] / max(one[2], 1e-9))[1]
 
     def size(self, values: Sequence[float]) -> int:
         """How many of these nodes are sent, most valuable first."""
         worth = self.token_price * np.concatenate([[0.0], np.cumsum(values)])
-        costs = [self._round_cost(count) for count in range(len(values) + 1)]
-        return int(np.argmax(worth - np.array(costs)))
+        return int(np.argmax(worth - self._round_costs(range(len(values) + 1))))
 
     def least_value(self, most: int) -> float:
         """Of a node that is worth sending, on average over trees of up to `most` nodes."""
-        each = (self._round_cost(most) - self._round_cost(0)) / max(most, 1)
-        return min(each / self.token_price, 1.0) if self.token_price > 0 else 0.0
+        none, all_ = self._round_costs([0, most]).tolist()
+        return min((all_ - none) / max(most, 1) / self.token_price, 1.0) if self.token_price > 0 else 0.0
 
     def called(self, width: int, seconds: float) -> None:
         """The draft was called."""
@@ -195,16 +197,18 @@ class Pilot:
         children = values[:, None] * self.known.acceptance.mean_edges(WIDTH)
         return np.asarray(np.maximum(children - least, 0.0).sum(axis=-1))
 
-    def _call_cost(self, width: int) -> float:
-        seconds = self.known.draft.seconds(width)
-        now = self.clock()
+    def _call_cost(self, seconds: float, now: float) -> float:
+        """Of a call of the draft that takes so long from now on."""
         waited = max(0.0, now + seconds - max(self._arrivals[0].at, now)) if self._arrivals else seconds
         return self.tariff.of(Effort(waited, seconds, 0.0, 0.0))
 
-    def _round_cost(self, nodes: int) -> float:
-        """Of sending so many nodes below the root and waiting for the verdict."""
-        wall = self._exchange(nodes) + self.known.target.seconds(1, nodes + 1)
-        return self.tariff.of(Effort(wall, 0.0, ROUND_BYTES + NODE_BYTES * nodes, VERDICT_BYTES))
+    def _round_costs(self, sizes: Sequence[int]) -> NDArray[np.float64]:  # [n]
+        """Of sending so many nodes below the root and waiting for the verdict: a line in the nodes, and the target's forwards."""
+        alone, one = self._exchange(0), self._exchange(1)
+        fixed = self.tariff.of(Effort(alone, 0.0, ROUND_BYTES, VERDICT_BYTES))
+        each = self.tariff.of(Effort(one - alone, 0.0, NODE_BYTES, 0.0))
+        forwards = np.array([self.known.target.seconds(1, 1 + nodes) for nodes in sizes])
+        return np.asarray(fixed + each * np.array(sizes) + self.tariff.wall * forwards)
 
     def _exchange(self, nodes: int) -> float:
         return self.known.link.seconds(int(ROUND_BYTES + NODE_BYTES * nodes + VERDICT_BYTES))

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.acceptance_sessions import EmbeddedPair
-from inference.acceptance import RANKS, SHIPPED, WINDOW, AcceptanceModel, read_acceptance, write_acceptance
+from inference.acceptance import PATH, PRIOR_PATH, RANKS, SHIPPED, WINDOW, AcceptanceModel, read_acceptance, write_acceptance
 from inference.errors import InvalidRequest
 
 Scores = NDArray[np.float32]
@@ -228,7 +228,7 @@ def changed(*path: str, to: Any) -> dict[str, Any]:
     "record",
     [
         {},
-        changed("version", to=2),
+        changed("version", to=1),
         changed("features", to=["one"]),
         changed("laws", to=None),
         changed("laws", "greedy", to={"weights": [1.0]}),
@@ -241,8 +241,12 @@ def changed(*path: str, to: Any) -> dict[str, Any]:
         changed("rates", "tries", to=[1.0] * 3),
         changed("rates", "hits", to=[1e9] * RANKS),
         changed("rates", "hits", to=[0.0] * RANKS),
+        changed("paths", to=None),
+        changed("paths", "greedy", to=[]),
+        changed("paths", "sampled", to=[0.5] * (PRIOR_PATH + 1)),
+        changed("paths", "sampled", to=[1.5]),
     ],
-    ids=range(14),
+    ids=range(18),
 )
 def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
@@ -255,3 +259,22 @@ def test_a_file_that_holds_no_record_is_refused(tmp_path: Path, content: str) ->
     file.write_text(content, encoding="utf-8")
     with pytest.raises(InvalidRequest):
         read_acceptance(file)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_the_path_holds_what_was_thought_of_each_token_before_it_was_known(greedy: bool) -> None:
+    model = read_acceptance()
+    prior, scores = model.path(greedy), np.array([-0.1, -3.0, -4.0], np.float32)
+    thought = model.edges(scores[None], [0], greedy)[0]
+    model.observe(scores, 0, greedy, 1)
+    model.observe(scores, 0, greedy, None)
+    path = model.path(greedy)
+    assert len(path) == len(prior) == PRIOR_PATH
+    np.testing.assert_array_equal(path[:-2], prior[2:])
+    assert path[-2:].tolist() == [thought[1], 0.0]
+    np.testing.assert_array_equal(model.path(not greedy), read_acceptance().path(not greedy))
+    for _ in range(2 * PATH):
+        model.observe(scores, 0, greedy, 0)
+    assert len(model.path(greedy)) == PATH
+    kept = AcceptanceModel.from_record(model.to_record()).path(greedy)
+    np.testing.assert_allclose(kept, model.path(greedy)[-PRIOR_PATH:], atol=1e-4)

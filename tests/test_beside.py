@@ -33,7 +33,7 @@ from tests.hostile import digest, eventually, resume
 from tests.test_streams import Raw
 from tests.wire_fixtures import WAIT, background, connected, opening, raw_stub, status, successor_engine
 
-PROMPT, TOKENS = [5, 17, 250, 3, 99], 60
+PROMPT, TOKENS, MANY = [5, 17, 250, 3, 99], 60, 120
 NEVER_STOP: frozenset[int] = frozenset()
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
 ROOM = 40
@@ -73,11 +73,11 @@ def fused(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Connection]]
         yield served
 
 
-def expected(params: SamplingParams) -> list[int]:
+def expected(params: SamplingParams, tokens: int = TOKENS) -> list[int]:
     """The target's own decoding, in process."""
     verifier = LocalVerifier(pairs.engine(pairs.decoder(1), rows=1))
     verifier.open(PROMPT, params).result()
-    return list(verifier.generate(TOKENS, NEVER_STOP))
+    return list(verifier.generate(tokens, NEVER_STOP))
 
 
 class Client:
@@ -99,6 +99,28 @@ class Client:
 
     def goes_on(self, tokens: int, policy: Policy | None, stop_ids: frozenset[int] = NEVER_STOP) -> None:
         self.text += self.verifier.generate(tokens, stop_ids, beside=policy)
+
+    def goes_on_until(self, enough: int, policy: Policy | None) -> int:
+        """How many tokens came until the target, which might have made MANY, heard that so many are enough."""
+        before = len(self.text)
+        for token in self.verifier.generate(MANY, NEVER_STOP, beside=policy, enough=lambda: len(self.text) >= before + enough):
+            self.text.append(token)
+        return len(self.text) - before
+
+
+@pytest.mark.parametrize("policy", [None, Chain(3)], ids=str)
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+def test_a_target_that_is_told_it_is_enough_ends_and_the_session_goes_on(
+    fused: tuple[Engine, Connection], params: SamplingParams, policy: Policy | None
+) -> None:
+    client = Client(fused[1], params)
+    for _ in range(3):
+        assert 5 <= client.goes_on_until(5, policy) < MANY
+        client.rounds(1)
+    client.verifier._live.halt()  # where there is nothing to end
+    client.rounds(1)
+    client.verifier.close()
+    assert client.text == expected(params, len(client.text))
 
 
 @pytest.mark.parametrize("policy", [Chain(3), BestFirst(8, 3)], ids=str)

@@ -99,7 +99,7 @@ RESUME: dict[str, st.SearchStrategy[Any]] = {
 
 
 def test_every_field_of_every_message_is_fuzzed() -> None:
-    fields = {"open": OPEN, "round": ROUND, "generate": CONTINUE, "resume": RESUME, "close": {}, "heartbeat": {}}
+    fields = {"open": OPEN, "round": ROUND, "generate": CONTINUE, "resume": RESUME, "close": {}, "heartbeat": {}, "halt": {}}
     kinds = pb.ClientMessage.DESCRIPTOR.fields_by_name
     assert {name: set(kind.message_type.fields_by_name) for name, kind in kinds.items()} == {name: set(of) for name, of in fields.items()}
     assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) == {"open", *GENERATE}
@@ -116,7 +116,7 @@ continuations = some(CONTINUE).map(lambda changes: changed(generate(2), changes)
 others = st.one_of(
     openings,
     some(RESUME).map(lambda changes: pb.ClientMessage(resume=pb.Resume(**changes))),
-    st.sampled_from([pb.ClientMessage(), pb.ClientMessage(close=pb.Close()), pb.ClientMessage(heartbeat=pb.Heartbeat())]),
+    st.sampled_from([pb.ClientMessage(**said) for said in ({}, {"close": {}}, {"heartbeat": {}}, {"halt": {}})]),
 )
 
 

@@ -8,9 +8,10 @@ from random import Random
 
 import pytest
 
-from inference.acceptance import RANKS, SHIPPED, AcceptanceModel
+from inference.acceptance import PRIOR_PATH, SHIPPED, AcceptanceModel
 from inference.cost import Rates
-from inference.forecast import DISTRIBUTED, FUSED, NODE_BYTES, ROUND_BYTES, TARGET_ONLY, VERDICT_BYTES, Forecast, Shape, Situation, forecasts, shapes
+from inference.forecast import DISTRIBUTED, FUSED, NODE_BYTES, ROUND_BYTES, TARGET_ONLY, VERDICT_BYTES, Forecast, Situation, Tree, forecasts, trees
+from inference.hindsight import look_back
 from inference.navigator import IN_A_ROW, MOST_CORRECTION, WEIGHTS, Course, Navigator
 from inference.objective import Effort, Terms, Wish, blend
 from inference.pilot import Knowledge
@@ -28,8 +29,9 @@ DEAR_DRAFT = Terms(Rates(0.1, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_pe
 
 def acceptance(first: float) -> AcceptanceModel:
     record = json.loads(SHIPPED.read_text(encoding="utf-8"))
-    record["rates"] = {"tries": [1000.0] * RANKS, "hits": [1000 * first, *[1000 / 3] * (RANKS - 1)]}
-    return AcceptanceModel.from_record(record)
+    chances = [first, *[(1 - first) / 3 * (2 / 3) ** rank for rank in range(7)]]
+    path = Random(first).choices([*chances, 0.0], [*chances, 1 - sum(chances)], k=PRIOR_PATH)
+    return AcceptanceModel.from_record(record | {"paths": {"greedy": path, "sampled": path}})
 
 
 def link(round_trip: float) -> LinkTimes:
@@ -81,18 +83,18 @@ def random_knowledge(seed: int, there: Callable[[float, Random], float | None]) 
             )
 
 
-def looked_at(now: Situation, call: Callable[[int], float]) -> Iterator[tuple[Shape, Round, float]]:
+def looked_at(now: Situation, call: Callable[[int], float]) -> Iterator[tuple[Tree, Round, float]]:
     """Every tree, the round that it makes with this draft, and what lies between the two machines in it."""
-    for shape in shapes(now.rates, now.most_nodes):
-        size = int(ROUND_BYTES + NODE_BYTES * shape.nodes + VERDICT_BYTES)
-        yield shape, Round(shape.drafting(call), now.verify(shape.nodes + 1), shape.tokens), now.exchange(size) + now.queue
+    for tree in trees(look_back(now.path), call, now.most_nodes):
+        size = int(ROUND_BYTES + NODE_BYTES * tree.nodes + VERDICT_BYTES)
+        yield tree, Round(tree.drafting, now.verify(tree.nodes + 1), tree.tokens), now.exchange(size) + now.queue
 
 
 def test_distributed_is_taken_exactly_where_the_round_trip_is_below_break_even() -> None:
     """I2: RTT < tokens * t_ar - t_v - drafting."""
     answers = set()
     for known in random_knowledge(1, lambda level, random: None):
-        now = known.situation(NODES, bets=False)
+        now = known.situation(NODES, bets=False, greedy=False)
         alone = now.verify(1) + now.queue
         pays = any(between < break_even_round_trip(alone, made) for _, made, between in looked_at(now, now.call))
         answer = navigator(known).course.architecture
@@ -105,7 +107,7 @@ def test_the_synchronous_split_never_beats_a_host_whose_draft_is_as_fast() -> No
     """I1; and that host drafts exactly where a round of it is faster than the target alone."""
     answers = set()
     for known in random_knowledge(2, lambda level, random: level * random.uniform(0.3, 1.0)):
-        now = known.situation(NODES, bets=False)
+        now = known.situation(NODES, bets=False, greedy=False)
         assert now.call_there is not None
         alone = now.verify(1) + now.queue
         pays = any(fused_time(made, now.queue) < alone for _, made, _ in looked_at(now, now.call_there))
@@ -118,11 +120,11 @@ def test_the_synchronous_split_never_beats_a_host_whose_draft_is_as_fast() -> No
 def test_a_faster_draft_here_is_weighed_against_the_one_there() -> None:
     answers = set()
     for known in random_knowledge(3, lambda level, random: level * random.uniform(2, 20)):
-        now = known.situation(NODES, bets=False)
+        now = known.situation(NODES, bets=False, greedy=False)
         assert now.call_there is not None
         times = {
             TARGET_ONLY: now.verify(1) + now.queue,
-            FUSED: min(fused_time(made, now.queue) for shape, made, _ in looked_at(now, now.call_there) if shape.nodes),
+            FUSED: min(fused_time(made, now.queue) for _, made, _ in looked_at(now, now.call_there)),
             DISTRIBUTED: min(synchronous_time(made, between) for _, made, between in looked_at(now, now.call)),
         }
         answer = navigator(known).course.architecture
@@ -136,8 +138,8 @@ def test_a_draft_too_slow_for_its_agreement_is_left_at_every_distance(round_trip
     """I3: where t_v = t_ar and no tree brings more than its drafting takes, not even loopback helps."""
     for first in AGREEMENTS:
         known = knowledge(first=first, level=0.041, verify=0.04, a_node=0.0, round_trip=round_trip)
-        now = known.situation(NODES, bets=False)
-        assert all((shape.tokens - 1) * now.verify(1) <= shape.drafting(now.call) for shape in shapes(now.rates, NODES))
+        now = known.situation(NODES, bets=False, greedy=False)
+        assert all((made.tokens - 1) * now.verify(1) <= made.drafting for _, made, _ in looked_at(now, now.call))
         assert navigator(known).course.architecture == TARGET_ONLY
 
 
@@ -149,18 +151,19 @@ def test_a_draft_fast_enough_for_its_agreement_pays_on_loopback() -> None:
 
 def test_bets_beat_a_host_whose_draft_is_as_fast_only_within_the_time_of_its_drafting() -> None:
     """I4, for the setting that was taken."""
-    taken = 0
+    bet = 0
     for known in random_knowledge(4, lambda level, random: level):
-        course, now = navigator(known, bets=True).course, known.situation(NODES, bets=True)
+        course, now = navigator(known, bets=True).course, known.situation(NODES, bets=True, greedy=False)
         if course.architecture == DISTRIBUTED:
-            taken += 1
             one = course.forecast
             made, between = next(
-                (made, between) for shape, made, between in looked_at(now, now.call) if (shape.nodes, shape.depth) == (one.nodes, one.depth)
+                (made, between)
+                for tree, made, between in looked_at(now, now.call)
+                if (tree.nodes, tree.depth, tree.tokens) == (one.nodes, one.depth, one.tokens)
             )
-            assert one.bets
+            bet += one.bets > 0
             assert between - now.queue < made.drafting
-    assert taken
+    assert bet
 
 
 @pytest.mark.parametrize("allowed", [{DISTRIBUTED}, {DISTRIBUTED, TARGET_ONLY}, {DISTRIBUTED, FUSED, TARGET_ONLY}])
@@ -188,7 +191,7 @@ def test_a_target_that_tells_no_times_is_not_compared_with_before_some_are_seen(
 def test_a_useless_draft_or_a_target_without_trees_leaves_a_root_a_round(nodes: int) -> None:
     known = knowledge(first=0.001)
     known.acceptance = AcceptanceModel.from_record(
-        json.loads(SHIPPED.read_text(encoding="utf-8")) | {"rates": {"tries": [1000.0] * RANKS, "hits": [1e-3] * RANKS}}
+        json.loads(SHIPPED.read_text(encoding="utf-8")) | {"paths": {"greedy": [0.0] * PRIOR_PATH, "sampled": [0.0] * PRIOR_PATH}}
     )
     course = Navigator(known, Wish(), None, frozenset({DISTRIBUTED}), nodes).course
     assert (course.architecture, course.forecast.nodes, course.forecast.bets) == (DISTRIBUTED, 0, 0)
@@ -269,7 +272,7 @@ def test_every_decision_is_told() -> None:
 
 
 def options(known: Knowledge, *, bets: bool) -> list[Forecast]:
-    return forecasts(known.situation(NODES, bets))
+    return forecasts(known.situation(NODES, bets, greedy=False))
 
 
 def test_a_speed_that_must_be_kept_is_kept_at_least_cost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from inference.accept import Verdict
 from inference.backends import Model, Segment
 from inference.backends.batch import Shape
 from inference.backends.timed import TimeProfile
-from inference.decode import Step, Superseded
+from inference.decode import Step, Superseded, never
 from inference.drafters.model import ModelDrafter
 from inference.engine import Engine
 from inference.errors import OutriderError
@@ -174,12 +175,15 @@ class VirtualVerifier:
 
         return self._arriving(exchange, arrive, verdict)
 
-    def generate(self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None) -> Iterator[int]:
-        """The target does not wait for whoever takes its tokens."""
+    def generate(
+        self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None, enough: Callable[[], bool] = never
+    ) -> Iterator[int]:
+        """The target does not wait for whoever takes its tokens, and what it has in hand when it is told to end still comes."""
         up = pb.ClientMessage(generate=translate.write_continue(max_tokens, stop_ids, self._live.length, 2**63, beside)).ByteSize()
         sent = self._clock.now()
         began = max(sent + self._link.crossing(up), self._free)
         self._traffic.bytes_up += up
+        halt = math.inf  # when the target hears that it is enough
         for count, tokens in enumerate(self._stretch(max_tokens, stop_ids, beside)):
             seconds = self._meter.take()
             self._free = began + seconds
@@ -188,8 +192,12 @@ class VirtualVerifier:
             self._traffic.model_seconds += seconds
             self._traffic.bytes_down += down
             self._traffic.away_seconds += self._clock.now() - sent if not count else 0.0
-            began = self._free
             yield from tokens
+            if began >= halt:
+                return
+            began = self._free
+            if halt == math.inf and enough():
+                halt = self._clock.now() + self._link.crossing(pb.ClientMessage(halt=pb.Halt()).ByteSize())
 
     def close(self) -> None:
         if self._session is not None:

@@ -64,20 +64,22 @@ class ForwardTime(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., nodes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("open", "round", "generate", "close", "resume", "heartbeat")
+    __slots__ = ("open", "round", "generate", "close", "resume", "heartbeat", "halt")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
     open: Open
     round: Round
     generate: Continue
     close: Close
     resume: Resume
     heartbeat: Heartbeat
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., generate: _Optional[_Union[Continue, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    halt: Halt
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., generate: _Optional[_Union[Continue, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("opened", "verdict", "tokens", "go_away")
@@ -222,6 +224,10 @@ class Tokens(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., last: bool = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., drafted: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Halt(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
