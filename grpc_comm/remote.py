@@ -119,7 +119,7 @@ class RemoteVerifier:
         return done
 
     def generate(
-        self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None, enough: Callable[[], bool] = never
+        self, max_tokens: int, stop_ids: frozenset[int], *, fused: bool = False, policy: Policy | None = None, enough: Callable[[], bool] = never
     ) -> Iterator[int]:
         left, halted = max_tokens, False
         done = left < 1
@@ -128,7 +128,7 @@ class RemoteVerifier:
                 if self._must_move:
                     self._reattach()
                 try:
-                    asked = translate.write_continue(left, stop_ids, len(self._tokens), self._digest.of(self._tokens), beside)
+                    asked = translate.write_continue(left, stop_ids, len(self._tokens), self._digest.of(self._tokens), fused, policy)
                     for message in self._live.generate(asked):
                         self._tokens += message.ids
                         left, done = left - len(message.ids), message.last

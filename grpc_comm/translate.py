@@ -169,12 +169,11 @@ def read_verdict(message: pb.Verdict, number: int, tree: TokenTree) -> Verdict:
     return Verdict(tuple(message.path), message.next_token)
 
 
-def write_continue(max_tokens: int, stop_ids: Iterable[int], base_length: int, digest: int, beside: Policy | None) -> pb.Continue:
-    """beside: how the target's own draft grows its trees; None: the target goes on alone."""
-    message = pb.Continue(max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), base_length=base_length, digest=digest)
-    if beside is not None:
-        message.fused = True
-        message.shape.CopyFrom(write_shape(beside))
+def write_continue(max_tokens: int, stop_ids: Iterable[int], base_length: int, digest: int, fused: bool, policy: Policy | None) -> pb.Continue:
+    """policy: how the target's own draft grows its trees (None: as it is set)."""
+    message = pb.Continue(max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), base_length=base_length, digest=digest, fused=fused)
+    if policy is not None:
+        message.shape.CopyFrom(write_shape(policy))
     return message
 
 

@@ -13,7 +13,7 @@ from inference.drafters.adaptive import AdaptiveDrafter
 from inference.forecast import DISTRIBUTED, FUSED
 from inference.navigator import Navigator
 from inference.objective import Effort
-from inference.policy import BestFirst, Budget
+from inference.policy import Budget
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
@@ -115,17 +115,16 @@ class _Loop:
     def stretch(self, most: int) -> Iterator[Step]:
         """Tokens that the target makes without waiting for anybody, with its own draft or without, until another course is taken; the draft
         here comes after them."""
-        course, before, asked = self._navigator.course.forecast, self._verifier.traffic.copy(), self._pilot.clock()
-        beside = BestFirst(course.nodes, course.depth) if course.architecture == FUSED else None
+        architecture, before, asked = self._navigator.course.architecture, self._verifier.traffic.copy(), self._pilot.clock()
         made, first, behind = 0, asked, list[int]()
 
         def left() -> bool:
-            return self._navigator.course.architecture != course.architecture
+            return self._navigator.course.architecture != architecture
 
-        for token in self._verifier.generate(most, self._stop_ids, beside=beside, enough=left):
+        for token in self._verifier.generate(most, self._stop_ids, fused=architecture == FUSED, enough=left):
             if not made:
                 first = self._pilot.clock()
-            yield Step(TokenTree.chain([self._root]), Verdict((), token), course.architecture)
+            yield Step(TokenTree.chain([self._root]), Verdict((), token), architecture)
             made, self._root = made + 1, token
             behind.append(token)
             if len(behind) == FOLLOWED:
@@ -137,7 +136,7 @@ class _Loop:
                     self._decide()
         if behind:
             self._drafter.follow(behind)
-        if beside is None:  # a draft there takes in the text before its first round
+        if architecture != FUSED:  # a draft there takes in the text before its first round
             self._pilot.known.link.observe(first - asked, self._pilot.known.target.seconds(1, 1) + self._pilot.known.queue, 0)
 
     def _decide(self) -> None:

@@ -52,11 +52,12 @@ class Verifier(Protocol):
         ...
 
     def generate(
-        self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None, enough: Callable[[], bool] = never
+        self, max_tokens: int, stop_ids: frozenset[int], *, fused: bool = False, policy: Policy | None = None, enough: Callable[[], bool] = never
     ) -> Iterator[int]:
-        """Let the target go on from here, alone or with the draft beside it, which grows such trees; a stop id is yielded and ends it.
+        """Let the target go on from here, alone or (fused) with the draft beside it; a stop id is yielded and ends it.
 
-        enough: asked after each token; once it says so the target is told to end, and what it has made by then still comes.
+        policy: how that draft grows its trees (None: as the target's host is set).  enough: asked after each token; once it says so the
+        target is told to end, and what it has made by then still comes.
         Raises InvalidRequest where there is no draft beside it.
         """
         ...

@@ -16,7 +16,6 @@ import numpy as np
 from inference.hindsight import DEPTHS, LEAST_VALUES, FloatArray, Hindsight, look_back
 from inference.objective import Effort
 from inference.planner import Round, fused_time, synchronous_time
-from inference.policy import BestFirst
 
 TARGET_ONLY, FUSED, DISTRIBUTED = "target-only", "fused", "distributed"
 """Architectures, as Describe and reports name them."""
@@ -115,7 +114,7 @@ def _root_alone(now: Situation) -> Forecast:
 
 def _fused(now: Situation, seen: Hindsight, call: Seconds) -> Iterator[Forecast]:
     for tree in trees(seen, call, now.most_nodes):
-        if BestFirst(tree.nodes, tree.depth).most_ranked <= now.room_there:
+        if tree.nodes < now.room_there:
             wall = fused_time(Round(tree.drafting, now.verify(tree.nodes + 1), tree.tokens), now.queue)
             yield Forecast(FUSED, tree.nodes, tree.depth, 0, tree.tokens, Effort(wall, 0.0, 0.0, VERDICT_BYTES / tree.tokens))
 

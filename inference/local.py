@@ -38,9 +38,9 @@ class LocalVerifier:
         return _done(lambda: self._verify(tree))
 
     def generate(
-        self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None, enough: Callable[[], bool] = never
+        self, max_tokens: int, stop_ids: frozenset[int], *, fused: bool = False, policy: Policy | None = None, enough: Callable[[], bool] = never
     ) -> Iterator[int]:
-        if beside is not None:
+        if fused:
             raise InvalidRequest("no draft runs beside this target")
         for _ in range(max_tokens):
             token = self._verify(TokenTree.chain([self._live.root])).next_token

@@ -11,16 +11,18 @@ from grpc_comm.server import Target
 from inference.artifact import read_manifest
 from inference.backends import RoundModel
 from inference.backends.fused import fused_part
+from inference.drafters.adaptive import MOST_OF_A_TREE
 from inference.drafters.classic import ClassicDrafter
 from inference.drafters.graph import GraphPool
+from inference.drafters.hosted import Host, HostedDrafter
 from inference.drafters.model import ModelDrafter
-from inference.drafters.pool import DraftPool
+from inference.drafters.pool import DraftPool, Own
 from inference.errors import InvalidRequest, Mismatch
 from inference.policy import BestFirst, Policy
 from inference.verification import probabilities_of
 from outrider.completion import Completion, Request, Show, made_there
-from outrider.generate import connect_target, load_draft, make_requests, read_policy, read_prompts, run
-from outrider.models import find_checkpoint, find_tokenizer
+from outrider.generate import connect_target, make_requests, read_policy, read_prompts, run
+from outrider.models import PREFILL_NODES, find_checkpoint, find_tokenizer, load_model
 from outrider.options import Options
 from outrider.profiles import user_profiles
 from outrider.report import silent
@@ -48,12 +50,20 @@ def with_draft(target: Target, options: Options) -> Target:
         theirs = target.description.tokenizer_fingerprint
         raise Mismatch(f"the tokenizers differ: that of the draft {checkpoint.name} is {fingerprint}, that of {target.description.model} is {theirs}")
     largest = max(policy, LARGEST_ASKED, key=lambda one: one.most_ranked)
-    model = load_draft(options, checkpoint, largest, target.engine.model.rows, target.engine.sequence_length)
-    times = tuple(user_profiles().draft(checkpoint, model, target.engine.sequence_length).items())
-    drafts = DraftPool(model, policy, largest.most_ranked, ClassicDrafter if classic else ModelDrafter, seeded=not classic)
+    rows, room = target.engine.model.rows, max(largest.most_ranked, MOST_OF_A_TREE)
+    model = load_model(options, checkpoint, rows=rows, sequence_length=target.engine.sequence_length, spare=room, max_nodes=max(PREFILL_NODES, room))
+    times = tuple(user_profiles(afresh=options.calibrate).draft(checkpoint, model, target.engine.sequence_length).items())
+    own = _adapting(target, dict(times), rows) if asked_policy(options) is None and not classic else None
+    drafts = DraftPool(model, policy, room, ClassicDrafter if classic else ModelDrafter, own=own, seeded=not classic)
     name = checkpoint.name + CLASSIC * classic
     description = replace(target.description, draft_model=name, draft_nodes=drafts.room, draft_times=times)
     return replace(target, drafts=drafts, description=description)
+
+
+def _adapting(target: Target, draft: dict[int, float], rows: int) -> Own:
+    """Trees as deep and wide as they pay on this host."""
+    hosts = [Host(draft, dict(target.description.times), target.engine.max_tree_nodes - 1) for _ in range(rows)]
+    return lambda model, row: HostedDrafter(model, hosts[row], row=row)
 
 
 def _with_graph(target: Target, model: RoundModel, options: Options) -> Target:

@@ -98,12 +98,12 @@ class Client:
             self.text += [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
 
     def goes_on(self, tokens: int, policy: Policy | None, stop_ids: frozenset[int] = NEVER_STOP) -> None:
-        self.text += self.verifier.generate(tokens, stop_ids, beside=policy)
+        self.text += self.verifier.generate(tokens, stop_ids, fused=policy is not None, policy=policy)
 
     def goes_on_until(self, enough: int, policy: Policy | None) -> int:
         """How many tokens came until the target, which might have made MANY, heard that so many are enough."""
         before = len(self.text)
-        for token in self.verifier.generate(MANY, NEVER_STOP, beside=policy, enough=lambda: len(self.text) >= before + enough):
+        for token in self.verifier.generate(MANY, NEVER_STOP, fused=policy is not None, policy=policy, enough=lambda: len(self.text) >= before + enough):
             self.text.append(token)
         return len(self.text) - before
 
@@ -172,7 +172,7 @@ def test_a_stream_cut_in_the_middle_is_resumed_and_no_token_is_lost(params: Samp
         link = stack.enter_context(shaped_link(str(server.address)))
         client = Client(stack.enter_context(connect(link.address, patience=Patience(WAIT))), params)
         client.rounds(1)
-        for number, token in enumerate(client.verifier.generate(TOKENS - len(client.text), NEVER_STOP, beside=Chain(3))):
+        for number, token in enumerate(client.verifier.generate(TOKENS - len(client.text), NEVER_STOP, fused=True, policy=Chain(3))):
             client.text.append(token)
             if number in (4, 20):
                 link.cut()
@@ -187,7 +187,7 @@ def test_a_client_that_leaves_early_frees_everything() -> None:
     with host(drafts, lease_seconds=1.0) as (engine, connection):
         for _ in range(3):
             client = Client(connection, SamplingParams())
-            leaving = client.verifier.generate(TOKENS, NEVER_STOP, beside=Chain(2))
+            leaving = client.verifier.generate(TOKENS, NEVER_STOP, fused=True, policy=Chain(2))
             next(iter(leaving))
             client.verifier.close()
         client = Client(connection, SamplingParams())
@@ -202,7 +202,7 @@ def test_who_waits_for_a_row_of_the_draft_can_leave() -> None:
     with host(drafts, lease_seconds=1.0) as (engine, connection), ThreadPoolExecutor(1) as asking:
         client = Client(connection, SamplingParams())
         with drafts.drafter():
-            first = asking.submit(next, client.verifier.generate(TOKENS, NEVER_STOP, beside=Chain(2)))
+            first = asking.submit(next, client.verifier.generate(TOKENS, NEVER_STOP, fused=True, policy=Chain(2)))
             time.sleep(0.1)  # it waits by now; nothing is lost where it does not yet
             client.verifier.close()
             assert first.exception(WAIT) is not None
@@ -254,7 +254,7 @@ def test_a_host_without_a_draft_refuses_in_words() -> None:
         verifier = connection.verifier()
         verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
         with pytest.raises(InvalidRequest, match="no draft beside it"):
-            next(iter(verifier.generate(5, NEVER_STOP, beside=Chain(2))))
+            next(iter(verifier.generate(5, NEVER_STOP, fused=True, policy=Chain(2))))
 
 
 def test_a_draft_that_makes_other_texts_is_not_lent_to_a_session() -> None:

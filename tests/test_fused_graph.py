@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import cache
@@ -70,13 +70,6 @@ def steps_of(served: Engine, params: SamplingParams, prompt: Sequence[int] = PRO
 
 def tokens_of(steps: Sequence[Step]) -> list[int]:
     return [token for step in steps for token in step.tokens]
-
-
-@pytest.fixture(scope="module")
-def ties() -> Iterator[NearTies]:
-    count = NearTies()
-    yield count
-    count.check()
 
 
 # --- acceptance -------------------------------------------------------------------------------------------------------
@@ -238,7 +231,7 @@ def test_a_session_under_way_goes_on_with_the_draft_in_the_graph(params: Samplin
         verifier = connection.verifier()
         verifier.open(PROMPT, params).result(WAIT)
         text = list(verifier.generate(4, frozenset()))
-        text += verifier.generate(20, frozenset(), beside=Chain(3))
+        text += verifier.generate(20, frozenset(), fused=True, policy=Chain(3))
         text += verifier.generate(6, frozenset())
         verifier.close()
     assert text == alone(params)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from benchmarks.regret.betting import BettingDrafter, Rule
 from benchmarks.regret.dial import Text
 from benchmarks.regret.rivals import BudgetTree, ObjectiveTree, Transfer, TransferByNode, TransferByRound
-from benchmarks.regret.stage import MOST_NODES, ROOM_BESIDE, Stage
+from benchmarks.regret.stage import Stage
 from inference.acceptance import read_acceptance
 from inference.adaptive import decode_adaptive
 from inference.decode import Drafter, Verifier, decode
@@ -75,7 +75,7 @@ def _there(beside: Policy | None) -> Callable[[Stage], Player]:
         def play(text: Text) -> Iterator[Sequence[int]]:
             with closing(stage.verifier) as verifier:
                 verifier.open(text.prompt, text.params).result()
-                for token in verifier.generate(len(text.tokens), frozenset(), beside=beside):
+                for token in verifier.generate(len(text.tokens), frozenset(), fused=beside is not None, policy=beside):
                     yield [token]
 
         return Player(play)
@@ -100,11 +100,11 @@ def _adaptive(*allowed: str, bets: bool = True) -> Callable[[Stage], Player]:
 
     def begin(stage: Stage) -> Player:
         known = Knowledge(stage.draft_times, stage.target_times, stage.link_times(), read_acceptance())
-        known.call_there, known.room_there = stage.beside_times.seconds, ROOM_BESIDE
+        known.call_there, known.room_there = stage.beside_times.seconds, stage.room_beside
         drafter = AdaptiveDrafter(stage.draft, Pilot(known, bets=bets, clock=stage.now))
 
         def play(text: Text) -> Iterator[Sequence[int]]:
-            navigator = Navigator(known, Wish(), None, frozenset(allowed), most_nodes=MOST_NODES, bets=bets)
+            navigator = Navigator(known, Wish(), None, frozenset(allowed), most_nodes=stage.most_nodes, bets=bets)
             with closing(stage.verifier), closing(drafter):
                 for step in decode_adaptive(text.prompt, text.params, drafter, stage.verifier, navigator, len(text.tokens), frozenset()):
                     yield step.tokens

@@ -39,12 +39,12 @@ class Agreement:
     """Means over the tokens of some texts.
 
     first: the target's token is the draft's first guess.  covered: it is one of GUESSES.  distance: total variation between what the
-    two would say at temperature 0.7.
+    two would say at temperature 0.7; None where the target's logits cannot be had.
     """
 
     first: float
     covered: float
-    distance: float
+    distance: float | None = None
 
     @property
     def miss(self) -> float:

@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS
-from benchmarks.regret.stage import BYTE_TIME, PROFILES, ROOM_BESIDE, Pair, Stage, serve, virtual_stage
+from benchmarks.regret.stage import BYTE_TIME, MOST_NODES, PROFILES, ROOM_BESIDE, Pair, Stage, serve, virtual_stage
 from benchmarks.regret.study import Cell, Result, Study, play
 from grpc_comm.client import connect
 from grpc_comm.server import BackgroundServer, Target
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends.timed import TimedModel
+from inference.drafters.hosted import Host, HostedDrafter
 from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.policy import Chain
@@ -67,7 +68,9 @@ def real_stage(pair: Pair, round_trip: float, slower: float) -> Iterator[Stage]:
     """A stage on the machine's clock, on which everything takes `slower` times as long; round_trip in seconds."""
     profiles = PROFILES.slower(slower)
     engine = serve(TimedModel(pair.target(), profiles.target), pair.vocabulary)
-    beside = DraftPool(TimedModel(pair.draft(), profiles.beside), Chain(1), room=ROOM_BESIDE)
+    host = Host(profiles.times.beside, profiles.times.target, MOST_NODES)
+    timed = TimedModel(pair.draft(), profiles.beside)
+    beside = DraftPool(timed, Chain(1), room=ROOM_BESIDE, own=lambda model, row: HostedDrafter(model, host, row=row))
     shape = Shape(delay_ms=slower * round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME / slower)
     draft = TimedModel(pair.draft(), profiles.here)
     with (
@@ -76,7 +79,7 @@ def real_stage(pair: Pair, round_trip: float, slower: float) -> Iterator[Stage]:
         connect(link.address) as connection,
     ):
         verifier = connection.verifier()
-        yield Stage(time.perf_counter, draft, lambda: draft.emulated_seconds, verifier, connection.probe, profiles)
+        yield Stage(time.perf_counter, draft, lambda: draft.emulated_seconds, verifier, connection.probe, profiles.times)
 
 
 def repeat(study: Study, among: Sequence[Cell], slower: float) -> Iterator[Repeated]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,11 +16,21 @@ from grpc_comm.client import Probe
 from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
 from inference.decode import Verifier
+from inference.drafters.hosted import Host
 from inference.engine import Engine
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LinkTimes, Shape, TargetTimes
 from outrider.calibrate import PROBES
 
 _OURS = Path(__file__).parent / "profiles"
+
+
+class CallTimes(NamedTuple):
+    """Seconds of a call, as they were measured before the first text: of the draft here and of the one beside the target by width, of a
+    forward of the target by rows and nodes."""
+
+    here: Mapping[int, float]
+    target: Mapping[Shape, float]
+    beside: Mapping[int, float]
 
 
 class Profiles(NamedTuple):
@@ -34,6 +44,12 @@ class Profiles(NamedTuple):
         """Everything takes so many times as long."""
         names = ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds")
         return Profiles(*(replace(profile, **{name: times * getattr(profile, name) for name in names}) for profile in self))
+
+    @property
+    def times(self) -> CallTimes:
+        """What measuring would find."""
+        here, beside = ({width: profile.seconds(1, width, CONTEXT) for width in profile.nodes} for profile in (self.here, self.beside))
+        return CallTimes(here, {(1, nodes): self.target.seconds(1, nodes, CONTEXT) for nodes in self.target.nodes}, beside)
 
 
 PROFILES = Profiles(
@@ -62,6 +78,7 @@ _DESCRIPTION_BYTES = 400
 class Stage:
     """What an arm may use. now: seconds of whatever clock runs here.  draft: here.  drafted: seconds that it was busy.
     verifier: the target across the link, with a draft beside it.  probe: asks that target for nothing but an answer.
+    most_nodes: of a tree below its root.  room_beside: nodes that the draft beside the target may rank for a tree.
     """
 
     now: Callable[[], float]
@@ -69,17 +86,19 @@ class Stage:
     drafted: Callable[[], float]
     verifier: Verifier
     probe: Callable[[], Probe]
-    profiles: Profiles = PROFILES
+    times: CallTimes = PROFILES.times
+    most_nodes: int = MOST_NODES
+    room_beside: int = ROOM_BESIDE
 
     @property
     def draft_times(self) -> DraftTimes:
         """What the user's machine has measured of the draft."""
-        return DraftTimes({width: self.profiles.here.seconds(1, width, CONTEXT) for width in self.profiles.here.nodes})
+        return DraftTimes(self.times.here)
 
     @property
     def target_times(self) -> TargetTimes:
         """What the target says of itself."""
-        return TargetTimes({(1, nodes): self.profiles.target.seconds(1, nodes, CONTEXT) for nodes in self.profiles.target.nodes})
+        return TargetTimes(self.times.target)
 
     def link_times(self) -> LinkTimes:
         """What the user's machine has measured of the link before the first text."""
@@ -92,7 +111,7 @@ class Stage:
     @property
     def beside_times(self) -> DraftTimes:
         """What the target says of the draft beside it."""
-        return DraftTimes({width: self.profiles.beside.seconds(1, width, CONTEXT) for width in self.profiles.beside.nodes})
+        return DraftTimes(self.times.beside)
 
     def lost(self) -> float:
         """Seconds of all exchanges so far that the target did not compute in."""
@@ -130,11 +149,12 @@ def virtual_stage(pair: Pair, round_trip: float) -> Stage:
         drafting.add(seconds)
         clock.advance(seconds)
 
+    host = Host(PROFILES.times.beside, PROFILES.times.target, MOST_NODES, clock=lambda: there.seconds)
     engine, link = serve(MeteredModel(pair.target(), PROFILES.target, there.add), pair.vocabulary), Link(round_trip, BYTE_TIME)
     return Stage(
         now=clock.now,
         draft=MeteredModel(pair.draft(), PROFILES.here, draft_here),
         drafted=lambda: drafting.seconds,
-        verifier=VirtualVerifier(engine, MeteredModel(pair.draft(), PROFILES.beside, there.add), there, clock, link),
+        verifier=VirtualVerifier(engine, MeteredModel(pair.draft(), PROFILES.beside, there.add), host, there, clock, link),
         probe=lambda: Probe(link.crossing(0) + link.crossing(_DESCRIPTION_BYTES), _DESCRIPTION_BYTES),
     )

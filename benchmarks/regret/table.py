@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -14,6 +14,9 @@ from inference.planner import Round, least_time, proactive_time, synchronous_tim
 
 GROUPS = {arm.name: arm.group for arm in ARMS}
 OTHERS = [arm for arm in ARMS if not arm.ours]
+
+VERIFY = PROFILES.target.seconds(1, 1, CONTEXT)
+"""Seconds that the emulated target takes for a token by itself."""
 
 
 def best(played: Played, among: Sequence[Arm]) -> str:
@@ -57,9 +60,9 @@ def gain_of_bets(waiting: Result, betting: Result) -> Gain:
     return Gain(waiting.token_ms - betting.token_ms, 1e3 * predicted)
 
 
-def bound_ms(played: Played) -> float:
+def bound_ms(played: Played, verify: float = VERIFY) -> float:
     """Below this no arm can come that drafts across the link and guesses as widely as these."""
-    return 1e3 * least_time(played.agreement.miss, played.cell.round_trip / 1e3, PROFILES.target.seconds(1, 1, CONTEXT))
+    return 1e3 * least_time(played.agreement.miss, played.cell.round_trip / 1e3, verify)
 
 
 def across(arms: Sequence[Arm] = OTHERS) -> list[Arm]:
@@ -67,13 +70,13 @@ def across(arms: Sequence[Arm] = OTHERS) -> list[Arm]:
     return [arm for arm in arms if arm.crosses]
 
 
-def record(studied: Sequence[Played]) -> list[dict[str, Any]]:
+def record(studied: Sequence[Played], verify: float = VERIFY) -> list[dict[str, Any]]:
     """Everything, for JSON; times in milliseconds a token."""
     return [
         {
             **played.cell._asdict(),
             "agreement": asdict(played.agreement),
-            "bound_ms": round(bound_ms(played), 3),
+            "bound_ms": round(bound_ms(played, verify), 3),
             "arms": {name: {**asdict(result), "ms_per_token": round(result.token_ms, 3)} for name, result in played.results.items()},
             "best_across": best(played, across()),
             "best": best(played, OTHERS),
@@ -98,18 +101,20 @@ def read_others(cells: Sequence[Mapping[str, Any]]) -> dict[Cell, Played]:
     return kept
 
 
-def markdown(studied: Sequence[Played]) -> str:
-    """One table for each temperature and agreement, a row for each round trip."""
+def markdown(studied: Sequence[Played], verify: float = VERIFY, more: Callable[[Played], Mapping[str, str]] = lambda played: {}) -> str:
+    """One table for each temperature and agreement, a row for each round trip; more: further columns of a row."""
     lines: list[str] = []
     for temperature, level in dict.fromkeys((played.cell.temperature, played.cell.level) for played in studied):
         rows = [played for played in studied if (played.cell.temperature, played.cell.level) == (temperature, level)]
         seen = rows[0].agreement
-        guessed = f"first guess right {seen.first:.0%}, among eight {seen.covered:.1%}, TV {seen.distance:.2f} at T = 0.7"
-        lines += [f"### T = {temperature:g}, {level} draft ({guessed})", "", *_table([_row(played) for played in rows]), ""]
+        guessed = f"first guess right {seen.first:.0%}, among eight {seen.covered:.1%}"
+        guessed += "" if seen.distance is None else f", TV {seen.distance:.2f} at T = 0.7"
+        told = [{**_row(played, verify), **more(played)} for played in rows]
+        lines += [f"### T = {temperature:g}, {level} draft ({guessed})", "", *_table(told), ""]
     return "\n".join([*lines, *_summary(studied), ""])
 
 
-def _row(played: Played) -> Mapping[str, str]:
+def _row(played: Played, verify: float) -> Mapping[str, str]:
     results, groups = played.results, {name: [arm for arm in OTHERS if arm.group == name] for name in dict.fromkeys(GROUPS.values())}
 
     def shown(name: str) -> str:
@@ -137,7 +142,7 @@ def _row(played: Played) -> Mapping[str, str]:
         "bets": shown(BETTING.name),
         "hits": f"{results[BETTING.name].hit:.0%}",
         "of formula": share,
-        "bound": f"{bound_ms(played):.1f}",
+        "bound": f"{bound_ms(played, verify):.1f}",
     }
 
 

@@ -16,6 +16,7 @@ from inference.backends import Model, Segment
 from inference.backends.batch import Shape
 from inference.backends.timed import TimeProfile
 from inference.decode import Step, Superseded, never
+from inference.drafters.hosted import Host, HostedDrafter
 from inference.drafters.model import ModelDrafter
 from inference.engine import Engine
 from inference.errors import OutriderError
@@ -45,14 +46,14 @@ class Meter:
     """Adds up seconds."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds, self._taken = 0.0, 0.0
 
     def add(self, seconds: float) -> None:
         self.seconds += seconds
 
     def take(self) -> float:
         """What was added since the last time."""
-        seconds, self.seconds = self.seconds, 0.0
+        seconds, self._taken = self.seconds - self._taken, self.seconds
         return seconds
 
 
@@ -123,12 +124,13 @@ class Exchange(NamedTuple):
 class VirtualVerifier:
     """A Verifier whose target is at the other end of a link, serves nobody else, and does one thing after the other.
 
-    beside: the draft at the target's host, with a row of its own.  meter: is told what both models there spend. Messages are as long as
-    those of grpc_comm. Does not go back behind a stop id. What comes of a round is computed when it is submitted and told when it arrives.
+    beside: the draft at the target's host, with a row of its own; host: what it goes by where nobody asks for certain trees.
+    meter: is told what both models there spend. Messages are as long as those of grpc_comm. Does not go back behind a stop id. What comes
+    of a round is computed when it is submitted and told when it arrives.
     """
 
-    def __init__(self, engine: Engine, beside: Model, meter: Meter, clock: VirtualClock, link: Link) -> None:
-        self._engine, self._beside, self._meter, self._clock, self._link = engine, beside, meter, clock, link
+    def __init__(self, engine: Engine, beside: Model, host: Host, meter: Meter, clock: VirtualClock, link: Link) -> None:
+        self._engine, self._beside, self._host, self._meter, self._clock, self._link = engine, beside, host, meter, clock, link
         self._session: Session | None = None
         self._traffic, self._owed = Traffic(), deque[tuple[float, Callable[[Traffic], None]]]()
         self._rounds, self._free, self._back = 0, 0.0, 0.0
@@ -176,15 +178,15 @@ class VirtualVerifier:
         return self._arriving(exchange, arrive, verdict)
 
     def generate(
-        self, max_tokens: int, stop_ids: frozenset[int], *, beside: Policy | None = None, enough: Callable[[], bool] = never
+        self, max_tokens: int, stop_ids: frozenset[int], *, fused: bool = False, policy: Policy | None = None, enough: Callable[[], bool] = never
     ) -> Iterator[int]:
         """The target does not wait for whoever takes its tokens, and what it has in hand when it is told to end still comes."""
-        up = pb.ClientMessage(generate=translate.write_continue(max_tokens, stop_ids, self._live.length, 2**63, beside)).ByteSize()
+        up = pb.ClientMessage(generate=translate.write_continue(max_tokens, stop_ids, self._live.length, 2**63, fused, policy)).ByteSize()
         sent = self._clock.now()
         began = max(sent + self._link.crossing(up), self._free)
         self._traffic.bytes_up += up
         halt = math.inf  # when the target hears that it is enough
-        for count, tokens in enumerate(self._stretch(max_tokens, stop_ids, beside)):
+        for count, tokens in enumerate(self._stretch(max_tokens, stop_ids, fused, policy)):
             seconds = self._meter.take()
             self._free = began + seconds
             down = pb.ServerMessage(tokens=translate.write_tokens(tokens, 0, False, 0.0, seconds)).ByteSize()
@@ -204,14 +206,14 @@ class VirtualVerifier:
             self._engine.close(self._session)
             self._session = None
 
-    def _stretch(self, max_tokens: int, stop_ids: frozenset[int], beside: Policy | None) -> Iterator[Sequence[int]]:
+    def _stretch(self, max_tokens: int, stop_ids: frozenset[int], fused: bool, policy: Policy | None) -> Iterator[Sequence[int]]:
         """What the target's host makes by itself, round by round."""
         held, session = HeldVerifier(self._engine, self._live), self._live
-        if beside is None:
+        if not fused:
             for token in held.generate(max_tokens, stop_ids):
                 yield [token]
             return
-        drafter = ModelDrafter(self._beside, beside)
+        drafter = HostedDrafter(self._beside, self._host) if policy is None else ModelDrafter(self._beside, policy)
         for made in fused_rounds(list(session.tokens), session.params, drafter, held, max_tokens, stop_ids):
             yield made.tokens
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -25,18 +25,25 @@ class Make(Protocol):
     def __call__(self, model: Model, policy: Policy, *, row: int) -> Drafter: ...
 
 
+Own = Callable[[Model, int], Drafter]
+"""Makes one on this row that decides by itself how trees grow."""
+
+
 class DraftPool:
     """Drafters over a model, whose calls are computed together where they come at the same time.
 
     policy: how they grow their trees, unless a text asks otherwise.  room: nodes that one tree may rank (None: as many as `policy`);
-    the model's rows have that many slots beyond its longest text, and a call of it takes as many nodes.  make: what is lent.
-    seeded: with it, a text is the target's own seeded one.
+    the model's rows have that many slots beyond its longest text, and a call of it takes as many nodes.  make: what is lent for a policy.
+    own: what is lent to texts that ask for none, in place of `policy`.  seeded: with it, a text is the target's own seeded one.
     """
 
-    def __init__(self, model: Model, policy: Policy, room: int | None = None, make: Make = ModelDrafter, *, seeded: bool = True) -> None:
+    def __init__(
+        self, model: Model, policy: Policy, room: int | None = None, make: Make = ModelDrafter, *, own: Own | None = None, seeded: bool = True
+    ) -> None:
         self.room = policy.most_ranked if room is None else room
         self.seeded = seeded
-        self._model, self._policy, self._make = together(model), policy, make
+        self._model, self._make = together(model), make
+        self._own: Own = own or (lambda model, row: make(model, policy, row=row))
         self._free: SimpleQueue[int] = SimpleQueue()
         self.check(policy)
         for row in range(model.rows):
@@ -54,7 +61,7 @@ class DraftPool:
             self.check(policy)
         row = self._free.get() if given_up is None else self._wait(given_up)
         try:
-            with closing(self._make(self._model, policy or self._policy, row=row)) as drafter:
+            with closing(self._own(self._model, row) if policy is None else self._make(self._model, policy, row=row)) as drafter:
                 yield drafter
         finally:
             self._free.put(row)

@@ -1,0 +1,120 @@
+"""Real models on two cores of this machine: a target in a process of its own on one, the draft in this process on the other, one thread each.
+
+The process of the emulated link runs on the draft's core. Linux only: nothing else says which core a thread runs on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.forward import StopwatchModel
+from benchmarks.regret.stage import BYTE_TIME, SEQUENCE_LENGTH, CallTimes, Stage
+from grpc_comm.client import connect
+from grpc_comm.translate import Description
+from inference.errors import InvalidRequest
+from inference.text import Tokenizer
+from inference.times import TargetTimes
+from outrider.link import Shape, shaped_link
+from outrider.models import PREFILL_NODES, find_checkpoint, load_model
+from outrider.options import Options
+from outrider.profiles import user_profiles
+from outrider.spawn import started
+
+MOST_NODES = 64
+"""Of a tree below its root: as many as the largest fixed tree has."""
+
+_ROOM = 4096  # slots of the draft beside the text: no arm ranks so many nodes for a round
+
+
+class Chosen(NamedTuple):
+    """Directories or names of the two models, and the precision of both."""
+
+    target: str
+    draft: str
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What runs. target: HOST:PORT; description: what it says of itself.  here: seconds of a call of the draft by width."""
+
+    chosen: Chosen
+    target: str
+    description: Description
+    tokenizer: Tokenizer
+    draft: StopwatchModel
+    here: dict[int, float]
+    words: str
+
+    @property
+    def times(self) -> CallTimes:
+        """What was measured, by both processes."""
+        return CallTimes(self.here, dict(self.description.times), dict(self.description.draft_times))
+
+    @property
+    def verify(self) -> float:
+        """Seconds that the target takes for a token by itself, as it says."""
+        return TargetTimes(self.times.target).seconds(1, 1)
+
+    @contextmanager
+    def stage(self, round_trip: float) -> Iterator[Stage]:
+        """A stage on the machine's clock, over a link with a round trip of so many seconds more than this machine's own."""
+        draft, shape = self.draft, Shape(delay_ms=round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME)
+        with shaped_link(self.target, shape) as link, connect(link.address, tokenizer_fingerprint=self.tokenizer.fingerprint()) as connection:
+            most, room = self.description.max_tree_nodes - 1, self.description.draft_nodes
+            yield Stage(time.perf_counter, draft, lambda: draft.seconds, connection.verifier(), connection.probe, self.times, most, room)
+
+
+@contextmanager
+def bench(chosen: Chosen) -> Iterator[Bench]:
+    """Start the target, load the draft, and measure both where no profile of them is kept.
+
+    Raises InvalidRequest with less than two cores, Mismatch for two tokenizers, Unavailable when the target does not start.
+    """
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        raise InvalidRequest("target and draft need a core each: this process may use one only")
+    ours, theirs = sorted(allowed)[:2]
+    options = Options(draft_model=chosen.draft, device="cpu", dtype=chosen.dtype, threads=1)
+    checkpoint = find_checkpoint(options, "draft")
+    with ExitStack() as stack:
+        stack.callback(_move, allowed)
+        _move({theirs})
+        target = stack.enter_context(started("fused_target", _target_flags(chosen)))  # stays where it was started, from its first thread on
+        _move({ours})
+        with connect(target.address, tokenizer_fingerprint=checkpoint.tokenizer.fingerprint()) as connection:
+            description = connection.description
+        draft = load_model(options, checkpoint, rows=1, sequence_length=SEQUENCE_LENGTH, spare=_ROOM, max_nodes=PREFILL_NODES)
+        here = user_profiles().draft(checkpoint, draft, SEQUENCE_LENGTH)
+        words = (
+            f"Target {Path(description.model).name} on core {theirs}, with {Path(description.draft_model).name} beside it; draft "
+            f"{Path(checkpoint.name).name} on core {ours}, where the process of the link runs, too; {description.dtype}, one thread each. "
+            f"Emulated link of {8e-6 / BYTE_TIME:g} Mbit/s; the round trip is beyond this machine's own."
+        )
+        yield Bench(chosen, target.address, description, checkpoint.tokenizer, StopwatchModel(draft), here, words)
+
+
+def _move(cores: Collection[int]) -> None:
+    """All threads of this process, and what they start from now on, run on these cores."""
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+def _target_flags(chosen: Chosen) -> list[str]:
+    flags = {
+        "target_model": chosen.target,
+        "draft_model": chosen.draft,
+        "device": "cpu",
+        "dtype": chosen.dtype,
+        "threads": 1,
+        "batch": 1,
+        "max_tree_nodes": 1 + MOST_NODES,
+        "sequence_length": SEQUENCE_LENGTH,
+    }
+    return [part for name, value in flags.items() for part in (f"--{name}", str(value))]

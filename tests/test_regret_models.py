@@ -1,0 +1,150 @@
+"""The regret study on real models: the embedded pair on two cores over a shaped link, and what is counted of a text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.regret import models
+from benchmarks.regret.__main__ import told, write
+from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS, BETTING, WAITING, Player
+from benchmarks.regret.dial import Text
+from benchmarks.regret.models import ModelStudy, PlayedTruly, agreement, alone, read
+from benchmarks.regret.stage import Stage, serve
+from benchmarks.regret.study import Cell
+from benchmarks.regret.texts import PROMPTS
+from benchmarks.regret.two_cores import Bench, Chosen, bench
+from grpc_comm.client import Probe
+from inference.backends.eager import EagerModel
+from inference.errors import InvalidRequest
+from inference.local import LocalVerifier
+from inference.sampling import SamplingParams
+from outrider.models import EMBEDDED
+from tests import pairs
+
+FEW = {
+    *("chain 2", "tree 8x3", "one bet (SpecEdge's policy)", "AutoDraft's rule", "AutoDraft's rule, round trip known", "fused, chain 4"),
+    *(ALONE.name, ANYWHERE.name, ADAPTIVE.name, BETTING.name, WAITING.name),
+}
+"""One of each group."""
+
+TOKENS = 12
+CELL = Cell(5, models.LEVEL, 0.8)
+TEXT = Text((1, 2), SamplingParams(), (5, 6, 7, 8))
+CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores, on Linux")
+
+
+class Scripted:
+    """A clock, and an arm that makes these tokens at these moments."""
+
+    def __init__(self, rounds: Sequence[tuple[float, Sequence[int]]]) -> None:
+        self.now, self._rounds = 0.0, rounds
+
+    def play(self, text: Text) -> Iterator[Sequence[int]]:
+        for moment, tokens in self._rounds:
+            self.now = moment
+            yield tokens
+
+
+def local_stage(arm: Scripted | None = None) -> Stage:
+    """A target in this process, and a draft that is the same model."""
+    decoder = pairs.decoder(1)
+    target, draft = (EagerModel(decoder, rows=1, capacity=pairs.SEQUENCE_LENGTH, max_nodes=64) for _ in range(2))
+    clock = arm or Scripted([])
+    return Stage(lambda: clock.now, draft, lambda: clock.now / 2, LocalVerifier(serve(target, pairs.VOCABULARY)), lambda: Probe(0.0, 0))
+
+
+def test_a_text_counts_from_its_first_rounds_tokens_on() -> None:
+    arm = Scripted([(1.0, [5]), (1.0005, [6]), (2.0, [7]), (4.0, [8])])
+    made = read(Player(arm.play), local_stage(arm), TEXT)
+    assert (made.seconds, made.tokens, made.rounds, made.length) == (3.0, 2, 2, 4)
+    assert made.drafted == pytest.approx((4.0 - 1.0005) / 2)
+    assert made.differs_at is None
+
+
+def test_a_text_that_is_not_the_targets_own_is_counted_with_its_time() -> None:
+    arm = Scripted([(1.0, [5, 6]), (2.0, [9, 8])])
+    made = read(Player(arm.play), local_stage(arm), TEXT)
+    assert (made.seconds, made.tokens, made.differs_at) == (1.0, 2, 2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_that_is_the_target_foresees_every_token(temperature: float) -> None:
+    stage, params = local_stage(), SamplingParams(temperature, seed=3).on_the_wire()
+    prompt = tuple(range(3, 23))
+    said = agreement(stage.draft, [Text(prompt, params, alone(stage, prompt, params, 40))])
+    assert (said.first, said.covered) == (1.0, 1.0)
+
+
+def test_cells_are_named_by_round_trip_and_temperature() -> None:
+    assert [str(cell) for cell in models.cells()] == [f"{trip}:pair:{temperature}" for temperature in ("0", "0.8") for trip in (0, 20, 80, 300)]
+    assert models.cells(["40:*:0"]) == [Cell(40, "pair", 0.0)]
+
+
+def test_all_compared_arms_exist() -> None:
+    assert len(models.COMPARED) == 21
+    assert {arm.name for arm in models.COMPARED} >= FEW
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Bench]:
+    with bench(Chosen(str(EMBEDDED / "target"), str(EMBEDDED / "draft"), "float32")) as ready:
+        yield ready
+    assert os.sched_getaffinity(0) == CORES
+
+
+@pytest.fixture(scope="module")
+def played(embedded: Bench) -> PlayedTruly:
+    arms = [arm for arm in ARMS if arm.name in FEW]
+    return next(ModelStudy(embedded, arms, PROMPTS[1:2], TOKENS).play([CELL]))
+
+
+@needs_two_cores
+def test_every_arm_makes_the_targets_own_text_across_a_real_link(played: PlayedTruly) -> None:
+    assert played.readings.keys() == FEW
+    assert [one.length for made in played.readings.values() for one in made] == [TOKENS] * len(FEW)
+    assert played.differing == {}
+
+
+@needs_two_cores
+def test_a_fixed_chain_waits_for_the_link_in_every_round(played: PlayedTruly) -> None:
+    chain = played.results["chain 2"]
+    assert chain.seconds > 0.005 * chain.rounds
+    assert 0 < chain.drafted < chain.seconds
+    assert chain.round_tokens <= 3
+
+
+@needs_two_cores
+def test_draft_and_target_have_a_core_each(embedded: Bench) -> None:
+    assert len(os.sched_getaffinity(0)) == 1
+    assert embedded.times.target
+    assert embedded.times.here
+    assert embedded.times.beside
+    ours, theirs = sorted(CORES)[:2]
+    assert f"on core {theirs}, with draft beside it; draft draft on core {ours}" in embedded.words
+
+
+@needs_two_cores
+def test_what_was_played_is_told_and_written(embedded: Bench, played: PlayedTruly, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (one,) = told([played], 1)
+    write(models.record(embedded, [one]), models.markdown(embedded, [one]), tmp_path)
+    assert capsys.readouterr().err.startswith("1/1 5:pair:0.8: best ")
+    shown, said = (tmp_path / "regret.md").read_text(), json.loads((tmp_path / "regret.json").read_text())
+    assert f"| 0 of {len(FEW)} |" in shown
+    assert f"Texts that each arm made in a cell: 1, of {TOKENS} tokens" in shown
+    assert said["models"]["dtype"] == "float32"
+    assert said["cells"][0]["arms"].keys() == FEW
+    assert said["cells"][0]["bound_ms"] == pytest.approx((1 - said["cells"][0]["agreement"]["covered"]) * (5 + 1e3 * embedded.verify), abs=1e-3)
+
+
+@needs_two_cores
+def test_texts_of_one_round_are_too_short_for_the_study(embedded: Bench) -> None:
+    study = ModelStudy(embedded, [ALONE], PROMPTS[:1], 1)
+    with pytest.raises(InvalidRequest, match="made every text in one round"):
+        next(study.play([CELL]))
