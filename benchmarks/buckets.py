@@ -30,7 +30,7 @@ LOADS = Path(__file__).parent / "loads"
 BUDGETS = (8, 14, 24)
 _SESSIONS = 200
 _SEQUENCE_LENGTH, _TREE_NODES, _ROWS = 2048, 64, 8
-_LLAMA_8B: dict[str, Any] = {  # the shapes in Llama 3.1 8B's config.json
+LLAMA_8B: dict[str, Any] = {  # the shapes in Llama 3.1 8B's config.json
     "model_type": "llama",
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -40,7 +40,7 @@ _LLAMA_8B: dict[str, Any] = {  # the shapes in Llama 3.1 8B's config.json
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }
-_SMALL: dict[str, Any] = _LLAMA_8B | {  # the shapes in SmolLM2 135M's config.json
+_SMALL: dict[str, Any] = LLAMA_8B | {  # the shapes in SmolLM2 135M's config.json
     "vocab_size": 49152,
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -117,7 +117,7 @@ def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
 
 def specs() -> Iterator[tuple[CompileSpec, ModelConfig]]:
     """An 8B model on trn1.2xlarge, where every call has all rows, and a 135M model on a CPU, where it need not."""
-    for target, ranks, raw in (("trn1", 2, _LLAMA_8B), ("cpu", 1, _SMALL)):
+    for target, ranks, raw in (("trn1", 2, LLAMA_8B), ("cpu", 1, _SMALL)):
         dtype = "float32" if target == "cpu" else "bfloat16"
         limits = Limits(_ROWS, CHUNK, _TREE_NODES, least_nodes(dtype), _SEQUENCE_LENGTH, takes_all_rows(target))
         buckets = graphs_of(Sizes(), limits)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 from compile.spec import DTYPES, TARGETS
+from inference.command import add_flag
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Options:
     digest: str | None = None
     debug: bool = False
 
+
+_add = partial(add_flag, Options)
 
 _DESCRIPTION = """Build a target ahead of time: graphs of fixed shapes, weights and tokenizer in one directory, which
 `main.py --role target --artifact DIR` serves. A build that was broken off goes on where it stopped."""
@@ -87,7 +90,7 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
         "for one NeuronCore, through torch_neuronx.trace: one graph, as large as the largest tree, which prompts go through as well",
         action="store_true",
     )
-    _add(group, "flag", "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1", action="append", metavar="NAME[=VALUE]")
+    _add(group, "flag", "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1", action="append", default=None, metavar="NAME[=VALUE]")
 
 
 def _fused_flags(group: argparse._ArgumentGroup) -> None:
@@ -120,12 +123,3 @@ def _store_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "push", "put the artefact (built now, or lying in --out) into a store: a directory or s3://BUCKET/PREFIX", metavar="STORE")
     _add(group, "pull", "take an artefact from a store into --out", metavar="STORE")
     _add(group, "digest", "of the artefact to pull; an artefact is executable code, nothing else is accepted", metavar="HEX")
-
-
-def _add(group: argparse._ActionsContainer, name: str, text: str, alias: str | None = None, **settings: Any) -> None:
-    """A flag under its underscore and its dash spelling, and its alias, with the default of Options."""
-    spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}", *([f"--{alias}"] if alias else [])])
-    default = next(entry.default for entry in fields(Options) if entry.name == name)
-    if settings.get("action") == "append":
-        default = None
-    group.add_argument(*spellings, dest=name, default=default, help=text, **settings)

@@ -60,17 +60,6 @@ def proactive_time(made: Round, between: float, hit: float) -> float:
     return (hit * max(made.drafting, away) + (1 - hit) * (made.drafting + away)) / made.tokens
 
 
-def pipelined_round(made: Round, between: float) -> float:
-    """A round whose next draft is always the right one."""
-    return max(made.drafting, between + made.verify)
-
-
-def streamed_time(level: float, verify_a_token: float, miss: float, away: float, refill: float) -> float:
-    """A token where the draft never waits: `level` a token, until one misses (probability `miss`) and its correction is `away`."""
-    _check_share("miss", miss)
-    return max(level, verify_a_token) + miss * (away + refill)
-
-
 def least_time(miss: float, round_trip: float, verify: float) -> float:
     """No lossless split of drafting and verifying makes a token faster: each miss waits for the target's correction.
 
@@ -83,11 +72,6 @@ def least_time(miss: float, round_trip: float, verify: float) -> float:
 def break_even_round_trip(alone: float, made: Round, host: float = 0.0) -> float:
     """The round trip below which a distributed round beats the target alone; negative where it does not even on loopback."""
     return made.tokens * alone - made.verify - made.drafting - host
-
-
-def pipelining_pays_below(drafting: float) -> float:
-    """The round trip below which even ideal pipelining beats drafting at the target."""
-    return drafting
 
 
 def capacity_over_fused(drafting_there: float, verify: float) -> float:

@@ -1,5 +1,7 @@
 """Measures what a model's calls take on this machine, before it serves: a table of seconds for DraftTimes and TargetTimes.
 
+A call of more nodes in as many rows never takes less. Where a busy machine made it look so, the table is the nearest that does not say so.
+
 Nothing is prefilled and no sequence is touched: calls read whatever keys lie in the first CONTEXT slots and write into slots behind
 them, which whoever takes a row later overwrites before it reads them. All calls are greedy. Not yet run on CUDA or Neuron hardware.
 """
@@ -9,7 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import median
+from itertools import groupby
+from statistics import median, median_low
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +79,7 @@ def _doublings(most: int) -> Iterator[int]:
 
 
 def _measure(shapes: Sequence[Shape], call: Callable[[Shape], object], tell: Tell) -> dict[Shape, float]:
-    """Median seconds of a call by shape, in the order given, the smallest first; those that there may be no time for lie on a line."""
+    """Seconds of a call by shape, in the order given, the smallest first: of medians, and of a line where there may be no time for calls."""
     call(shapes[0])  # brings the weights in
     start = told = time.perf_counter()
     measured: dict[Shape, float] = {}
@@ -91,7 +94,26 @@ def _measure(shapes: Sequence[Shape], call: Callable[[Shape], object], tell: Tel
     line = ForwardTimes()
     for shape, seconds in measured.items():
         line.record(*shape, seconds)
-    return {shape: measured[shape] if shape in measured else line.seconds(*shape) for shape in shapes}
+    return _smooth({shape: measured[shape] if shape in measured else line.seconds(*shape) for shape in shapes})
+
+
+def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
+    """The nearest times, those of each number of rows apart, that never fall from one number of nodes to the next."""
+    smooth: dict[Shape, float] = {}
+    for _, group in groupby(sorted(seconds), key=lambda shape: shape[0]):
+        shapes = list(group)
+        smooth |= zip(shapes, ascending([seconds[shape] for shape in shapes]), strict=True)
+    return smooth
+
+
+def ascending(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls, by the sum of the distances: one value that is far off moves no other far."""
+    runs: list[list[float]] = []
+    for value in values:
+        runs.append([value])
+        while len(runs) > 1 and median_low(runs[-2]) > median_low(runs[-1]):
+            runs[-2:] = [runs[-2] + runs[-1]]
+    return [median_low(run) for run in runs for _ in run]
 
 
 def _dearest(measured: dict[Shape, float], shape: Shape) -> float:

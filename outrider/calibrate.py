@@ -1,21 +1,26 @@
-"""`--role draft --calibrate`: measures this machine's draft afresh and, where a target answers, the link to it; prints and keeps it."""
+"""What --calibrate prints, and what is measured of a link.
+
+--role draft --calibrate measures this machine's draft afresh and, where a target answers, the link to it; prints and keeps it. That of
+roles target and fused_target is in outrider/serve.py.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from grpc_comm.client import Connection
+from grpc_comm.client import Connection, Probe
 from grpc_comm.translate import Description
 from inference.errors import Unavailable
-from inference.times import LinkTimes
+from inference.profiling import Tell
+from inference.times import TRUSTED, LinkTimes
 from outrider.generate import connect_target
 from outrider.models import PREFILL_NODES, describe, find_checkpoint, load_model
 from outrider.options import Options
-from outrider.profiles import WIDEST, user_profiles
+from outrider.profiles import WIDEST, say, user_profiles
 
-PROBES = 9
-"""Empty exchanges with the target; fewer than LinkTimes keeps."""
+PROBES, PROBE_SECONDS = 9, 1.0
+"""Empty exchanges with the target, fewer than LinkTimes keeps; on a link where these take longer, as many as fit, TRUSTED at least."""
 
 
 def calibrate(options: Options) -> int:
@@ -29,23 +34,43 @@ def calibrate(options: Options) -> int:
     print(_row("ms", [_ms(seconds) for seconds in times.values()]))
     try:
         with connect_target(options, checkpoint.tokenizer) as target:
-            print(*_described(target.description), _link(target), sep="\n")
+            print(*described(target.description), _link(target), sep="\n")
     except Unavailable as error:
         print(f"the target and the link were not measured: {error}", file=sys.stderr)
     return 0
 
 
-def measure_link(target: Connection, link: LinkTimes) -> None:
-    """Let `link` observe a few exchanges without work."""
-    for _ in range(PROBES):
-        probe = target.probe()
+def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
+    """Exchanges without work, one after the other, enough for the round trip and its spread.
+
+    tell: hears of a link on which they take longer than PROBE_SECONDS.  They are all of one size, since there is no exchange of another that
+    is no work: what a byte takes is not told by them, but by the rounds, whose trees differ.
+    """
+    probes, told = [probe()], False
+    while len(probes) < PROBES:
+        slow = sum(one.seconds for one in probes) + probes[-1].seconds > PROBE_SECONDS
+        if slow and len(probes) >= TRUSTED:
+            break
+        if slow and not told:
+            told = True
+            tell(f"measuring the link to the target: an exchange without work takes {_ms(probes[-1].seconds)} ms")
+        probes.append(probe())
+    return probes
+
+
+def link_times(probes: Sequence[Probe]) -> LinkTimes:
+    """What these exchanges tell of the link."""
+    link = LinkTimes()
+    for probe in probes:
         link.observe(probe.seconds, 0.0, probe.transferred)
+    return link
 
 
-def _described(target: Description) -> Iterator[str]:
-    """What the target says of itself."""
+def described(target: Description) -> Iterator[str]:
+    """What a target says of itself, line by line."""
     price = f", ${target.usd_per_hour:g} an hour" if target.usd_per_hour else ""
-    yield f"target {target.model} on {target.device}, {target.rows} rows, {target.sessions} sessions open{price}"
+    busy = f", {target.sessions} sessions open" if target.sessions else ""
+    yield f"target {target.model} on {target.device}, {target.rows} rows{busy}{price}"
     times = dict(target.times)
     if not times:
         yield "  it does not say what its forwards take"
@@ -62,10 +87,9 @@ def _described(target: Description) -> Iterator[str]:
 
 
 def _link(target: Connection) -> str:
-    link = LinkTimes()
-    measure_link(target, link)
-    trip = link.round_trip
-    return f"link to {target.address(0)}: round trip {_ms(trip.seconds)} ms, give or take {_ms(trip.spread)} ({PROBES} exchanges without work)"
+    probes = probe_link(target.probe, say)
+    trip = link_times(probes).round_trip
+    return f"link to {target.address(0)}: round trip {_ms(trip.seconds)} ms, give or take {_ms(trip.spread)} ({len(probes)} exchanges without work)"
 
 
 def _ms(seconds: float) -> str:

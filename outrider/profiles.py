@@ -67,7 +67,12 @@ class Profiles:
 
 def user_profiles(*, afresh: bool = False) -> Profiles:
     """This user's, told of on stderr."""
-    return Profiles(cache_directory("profiles"), lambda line: print(line, file=sys.stderr, flush=True), afresh)
+    return Profiles(cache_directory("profiles"), say, afresh)
+
+
+def say(line: str) -> None:
+    """Progress, on stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def outrider_version() -> str:

@@ -5,7 +5,9 @@ Profiles, prices and artefacts are kept in a directory of the test run, not in t
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,10 @@ import torch
 
 if TYPE_CHECKING:
     from grpc_comm.server import BackgroundServer
+    from inference.engine import Engine
+    from inference.model.decoder import Decoder
+    from tests.equality import NearTies
+    from tests.fake_neuron import Neuron
 
 torch.set_num_threads(1)
 
@@ -31,3 +37,57 @@ def server() -> Iterator[BackgroundServer]:
 
     with background(successor_engine()) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    """The random target of tests/pairs.py, where a file has no `target` of its own."""
+    from tests.pairs import decoder
+
+    return decoder(1)
+
+
+@pytest.fixture(scope="module")
+def served(target: Decoder) -> Engine:
+    """The engine of that target."""
+    from tests.pairs import engine
+
+    return engine(target)
+
+
+@pytest.fixture(scope="module")
+def ties() -> Iterator[NearTies]:
+    """The near-ties of all texts of a file, which may not be many."""
+    from tests.equality import NearTies
+
+    count = NearTies()
+    yield count
+    count.check()
+
+
+@pytest.fixture
+def artifact(built: Path, tmp_path: Path) -> Path:
+    """A copy, which a test may spoil, of the artefact that the file's own fixture `built` is."""
+    return Path(shutil.copytree(built, tmp_path / "artifact"))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A tiny random model."""
+    from tests.models import write_checkpoint
+
+    return write_checkpoint(tmp_path / "model")
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """Where a stand-in machine lies: what is installed, its device, its product name."""
+    return tmp_path / "packages"
+
+
+@pytest.fixture
+def neuron(monkeypatch: pytest.MonkeyPatch, packages: Path) -> Neuron:
+    """A stand-in machine that has a Neuron device and all packages."""
+    from tests.fake_neuron import Neuron
+
+    return Neuron().install(monkeypatch, packages)

@@ -11,6 +11,7 @@ import os
 import sys
 import types
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,24 @@ from tests import fake_ranks
 from tests.fake_nxd import ModelBuilder, NxDModel
 
 VERSIONS = {"torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360.0", "neuronx-distributed": "0.19.28492"}
+
+
+def lay_out(patch: pytest.MonkeyPatch, folder: Path, versions: Mapping[str, str], *, device: bool) -> None:
+    """Make this machine one with these packages, whose metadata lies in the folder, with a device or none, and nothing set for Neuron."""
+    from inference.backends import neuron_sdk
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, number in versions.items():
+        info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
+    patch.syspath_prepend(str(folder))
+    if device:
+        (folder / "neuron0").touch()
+    patch.setattr(neuron_sdk, "DEVICE", folder / "neuron0")
+    patch.setattr(neuron_sdk, "PRODUCT", folder / "product_name")
+    for name in [name for name in os.environ if name.startswith("NEURON_")]:
+        patch.delenv(name)
 
 
 @dataclass
@@ -51,19 +70,7 @@ class Neuron:
         """Metadata on sys.path, modules behind an import hook that notes the platform when it is used."""
         from inference.backends import neuron_sdk
 
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, number in self.versions.items():
-            info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
-        patch.syspath_prepend(str(folder))
-        device = folder / "neuron0"
-        if self.device:
-            device.touch()
-        patch.setattr(neuron_sdk, "DEVICE", device)
-        patch.setattr(neuron_sdk, "PRODUCT", folder / "product_name")
-        for name in [name for name in os.environ if name.startswith("NEURON_")]:
-            patch.delenv(name)
+        lay_out(patch, folder, self.versions, device=self.device)
         self._platform: str | None = None
         self.nxd_model = type("NxDModel", (NxDModel,), {"neuron": self})
         modules = self._modules()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import inspect
 import json
-import os
 import sys
 import threading
 import types
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from inference.model.checkpoint import load_decoder
+from tests.fake_neuron import lay_out
 
 VERSIONS = {
     "transformers-neuronx": "0.13.1315",
@@ -148,21 +148,10 @@ class LegacyImage:
     models: list[LlamaForSampling] = field(default_factory=list)
 
     def install(self, patch: pytest.MonkeyPatch, folder: Path) -> LegacyImage:
-        from inference.backends import legacy_neuron, neuron_sdk
+        from inference.backends import legacy_neuron
 
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, number in self.versions.items():
-            info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
-        patch.syspath_prepend(str(folder))
-        if self.device:
-            (folder / "neuron0").touch()
+        lay_out(patch, folder, self.versions, device=self.device)
         (folder / "product_name").write_text(self.instance, encoding="ascii")
-        patch.setattr(neuron_sdk, "DEVICE", folder / "neuron0")
-        patch.setattr(neuron_sdk, "PRODUCT", folder / "product_name")
-        for name in [name for name in os.environ if name.startswith("NEURON_")]:
-            patch.delenv(name)
         module = types.SimpleNamespace(LlamaForSampling=type("LlamaForSampling", (LlamaForSampling,), {"image": self}))
         patch.setitem(sys.modules, "transformers_neuronx", module)  # type: ignore[arg-type]
         patch.setattr(legacy_neuron, "DEVICE", folder / "neuron0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from inference.backends.eager import EagerModel
 from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
+from inference.text import Tokenizer
+from outrider.models import EMBEDDED
 
 torch.set_num_threads(1)
 
@@ -50,4 +53,13 @@ def write_checkpoint(directory: Path, seed: int = 1, **overrides: Any) -> Path:
     (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     decoder = random_decoder(parse_config(raw), positions=256, vocabulary=raw["vocab_size"], seed=seed)
     save_file({name: tensor.contiguous() for name, tensor in decoder.state_dict().items()}, directory / "model.safetensors")
+    return directory
+
+
+def write_checkpoint_with_tokenizer(directory: Path, seed: int = 1, **overrides: Any) -> Path:
+    """The same with the embedded pair's tokenizer, and a vocabulary of its size."""
+    vocabulary = Tokenizer(EMBEDDED / "target").vocabulary
+    write_checkpoint(directory, seed, **{"vocab_size": vocabulary, "eos_token_id": 0} | overrides)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(EMBEDDED / "target" / name, directory / name)
     return directory

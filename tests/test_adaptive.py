@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import closing
 
@@ -26,7 +26,7 @@ from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from inference.tree import TokenTree
 from tests.equality import NearTies, assert_same_text
-from tests.pairs import SEQUENCE_LENGTH, decoder, engine, perturbed
+from tests.pairs import SEQUENCE_LENGTH, decoder, perturbed
 from tests.test_lossless import SAMPLINGS, alone, prompt_of
 
 DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
@@ -86,23 +86,6 @@ def made(
     with closing(verifier), closing(drafter):
         steps = decode_adaptive(prompt, params, drafter, verifier, course, tokens, frozenset())
         return [token for step in steps for token in step.tokens]
-
-
-@pytest.fixture(scope="module")
-def target() -> Decoder:
-    return decoder(1)
-
-
-@pytest.fixture(scope="module")
-def served(target: Decoder) -> Engine:
-    return engine(target)
-
-
-@pytest.fixture(scope="module")
-def ties() -> Iterator[NearTies]:
-    count = NearTies()
-    yield count
-    count.check()
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}")

@@ -38,6 +38,7 @@ from outrider.options import Options, parse
 from tests.equality import full_logits
 from tests.pairs import VOCABULARY, decoder
 from tests.test_cuda import Reruns
+from tests.test_lossless import alone
 from tests.test_rejection import UNLIKELY, chi_square
 from tests.wire_fixtures import LOOPBACK, Successor, background, describe, successor_engine
 
@@ -124,15 +125,7 @@ def test_two_tokens_of_the_fused_loop_are_distributed_as_the_targets(
 @pytest.mark.parametrize("policy", [Chain(4), Static((0.6, 0.15, 0.05), 12, 5), BestFirst(16, 6)], ids=lambda policy: type(policy).__name__)
 def test_at_temperature_0_the_text_is_the_targets_own(engine: Engine, draft: EagerModel, tokenizer: Tokenizer, policy: Policy) -> None:
     prompt = tokenizer.encode("def main(argv):\n")
-    assert made(engine, draft, policy, prompt, SamplingParams(), 40) == alone(engine, prompt, SamplingParams(), 40)
-
-
-def alone(engine: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
-    verifier = LocalVerifier(engine)
-    verifier.open(prompt, params).result()
-    text = list(verifier.generate(tokens, frozenset()))
-    verifier.close()
-    return text
+    assert made(engine, draft, policy, prompt, SamplingParams(), 40) == alone(LocalVerifier(engine), prompt, SamplingParams(), 40)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +151,7 @@ def test_a_seed_makes_one_text_in_any_company(host: Connection, engine: Engine, 
     with ThreadPoolExecutor(8) as clients:
         assert list(clients.map(generate, range(8))) == one_by_one
     for index in (3, 7):
-        assert one_by_one[index] == alone(engine, prompts[index], SamplingParams(0.8, seed=50 + index), 16)
+        assert one_by_one[index] == alone(LocalVerifier(engine), prompts[index], SamplingParams(0.8, seed=50 + index), 16)
     assert all(len(text) == 16 for text in one_by_one)
 
 

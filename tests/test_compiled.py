@@ -43,10 +43,11 @@ from outrider.options import Options
 from outrider.serve import READY, load_target
 from outrider.spawn import role_environment
 from tests.equality import NearTies, assert_same_text
-from tests.models import write_checkpoint
+from tests.models import write_checkpoint_with_tokenizer
 from tests.pairs import drafter
 from tests.row_independence import assert_rows_are_independent
 from tests.test_copy_row import PROMPT, shares
+from tests.test_lossless import alone
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
@@ -60,12 +61,7 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of one layer with the embedded pair's tokenizer."""
-    vocabulary = Tokenizer(EMBEDDED / "target").vocabulary
-    directory = write_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=1, vocab_size=vocabulary, eos_token_id=0)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(EMBEDDED / "target" / name, directory / name)
-    return directory
+    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +80,6 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         yield out
 
 
-@pytest.fixture
-def artifact(built: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(built, tmp_path / "artifact"))
-
-
 @pytest.fixture(scope="module")
 def model(built: Path) -> CompiledModel:
     return load_compiled(built, read_compiled(built))
@@ -100,27 +90,12 @@ def target(source: Path, model: CompiledModel) -> Decoder:
     return load_decoder(source, positions=LENGTH, vocabulary=Tokenizer(source).vocabulary, dtype=torch.float32, device=torch.device("cpu"))
 
 
-@pytest.fixture(scope="module")
-def ties() -> Iterator[NearTies]:
-    count = NearTies()
-    yield count
-    count.check()
-
-
 def engine(model: CompiledModel | EagerModel, vocabulary: int) -> Engine:
     return Engine(model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=vocabulary)
 
 
 def eager_model(target: Decoder) -> EagerModel:
     return EagerModel(target, rows=2, capacity=JUNK, max_nodes=32)
-
-
-def alone(served: Engine, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
-    verifier = LocalVerifier(served)
-    verifier.open(prompt, params).result()
-    made = list(verifier.generate(tokens, frozenset()))
-    verifier.close()
-    return made
 
 
 def prompt_of(target: Decoder, length: int) -> list[int]:
@@ -133,8 +108,8 @@ def test_the_compiled_target_alone_writes_the_eager_targets_text(
     model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, length: int
 ) -> None:
     prompt, compiled = prompt_of(target, length), engine(model, target.vocabulary)
-    reference = alone(engine(eager_model(target), target.vocabulary), prompt, params, 25)
-    assert_same_text(target, prompt, params, reference, lambda prompt, n: alone(compiled, list(prompt), params, n), ties)
+    reference = alone(LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 25)
+    assert_same_text(target, prompt, params, reference, lambda prompt, n: alone(LocalVerifier(compiled), prompt, params, n), ties)
 
 
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
@@ -148,7 +123,7 @@ def test_drafting_for_a_compiled_target_leaves_its_text_as_it_is(
     model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, policy: Chain | BestFirst
 ) -> None:
     prompt, compiled = prompt_of(target, 20), engine(model, target.vocabulary)
-    reference = alone(engine(eager_model(target), target.vocabulary), prompt, params, 25)
+    reference = alone(LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 25)
 
     def produce(prompt: list[int], n: int) -> list[int]:
         verifier, draft = LocalVerifier(compiled), drafter(target, policy)
@@ -254,7 +229,7 @@ def test_a_served_artefact_writes_the_eager_targets_text_over_grpc(
     built: Path, target: Decoder, embedded_draft: EagerModel, ties: NearTies, params: SamplingParams
 ) -> None:
     prompt = Tokenizer(EMBEDDED / "draft").encode("def main():\n    return")
-    reference = alone(engine(eager_model(target), target.vocabulary), prompt, params, 30)
+    reference = alone(LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 30)
     with BackgroundServer(load_target(Options(role="target", port=0, artifact=str(built)))) as server:
         address = str(server.address)
         assert_same_text(target, prompt, params, reference, lambda prompt, n: over_grpc(address, embedded_draft, prompt, params, n), ties)
@@ -296,7 +271,7 @@ def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_mod
         process.terminate()
         printed, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
-    assert made == alone(engine(eager_model(target), target.vocabulary), prompt, params, 20)
+    assert made == alone(LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 20)
     assert [name for name in json.loads(printed) if re.fullmatch(f"{MODEL_SOURCE}|{COMPILER}", name)] == []
     assert list(cache.glob("*")) == []  # torch makes the directory; nothing was compiled into it
 

@@ -66,11 +66,6 @@ def recorded(target: Decoder, rows: int = 2, max_nodes: int = 64) -> tuple[CudaM
     return CudaModel(target, rows=rows, capacity=SEQUENCE_LENGTH + 512, max_nodes=max_nodes, recorder=reruns), reruns
 
 
-@pytest.fixture(scope="module")
-def target() -> Decoder:
-    return decoder(1)
-
-
 @pytest.mark.parametrize("params", [(GREEDY, GREEDY), (WARM, GREEDY), (OPEN, WARM), (OPEN, OPEN)], ids=["greedy", "truncated", "mixed", "open"])
 def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(target: Decoder, params: tuple[SamplingParams, ...]) -> None:
     """Three rounds in two rows of different lengths, so that calls are run, recorded and replayed: choices, rankings and caches."""

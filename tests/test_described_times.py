@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from grpc_comm import translate
-from grpc_comm.client import connect
+from grpc_comm.client import Connection, Probe, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES, PROTOCOL_VERSION
+from inference.acceptance import read_acceptance
+from inference.drafters.adaptive import MOST_RANKED
 from inference.errors import Mismatch
-from inference.times import DraftTimes, LinkTimes, TargetTimes
-from outrider.calibrate import PROBES, measure_link
+from inference.sampling import SamplingParams
+from inference.times import TRUSTED, DraftTimes, TargetTimes
+from outrider.adaptive import SPEED_HERE, AdaptivePool
+from outrider.calibrate import PROBES, link_times, probe_link
 from outrider.cli import main
+from outrider.completion import Request, speculate_adaptive
 from outrider.fused import with_draft
+from outrider.models import PREFILL_NODES, find_checkpoint, load_model
 from outrider.options import Options, parse
 from outrider.profiles import Profiles
+from outrider.report import silent
 from outrider.serve import load_target
 from tests.wire_fixtures import LOOPBACK, describe, opened, successor_engine
 
@@ -83,12 +92,68 @@ def test_a_target_that_tells_nonsense_is_refused(message: pb.Description) -> Non
 
 
 def test_a_link_is_measured_by_exchanges_without_work() -> None:
-    link, engine = LinkTimes(), successor_engine()
+    engine = successor_engine()
     with BackgroundServer(Target(engine, describe(engine), LOOPBACK)) as server, connect(str(server.address)) as connection:
         assert connection.probe().transferred > 0
-        measure_link(connection, link)
+        link = link_times(probe_link(connection.probe, list[str]().append))
     assert 0 < link.round_trip.seconds < 1
     assert not engine.model.calls  # type: ignore[attr-defined]  # of a Successor
+
+
+LINKS = {"short": (0.02, PROBES, 0), "long": (0.3, TRUSTED, 0), "longer": (0.6, TRUSTED, 1)}
+
+
+@pytest.mark.parametrize(("seconds", "exchanges", "lines"), LINKS.values(), ids=LINKS)
+def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_take_longer_than_a_second(
+    seconds: float, exchanges: int, lines: int
+) -> None:
+    told: list[str] = []
+    probes = probe_link(lambda: Probe(seconds, 500), told.append)
+    assert len(probes) == exchanges
+    assert len(told) == lines
+    assert link_times(probes).round_trip.seconds == pytest.approx(seconds)
+    assert link_times(probes).round_trip.spread < 0.1 * seconds
+
+
+def pool_of(connection: Connection, rows: int, learned: Path | None) -> AdaptivePool:
+    """Of the embedded draft."""
+    model = load_model(Options(), find_checkpoint(Options(), "draft"), rows=rows, sequence_length=128, spare=MOST_RANKED, max_nodes=PREFILL_NODES)
+    return AdaptivePool(model, {1: 0.002, 64: 0.008}, connection, SPEED_HERE, learned)
+
+
+def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(f"127.0.0.1:{port}") as connection, ExitStack() as stack:
+        probes, probe = list[Probe](), connection.probe
+
+        def counted() -> Probe:
+            probes.append(probe())
+            return probes[-1]
+
+        monkeypatch.setattr(connection, "probe", counted)
+        pool = pool_of(connection, 4, None)
+        links = [stack.enter_context(pool.drafter())[0].pilot.known.link for _ in range(4)]
+        assert len(probes) <= PROBES
+        assert {link.round_trip for link in links} == {link_times(probes).round_trip}
+        links[0].observe(5.0, 0.0, 500)
+        assert links[0].estimate(500) != links[1].estimate(500) == links[2].estimate(500)
+
+
+@pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
+def test_what_is_kept_is_what_the_row_learned_that_learned_most(port: str, tmp_path: Path, tokens: tuple[int, int]) -> None:
+    path, tokenizer = tmp_path / "acceptance" / "pair.json", find_checkpoint(Options(), "draft").tokenizer
+    with connect(f"127.0.0.1:{port}") as connection:
+        pool, learned = pool_of(connection, 2, path), list[dict[str, object]]()
+        pool.keep()
+        assert not path.exists()  # nothing was learned
+        with ExitStack() as stack:
+            for index, most in enumerate(tokens):
+                drafter, navigator = stack.enter_context(pool.drafter())
+                request = Request(index, "", tokenizer.encode("def main():"), SamplingParams(), most, frozenset())
+                speculate_adaptive(request, drafter, connection.verifier(), navigator, tokenizer, silent, Event())
+                learned.append(drafter.pilot.known.acceptance.to_record())
+        pool.keep()
+    assert json.loads(path.read_text()) == learned[tokens.index(40)] != learned[tokens.index(2)]
+    assert read_acceptance(path).to_record()["version"] == learned[0]["version"]
 
 
 def test_a_target_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,15 +188,38 @@ def test_calibrate_measures_the_draft_afresh_and_alone_where_no_target_answers(
     assert "link to" not in said.out
 
 
-def test_calibrate_is_for_the_draft(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("role", "measured"), [("target", ["target"]), ("fused_target", ["draft", "target"])])
+def test_a_target_that_calibrates_measures_afresh_says_and_keeps_it_and_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, role: str, measured: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = ["--role", role, "--calibrate", "--batch", "1", "--max_tree_nodes", "4", "--usd_per_hour", "1.5"]
+    assert main(command) == main(command) == 0
+    said = capsys.readouterr()
+    assert "target outrider-embedded-target on cpu (1 threads), 1 rows, $1.5 an hour\n" in said.out
+    assert ("outrider-embedded-draft" in said.out) == ("draft" in measured)
+    assert [said.err.count(f"measuring the {part}") for part in measured] == [2] * len(measured)
+    assert sorted(path.name.partition("-")[0] for path in (tmp_path / "outrider" / "profiles").iterdir()) == measured
+    kept = load_target(Options(role="target", port=0, batch=1, max_tree_nodes=4)).description.times
+    assert "measuring" not in capsys.readouterr().err
+    assert all(f"{seconds * 1e3:.3g}" in said.out for _, seconds in kept)
+
+
+REFUSED = {
+    "nothing to measure": (["fused_client"], "--calibrate is for --role draft and target and fused_target"),
+    "a stated time": (["target", "--emulate", "llama-3.1-8b-trn1.2xlarge-measured"], "--emulate states its times"),
+    "several models": (["target", "--models", "list.json"], "--calibrate measures one model"),
+}
+
+
+@pytest.mark.parametrize(("role", "reason"), REFUSED.values(), ids=REFUSED)
+def test_calibrate_is_refused_where_it_would_measure_nothing_or_not_all(capsys: pytest.CaptureFixture[str], role: list[str], reason: str) -> None:
     with pytest.raises(SystemExit):
-        parse(["--role", "target", "--calibrate"])
-    assert "--calibrate is for --role draft" in capsys.readouterr().err
+        parse(["--calibrate", "--role", *role])
+    assert reason in capsys.readouterr().err
 
 
 def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
-    from outrider.models import find_checkpoint, load_model
-
     (tmp_path / "profiles").write_text("a file", encoding="utf-8")
     options, told = Options(), list[str]()
     checkpoint = find_checkpoint(options, "draft")

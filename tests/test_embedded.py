@@ -63,13 +63,6 @@ def target(tokenizer: Tokenizer) -> Decoder:
     return load("target", tokenizer)
 
 
-@pytest.fixture(scope="module")
-def ties() -> Iterator[NearTies]:
-    count = NearTies()
-    yield count
-    count.check()
-
-
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
     long = tokenizer.encode(TEXT)
     assert len(long) > 300

@@ -23,6 +23,7 @@ from inference.sampling import SamplingParams
 from inference.session import Answer, Opened, Session
 from inference.tree import IntArray, TokenTree
 from tests.pairs import VOCABULARY, decoder, drafter, engine
+from tests.test_lossless import alone
 from tests.wire_fixtures import FAULTY, WAIT, Successor, successor_engine
 
 GREEDY = SamplingParams()
@@ -81,14 +82,6 @@ def prompt_of(seed: int, length: int = 12) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
 
 
-def alone(served: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
-    verifier = LocalVerifier(served)
-    verifier.open(prompt, params).result()
-    made = list(verifier.generate(tokens, frozenset()))
-    verifier.close()
-    return made
-
-
 def speculated(served: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int, nodes: int = 8) -> list[int]:
     verifier = LocalVerifier(served)
     draft = drafter(decoder(2), BestFirst(nodes=nodes, depth=3))
@@ -100,7 +93,7 @@ def speculated(served: Engine, prompt: Sequence[int], params: SamplingParams, to
 
 def test_trees_of_all_ready_sessions_go_into_one_forward_and_each_gets_its_own_text() -> None:
     served = engine(decoder(1), rows=3)
-    expected = [alone(served, prompt_of(number), params, 12) for number, params in enumerate(SAMPLINGS)]
+    expected = [alone(LocalVerifier(served), prompt_of(number), params, 12) for number, params in enumerate(SAMPLINGS)]
     sessions = [open_(served, prompt_of(number), params) for number, params in enumerate(SAMPLINGS)]
     seen, texts = recorded(served), [list[int]() for _ in sessions]
     while len(texts[0]) < 12:
@@ -115,7 +108,7 @@ def test_trees_of_all_ready_sessions_go_into_one_forward_and_each_gets_its_own_t
 
 def test_sessions_on_threads_of_their_own_get_the_texts_they_get_alone() -> None:
     served = engine(decoder(1), rows=4)
-    expected = [alone(served, prompt_of(number), SAMPLINGS[number % 3], 20) for number in range(10)]
+    expected = [alone(LocalVerifier(served), prompt_of(number), SAMPLINGS[number % 3], 20) for number in range(10)]
     made: dict[int, list[int]] = {}
 
     def client(number: int) -> None:
@@ -158,7 +151,7 @@ def test_nodes_that_never_survive_are_cut_when_they_cost_and_the_client_is_told(
 
 def test_a_forward_with_cut_trees_makes_the_same_text() -> None:
     served = engine(decoder(1))
-    expected = alone(served, prompt_of(7), SAMPLINGS[2], 40)
+    expected = alone(LocalVerifier(served), prompt_of(7), SAMPLINGS[2], 40)
     session, text = open_(served, prompt_of(7), SAMPLINGS[2]), list[int]()
     while len(text) < 40:
         ahead = expected[len(text) : len(text) + 5]
@@ -189,11 +182,11 @@ def test_prompts_and_trees_take_turns() -> None:
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
 def test_a_session_starts_from_the_row_that_an_earlier_one_left(params: SamplingParams) -> None:
     served, prompt = engine(decoder(1), rows=2), prompt_of(3, 100)
-    expected = alone(engine(decoder(1)), [*prompt, 9], params, 15)
+    expected = alone(LocalVerifier(engine(decoder(1))), [*prompt, 9], params, 15)
     first = open_(served, prompt, params)
     served.close(first)
     seen = recorded(served)
-    assert alone(served, [*prompt, 9], params, 15) == expected
+    assert alone(LocalVerifier(served), [*prompt, 9], params, 15) == expected
     assert seen.reused == [99]
     assert sum(done.nodes for done in seen.forwards if done.prefill) == 1
 
@@ -201,13 +194,14 @@ def test_a_session_starts_from_the_row_that_an_earlier_one_left(params: Sampling
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
 def test_a_session_starts_from_a_copy_of_a_busy_row_and_the_other_goes_on(params: SamplingParams) -> None:
     served, prompt = engine(decoder(1), rows=2), prompt_of(4, 100)
-    expected = alone(engine(decoder(1)), prompt, GREEDY, 10), alone(engine(decoder(1)), [*prompt[:80], 9, 8], params, 10)
+    asked = [(prompt, GREEDY), ([*prompt[:80], 9, 8], params)]
+    expected = [alone(LocalVerifier(engine(decoder(1))), text, sampling, 10) for text, sampling in asked]
     busy = LocalVerifier(served)
     busy.open(prompt, GREEDY).result()
     tokens = busy.generate(10, frozenset())
     made = [next(tokens) for _ in range(4)]
     seen = recorded(served)
-    assert alone(served, [*prompt[:80], 9, 8], params, 10) == expected[1]
+    assert alone(LocalVerifier(served), [*prompt[:80], 9, 8], params, 10) == expected[1]
     assert seen.reused == [80]
     assert [*made, *tokens] == expected[0]
 
@@ -236,7 +230,7 @@ def test_the_row_unused_for_longest_is_given_away() -> None:
 def test_a_silent_session_lends_its_row_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roster, "SILENT_SECONDS", 0.0)
     served, prompts = engine(decoder(1), rows=1), [prompt_of(6, 40), prompt_of(8, 40)]
-    expected = [alone(served, prompt, SAMPLINGS[1], 12) for prompt in prompts]
+    expected = [alone(LocalVerifier(served), prompt, SAMPLINGS[1], 12) for prompt in prompts]
     seen = recorded(served)
     verifiers = [LocalVerifier(served), LocalVerifier(served)]
     texts: list[list[int]] = [[], []]
@@ -296,7 +290,7 @@ def test_a_full_line_is_busy_and_a_freed_row_goes_to_who_waited_longest() -> Non
 
 def test_what_is_taken_back_is_made_again() -> None:
     served, params = engine(decoder(1)), SAMPLINGS[2]
-    expected = alone(served, prompt_of(11), params, 12)
+    expected = alone(LocalVerifier(served), prompt_of(11), params, 12)
     session, tokens = open_(served, prompt_of(11), params), list[int]()
     done = served.generate(session, 8, frozenset(), lambda answer, last: tokens.append(answer.verdict.next_token))
     served.finish(done)

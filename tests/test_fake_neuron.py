@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,6 @@ from tests.fake_neuron import Neuron
 
 FLAGS = "--target trn1 --lnc=1 --auto-cast=none -O2"
 INPUT = {"x": torch.ones(2, dtype=torch.int32)}
-
-
-@pytest.fixture
-def neuron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Neuron:
-    return Neuron().install(monkeypatch, tmp_path / "packages")
 
 
 class Counter(nn.Module):

@@ -36,11 +36,10 @@ from inference.sampling import SamplingParams
 from inference.stats import Statistics, Traffic
 from inference.text import Tokenizer
 from outrider.fused import with_draft
-from outrider.models import EMBEDDED
 from outrider.options import Options
 from outrider.serve import load_target
 from tests.equality import NearTies, assert_same_text
-from tests.models import write_checkpoint
+from tests.models import write_checkpoint_with_tokenizer
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
@@ -49,23 +48,14 @@ JUNK = LENGTH + TREE
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, seed=2), SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire()]
 
 
-def checkpoint(directory: Path, seed: int) -> Path:
-    """A random model of one layer with the embedded pair's tokenizer."""
-    vocabulary = Tokenizer(EMBEDDED / "target").vocabulary
-    write_checkpoint(directory, seed=seed, num_hidden_layers=1, vocab_size=vocabulary, eos_token_id=0)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(EMBEDDED / "target" / name, directory / name)
-    return directory
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("target"), 1)
+    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("target"), num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("draft"), 2)
+    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("draft"), seed=2, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")

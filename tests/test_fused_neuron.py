@@ -56,11 +56,6 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
     return model, target
 
 
-@pytest.fixture
-def neuron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Neuron:
-    return Neuron().install(monkeypatch, tmp_path / "packages")
-
-
 def test_rounds_of_two_ranks_write_the_whole_targets_own_text(neuron: Neuron, tmp_path: Path) -> None:
     model, target = built(tmp_path)
     assert isinstance(model, RoundModel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,6 @@ def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LegacyImage:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("legacy") / "model")
-
-
-@pytest.fixture(scope="module")
-def ties() -> Iterator[NearTies]:
-    count = NearTies()
-    yield count
-    count.check()
 
 
 def load(directory: Path, **changes: Any) -> LegacyNeuronModel:

@@ -21,14 +21,13 @@ from inference.errors import InvalidRequest, Unavailable
 from inference.local import LocalVerifier
 from inference.policy import BestFirst
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.listed import lazily, read_listed
 from outrider.models import EMBEDDED, pick_device
 from outrider.options import Options, parse
 from outrider.serve import load_served, load_target
 from tests.artifacts import build
-from tests.models import tiny_decoder, write_checkpoint
+from tests.models import tiny_decoder, write_checkpoint_with_tokenizer
 from tests.pairs import drafter
 from tests.test_lossless import alone
 from tests.wire_fixtures import WAIT, describe, successor_engine
@@ -37,21 +36,13 @@ PROMPT = list(range(40, 60))
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
 
 
-def checkpoint(directory: Path, seed: int) -> Path:
-    """A random model with the embedded pair's tokenizer."""
-    made = write_checkpoint(directory, seed, vocab_size=Tokenizer(EMBEDDED / "target").vocabulary, eos_token_id=0)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(EMBEDDED / "target" / name, made / name)
-    return made
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models, and the file that lists them."""
     folder = tmp_path_factory.mktemp("listed")
     entries = [
-        {"name": "one", "model": str(checkpoint(folder / "secret-1", 1)), "rows": 2, "sequence_length": 128, "dtype": "float32"},
-        {"name": "two", "model": str(checkpoint(folder / "secret-2", 2)), "rows": 1, "device": "cpu"},
+        {"name": "one", "model": str(write_checkpoint_with_tokenizer(folder / "secret-1", 1)), "rows": 2, "sequence_length": 128, "dtype": "float32"},
+        {"name": "two", "model": str(write_checkpoint_with_tokenizer(folder / "secret-2", 2)), "rows": 1, "device": "cpu"},
     ]
     (folder / "models.json").write_text(json.dumps({"models": entries}))
     return folder

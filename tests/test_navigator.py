@@ -13,7 +13,7 @@ from inference.cost import Rates
 from inference.forecast import DISTRIBUTED, FUSED, NODE_BYTES, ROUND_BYTES, TARGET_ONLY, VERDICT_BYTES, Forecast, Situation, Tree, forecasts, trees
 from inference.hindsight import look_back
 from inference.navigator import IN_A_ROW, MOST_CORRECTION, WEIGHTS, Course, Navigator
-from inference.objective import Effort, Terms, Wish, blend
+from inference.objective import Effort, Terms, Wish, blend, price_words
 from inference.pilot import Knowledge
 from inference.planner import Round, break_even_round_trip, fused_time, synchronous_time
 from inference.times import DraftTimes, LinkTimes, TargetTimes
@@ -319,7 +319,7 @@ def test_a_cost_that_cannot_be_had_is_said_with_the_least_that_can() -> None:
     course = navigator(known, Wish(max_per_token=cost.of(cheapest.effort) / 2), DEAR_DRAFT, bets=True).course
     assert course.forecast == cheapest
     assert course.notice is not None
-    assert f"{cost.of(cheapest.effort):.4g} ({cheapest.words})" in course.notice
+    assert f"{price_words('total_cost', cost.of(cheapest.effort))} ({cheapest.words})" in course.notice
 
 
 def test_more_weight_on_cost_never_makes_it_dearer_or_faster() -> None:

@@ -43,16 +43,6 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, changes of the tiny 
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5), SamplingParams(1.0, top_p=0.9, top_k=20, seed=14)]
 
 
-@pytest.fixture
-def neuron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Neuron:
-    return Neuron().install(monkeypatch, tmp_path / "packages")
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "model")
-
-
 class Served(NamedTuple):
     """A target on two ranks with many graphs, loaded once for the module, and the checkpoint that it was made of."""
 

@@ -10,7 +10,6 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,24 +26,9 @@ from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.text import Tokenizer
 from tests import neuron_signatures
 from tests.fake_neuron import VERSIONS, Neuron
-from tests.models import write_checkpoint
 from tests.neuron_artifacts import FEW, JUNK, ROWS, TREE, VOCABULARY, build, spec_of
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "model")
-
-
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    return tmp_path / "packages"
-
-
-def machine(monkeypatch: pytest.MonkeyPatch, folder: Path, **what: Any) -> Neuron:
-    return Neuron(**what).install(monkeypatch, folder)
 
 
 # --- what is built ----------------------------------------------------------------------------------------------------
@@ -53,7 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, folder: Path, **what: Any) -> Neuro
 def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
     check_files(tmp_path / "a", manifest)
     graphs = {f"graphs/{bucket.name}.json" for bucket in FEW} | {COPY_RECORD, PACKAGE}
@@ -72,7 +56,7 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
 def test_a_graph_added_later_is_in_the_package_and_the_weights_stay(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     build(tmp_path / "a", checkpoint, spec_of(1))
     said: list[str] = []
     more = (*FEW, verify_bucket(ROWS, 2, JUNK, JUNK, sampled=False))
@@ -95,7 +79,7 @@ def test_graphs_that_inputs_cannot_tell_apart_are_refused() -> None:
 
 
 def test_the_compilers_own_words_are_passed_on(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> None:
-    machine(monkeypatch, packages, compiler_fails="[NCC_EVRF007] too many instructions\nmore")
+    Neuron(compiler_fails="[NCC_EVRF007] too many instructions\nmore").install(monkeypatch, packages)
     with pytest.raises(BadArtifact, match=r"\[NCC_EVRF007\] too many instructions. Its files and logs are in") as failure:
         build(tmp_path / "a", checkpoint, spec_of(1))
     assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
@@ -104,7 +88,7 @@ def test_the_compilers_own_words_are_passed_on(monkeypatch: pytest.MonkeyPatch, 
 def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
 ) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     model, said = ROOT / "inference" / "data" / "draft", [[], [], []]  # type: list[list[str]]
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
     first = neuron_artifact(spec, model, tmp_path / "cache", command="test", say=said[0].append)
@@ -124,7 +108,7 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
 def test_a_host_without_a_device_is_told_the_platform_and_says_so(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    neuron = machine(monkeypatch, packages, device=False)
+    neuron = Neuron(device=False).install(monkeypatch, packages)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     build(tmp_path / "a", checkpoint, spec_of(1, target="inf2"))
     assert neuron.platform == "trn1"
@@ -132,7 +116,7 @@ def test_a_host_without_a_device_is_told_the_platform_and_says_so(
 
 
 def test_what_the_user_has_set_is_never_changed(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> None:
-    machine(monkeypatch, packages, device=False)
+    Neuron(device=False).install(monkeypatch, packages)
     monkeypatch.setenv(OVERRIDE, "trn2")
     before = dict(os.environ)
     with pytest.raises(InvalidRequest, match="is trn2, but --target is trn1"):
@@ -143,7 +127,7 @@ def test_what_the_user_has_set_is_never_changed(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_with_a_device_nothing_is_set(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     build(tmp_path / "a", checkpoint, spec_of(1))
     assert OVERRIDE not in os.environ
 
@@ -151,14 +135,14 @@ def test_with_a_device_nothing_is_set(monkeypatch: pytest.MonkeyPatch, packages:
 def test_another_family_than_the_machines_is_compiled_only_when_asked_for(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     (packages / "product_name").write_text("trn1n.32xlarge\n")
     with pytest.raises(InvalidRequest, match=f"this is a trn1 machine: .*{OVERRIDE}=trn2"):
         build(tmp_path / "a", checkpoint, spec_of(1, target="trn2"))
 
 
 def test_an_import_before_the_platform_is_known_is_refused(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> None:
-    machine(monkeypatch, packages, device=False)
+    Neuron(device=False).install(monkeypatch, packages)
     monkeypatch.setitem(sys.modules, "torch_neuronx", object())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="imported already"):
         build(tmp_path / "a", checkpoint, spec_of(1))
@@ -176,14 +160,14 @@ def test_an_import_before_the_platform_is_known_is_refused(monkeypatch: pytest.M
 def test_packages_of_another_kind_are_explained(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, versions: dict[str, str], words: str
 ) -> None:
-    machine(monkeypatch, packages, versions=VERSIONS | versions if versions else {})
+    Neuron(versions=VERSIONS | versions if versions else {}).install(monkeypatch, packages)
     with pytest.raises(MissingExtra, match=words) as failure:
         NeuronBuilder(spec_of(1), checkpoint, VOCABULARY).versions()
     assert neuron_sdk.INDEX in str(failure.value)
 
 
 def test_an_installation_that_cannot_be_imported_is_explained(monkeypatch: pytest.MonkeyPatch, packages: Path) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
 
     def broken(name: str) -> None:
         raise ImportError("libnrt.so.1: cannot open shared object file")
@@ -198,7 +182,7 @@ def test_an_installation_that_cannot_be_imported_is_explained(monkeypatch: pytes
 
 @pytest.mark.parametrize("name", neuron_signatures.SIGNATURES)
 def test_the_stand_in_has_the_documented_signature(monkeypatch: pytest.MonkeyPatch, packages: Path, name: str) -> None:
-    neuron = machine(monkeypatch, packages)
+    neuron = Neuron().install(monkeypatch, packages)
     modules = neuron._modules() | {"neuronx_distributed.NxDModel": None}
     module = max((module for module in modules if name.startswith(f"{module}.") and modules[module] is not None), key=len)
     found = modules[module]

@@ -20,31 +20,16 @@ from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError
 from inference.text import Tokenizer
 from tests import test_choice
 from tests.fake_neuron import VERSIONS, Neuron
-from tests.models import write_checkpoint
 from tests.neuron_artifacts import build, built_model, spec_of
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "model")
-
-
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    return tmp_path / "packages"
-
-
-def machine(monkeypatch: pytest.MonkeyPatch, folder: Path, **what: Any) -> Neuron:
-    return Neuron(**what).install(monkeypatch, folder)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def loading(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> tuple[Neuron, Manifest]:
-    neuron = machine(monkeypatch, packages)
+    neuron = Neuron().install(monkeypatch, packages)
     return neuron, build(tmp_path / "a", checkpoint, spec_of(2))
 
 
@@ -97,7 +82,7 @@ def test_the_probes_vectors_are_the_contracts() -> None:
 
 
 def test_a_device_with_other_noise_is_refused(monkeypatch: pytest.MonkeyPatch, packages: Path) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     flags = render(compiler_flags(spec_of(1), 1))
     probe.check_noise(neuron_sdk.load_sdk(), 2, 1, flags, "work")
 
@@ -117,7 +102,7 @@ SMOKE = ["--target", "trn1", "--dtype", "float32", "--nodes", "6", "--sequence_l
 def test_the_smoke_script_passes_on_a_device_that_works(
     monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     model = ROOT / "inference" / "data" / "draft"
     assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE]) == 0
     printed = capsys.readouterr().out
@@ -129,7 +114,7 @@ def test_the_smoke_script_passes_on_a_device_that_works(
 def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
     monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     honest = smoke.load_neuron
 
     def swapped(*arguments: Any) -> Any:
@@ -145,7 +130,7 @@ def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
 
 
 def test_the_smoke_script_wants_a_device(monkeypatch: pytest.MonkeyPatch, packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine(monkeypatch, packages, device=False)
+    Neuron(device=False).install(monkeypatch, packages)
     assert smoke.main(["--model", "anything", *SMOKE]) == 1
     assert "no Neuron device here" in capsys.readouterr().err
 
@@ -160,7 +145,7 @@ def test_every_error_of_the_neuron_path_is_one_line_for_the_user() -> None:
 def test_a_package_without_a_graph_of_its_manifest_is_refused(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, lost: str
 ) -> None:
-    neuron = machine(monkeypatch, packages)
+    neuron = Neuron().install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1))
     for key, (size, graphs) in neuron.saved.items():
         neuron.saved[key] = (size, {name: graph for name, graph in graphs.items() if lost not in name})
@@ -169,7 +154,7 @@ def test_a_package_without_a_graph_of_its_manifest_is_refused(
 
 
 def test_loading_says_where_it_is(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> None:
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     built_model(tmp_path / "a", checkpoint, spec_of(1))
     said: list[str] = []
     load_neuron(tmp_path / "a", build(tmp_path / "a", checkpoint, spec_of(1)), said.append)
@@ -182,7 +167,7 @@ def test_the_command_line_serves_an_artefact_for_neuron(
 ) -> None:
     from outrider.cli import main
 
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     model = ROOT / "inference" / "data" / "draft"
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
     artifact = neuron_artifact(spec, model, tmp_path, command="test", say=lambda line: None)
@@ -200,7 +185,7 @@ def test_without_an_artefact_one_is_built_for_this_instance_and_kept(
 ) -> None:
     from outrider.cli import main
 
-    machine(monkeypatch, packages)
+    Neuron().install(monkeypatch, packages)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     size = ["--batch", "1", "--sequence_length", "16", "--max_tree_nodes", "2", "--dtype", "float32", "--max_new_tokens", "3"]
     flags = ["--role", "verify_target", "--device", "neuron", "--model", str(ROOT / "inference" / "data" / "draft"), "--prompt", "def", *size]

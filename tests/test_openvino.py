@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -35,29 +34,21 @@ from inference.policy import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
-from outrider.models import EMBEDDED
-from tests.models import tiny_decoder, write_checkpoint
+from tests.models import tiny_decoder, write_checkpoint_with_tokenizer
 from tests.pairs import drafter
 from tests.row_independence import assert_rows_are_independent
+from tests.test_lossless import alone
 
 LENGTH, NODES = 120, 8
 JUNK = LENGTH + NODES
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
 FLAGS = ["--target", "cpu", "--dtype", "int8", "--rows", "2", "--sequence_length", str(LENGTH), "--max_tree_nodes", str(NODES)]
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, seed=2), SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire()]
 
 
-def checkpoint(directory: Path, **overrides: object) -> Path:
-    """A random model with the embedded pair's tokenizer."""
-    vocabulary = Tokenizer(EMBEDDED / "target").vocabulary
-    made = write_checkpoint(directory, **{"hidden_size": 64, "intermediate_size": 96, "vocab_size": vocabulary, "eos_token_id": 0} | overrides)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(EMBEDDED / "target" / name, made / name)
-    return made
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"))
+    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("model"), **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +57,6 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = ["--prefill_nodes", "16", "--tree_nodes", f"2,{NODES}", "--slots", "64,128"]
     assert compile_main(["--model", str(source), *FLAGS, *sizes, "--out", str(out)]) == 0
     return out
-
-
-@pytest.fixture
-def artifact(built: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(built, tmp_path / "artifact"))
 
 
 @pytest.fixture(scope="module")
@@ -98,20 +83,12 @@ def float_decoder(source: Path, *, round_: bool) -> Decoder:
     return decoder
 
 
-def alone(engine: Engine, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
-    verifier = LocalVerifier(engine)
-    verifier.open(prompt, params).result()
-    made = list(verifier.generate(tokens, frozenset()))
-    verifier.close()
-    return made
-
-
 @pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}")
 @pytest.mark.parametrize("policy", [Chain(7), BestFirst(7, 2)], ids=["chain", "tree"])
 def test_drafting_leaves_the_targets_own_text_as_it_is(engine: Engine, rounded: Decoder, params: SamplingParams, policy: Chain | BestFirst) -> None:
     """Token for token, without any allowance: calls of 2, 8 and 16 nodes compute the same bits here."""
     prompt = np.random.default_rng(7).integers(0, rounded.vocabulary, 30).tolist()
-    reference = alone(engine, prompt, params, 60)
+    reference = alone(LocalVerifier(engine), prompt, params, 60)
     verifier = LocalVerifier(engine)
     steps = list(decode(prompt, params, drafter(rounded, policy), verifier, 60))
     verifier.close()
@@ -131,7 +108,7 @@ def test_rows_and_nodes_are_independent(model: CompiledModel, rounded: Decoder, 
 )
 def test_families_build_and_equal_their_rounded_float_model(tmp_path: Path, overrides: dict[str, object]) -> None:
     """The builder compares keys, values and choices of every bucket."""
-    source = checkpoint(tmp_path / "model", num_hidden_layers=1, **overrides)
+    source = write_checkpoint_with_tokenizer(tmp_path / "model", num_hidden_layers=1, **SIZES | overrides)
     sizes = ["--prefill_nodes", "16", "--tree_nodes", "8", "--slots", "128", "--sampling", "sampled"]
     assert compile_main(["--model", str(source), *FLAGS, *sizes, "--out", str(tmp_path / "out")]) == 0
 
@@ -147,7 +124,7 @@ def test_the_integers_hold_the_matrix_within_half_a_step() -> None:
 
 def test_another_models_decoder_is_not_accepted_as_this_one(model: CompiledModel, rounded: Decoder) -> None:
     bucket, graph = next((bucket, graph) for bucket, graph in model._graphs.items() if bucket.nodes == NODES and not bucket.sampled)
-    other = tiny_decoder(9, rounded.vocabulary, hidden_size=64, intermediate_size=96, vocab_size=rounded.vocabulary)
+    other = tiny_decoder(9, rounded.vocabulary, vocab_size=rounded.vocabulary, **SIZES)
     model.keys.normal_(), model.values.normal_()
     check_equivalence(VerifyGraph(rounded, model.keys, model.values, 1), graph, bucket, sequence_length=LENGTH, tolerance=INT8)
     check_row_independence(graph, bucket, rounded.vocabulary, sequence_length=LENGTH)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.buckets import IMITATED, LOADS, imitate
+from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS, imitate
 from compile.__main__ import main
 from compile.graphs import Sizes, graphs_of, plan_graphs
 from compile.load import Calls, Limits, Load, Shape, calls_of, read_load
@@ -27,15 +27,6 @@ from inference.model.config import parse_config
 from tests.models import TINY, tiny_decoder
 
 ROOT = Path(__file__).parents[1]
-LLAMA_8B: dict[str, Any] = TINY | {
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-}
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120, all_rows=False)
 
 

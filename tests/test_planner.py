@@ -17,10 +17,7 @@ from inference.planner import (
     exchange,
     fused_time,
     least_time,
-    pipelined_round,
-    pipelining_pays_below,
     proactive_time,
-    streamed_time,
     synchronous_time,
 )
 
@@ -68,22 +65,19 @@ def test_a_server_that_can_hold_both_models_beats_the_synchronous_split_at_every
 
 def test_pipelining_beats_the_fused_server_only_within_the_time_of_a_draft() -> None:
     made = Round(drafting=50, verify=50, tokens=3)
-    assert pipelined_round(made, exchange(60)) > made.drafting + made.verify
-    assert pipelined_round(made, exchange(40)) < made.drafting + made.verify
-    assert pipelining_pays_below(made.drafting) == 50
+    assert proactive_time(made, exchange(60), hit=1) > fused_time(made)
+    assert proactive_time(made, exchange(40), hit=1) < fused_time(made)
 
 
 def test_a_proactive_draft_lies_between_waiting_and_pipelining() -> None:
     made = Round(drafting=40, verify=30, tokens=4)
     assert proactive_time(made, 20, hit=0) == synchronous_time(made, 20) == 22.5
-    assert proactive_time(made, 20, hit=1) == pipelined_round(made, 20) / 4 == 12.5
+    assert proactive_time(made, 20, hit=1) == 12.5
     assert proactive_time(made, 20, hit=0.5) == 17.5
 
 
 def test_nothing_is_faster_than_the_misses_it_has_to_wait_for() -> None:
     assert isclose(least_time(0.25, round_trip=80, verify=30), 27.5)
-    assert streamed_time(level=5, verify_a_token=1, miss=0.25, away=110, refill=5) == 33.75
-    assert streamed_time(level=5, verify_a_token=1, miss=0.25, away=110, refill=5) > least_time(0.25, 80, 30)
 
 
 def test_an_exchange_is_the_round_trip_the_bytes_the_queue_and_the_programs() -> None:

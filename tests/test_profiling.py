@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations_with_replacement
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
 from inference.policy import Ranked
 from inference.profile_cache import Subject, keep_profile, load_profile
-from inference.profiling import CONTEXT, MOST_SECONDS, emulated_target, profile_draft, profile_target
+from inference.profiling import CONTEXT, MOST_SECONDS, ascending, emulated_target, profile_draft, profile_target
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.times import TargetTimes
@@ -95,6 +96,23 @@ def test_a_target_that_pads_is_described_by_the_shapes_it_computes(clocked: Call
     times = profile_target(clocked(lambda rows, nodes: 0.001 * nodes, sizes=(8, 32)), LENGTH, 1, 32, ignored)
     assert times == pytest.approx({(1, 8): 0.008, (1, 32): 0.032})
     assert TargetTimes(times).seconds(1, 9) == pytest.approx(0.032)
+
+
+def test_a_disturbance_while_few_nodes_were_measured_does_not_make_them_dearer_than_many(clocked: Callable[..., Clocked]) -> None:
+    model = clocked(lambda rows, nodes: 0.0207 if (rows, nodes) == (1, 2) else 0.010 * rows + 0.0003 * nodes)
+    times = profile_target(model, LENGTH, 2, 16, ignored)
+    assert [times[1, nodes] for nodes in (1, 2, 4, 8, 16)] == pytest.approx([0.0103, 0.0112, 0.0112, 0.0124, 0.0148])
+    assert [times[2, nodes] for nodes in (1, 2, 4, 8, 16)] == pytest.approx([0.0203, 0.0206, 0.0212, 0.0224, 0.0248])
+    assert list(profile_draft(model, LENGTH, 16, ignored).values()) == pytest.approx([0.0103, 0.0112, 0.0112, 0.0124, 0.0148])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_all_sequences_that_never_fall_none_is_nearer(seed: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 9, size=5).tolist()
+    found = ascending(values)
+    assert found == sorted(found)
+    distances = [np.abs(np.subtract(other, values)).sum() for other in combinations_with_replacement(sorted(values), len(values))]
+    assert np.abs(np.subtract(found, values)).sum() == min(distances)
 
 
 def test_a_slow_model_is_measured_as_far_as_there_is_time_and_the_rest_is_estimated(clocked: Callable[..., Clocked]) -> None:

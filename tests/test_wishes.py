@@ -1,22 +1,16 @@
-"""What the user asks of adaptive drafting is read from the flags, refused where it contradicts itself, and paid from one purse."""
+"""What the user asks of adaptive drafting is read from the flags, and refused where it contradicts itself."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from grpc_comm.server import BackgroundServer
 from inference.cost import Rates
 from inference.errors import InvalidRequest, OutriderError
-from inference.objective import Effort, Terms, Wish
-from outrider.cli import main
+from inference.objective import Wish
 from outrider.options import Options, parse
-from outrider.purse import Purse, open_purse
-from outrider.serve import load_target
-from outrider.wishes import read_rates, read_terms, read_wish
+from outrider.wishes import fallback_note, read_prices, read_terms, read_wish
 
 PRICED = Rates(1.34375, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.09)
 
@@ -97,70 +91,52 @@ def test_speed_alone_needs_no_price_and_energy_needs_watts_instead() -> None:
     assert replace(terms, target_watts=400.0).tariff("energy_total") == pytest.approx((400.0, 20.0, 0.0, 0.0))
 
 
+@pytest.mark.parametrize(
+    ("options", "rates", "named"),
+    [
+        (Options(cs="cost", usd_per_kwh=0.3, draft_watts=20.0), Rates(1.0, usd_per_kwh=0.3), "needs --usd_per_gb_up and --usd_per_gb_down (0"),
+        (Options(cs="cost", usd_per_kwh=0.3), PRICED, "needs --draft_watts (0"),
+        (Options(min_tps=9.0, draft_watts=20.0), replace(PRICED, usd_per_kwh=None), "needs --usd_per_kwh (0"),
+    ],
+)
+def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are_missing(options: Options, rates: Rates, named: str) -> None:
+    note = fallback_note(options, rates, read_wish(options, rates))
+    assert note is not None
+    assert "api_cost" in note
+    assert named in note
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(cs="cost"),  # the hours alone are priced
+        Options(usd_per_kwh=0.3),  # nothing is weighed
+        Options(cs="cost", usd_per_kwh=0.3, draft_watts=20.0),  # all is priced
+        Options(cs="cost", usd_per_kwh=0.3, objective="api_cost"),  # as the user says
+    ],
+)
+def test_where_cost_is_what_the_user_expects_nothing_is_said(options: Options) -> None:
+    assert fallback_note(options, PRICED, read_wish(options, PRICED)) is None
+
+
 def test_the_price_of_the_target_is_the_users_the_instances_or_its_own_word() -> None:
-    assert read_rates(Options(), 0.0) is None
-    assert read_rates(Options(), 2.5) == Rates(2.5)
-    assert read_rates(Options(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb_up=0.0), 2.5) == Rates(1.0, usd_per_kwh=0.3, usd_per_gb_to_target=0.0)
-    listed = read_rates(Options(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5), 2.5)
+    assert read_prices(Options(), 0.0) is None
+    assert read_prices(Options(), 2.5) == (Rates(2.5), "$2.5 an hour, as the target says")
+    given = read_prices(Options(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb_up=0.0), 2.5)
+    assert given == (Rates(1.0, usd_per_kwh=0.3, usd_per_gb_to_target=0.0), "$1 an hour, as given")
+
+
+def test_a_listed_price_is_said_with_its_source_and_day() -> None:
+    listed = read_prices(Options(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5), 2.5)
     assert listed is not None
-    assert 1.0 < listed.target_usd_per_hour < 2.0
-    assert (listed.usd_per_gb_to_target, listed.usd_per_gb_from_target) == (0.0, 0.5)
-    with pytest.raises(OutriderError, match="trn9"):
-        read_rates(Options(instance="trn9.2xlarge", no_live=True), 0.0)
+    assert listed.rates == Rates(1.34375, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.5)
+    assert listed.source.startswith("$1.34375 an hour for trn1.2xlarge in us-east-1, on-demand (snapshot: AWS price list")
+    assert "2026-09-24)" in listed.source
+    assert "$0 a GB to it (" in listed.source
+    assert "from it" not in listed.source  # it is the user's
 
 
-def test_a_purse_adds_up_what_each_text_has_taken_so_far() -> None:
-    purse = Purse(Terms(Rates(3600.0), target_share=0.5), limit=2.0)
-    assert purse.charge(0, Effort(1.0)) == pytest.approx(0.5)
-    purse.charge(0, Effort(2.0))
-    purse.charge(1, Effort(1.9))
-    assert purse.spent == pytest.approx(1.95)
-    assert not purse.empty
-    purse.charge(1, Effort(2.0))
-    assert purse.empty
-
-
-def test_a_purse_without_a_limit_is_never_empty() -> None:
-    purse = open_purse(Options(), PRICED)
-    assert purse is not None
-    purse.charge(0, Effort(1e9))
-    assert purse.spent > 0
-    assert not purse.empty
-
-
-def test_a_limit_that_could_not_be_counted_is_refused() -> None:
-    assert open_purse(Options(), None) is None
-    with pytest.raises(InvalidRequest, match=r"--max_usd needs a price of the target: give --usd_per_hour"):
-        open_purse(Options(max_usd=1.0), None)
-    for limit in (0.0, -1.0, float("nan")):
-        with pytest.raises(InvalidRequest, match="--max_usd is above 0"):
-            open_purse(Options(max_usd=limit), PRICED)
-
-
-def test_a_run_that_has_spent_its_money_ends_cleanly_with_what_was_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\n")
-    with BackgroundServer(load_target(Options(role="target", port=0, batch=2, max_tree_nodes=16, sequence_length=128))) as server:
-        flags = [
-            "--role",
-            "draft",
-            "--port",
-            str(server.address.port),
-            "--prompt_text",
-            str(tmp_path / "prompts.txt"),
-            "--max_new_tokens",
-            "60",
-            "--json",
-        ]
-        assert main([*flags, "--usd_per_hour", "3600", "--max_usd", "1e-6"]) == 0
-        spent = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert main([*flags, "--usd_per_hour", "3600", "--max_usd", "1000", "--gamma", "3"]) == 0
-        whole = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [done["finish_reason"] for done in spent] == ["spent"] * 2
-    for short, long in zip(spent, whole, strict=True):
-        assert long["finish_reason"] == "length"
-        made = len(short["token_ids"])
-        assert 0 < made < 60
-        assert short["token_ids"] == long["token_ids"][:made]
-        assert long["text"].startswith(short["text"])
-        assert short["usd"] >= 1e-6
-        assert short["usd"] == pytest.approx(short["seconds"])  # a dollar a second
+def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -> None:
+    with pytest.raises(OutriderError, match=r"trn9.*--usd_per_hour, in place of --instance, states one$"):
+        read_prices(Options(instance="trn9.2xlarge", no_live=True), 0.0)
+    assert parse(["--role", "draft", "--prompt", "x", "--usd_per_hour", "1"]).usd_per_hour == 1.0

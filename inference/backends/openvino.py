@@ -21,7 +21,6 @@ from inference.choice import Sampling, choose_greedy, choose_mixed
 from inference.errors import BadArtifact, MissingExtra
 from inference.model.config import parse_config
 
-DTYPE = "int8"
 CACHE_DTYPE = torch.float32
 DECODER, DECODER_WEIGHTS = "graphs/decoder.xml", "weights/decoder.bin"
 INPUTS = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick", "keys", "values")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
+from inference.command import add_flag
 from inference.errors import InvalidRequest
 from inference.policy import BestFirst, Chain, Policy
 from outrider.comparison.arms import ARCHITECTURES, LOCAL, read_setting
@@ -115,6 +116,8 @@ def _device(name: str) -> str:
     return name
 
 
+_add = partial(add_flag, CompareOptions)
+
 _EPILOG = """Without --target_host a target is started on this machine and stopped again; draft and target then share its cores, so rounds,
 acceptance and bytes carry over to other machines and tokens/s do not. Settings: 4 is a chain of 4, 16x6 a tree of 16 nodes and depth 6.
 
@@ -188,9 +191,3 @@ def _price_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "usd_per_kwh", "price of this machine's electricity", type=float, metavar="USD")
     _add(group, "out", "write report.md, results.json, results.csv and plots there", metavar="DIR")
     _add(group, "debug", "show tracebacks", action="store_true")
-
-
-def _add(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:
-    """A flag under its underscore and its dash spelling, with the default of CompareOptions."""
-    default = next(entry.default for entry in fields(CompareOptions) if entry.name == name)
-    group.add_argument(*dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]), dest=name, default=default, help=text, **settings)

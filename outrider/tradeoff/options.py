@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
 
+from inference.command import add_flag
 from inference.errors import InvalidRequest
 from inference.objective import read_knob
 from outrider import options as drafting
@@ -50,6 +51,8 @@ class TradeoffOptions:
             raise InvalidRequest(f"--{unused[0]} does not go with a trade-off curve")
 
 
+_add = partial(add_flag, TradeoffOptions)
+
 _EPILOG = """and every flag of `main.py --role draft` that says how texts are made and what they cost: models, prompts, --objective,
 --architecture auto, --usd_per_hour or --instance, --usd_per_kwh, --draft_watts, --target_watts, ...
 
@@ -86,9 +89,3 @@ def parse(arguments: Sequence[str] | None = None) -> TradeoffOptions:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _add(parser: argparse.ArgumentParser, name: str, text: str, **settings: Any) -> None:
-    """A flag under its underscore and its dash spelling, with the default of TradeoffOptions."""
-    default = next(entry.default for entry in fields(TradeoffOptions) if entry.name == name)
-    parser.add_argument(*dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]), dest=name, default=default, help=text, **settings)
