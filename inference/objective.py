@@ -142,6 +142,13 @@ def read_knob(text: str) -> float:
         raise InvalidRequest(f"--cs is tps, balanced, cost or 0 to 100: got {text!r}") from error
 
 
+def price_words(objective: str, per_token: float) -> str:
+    """A price of a token in the unit in which people state it."""
+    if objective.endswith("cost"):
+        return f"${per_token * PER_MILLION:.4g} a million tokens"
+    return f"{per_token * 1e3:.4g} ms a token" if objective == "latency" else f"{per_token:.4g} J a token"
+
+
 def blend(cost: Tariff, weight: float, reference: Effort) -> Tariff:
     """Speed and cost in one price, each relative to what it is in `reference` (one token by the target alone)."""
     speed = SPEED.times((1 - weight) / max(SPEED.of(reference), 1e-12))

@@ -131,10 +131,8 @@ class Pilot:
 
         values: of nodes that were not ranked, most valuable first.  least: value that a child must have to be of use.
         """
-        gains = self._gains(np.asarray(values), least)
-        worth, now = (self.token_price * np.cumsum(gains)).tolist(), self.clock()
-        useful = int(np.count_nonzero(gains))  # the first ones: whoever comes after them has no children of use
-        calls = [(count, self.known.draft.seconds(count)) for count in _widths(len(values)) if count < 2 * useful]
+        worth, now = (self.token_price * np.cumsum(self._gains(np.asarray(values), least))).tolist(), self.clock()
+        calls = [(count, self.known.draft.seconds(count)) for count in _widths(len(values))]
         nets = [(worth[count - 1] - self._call_cost(seconds, now), count, seconds) for count, seconds in calls]
         paying = [one for one in nets if one[0] > 0]
         if not paying:

@@ -14,15 +14,15 @@ from inference.adaptive import decode_adaptive
 from inference.decode import Drafter, Verifier, decode
 from inference.drafters.adaptive import AdaptiveDrafter
 from inference.errors import Unavailable
+from inference.forecast import DISTRIBUTED, FUSED, TARGET_ONLY
 from inference.fused import StopwatchDrafter
-from inference.navigator import Navigator
-from inference.objective import Effort
+from inference.navigator import Course, Navigator
 from inference.offline import LinkedVerifier, Unverified, decode_offline
 from inference.policy import Policy
 from inference.sampling import SamplingParams
 from inference.stats import Statistics, Traffic
 from inference.text import TextStream, Tokenizer
-from outrider.purse import Purse
+from outrider.purse import Tab
 
 
 class Piece(NamedTuple):
@@ -46,7 +46,7 @@ class Request:
     params: SamplingParams
     max_new_tokens: int
     stop_ids: frozenset[int]
-    purse: Purse | None = None  # what all requests of a run may cost
+    tab: Tab | None = None  # where what it takes is counted, and what the run may cost
 
 
 @dataclass
@@ -60,7 +60,9 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     unverified_text: str = ""  # what the draft made alone when the target went away for good
-    finish_reason: str = "cancelled"  # stop, length, cancelled, spent (what the run may cost), or unverified
+    finish_reason: str = "cancelled"  # stop, length, cancelled, spent (what the run may cost, perhaps before it began), or unverified
+    made_by: dict[str, int] = field(default_factory=dict)  # architecture -> tokens
+    stretch_tokens: int = 0  # made by the target between rounds; the counts of rounds and of what was drafted are without them
     rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -90,16 +92,26 @@ class Completion:
     baseline: Completion | None = None
     speedup: float | None = None
 
+    @property
+    def whole(self) -> bool:
+        """It ended as the text does."""
+        return self.finish_reason in ("stop", "length")
+
     def record(self) -> dict[str, Any]:
         """As plain data for JSON."""
         return asdict(self)
 
 
-class _Run:
-    """A completion being made: clock, text and the end condition. traffic: of the session that makes it."""
+def new_completion(request: Request) -> Completion:
+    """Of a text that has not begun."""
+    return Completion(request.index, request.prompt, request.params.seed, len(request.ids))
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, show: Show, traffic: Traffic) -> None:
-        self.done = Completion(request.index, request.prompt, request.params.seed, len(request.ids))
+
+class _Run:
+    """A completion being made: clock, text, counts and the end condition. traffic: of the session that makes it.  architecture: of its rounds."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, show: Show, traffic: Traffic, architecture: str) -> None:
+        self.done, self._statistics, self._architecture = new_completion(request), Statistics(), architecture
         self._request, self._show, self._traffic = request, show, traffic
         self._tokenizer = tokenizer
         self._text = tokenizer.stream(request.ids)
@@ -122,18 +134,28 @@ class _Run:
             return False
         return True
 
-    def take(self, tokens: Sequence[int], drafted: int, statistics: Statistics, drafting: float = 0.0) -> bool:
+    def take(self, tokens: Sequence[int], drafted: int, drafting: float = 0.0) -> bool:
         """Take what a round brought, all but the last accepted; false when the text has ended. drafting: seconds of it here so far."""
-        statistics.count(drafted, len(tokens) - 1)
+        self._statistics.count(drafted, len(tokens) - 1)
+        return self._commit(tokens, self._architecture, drafting)
+
+    def take_between(self, token: int, architecture: str, drafting: float) -> bool:
+        """The same of a token that the target made between rounds."""
+        going_on = self._commit([token], architecture, drafting)
+        self.done.stretch_tokens += 1
+        return going_on
+
+    def _commit(self, tokens: Sequence[int], architecture: str, drafting: float) -> bool:
         done, before = self.done, len(self.done.token_ids)
         accepted = [True] * (len(tokens) - 1) + [False]
         going_on = all(self.emit(token, flag) for token, flag in zip(tokens, accepted, strict=True))
+        made = len(done.token_ids) - before
         done.arrivals.append(done.seconds)
-        done.chunk_tokens.append(len(done.token_ids) - before)
-        if self._request.purse is not None:
-            effort = Effort(done.seconds, drafting, self._traffic.bytes_up, self._traffic.bytes_down)
-            done.usd = self._request.purse.charge(done.index, effort)
-            if going_on and self._request.purse.empty:
+        done.chunk_tokens.append(made)
+        done.made_by[architecture] = done.made_by.get(architecture, 0) + made
+        if self._request.tab is not None:
+            self._request.tab.take(drafting, self._traffic)
+            if going_on and self._request.tab.purse.empty:
                 done.finish_reason = "spent"
                 return False
         return going_on
@@ -150,9 +172,12 @@ class _Run:
         """Nobody will verify the guesses."""
         self.done.finish_reason = "unverified"
 
-    def finish(self, statistics: Statistics, draft_seconds: float) -> Completion:
+    def finish(self, draft_seconds: float) -> Completion:
         """The record, also of a text that was cut short."""
-        done, traffic = self.done, self._traffic
+        done, traffic, statistics = self.done, self._traffic, self._statistics
+        if self._request.tab is not None:
+            self._request.tab.close()
+            done.usd = self._request.tab.usd
         self._put(self._text.finish(), False)
         done.rounds, done.num_draft_tokens = statistics.rounds, statistics.num_draft_tokens
         done.num_accepted_tokens = statistics.num_accepted_tokens
@@ -173,24 +198,42 @@ class _Run:
 
 def speculate(request: Request, drafter: Drafter, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
     """Draft and verify until the text ends or `cancelled` is set; the sessions are closed."""
-    run, statistics, timed = _Run(request, tokenizer, show, verifier.traffic), Statistics(), StopwatchDrafter(drafter)
+    run, timed = _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED), StopwatchDrafter(drafter)
     with closing(verifier), closing(drafter):
         for step in decode(request.ids, request.params, timed, verifier, request.max_new_tokens):
-            if not run.take(step.tokens, len(step.tree) - 1, statistics, timed.seconds) or cancelled.is_set():
+            if not run.take(step.tokens, len(step.tree) - 1, timed.seconds) or cancelled.is_set():
                 break
-        return run.finish(statistics, timed.seconds)
+        return run.finish(timed.seconds)
 
 
 def speculate_adaptive(
-    request: Request, drafter: AdaptiveDrafter, verifier: Verifier, navigator: Navigator, tokenizer: Tokenizer, show: Show, cancelled: Event
+    request: Request,
+    drafter: AdaptiveDrafter,
+    verifier: Verifier,
+    navigator: Navigator,
+    tokenizer: Tokenizer,
+    show: Show,
+    cancelled: Event,
+    *,
+    tell: Callable[[Course, Completion], None] | None = None,
 ) -> Completion:
-    """The same, the draft's trees, bets and the architecture being chosen as it goes."""
-    run, statistics, drafted = _Run(request, tokenizer, show, verifier.traffic), Statistics(), drafter.drafted
+    """The same, the draft's trees, bets and the architecture being chosen as it goes.
+
+    tell: hears of every decision, and how far the text is, in place of the navigator's own.
+    """
+    run, drafted = _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED), drafter.drafted
+    if tell is not None:
+        navigator.tell = lambda course: tell(course, run.done)
     with closing(verifier), closing(drafter):
         for step in decode_adaptive(request.ids, request.params, drafter, verifier, navigator, request.max_new_tokens, request.stop_ids):
-            if not run.take(step.tokens, len(step.tree) - 1, statistics, drafted.seconds + drafted.seconds_ahead) or cancelled.is_set():
+            drafting = drafted.seconds + drafted.seconds_ahead
+            if step.stretch is None:
+                going_on = run.take(step.tokens, len(step.tree) - 1, drafting)
+            else:
+                going_on = run.take_between(step.verdict.next_token, step.stretch, drafting)
+            if not going_on or cancelled.is_set():
                 break
-        done = run.finish(statistics, drafted.seconds)
+        done = run.finish(drafted.seconds)
     done.ahead_seconds, done.bet_hits = drafted.seconds_ahead, drafted.hits
     done.bet_nodes, done.bet_nodes_used = drafted.prepared, drafted.used
     done.expected_acceptance_length = 1 + drafted.expected / drafted.rounds if drafted.rounds else 0.0
@@ -199,13 +242,13 @@ def speculate_adaptive(
 
 def speculate_offline(request: Request, drafter: Drafter, verifier: LinkedVerifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
     """As speculate(), and the draft goes on alone while the target is away; what nobody verified in the end is marked as such."""
-    run, statistics, timed = _Run(request, tokenizer, show, verifier.traffic), Statistics(), StopwatchDrafter(drafter)
+    run, timed = _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED), StopwatchDrafter(drafter)
     with closing(verifier), closing(drafter):
         try:
             for made in decode_offline(request.ids, request.params, timed, verifier, request.max_new_tokens, request.stop_ids):
                 if isinstance(made, Unverified):
                     run.guess(made.token)
-                elif not run.take(made.tokens, len(made.tree) - 1, statistics, timed.seconds):
+                elif not run.take(made.tokens, len(made.tree) - 1, timed.seconds):
                     break
                 if cancelled.is_set():
                     break
@@ -213,18 +256,18 @@ def speculate_offline(request: Request, drafter: Drafter, verifier: LinkedVerifi
             if not run.done.unverified_text:
                 raise
             run.abandon()
-        return run.finish(statistics, timed.seconds)
+        return run.finish(timed.seconds)
 
 
 def target_only(request: Request, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
     """The target's own decoding of the same request, streamed: the baseline. A round is one token here."""
-    run, statistics = _Run(request, tokenizer, show, verifier.traffic), Statistics()
+    run = _Run(request, tokenizer, show, verifier.traffic, TARGET_ONLY)
     with closing(verifier):
         verifier.open(request.ids, request.params).result()
         for token in verifier.generate(request.max_new_tokens, request.stop_ids):
-            if not run.take([token], 0, statistics) or cancelled.is_set():
+            if not run.take([token], 0) or cancelled.is_set():
                 break
-        return run.finish(statistics, 0.0)
+        return run.finish(0.0)
 
 
 def made_there(
@@ -234,11 +277,11 @@ def made_there(
 
     policy: how that draft grows its trees (None: as the target's host is set).
     """
-    traffic, statistics, draft_seconds = Traffic(), Statistics(), 0.0
-    run = _Run(request, tokenizer, show, traffic)
+    traffic, draft_seconds = Traffic(), 0.0
+    run = _Run(request, tokenizer, show, traffic, FUSED if fused else TARGET_ONLY)
     made = target.generate(request.ids, request.params, request.max_new_tokens, request.stop_ids, fused=fused, traffic=traffic, policy=policy)
     with closing(made):
         for tokens, drafted, draft_seconds in made:  # noqa: B007  # the last is read below
-            if not run.take(tokens, drafted, statistics) or cancelled.is_set():
+            if not run.take(tokens, drafted) or cancelled.is_set():
                 break
-    return run.finish(statistics, draft_seconds)
+    return run.finish(draft_seconds)

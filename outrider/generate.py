@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,12 @@ from inference.policy import BestFirst, Chain, Policy, Static
 from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
-from outrider.completion import Completion, Request, Show, speculate, speculate_offline, target_only
+from outrider.completion import Completion, Request, Show, new_completion, speculate, speculate_offline, target_only
 from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model, security_of
 from outrider.options import Options
-from outrider.purse import open_purse
-from outrider.report import LiveText, silent, summary, write_profile
-from outrider.wishes import read_rates
+from outrider.purse import Purse, open_purse
+from outrider.report import LiveText, account, silent, summary, write_profile
+from outrider.wishes import read_prices, read_wish
 
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
@@ -49,24 +50,32 @@ def draft(options: Options) -> int:
     prompts, checkpoint = read_prompts(options), find_checkpoint(options, "draft")
     with connect_target(options, checkpoint.tokenizer) as target:
         length = session_length(options, checkpoint, target)
-        rates = read_rates(options, target.description.usd_per_hour)
-        purse = open_purse(options, rates)
-        requests = [
-            replace(request, purse=purse) for request in make_requests(options, prompts, checkpoint.tokenizer, length, target.description.stop_ids)
-        ]
+        stated = read_prices(options, target.description.usd_per_hour)
+        purse, rates = open_purse(options, stated), stated.rates if stated is not None else None
+        told = partial(account, purse=purse, wish=read_wish(options, rates))
+        requests = make_requests(options, prompts, checkpoint.tokenizer, length, target.description.stop_ids)
         rows = min(options.batch, len(requests))
         with _drafting(options, checkpoint, target, rows, length, rates) as make:
 
             def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
-                done = make(request, show, cancelled)
+                done = _paid(request, purse, make, show, cancelled)
                 done.device = target.description.device
-                if options.baseline and not cancelled.is_set():
-                    done.baseline = target_only(request, target.verifier(), checkpoint.tokenizer, silent, cancelled)
+                if options.baseline and done.token_ids and not cancelled.is_set():
+                    same = request if done.whole else replace(request, max_new_tokens=len(done.token_ids))
+                    done.baseline = target_only(same, target.verifier(), checkpoint.tokenizer, silent, cancelled)
                     done.baseline.device = target.description.device
                     done.speedup = done.baseline.seconds / done.seconds
                 return done
 
-            return run(options, requests, complete, workers=rows)
+            return run(options, requests, complete, workers=rows, told=told)
+
+
+def _paid(request: Request, purse: Purse, make: Complete, show: Show, cancelled: threading.Event) -> Completion:
+    """The text, paid from this purse; none begins once that is empty."""
+    if purse.empty:
+        return replace(new_completion(request), finish_reason="spent", usd=0.0)
+    with purse.text() as tab:
+        return make(replace(request, tab=tab), show, cancelled)
 
 
 @contextmanager
@@ -211,8 +220,15 @@ class _Failure:
         return {"index": self.request.index, "prompt": self.request.prompt, "error": str(self.error)}
 
 
-def run(options: Options, requests: Sequence[Request], complete: Complete, *, workers: int) -> int:
-    """Complete all requests, `workers` at once, and report in input order; 1 when one of them failed."""
+def run(
+    options: Options,
+    requests: Sequence[Request],
+    complete: Complete,
+    *,
+    workers: int,
+    told: Callable[[Sequence[Completion]], str] = lambda finished: "",
+) -> int:
+    """Complete all requests, `workers` at once, and report in input order; 1 when one of them failed. told: what else is to be reported."""
     cancelled = threading.Event()
     show = LiveText() if len(requests) == 1 and not options.json else silent
     start, finished, failures = time.perf_counter(), [], 0
@@ -231,7 +247,8 @@ def run(options: Options, requests: Sequence[Request], complete: Complete, *, wo
             finished = [done for done in (future.result() for future in futures if not future.cancelled()) if isinstance(done, Completion)]
             print("\ninterrupted", file=sys.stderr)
     if finished:
-        print(summary(finished, time.perf_counter() - start), file=sys.stderr)
+        lines = [summary(finished, time.perf_counter() - start), told(finished)]
+        print("\n".join(line for line in lines if line), file=sys.stderr)
     if options.profile is not None:
         print("profile: " + ", ".join(str(path) for path in write_profile(Path(options.profile), finished)), file=sys.stderr)
     return 130 if cancelled.is_set() else int(failures > 0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
+from inference.command import add_flag
 from inference.cost import OBJECTIVES
 
 SERVING, ASKING = ("target", "fused_target"), ("draft", "fused_client")
@@ -111,6 +112,8 @@ class Options:
         return any(getattr(self, name) is not None for name in TREES)
 
 
+_add = partial(add_flag, Options)
+
 _DESCRIPTION = """Outrider: a small draft model runs ahead on this machine, a large target model elsewhere checks its guesses,
 and the text is exactly the target's own. Without model flags the pair that ships with the repository is used."""
 
@@ -181,6 +184,8 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "max_tree_nodes", "target: largest tree taken, its root included (default: %(default)s)", type=int)
     emulate = "target: the model chooses, each pass takes the time of this profile; all that is reported says emulated (unknown names list them)"
     _add(group, "emulate", emulate, metavar="PROFILE")
+    calibrate = "measure the models of this role afresh (a draft: and the link, if a target answers), print and keep what was found, and end"
+    _add(group, "calibrate", calibrate, action="store_true")
 
 
 def _text_flags(group: argparse._ArgumentGroup) -> None:
@@ -201,8 +206,6 @@ def _tree_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "tree_nodes", "draft trees of this many nodes instead (default beside --tree_depth, --offline draft: 16)", type=int)
     _add(group, "tree_depth", "and this depth (default: 6)", type=int)
     _add(group, "tree_rates", "a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05", metavar="R,R,...")
-    calibrate = "measure this draft and, if a target answers, the link; print what was measured, keep it, and end"
-    _add(group, "calibrate", calibrate, action="store_true")
     acceptance = "fused_target: match makes the target's seeded text; classic (p/q rejection, trees of fixed shape) another of the same distribution"
     _add(group, "acceptance", acceptance, choices=ACCEPTANCES)
     _add(group, "baseline", "also run target-only with the same prompt and seed, for the speed-up", action="store_true")
@@ -255,9 +258,13 @@ def _network_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _check_listing(parser: argparse.ArgumentParser, options: Options) -> None:
-    for name, roles in (("models", SERVING), ("model_name", ASKING), ("list_models", ("draft",)), ("calibrate", ("draft",))):
+    for name, roles in (("models", SERVING), ("model_name", ASKING), ("list_models", ("draft",)), ("calibrate", ("draft", *SERVING))):
         if getattr(options, name) and options.role not in roles:
             parser.error(f"--{name} is for --role {' and '.join(roles)} (got --role {options.role})")
+    if options.calibrate and options.emulate:
+        parser.error("--calibrate measures a target, --emulate states its times: give one of them")
+    if options.calibrate and options.models:
+        parser.error("--calibrate measures one model, --models lists several: name it with --model or --artifact")
 
 
 _OBSERVING = ("metrics_port", "metrics_host", "log", "log_level", "watch")
@@ -304,11 +311,3 @@ def _check_wishes(parser: argparse.ArgumentParser, options: Options) -> None:
             parser.error(f"--{name} is 0 or more (got {amount:g})")
     if not 0 < options.target_share <= 1:
         parser.error(f"--target_share is above 0, and 1 is the whole target (got {options.target_share:g})")
-
-
-def _add(group: argparse._ActionsContainer, name: str, text: str, alias: str | None = None, **settings: Any) -> None:
-    """A flag under its underscore and its dash spelling, and those of its alias, with the default of Options."""
-    names = [name] if alias is None else [name, alias]
-    spellings = dict.fromkeys(f"--{spelling}" for one in names for spelling in (one, one.replace("_", "-")))
-    default = next(entry.default for entry in fields(Options) if entry.name == name)
-    group.add_argument(*spellings, dest=name, default=default, help=text, **settings)

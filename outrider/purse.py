@@ -1,38 +1,117 @@
-"""What a run has cost so far, and the most that it may."""
+"""What the texts of a run take and cost, and the most that they may cost."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from inference.cost import Rates
 from inference.errors import InvalidRequest
 from inference.objective import Effort, Terms
+from inference.stats import Traffic
 from outrider.options import Options
-from outrider.wishes import UNPRICED
+from outrider.wishes import UNPRICED, Stated
+
+
+class _Meter:
+    """Seconds in which texts are made, from any thread: `held` counts them once however many are made at a time, and `each` what one that
+    is made all the time is charged, where those that are made together share them evenly."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.held = self.each = 0.0
+        self._clock, self._texts, self._at, self._lock = clock, 0, 0.0, threading.Lock()
+
+    def read(self, more: int = 0) -> tuple[float, float]:
+        """`held` and `each` up to now, when so many more texts begin or, below 0, end."""
+        with self._lock:
+            now = self._clock()
+            if self._texts:
+                self.held += now - self._at
+                self.each += (now - self._at) / self._texts
+            self._at, self._texts = now, self._texts + more
+            return self.held, self.each
+
+
+class Tab:
+    """What one text takes, from now until it is closed."""
+
+    def __init__(self, purse: Purse, meter: _Meter) -> None:
+        self.purse, self._meter = purse, meter
+        self._began, self._taken = meter.read(1)[1], Effort()
+        self._ended: float | None = None
+
+    def take(self, drafting: float, traffic: Traffic) -> None:
+        """Seconds of drafting, and the session's bytes, from the beginning."""
+        self._taken = Effort(0.0, drafting, traffic.bytes_up, traffic.bytes_down)
+
+    def close(self) -> None:
+        """No time is charged from here on. Idempotent."""
+        if self._ended is None:
+            self._ended = self._meter.read(-1)[1]
+
+    @property
+    def effort(self) -> Effort:
+        """With the text's part of the seconds in which it was made beside others."""
+        until = self._meter.read()[1] if self._ended is None else self._ended
+        return self._taken._replace(wall=until - self._began)
+
+    @property
+    def usd(self) -> float | None:
+        """As far as prices are known; None where nobody has stated one."""
+        return self.purse.price(self.effort)
 
 
 class Purse:
-    """Charges the texts of one run, from any thread, with what is known of its costs. limit: US dollars; None where only the count is wanted."""
+    """Counts for all texts of a run. One user holds one target: seconds in which several texts are made are paid once.
 
-    def __init__(self, terms: Terms, limit: float | None) -> None:
+    source: who states the prices; None where nobody does.  limit: US dollars; None where only the count is wanted.
+    """
+
+    def __init__(
+        self, terms: Terms, limit: float | None = None, *, source: str | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         if limit is not None and not limit > 0:
             raise InvalidRequest(f"--max_usd is above 0: got {limit}")
+        if limit is not None and source is None:
+            raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
+        self.terms, self.source = terms, source
         self._prices, self._limit = terms.known_costs(), limit
-        self._charged: dict[int, float] = {}
-        self._lock = threading.Lock()
+        self._meter, self._lock = _Meter(clock), threading.Lock()
+        self._open, self._closed = list[Tab](), Effort()
 
-    def charge(self, index: int, effort: Effort) -> float:
-        """What this text has taken so far, all of it; returns its price in US dollars."""
-        usd = self._prices.of(effort)
+    @contextmanager
+    def text(self) -> Iterator[Tab]:
+        """For one text, which is charged while it is made, also if it fails."""
+        tab = Tab(self, self._meter)
         with self._lock:
-            self._charged[index] = usd
-        return usd
+            self._open.append(tab)
+        try:
+            yield tab
+        finally:
+            tab.close()
+            with self._lock:
+                self._open.remove(tab)
+                self._closed = self._closed.plus(tab.effort)
+
+    def price(self, effort: Effort) -> float | None:
+        """US dollars, as far as prices are known; None where nobody has stated one."""
+        return None if self.source is None else self._prices.of(effort)
+
+    @property
+    def effort(self) -> Effort:
+        """Of all texts so far."""
+        with self._lock:
+            taken = self._closed
+            for tab in self._open:
+                taken = taken.plus(tab.effort)
+        return taken._replace(wall=self._meter.read()[0])
 
     @property
     def spent(self) -> float:
-        """US dollars, over all texts."""
-        with self._lock:
-            return sum(self._charged.values())
+        """US dollars so far, as far as prices are known."""
+        return self.price(self.effort) or 0.0
 
     @property
     def empty(self) -> bool:
@@ -40,10 +119,8 @@ class Purse:
         return self._limit is not None and self.spent >= self._limit
 
 
-def open_purse(options: Options, rates: Rates | None) -> Purse | None:
-    """For the texts of a run; None where nobody has stated a price. Raises InvalidRequest where --max_usd could not be counted."""
-    if rates is None:
-        if options.max_usd is not None:
-            raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
-        return None
-    return Purse(Terms(rates, options.target_share, options.draft_watts, options.target_watts), options.max_usd)
+def open_purse(options: Options, stated: Stated | None) -> Purse:
+    """For the texts of a run. Raises InvalidRequest where --max_usd could not be counted."""
+    rates = stated.rates if stated is not None else Rates(0.0)
+    terms = Terms(rates, options.target_share, options.draft_watts, options.target_watts)
+    return Purse(terms, options.max_usd, source=stated.source if stated is not None else None)

@@ -1,4 +1,4 @@
-"""Roles that prepare or run a target: target (serve it), make-cert (a self-signed pair for TLS), make-key."""
+"""Roles that prepare or run a target: target (serve it, or only measure it), make-cert (a self-signed pair for TLS), make-key."""
 
 from __future__ import annotations
 
@@ -36,18 +36,33 @@ READY = "listening on "
 
 
 def serve(options: Options) -> int:
-    """Serve a target until a signal."""
+    """Serve a target until a signal; with --calibrate measure it afresh, say and keep what was found, and end."""
+    if options.calibrate:
+        return _calibrate(options)
     server_security(security_of(options), Address(options.host, options.port))  # before minutes are spent on loading
     with observed(options) as observer:
-        target = replace(load_target(options), observer=observer)
-        if options.role == "fused_target":
-            from outrider.fused import with_draft
-
-            target = with_draft(target, options)
+        target = replace(_load(options), observer=observer)
         serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)
     if isinstance(target.engine.model, TimedModel):
         print(target.engine.model.account(), file=sys.stderr)
     return 0
+
+
+def _calibrate(options: Options) -> int:
+    from outrider.calibrate import described
+
+    print(*described(_load(options).description), sep="\n")
+    return 0
+
+
+def _load(options: Options) -> Target:
+    """What the role serves."""
+    target = load_target(options)
+    if options.role == "fused_target":
+        from outrider.fused import with_draft
+
+        target = with_draft(target, options)
+    return target
 
 
 def _say_ready(description: Description, bound: Address) -> None:
@@ -101,7 +116,7 @@ def load_served(options: Options) -> Served:
         dtype=loaded.dtype,
         device=profile.label(f"{checkpoint.name} on {where}") if profile else where,
         stop_ids=checkpoint.config.stop_ids,
-        times=tuple(_times(loaded, profile).items()),
+        times=tuple(_times(loaded, profile, afresh=options.calibrate).items()),
         usd_per_hour=options.usd_per_hour or 0.0,
     )
     served = timed(model, profile) if profile else model
@@ -143,12 +158,12 @@ def _load_artifact(options: Options) -> _Loaded:
     return _Loaded(load_artifact(options, manifest), checkpoint, manifest.model_fingerprint, manifest.digest(), length, nodes, manifest.dtype)
 
 
-def _times(loaded: _Loaded, emulated: TimeProfile | None) -> dict[Shape, float]:
-    """Seconds of a forward: kept from an earlier start, else measured now; of an emulated device its profile's."""
+def _times(loaded: _Loaded, emulated: TimeProfile | None, *, afresh: bool) -> dict[Shape, float]:
+    """Seconds of a forward: kept from an earlier start, else or `afresh` measured now; of an emulated device its profile's."""
     if emulated is not None:
         return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
     name, length, nodes = loaded.checkpoint.name, loaded.sequence_length, loaded.max_tree_nodes
-    return user_profiles().target(name, loaded.made_from, loaded.model, length, nodes)
+    return user_profiles(afresh=afresh).target(name, loaded.made_from, loaded.model, length, nodes)
 
 
 def make_cert(options: Options) -> int:

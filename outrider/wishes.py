@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from inference.cost import Rates
 from inference.errors import InvalidRequest
 from inference.objective import PER_MILLION, Terms, Wish, read_knob
@@ -10,6 +12,13 @@ from outrider.options import Options
 ENERGIES = ("energy_total", "draft_energy", "target_energy")
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
+
+
+class Stated(NamedTuple):
+    """What is paid, and who says so, with the day where it is known."""
+
+    rates: Rates
+    source: str
 
 
 def read_wish(options: Options, rates: Rates | None) -> Wish:
@@ -22,8 +31,7 @@ def read_wish(options: Options, rates: Rates | None) -> Wish:
         raise InvalidRequest("one limit at a time: --min_tps, --max_usd_per_1m or --max_joules_per_token")
     if weight and any(limit is not None for limit in limits):
         raise InvalidRequest("--cs weighs speed against cost, a limit decides it: give one of them")
-    priced = rates is not None and None not in (rates.usd_per_kwh, rates.usd_per_gb_to_target, rates.usd_per_gb_from_target, options.draft_watts)
-    cost = "total_cost" if priced else "api_cost"
+    cost = "total_cost" if rates is not None and not _unstated(options, rates) else "api_cost"
     objective = options.objective or ("energy_total" if options.max_joules_per_token is not None else cost)
     if options.max_joules_per_token is not None and objective not in ENERGIES:
         raise InvalidRequest(f"--max_joules_per_token limits an energy, and --objective is {objective}")
@@ -45,21 +53,47 @@ def read_terms(options: Options, rates: Rates | None, wish: Wish) -> Terms | Non
     return Terms(rates or Rates(0.0), options.target_share, options.draft_watts, options.target_watts)
 
 
-def read_rates(options: Options, described_usd_per_hour: float) -> Rates | None:
+def fallback_note(options: Options, rates: Rates | None, wish: Wish) -> str | None:
+    """What to say where the target's hours alone are weighed although the user has stated other prices; None where there is nothing to say."""
+    also = (options.usd_per_kwh, options.draft_watts, options.usd_per_gb_up, options.usd_per_gb_down)
+    asked = options.objective is None and not wish.speed_alone and any(value is not None for value in also)
+    if not asked or rates is None or wish.objective != "api_cost":
+        return None
+    missing = " and ".join(_unstated(options, rates))
+    return f"cost is what the target's hours cost (api_cost): total_cost also needs {missing} (0 for what costs nothing)"
+
+
+def _unstated(options: Options, rates: Rates) -> list[str]:
+    """Flags of the prices that the total lacks."""
+    parts = {
+        "--usd_per_kwh": rates.usd_per_kwh,
+        "--draft_watts": options.draft_watts,
+        "--usd_per_gb_up": rates.usd_per_gb_to_target,
+        "--usd_per_gb_down": rates.usd_per_gb_from_target,
+    }
+    return [flag for flag, value in parts.items() if value is None]
+
+
+def read_prices(options: Options, described_usd_per_hour: float) -> Stated | None:
     """The prices of --usd_per_hour, of --instance, or of the target's own word; None where nobody has stated one.
 
     Raises deploy.pricing.Unpriced where no source has that instance.
     """
     up, down = options.usd_per_gb_up, options.usd_per_gb_down
     hourly = options.usd_per_hour or described_usd_per_hour
+    source = f"${hourly:g} an hour, as {'given' if options.usd_per_hour else 'the target says'}"
     if options.instance is not None:
         from deploy.price import Offer, Pricing
         from deploy.pricing import open_prices
 
         prices = open_prices(live=not options.no_live)
-        hourly = prices.quote(Offer(options.instance, options.region, Pricing(options.pricing))).price.usd_per_hour
-        transfer = prices.transfer(options.region)
-        up, down = transfer.usd_per_gb_in if up is None else up, transfer.usd_per_gb_out if down is None else down
+        price = prices.quote(Offer(options.instance, options.region, Pricing(options.pricing))).price
+        hourly, source = price.usd_per_hour, str(price)
+        if up is None or down is None:
+            listed = prices.transfer(options.region)
+            unstated = [f"${listed.usd_per_gb_in:g} a GB to it"] * (up is None) + [f"${listed.usd_per_gb_out:g} a GB from it"] * (down is None)
+            source += f"; {' and '.join(unstated)} ({listed.source}, {listed.as_of})"
+            up, down = listed.usd_per_gb_in if up is None else up, listed.usd_per_gb_out if down is None else down
     if not hourly:
         return None
-    return Rates(hourly, usd_per_kwh=options.usd_per_kwh, usd_per_gb_to_target=up, usd_per_gb_from_target=down)
+    return Stated(Rates(hourly, usd_per_kwh=options.usd_per_kwh, usd_per_gb_to_target=up, usd_per_gb_from_target=down), source)

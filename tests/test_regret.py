@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from benchmarks.regret.arms import ADAPTIVE, ALONE, ARMS, Arm, Player
+from benchmarks.regret.arms import ADAPTIVE, ALONE, ARMS, Arm, Foresight, Player
 from benchmarks.regret.betting import BettingDrafter
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.dial import LEVELS, Agreement, Text
@@ -200,17 +200,20 @@ def test_a_transfer_counted_by_the_node_mistakes_a_round_trip_for_many_small_cos
 
 def test_the_gain_of_bets_is_measured_and_predicted_by_hand() -> None:
     """10 rounds of 4 tokens: 40 ms of drafting and 100 ms away each; with every second round hit, (0.5 * 100 + 0.5 * 140) / 4 = 30 ms."""
-    waiting = Result(seconds=1.4, tokens=40, rounds=10, drafted=0.4)
+    waiting = Result(seconds=1.4, tokens=40, rounds=10, drafted=0.4, foresight=Foresight(0.038, 0.033))
     betting = Result(seconds=1.24, tokens=40, rounds=10, drafted=0.9, hits=5, bet_rounds=10)
     gain = gain_of_bets(waiting, betting)
     assert gain.measured == pytest.approx(4.0)
     assert gain.predicted == pytest.approx(5.0)
+    assert gain.were_hits_whole == pytest.approx(5.0)
     assert gain.share == pytest.approx(0.8)
 
 
 def test_a_table_says_what_was_played_and_others_results_can_be_kept() -> None:
     """Every arm takes 10 ms more than the one before; ours are last, so the best other arm is the first one, of 10 ms."""
-    results = {arm.name: Result(float(place), 100, 20, 0.1) for place, arm in enumerate(ARMS, start=1)}
+    results = {
+        arm.name: Result(float(place), 100, 20, 0.1, foresight=Foresight(0.03, 0.02) if arm.ours else None) for place, arm in enumerate(ARMS, start=1)
+    }
     played = Played(Cell(80, "mid", 0.8), Agreement(0.75, 0.95, 0.2), results)
     assert best(played, across()) == ARMS[0].name
     assert regret_here(played) == pytest.approx(10 * (1 + list(results).index(ADAPTIVE.name)) / 10 - 1)

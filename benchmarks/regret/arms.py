@@ -16,7 +16,7 @@ from inference.adaptive import decode_adaptive
 from inference.decode import Drafter, Verifier, decode
 from inference.drafters.adaptive import AdaptiveDrafter
 from inference.drafters.model import ModelDrafter
-from inference.forecast import DISTRIBUTED, FUSED, TARGET_ONLY
+from inference.forecast import DISTRIBUTED, FUSED, TARGET_ONLY, forecasts
 from inference.navigator import Navigator
 from inference.objective import Wish
 from inference.pilot import Drafted, Knowledge, Pilot
@@ -37,12 +37,21 @@ class Hits(Protocol):
     def hits(self) -> int: ...
 
 
+class Foresight(NamedTuple):
+    """Seconds a token that the planner's formula predicts for drafting here, by what was measured: without bets and with them."""
+
+    waiting: float
+    betting: float
+
+
 @dataclass(frozen=True)
 class Player:
-    """An arm in one cell, with what it has learnt in the texts before. play: the tokens of each round of a text."""
+    """An arm in one cell, with what it has learnt in the texts before. play: the tokens of each round of a text.  foresee: after them, for
+    greedy texts or others, if the arm has a planner."""
 
     play: Callable[[Text], Iterator[Sequence[int]]]
     bets: Hits = field(default_factory=Drafted)
+    foresee: Callable[[bool], Foresight | None] = lambda greedy: None
 
 
 class Arm(NamedTuple):
@@ -103,13 +112,17 @@ def _adaptive(*allowed: str, bets: bool = True) -> Callable[[Stage], Player]:
         known.call_there, known.room_there = stage.beside_times.seconds, stage.room_beside
         drafter = AdaptiveDrafter(stage.draft, Pilot(known, bets=bets, clock=stage.now))
 
+        def foresee(greedy: bool) -> Foresight:
+            drafted = [one for one in forecasts(known.situation(stage.most_nodes, True, greedy)) if one.architecture == DISTRIBUTED]
+            return Foresight(min(one.effort.wall for one in drafted if not one.bets), min(one.effort.wall for one in drafted))
+
         def play(text: Text) -> Iterator[Sequence[int]]:
             navigator = Navigator(known, Wish(), None, frozenset(allowed), most_nodes=stage.most_nodes, bets=bets)
             with closing(stage.verifier), closing(drafter):
                 for step in decode_adaptive(text.prompt, text.params, drafter, stage.verifier, navigator, len(text.tokens), frozenset()):
                     yield step.tokens
 
-        return Player(play, drafter.drafted)
+        return Player(play, drafter.drafted, foresee)
 
     return begin
 

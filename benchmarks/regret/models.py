@@ -8,18 +8,18 @@ the target says alone. In bfloat16 a near-tie may fall otherwise in a pass of an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.regret import table
-from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS, BETTING, WAITING, Arm, Player
+from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS, BETTING, WAITING, Arm
 from benchmarks.regret.dial import GUESSES, Agreement, Text
 from benchmarks.regret.stage import Stage
-from benchmarks.regret.study import ROUND_TRIPS, TEMPERATURES, Cell, Played, Result
+from benchmarks.regret.study import ROUND_TRIPS, TEMPERATURES, Cell, Played, Reading, read, summed
 from benchmarks.regret.two_cores import Bench
 from inference.backends import Model
 from inference.errors import InvalidRequest
@@ -39,9 +39,6 @@ TOKENS = 32
 WARM_UP_TOKENS = 8
 """Of the first text, made by every arm before it begins: a machine's first calls of a kind take longer."""
 
-TOGETHER = 1e-3
-"""Tokens that come within so many seconds of each other are of one round."""
-
 _NAMES = (
     *("chain 1", "chain 2", "chain 4", "chain 8", "chain 16"),
     *("tree 8x3", "tree 16x4", "tree 32x5", "tree 32x9", "tree 64x6"),
@@ -51,18 +48,6 @@ _NAMES = (
 )
 COMPARED = tuple(arm for arm in ARMS if arm.name in _NAMES)
 """The arms that are played: in real time every one of them costs minutes."""
-
-
-class Reading(NamedTuple):
-    """A text as an arm made it: what Result adds up, and its length. differs_at: the first token that is not the target's own, None where
-    all are."""
-
-    seconds: float
-    tokens: int
-    rounds: int
-    drafted: float
-    length: int
-    differs_at: int | None
 
 
 class Said(NamedTuple):
@@ -121,7 +106,9 @@ class ModelStudy:
             for turn in np.random.default_rng(index).permutation(len(self._arms)):
                 name = self._arms[turn].name
                 readings[name].append(read(players[name], stage, text))
-        results = {name: _summed(name, readings[name], player) for name, player in players.items()}
+        results = {name: summed(readings[name], player, said.texts[0].params.greedy) for name, player in players.items()}
+        if short := [name for name, result in results.items() if not result.tokens]:
+            raise InvalidRequest(f"{short[0]} made every text in one round: longer ones are needed (--tokens)")
         return PlayedTruly(cell, said.agreement, results, readings)
 
     def _listen(self, stage: Stage, temperature: float) -> Said:
@@ -153,30 +140,6 @@ def agreement(draft: Model, texts: Sequence[Text]) -> Agreement:
         places = sequence.rank(before, range(len(before)), GUESSES).ids == np.array(text.tokens)[:, None]
         first, covered, total = first + int(places[:, 0].sum()), covered + int(places.any(1).sum()), total + len(before)
     return Agreement(first / total, covered / total)
-
-
-def read(player: Player, stage: Stage, text: Text) -> Reading:
-    """Let an arm make a text, which need not be the target's own."""
-    made, moments, first, drafted = list[int](), list[float](), 0, 0.0
-    for tokens in player.play(text):
-        made += tokens
-        moments.append(stage.now())
-        if moments[-1] - moments[0] < TOGETHER:
-            first, drafted = len(made), stage.drafted()
-    drafted = stage.drafted() - drafted
-    rounds = sum(later - earlier >= TOGETHER for earlier, later in pairwise(moments))
-    differs_at = next((index for index, (ours, theirs) in enumerate(zip(made, text.tokens, strict=True)) if ours != theirs), None)
-    return Reading(moments[-1] - moments[0], len(made) - first, rounds, drafted, len(made), differs_at)
-
-
-def _summed(name: str, made: Sequence[Reading], player: Player) -> Result:
-    total = Result(0.0, 0, 0, 0.0, player.bets.hits, player.bets.rounds)
-    for one in made:
-        seconds, tokens = total.seconds + one.seconds, total.tokens + one.tokens
-        total = replace(total, seconds=seconds, tokens=tokens, rounds=total.rounds + one.rounds, drafted=total.drafted + one.drafted)
-    if not total.tokens:
-        raise InvalidRequest(f"{name} made every text in one round: longer ones are needed (--tokens)")
-    return total
 
 
 def cells(patterns: Sequence[str] = CELLS) -> list[Cell]:

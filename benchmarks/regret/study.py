@@ -9,7 +9,7 @@ from itertools import pairwise, product
 from types import MappingProxyType
 from typing import NamedTuple
 
-from benchmarks.regret.arms import Arm, Player
+from benchmarks.regret.arms import Arm, Foresight, Player
 from benchmarks.regret.dial import LEVELS, Agreement, Text
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.stage import Pair, Stage, virtual_stage
@@ -36,6 +36,18 @@ class Cell(NamedTuple):
         return f"{self.round_trip}:{self.level}:{self.temperature:g}"
 
 
+class Reading(NamedTuple):
+    """A text as an arm made it, from the first round's tokens on, and its whole length. differs_at: the first token that is not the
+    target's own, None where all are."""
+
+    seconds: float
+    tokens: int
+    rounds: int
+    drafted: float
+    length: int
+    differs_at: int | None
+
+
 @dataclass(frozen=True)
 class Result:
     """What an arm made of a cell, added up over texts, from the first round's tokens on. drafted: seconds that the draft here was busy,
@@ -47,6 +59,7 @@ class Result:
     drafted: float
     hits: int = 0
     bet_rounds: int = 0
+    foresight: Foresight | None = None
 
     def over(self, round_trip: float) -> Result:
         """The same rounds with so many more seconds in each."""
@@ -85,25 +98,34 @@ class NotTheTargetsText(Exception):
 def play(arm: Arm, stage: Stage, texts: Sequence[Text]) -> Result:
     """One arm through all texts of a cell. Raises NotTheTargetsText unless every one is the target's own."""
     player = arm.begin(stage)
-    results = [_play_text(arm, player, stage, text) for text in texts]
-    seconds, tokens, rounds, drafted = (sum(getattr(one, name) for one in results) for name in ("seconds", "tokens", "rounds", "drafted"))
-    return Result(seconds, tokens, rounds, drafted, player.bets.hits, player.bets.rounds)
+    readings = []
+    for text in texts:
+        made = read(player, stage, text)
+        if made.differs_at is not None or made.length != len(text.tokens):
+            same = made.length if made.differs_at is None else made.differs_at
+            raise NotTheTargetsText(f"{arm.name}: {made.length} tokens, the target says {len(text.tokens)}; the first {same} are the same")
+        readings.append(made)
+    return summed(readings, player, texts[0].params.greedy)
 
 
-def _play_text(arm: Arm, player: Player, stage: Stage, text: Text) -> Result:
-    made, first, moments = list[int](), 0, list[float]()
-    drafted = 0.0
-    for chunk in player.play(text):
-        made += chunk
+def read(player: Player, stage: Stage, text: Text) -> Reading:
+    """Let an arm make a text, which need not be the target's own."""
+    made, moments, first, drafted = list[int](), list[float](), 0, 0.0
+    for tokens in player.play(text):
+        made += tokens
         moments.append(stage.now())
         if moments[-1] - moments[0] < _TOGETHER:
             first, drafted = len(made), stage.drafted()
     drafted = stage.drafted() - drafted
-    if tuple(made) != text.tokens:
-        same = next((index for index, pair in enumerate(zip(made, text.tokens, strict=False)) if pair[0] != pair[1]), len(made))
-        raise NotTheTargetsText(f"{arm.name}: {len(made)} tokens, the target says {len(text.tokens)}; the first {same} are the same")
     rounds = sum(later - earlier >= _TOGETHER for earlier, later in pairwise(moments))
-    return Result(moments[-1] - moments[0], len(made) - first, rounds, drafted)
+    differs_at = next((index for index, (ours, theirs) in enumerate(zip(made, text.tokens, strict=False)) if ours != theirs), None)
+    return Reading(moments[-1] - moments[0], len(made) - first, rounds, drafted, len(made), differs_at)
+
+
+def summed(readings: Sequence[Reading], player: Player, greedy: bool) -> Result:
+    """Texts of one arm, added up."""
+    seconds, tokens, rounds, drafted = (sum(getattr(one, name) for one in readings) for name in ("seconds", "tokens", "rounds", "drafted"))
+    return Result(seconds, tokens, rounds, drafted, player.bets.hits, player.bets.rounds, player.foresee(greedy))
 
 
 def cells(patterns: Sequence[str] = ("*",), round_trips: Sequence[int] = ROUND_TRIPS) -> list[Cell]:

@@ -29,7 +29,7 @@ from outrider.report import silent
 from outrider.spawn import StartedTarget, started
 from outrider.tradeoff.options import TradeoffOptions
 from outrider.tradeoff.points import Ledger, Point, Sample, marked, summarise
-from outrider.wishes import read_rates, read_terms, read_wish
+from outrider.wishes import Stated, read_prices, read_terms, read_wish
 
 OF_TARGET = ("model", "target_model", "draft_model", "artifact", "dtype", "threads", "sequence_length", "max_tree_nodes")
 """Flags of a draft that a target which is started here is given, too."""
@@ -50,14 +50,15 @@ class Tradeoff:
 def measure_tradeoff(options: TradeoffOptions) -> Tradeoff:
     """Run it. Raises InvalidRequest where the knob weighs what nobody has stated, before anything runs if the target is started here."""
     if options.target_host is None:
-        read_aims(options, read_rates(options.draft, 0.0))
+        stated = read_prices(options.draft, 0.0)
+        read_aims(options, stated.rates if stated is not None else None)
     with _rig(options) as rig:
-        rates = read_rates(options.draft, rig.target.description.usd_per_hour)
-        aims = read_aims(options, rates)
+        stated = read_prices(options.draft, rig.target.description.usd_per_hour)
+        aims = read_aims(options, stated.rates if stated is not None else None)
         gauges = Gauges(find_readers(), rig.started.pid if rig.started else None)
         positions = [_Position(rig, aim) for aim in aims]
         _measure(positions, rig.requests, options.num_runs, gauges)
-        return _sum_up(options, rig, positions, rates)
+        return _sum_up(options, rig, positions, stated)
 
 
 def read_aims(options: TradeoffOptions, rates: Rates | None) -> list[Aims]:
@@ -157,20 +158,20 @@ def _measure(positions: Sequence[_Position], requests: Sequence[Request], runs: 
         print(f"run {run + 1} of {runs} done", file=sys.stderr)
 
 
-def _sum_up(options: TradeoffOptions, rig: _Rig, positions: Sequence[_Position], rates: Rates | None) -> Tradeoff:
-    draft, first = options.draft, positions[0].samples
+def _sum_up(options: TradeoffOptions, rig: _Rig, positions: Sequence[_Position], stated: Stated | None) -> Tradeoff:
+    draft, first, rates = options.draft, positions[0].samples, stated.rates if stated is not None else None
     untold = "the target is emulated: this machine's joules are not its own" if options.emulate else None
     ledger = Ledger(rates, draft.target_share, draft.draft_watts, draft.target_watts, whole=rig.started is not None, untold=untold)
     points = marked([summarise(100 * position.wish.weight, position.samples, first, ledger) for position in positions])
     texts = [{"cs": 100 * position.wish.weight, **sample.done.record()} for position in positions for sample in position.samples]
     wish = positions[-1].wish
-    return Tradeoff(points, wish.objective, rig.target.description.device, _account(rates, draft), _remarks(options, wish, rates, points), texts)
+    return Tradeoff(points, wish.objective, rig.target.description.device, _account(stated, draft), _remarks(options, wish, rates, points), texts)
 
 
-def _account(rates: Rates | None, draft: Options) -> str:
-    if rates is None:
+def _account(stated: Stated | None, draft: Options) -> str:
+    if stated is None:
         return "no price was given"
-    source = f"${rates.target_usd_per_hour:g} an hour, of which {draft.target_share:g} is charged from request to last token"
+    source = f"{stated.source}; {draft.target_share:g} of the hour is charged from request to last token"
     return f"{source}; electricity and traffic only where priced, a lower bound where they are not"
 
 
