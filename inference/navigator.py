@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from inference.forecast import DISTRIBUTED, TARGET_ONLY, Forecast, Situation, forecasts
@@ -38,6 +39,13 @@ class Course(NamedTuple):
     @property
     def architecture(self) -> str:
         return self.forecast.architecture
+
+
+class _Worth(NamedTuple):
+    """Of a forecast to this user; the smaller the better. breaks: the user's limit.  price: of a token, in whatever is left to choose by."""
+
+    breaks: bool
+    price: float
 
 
 @dataclass
@@ -81,13 +89,14 @@ class Navigator:
         """The course from here on."""
         plain = [one for one in forecasts(self._situation) if one.architecture in self.allowed | {TARGET_ONLY}]
         corrected = [self._corrected(one) for one in plain]
-        tariff, notice = self._prices(corrected)
-        best = {name: min(group, key=lambda one: tariff.of(one.effort)) for name, group in _grouped(corrected).items()}
-        taken = self._taken({name: one for name, one in best.items() if name in self._possible}, tariff)
+        reference = min((one.effort for one in corrected if one.architecture in self._possible), key=SPEED.of)
+        best = {name: min(group, key=partial(self._worth, reference=reference)) for name, group in _grouped(corrected).items()}
+        taken = self._taken({name: self._worth(one, reference) for name, one in best.items() if name in self._possible})
         self._forecast = plain[corrected.index(best[taken])]
         for name in self.known.corrections.keys() - {taken}:
             self.known.corrections[name] **= FORGIVING
-        self._course = Course(best[taken], tariff, tuple(best.values()), notice if self.known.target.known else None)
+        tariff = self._tariff([one for one in corrected if one.architecture == taken], reference)
+        self._course = Course(best[taken], tariff, tuple(best.values()), self._notice(best[taken]))
         if self.tell is not None:
             self.tell(self._course)
         return self._course
@@ -101,52 +110,55 @@ class Navigator:
         """What may be taken now: nothing compares with a target that has not told its times before they are seen."""
         return self.allowed if self.known.target.known else frozenset({DISTRIBUTED})
 
-    def _taken(self, possible: dict[str, Forecast], tariff: Tariff) -> str:
+    def _worth(self, one: Forecast, reference: Effort) -> _Worth:
+        """What is as small as can be: without a limit the blend of cost and time, with one what it leaves open among those that keep it."""
+        wish, cost, wall = self.wish, self._cost.of(one.effort), one.effort.wall
+        if wish.min_tps is not None:
+            slow = one.tokens_per_second < wish.min_tps
+            return _Worth(slow, wall if slow else cost)
+        if wish.max_per_token is not None:
+            dear = cost > wish.max_per_token
+            return _Worth(dear, cost if dear else wall)
+        return _Worth(False, blend(self._cost, wish.weight, reference).of(one.effort))
+
+    def _taken(self, possible: dict[str, _Worth]) -> str:
         """The architecture: the present one, unless another is clearly better again and again, or keeps the user's limit where it does not."""
-        best = min(possible, key=lambda name: tariff.of(possible[name].effort))
+        best = min(possible, key=possible.__getitem__)
         if self._forecast is None:
             return best
         present = self._forecast.architecture
-        breaks = not self._keeps_limit(possible[present]) and self._keeps_limit(possible[best])
-        better = tariff.of(possible[best].effort) < CLEARLY * tariff.of(possible[present].effort)
-        self._better = self._better + 1 if better else 0
-        if not breaks and self._better < IN_A_ROW:
+        kept, left = possible[best], possible[present]
+        self._better = self._better + 1 if kept.breaks == left.breaks and kept.price < CLEARLY * left.price else 0
+        if kept.breaks == left.breaks and self._better < IN_A_ROW:
             return present
         self._better = 0
         return best
 
-    def _keeps_limit(self, one: Forecast) -> bool:
+    def _tariff(self, settings: Sequence[Forecast], reference: Effort) -> Tariff:
+        """What the rounds of an architecture are priced by: with a limit, the blend that just keeps it."""
         wish = self.wish
-        slow = wish.min_tps is not None and one.tokens_per_second < wish.min_tps
-        return not slow and not (wish.max_per_token is not None and self._cost.of(one.effort) > wish.max_per_token)
+        if wish.min_tps is None and wish.max_per_token is None:
+            return blend(self._cost, wish.weight, reference)
+        blends = [blend(self._cost, weight, reference) for weight in WEIGHTS]
+        dearest_first = blends if wish.min_tps is None else blends[::-1]
+        for tariff in dearest_first:
+            if not self._worth(min(settings, key=lambda one: tariff.of(one.effort)), reference).breaks:
+                return tariff
+        return dearest_first[-1]
+
+    def _notice(self, taken: Forecast) -> str | None:
+        """What to say where the user's limit cannot be kept; nothing before the target's times are known."""
+        wish = self.wish
+        if not self.known.target.known or not self._worth(taken, taken.effort).breaks:
+            return None
+        if wish.min_tps is not None:
+            return f"{wish.min_tps:g} tokens/s cannot be had: the most is {taken.tokens_per_second:.1f} ({taken.words})"
+        wanted, least = (price_words(wish.objective, price) for price in (wish.max_per_token or 0.0, self._cost.of(taken.effort)))
+        return f"{wanted} cannot be had: the least is {least} ({taken.words})"
 
     def _corrected(self, one: Forecast) -> Forecast:
         wall = one.effort.wall * self.known.corrections.get(one.architecture, 1.0)
         return one._replace(effort=one.effort._replace(wall=wall))
-
-    def _prices(self, possible: Sequence[Forecast]) -> tuple[Tariff, str | None]:
-        """What the rounds are priced by, and what to say where the user's limit cannot be kept."""
-        alone, allowed = possible[0].effort, [one for one in possible if one.architecture in self._possible]
-        wish, cost = self.wish, self._cost
-
-        def best(weight: float) -> Forecast:
-            tariff = blend(cost, weight, alone)
-            return min(allowed, key=lambda one: tariff.of(one.effort))
-
-        if wish.min_tps is not None:
-            for weight in reversed(WEIGHTS):
-                if best(weight).tokens_per_second >= wish.min_tps:
-                    return blend(cost, weight, alone), None
-            fastest = best(0.0)
-            return SPEED, f"{wish.min_tps:g} tokens/s cannot be had: the most is {fastest.tokens_per_second:.1f} ({fastest.words})"
-        if wish.max_per_token is not None:
-            for weight in WEIGHTS:
-                if cost.of(best(weight).effort) <= wish.max_per_token:
-                    return blend(cost, weight, alone), None
-            cheapest = best(1.0)
-            wanted, least = (price_words(wish.objective, price) for price in (wish.max_per_token, cost.of(cheapest.effort)))
-            return blend(cost, 1.0, alone), f"{wanted} cannot be had: the least is {least} ({cheapest.words})"
-        return blend(cost, wish.weight, alone), None
 
 
 def _grouped(possible: Sequence[Forecast]) -> dict[str, list[Forecast]]:

@@ -150,7 +150,7 @@ def price_words(objective: str, per_token: float) -> str:
 
 
 def blend(cost: Tariff, weight: float, reference: Effort) -> Tariff:
-    """Speed and cost in one price, each relative to what it is in `reference` (one token by the target alone)."""
+    """Speed and cost in one price, each relative to what it is in `reference` (a token of the fastest setting)."""
     speed = SPEED.times((1 - weight) / max(SPEED.of(reference), 1e-12))
     return speed.plus(cost.times(weight / max(cost.of(reference), 1e-30))) if weight else speed
 
