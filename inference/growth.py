@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from inference.tree import TokenTree
+from inference.tree import TokenTree, select
 
 
 class Subtree(NamedTuple):
@@ -24,7 +25,6 @@ class Growth:
     def __init__(self, root: int, limit: int) -> None:
         self.limit = limit
         self.tokens, self.parents, self.values, self.depths = [root], [-1], [1.0], [0]
-        self._children: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -33,28 +33,32 @@ class Growth:
     def tree(self) -> TokenTree:
         return TokenTree(np.array(self.tokens, dtype=np.int32), np.array(self.parents, dtype=np.int32))
 
+    def select(self, nodes: Sequence[int]) -> TokenTree:
+        """The tree of these nodes, the first of which becomes the root; each stands after its parent."""
+        return select(self, nodes)
+
     def add(self, parent: int, token: int, edge: float) -> int:
         """A child whose value is its parent's times `edge`; returns its index."""
         self.tokens.append(int(token))
         self.parents.append(parent)
         self.values.append(self.values[parent] * float(edge))
         self.depths.append(self.depths[parent] + 1)
-        self._children[parent, int(token)] = len(self) - 1
         return len(self) - 1
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`, if there is one."""
-        return self._children.get((node, token))
+        return next((child for child in range(node + 1, len(self)) if self.parents[child] == node and self.tokens[child] == token), None)
 
     def least_of_best(self, more: Sequence[float]) -> float:
         """The value of the `limit`-th most valuable node if nodes of these values joined; 0 when there are fewer."""
-        ranked = heapq.nlargest(self.limit, [*self.values[1:], *more])
-        return ranked[-1] if len(ranked) == self.limit else 0.0
+        if self.limit > len(self) - 1 + len(more):
+            return 0.0
+        return sorted([*self.values[1:], *more], reverse=True)[self.limit - 1]
 
     def best(self, depth: int | None = None, root: int = 0) -> list[int]:
         """`root` and the `limit` most valuable nodes below it, none deeper than `depth`, in order of value; parents before children."""
         allowed = (node for node in self._below(root) if depth is None or self.depths[node] <= depth)
-        return [root, *heapq.nsmallest(self.limit, allowed, key=lambda node: (-self.values[node], node))]
+        return [root, *sorted(allowed, key=self.values.__getitem__, reverse=True)[: self.limit]]
 
     def _below(self, root: int) -> Iterable[int]:
         if root == 0:
@@ -68,9 +72,32 @@ class Growth:
     def under(self, node: int) -> Subtree:
         """The tree below `node`, which becomes the root: what is known when the target's path has reached it."""
         place = {node: 0}
-        growth = Growth(self.tokens[node], self.limit)
         for old in range(node + 1, len(self)):
-            parent = place.get(self.parents[old])
-            if parent is not None:
-                place[old] = growth.add(parent, self.tokens[old], self.values[old] / self.values[self.parents[old]])
+            if self.parents[old] in place:
+                place[old] = len(place)
+        growth, value, depth = Growth(self.tokens[node], self.limit), self.values[node], self.depths[node]
+        growth.tokens = [self.tokens[old] for old in place]
+        growth.parents = [place.get(self.parents[old], -1) for old in place]
+        growth.values = [self.values[old] / value for old in place]
+        growth.depths = [self.depths[old] - depth for old in place]
         return Subtree(growth, place)
+
+
+class Frontier:
+    """Nodes of a Growth whose children are not known yet, most valuable first; equals by index."""
+
+    def __init__(self, growth: Growth, nodes: Iterable[int]) -> None:
+        self._growth = growth
+        self._nodes = sorted((-growth.values[node], node) for node in nodes)
+
+    def add(self, node: int) -> None:
+        insort(self._nodes, (-self._growth.values[node], node))
+
+    def best(self, most: int, depth: int) -> list[int]:
+        """Up to `most` nodes that are less deep than `depth`."""
+        depths = self._growth.depths
+        return list(islice((node for _, node in self._nodes if depths[node] < depth), max(most, 0)))
+
+    def remove(self, node: int) -> None:
+        """A node that is in it."""
+        del self._nodes[bisect_left(self._nodes, (-self._growth.values[node], node))]

@@ -17,7 +17,7 @@ from inference.errors import LimitExceeded
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.slots import Slots
-from inference.tree import IntArray, TokenTree
+from inference.tree import IntArray, Nodes, TokenTree, sight
 
 
 class ModelSequence:
@@ -54,11 +54,11 @@ class ModelSequence:
         last = np.array([len(chain) - 1], dtype=np.int32)
         return self.prepare(chain)._replace(pick=last, params=SamplingParams())
 
-    def rank(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
+    def rank(self, tree: Nodes, nodes: Sequence[int], k: int) -> Ranked:
         """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on the same growing tree."""
         return self.model.rank([self._segment(tree, nodes)], k)[0]
 
-    def commit(self, tree: TokenTree, path: Sequence[int], place: Mapping[int, int] | None = None) -> None:
+    def commit(self, tree: Nodes, path: Sequence[int], place: Mapping[int, int] | None = None) -> None:
         """Keep the root and the path, free the rest; nodes that were never evaluated become pending.
 
         place: nodes that are not freed, and which nodes of the next tree they are: of those under the next root, the root included.
@@ -68,7 +68,7 @@ class ModelSequence:
         self._node_slots = {new: self._node_slots[old] for old, new in (place or {}).items() if old in self._node_slots}
         self.slots.commit(np.array(evaluated, dtype=np.int32), np.array(list(self._node_slots.values()), dtype=np.int32))
         self.cached += len(evaluated)
-        self._pending += tree.tokens[kept[len(evaluated) :]].tolist()
+        self._pending += [int(tree.tokens[node]) for node in kept[len(evaluated) :]]
 
     def abandon(self) -> None:
         """Forget the tree in hand: as if it had never been evaluated."""
@@ -81,16 +81,16 @@ class ModelSequence:
         self.model.choose([self.prepare_chunk(chain)])
         self.commit(chain, range(1, len(chain)))
 
-    def _segment(self, tree: TokenTree, nodes: Sequence[int]) -> Segment:
+    def _segment(self, tree: Nodes, nodes: Sequence[int]) -> Segment:
         """The call that evaluates `nodes`, with pending tokens as a chain above them; slots are taken here."""
         if self._pending and len(self._pending) + len(nodes) > self.model.max_nodes:
             pending, self._pending = self._pending, []
             self.extend(pending)
-        above, order = len(self._pending), np.array(nodes, dtype=np.int32)
-        if above + len(order) > self.model.max_nodes:
-            raise LimitExceeded(f"a tree of {len(order)} nodes: this model takes {self.model.max_nodes} in one call")
-        context = self._context(tree, order)
-        tokens, depths, mask = tree.tokens[order], tree.depths[order], tree.sight(nodes, nodes)
+        above = len(self._pending)
+        if above + len(nodes) > self.model.max_nodes:
+            raise LimitExceeded(f"a tree of {len(nodes)} nodes: this model takes {self.model.max_nodes} in one call")
+        context, mask = self._context(tree, nodes), sight(tree, nodes)
+        tokens, depths = (np.array([part[node] for node in nodes], dtype=np.int32) for part in (tree.tokens, tree.depths))
         if above:
             tokens, depths, mask = _under_chain(self._pending, tokens, depths, mask)
         positions = self.cached + depths
@@ -102,14 +102,25 @@ class ModelSequence:
         pick = np.arange(above, len(slots), dtype=np.int32)
         return Segment(self._row, tokens, slots, positions, context, mask, pick, self._params)
 
-    def _context(self, tree: TokenTree, order: IntArray) -> NDArray[np.bool_]:  # [1 or n, S]
+    def _context(self, tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
         """Committed slots and, for a tree grown over several calls, the slots of each node's earlier ancestors."""
         committed: NDArray[np.bool_] = np.array(self.slots.committed[None, : self.slots.high_water])  # no view: pending nodes are marked after this
         if not self._node_slots:
             return committed
-        seen = np.repeat(committed, len(order), axis=0)
-        seen[:, list(self._node_slots.values())] |= tree.sight(order.tolist(), list(self._node_slots))
+        lines = {parent: self._line(tree, parent) for parent in {tree.parents[node] for node in nodes}}
+        seen = np.repeat(committed, len(nodes), axis=0)
+        for row, node in enumerate(nodes):
+            seen[row, lines[tree.parents[node]]] = True
         return seen
+
+    def _line(self, tree: Nodes, node: int) -> list[int]:
+        """The slots of this node and of its ancestors, as far as they were evaluated."""
+        slots = list[int]()
+        while node >= 0:
+            if node in self._node_slots:
+                slots.append(self._node_slots[node])
+            node = tree.parents[node]
+        return slots
 
 
 def _under_chain(

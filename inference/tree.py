@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +18,19 @@ from inference.errors import InvalidRequest
 
 IntArray = NDArray[np.int32]
 _INT32 = np.iinfo(np.int32)
+
+
+class Nodes(Protocol):
+    """The nodes of a tree, whether it is finished or still grows: token, parent and depth of each."""
+
+    @property
+    def tokens(self) -> Sequence[int] | IntArray: ...
+
+    @property
+    def parents(self) -> Sequence[int] | IntArray: ...
+
+    @property
+    def depths(self) -> Sequence[int] | IntArray: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,23 +90,7 @@ class TokenTree:
     @cached_property
     def mask(self) -> NDArray[np.bool_]:  # [n, n]
         """mask[i, j]: node i sees node j, that is, j is i or an ancestor of i."""
-        mask = np.eye(len(self), dtype=np.bool_)
-        for node, parent in enumerate(self.parents[1:].tolist(), start=1):
-            mask[node, :node] = mask[parent, :node]
-        return mask
-
-    def sight(self, nodes: Sequence[int], among: Sequence[int]) -> NDArray[np.bool_]:  # [m, k]
-        """These rows and columns of the mask: cheap for a few nodes of a large tree."""
-        if 8 * len(nodes) > len(self):
-            return self.mask[np.ix_(nodes, among)]
-        parents, column = self.parents.tolist(), {node: index for index, node in enumerate(among)}
-        seen = np.zeros((len(nodes), len(among)), dtype=np.bool_)
-        for row, node in enumerate(nodes):
-            while node >= 0:
-                if node in column:
-                    seen[row, column[node]] = True
-                node = parents[node]
-        return seen
+        return sight(self, range(len(self)))
 
     def prefix(self, nodes: int) -> TokenTree:
         """The tree of the first `nodes` nodes at most."""
@@ -100,9 +98,25 @@ class TokenTree:
 
     def select(self, nodes: Sequence[int]) -> TokenTree:
         """The tree of these nodes in this order; the root and every node's parent must be among them, earlier."""
-        place = {node: index for index, node in enumerate(nodes)}
-        parents = [-1 if parent < 0 else place.get(parent, -1) for parent in self.parents[list(nodes)].tolist()]
-        return TokenTree(self.tokens[list(nodes)], np.array(parents, dtype=np.int32))
+        return select(self, nodes)
+
+
+def select(tree: Nodes, nodes: Sequence[int]) -> TokenTree:
+    """The tree of these nodes in this order: one that is to be the root, and nodes below it, each after its parent."""
+    place = {node: index for index, node in enumerate(nodes)}
+    parents = [place.get(tree.parents[node], -1) for node in nodes]
+    return TokenTree(np.array([tree.tokens[node] for node in nodes], dtype=np.int32), np.array(parents, dtype=np.int32))
+
+
+def sight(tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
+    """The mask of these nodes among themselves. Each stands after its parent, where that or any other ancestor is among them."""
+    seen, place = np.eye(len(nodes), dtype=np.bool_), dict[int, int]()
+    for row, node in enumerate(nodes):
+        above = place.get(tree.parents[node])
+        if above is not None:
+            seen[row, :row] = seen[above, :row]
+        place[node] = row
+    return seen
 
 
 def _int32(values: ArrayLike, name: str) -> IntArray:

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from inference.accept import Verdict
 from inference.backends import Model
-from inference.growth import Growth
+from inference.growth import Frontier, Growth
 from inference.pilot import WIDTH, Drafted, Pilot
 from inference.policy import Budget
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 
-MOST_RANKED, MOST_OF_A_TREE = 256, 128
+MOST_RANKED, MOST_OF_A_TREE = 768, 128
 """Nodes whose keys the draft may hold beyond the committed ones: in all, and before a tree is sent, so that there is room for bets on it."""
 
 WIDEST = 32
@@ -40,7 +40,7 @@ class Named(NamedTuple):
 
     ids: list[int]  # [WIDTH], best first
     scores: NDArray[np.float32]  # [WIDTH]
-    edges: list[float]  # [WIDTH] chance of each that the target takes it
+    unlisted: list[tuple[float, int]]  # chance that the target takes it, and id, of those that are not on the list; likeliest last
 
 
 class Onward(NamedTuple):
@@ -59,6 +59,7 @@ class AdaptiveDrafter:
         self._sequence: ModelSequence | None = None
         self._params = SamplingParams()
         self._growth = Growth(0, 0)
+        self._frontier = Frontier(self._growth, [0])
         self._ranked: dict[int, Named] = {}
         self._flights: list[list[int]] = []  # trees on their way: nodes, the root first; all but the first under what the one before may come to
         self._deepest = 0  # that the text has room for
@@ -74,7 +75,8 @@ class AdaptiveDrafter:
         if self._flights:  # a tree that was drafted and never committed
             self._forget(root)
         self._growth.limit, self._deepest = budget.nodes, budget.depth
-        while budget.nodes and self._grow(self._least_value, MOST_OF_A_TREE):
+        worth_sending = self.pilot.least_value(budget.nodes)
+        while budget.nodes and self._grow(max(worth_sending, self._growth.least_of_best([])), MOST_OF_A_TREE):
             pass
         return self._send(self._growth.best(budget.depth))
 
@@ -104,15 +106,16 @@ class AdaptiveDrafter:
         count = self.pilot.size([values[node] / values[order[0]] for node in order[1:]])
         self._flights.append(order[: 1 + count])
         self.pilot.sent(1 + count)
-        return self._growth.tree.select(self._flights[-1])
+        return self._growth.select(self._flights[-1])
 
     def ahead(self) -> bool:
-        ranked, before = set(self._ranked), self.drafted.seconds
-        if not (self.pilot.bets and self._growth.limit and self._grow(0.0, MOST_RANKED)):
+        before = self.drafted.seconds
+        nodes = self._grow(0.0, MOST_RANKED) if self.pilot.bets and self._growth.limit else []
+        if not nodes:
             return False
         self.drafted.seconds_ahead += self.drafted.seconds - before
         self.drafted.seconds = before
-        self._prepared |= self._ranked.keys() - ranked
+        self._prepared.update(nodes)
         self.drafted.calls += 1
         return True
 
@@ -128,7 +131,7 @@ class AdaptiveDrafter:
         self.drafted.prepared += len(self._prepared)
         root = self._growth.child(path[-1] if path else 0, verdict.next_token)
         if root is None or root not in self._ranked:
-            self._live.commit(self._growth.tree, path)
+            self._live.commit(self._growth, path)
             return self._forget(verdict.next_token)
         self._keep(path, root)
 
@@ -148,9 +151,9 @@ class AdaptiveDrafter:
             for node, token in enumerate(part[:-1]):
                 self._growth.add(node, token, 1.0)
             nodes = range(len(part))
-            self._rank(nodes, take=False)
+            self._rank(nodes)
             self._learn(nodes[1:], part[-1])
-            self._live.commit(self._growth.tree, nodes[1:])
+            self._live.commit(self._growth, nodes[1:])
             root = part[-1]
             self._forget(root)
 
@@ -160,56 +163,55 @@ class AdaptiveDrafter:
     def _keep(self, path: Sequence[int], root: int) -> None:
         """Go on with what was grown under the next root."""
         subtree = self._growth.under(root)
-        self._live.commit(self._growth.tree, path, subtree.place)
+        self._live.commit(self._growth, path, subtree.place)
         self.drafted.hits += 1
         self.drafted.used += len(self._prepared & subtree.place.keys())
         alive = bool(self._flights) and self._flights[0][0] == root
         self._flights = [[subtree.place[node] for node in flight] for flight in self._flights] if alive else []
         self._growth, self._prepared = subtree.growth, set()
         self._ranked = {subtree.place[node]: named for node, named in self._ranked.items() if node in subtree.place}
-        for node in list(self._ranked):
-            self._take(node)
+        self._frontier = Frontier(self._growth, (node for node in range(len(self._growth)) if node not in self._ranked))
+        for node in self._ranked:
+            self._list_children(node)
 
-    def _take(self, node: int) -> None:
+    def _list_children(self, node: int) -> None:
         """Put the children of a ranked node on the list, as far as they are worth remembering."""
-        growth, named = self._growth, self._ranked[node]
-        for token, edge in zip(named.ids, named.edges, strict=True):
-            if growth.values[node] * edge >= LEAST_VALUE and growth.child(node, token) is None:
-                growth.add(node, token, edge)
+        value, unlisted = self._growth.values[node], self._ranked[node].unlisted
+        while unlisted and value * unlisted[-1][0] >= LEAST_VALUE:
+            edge, token = unlisted.pop()
+            self._frontier.add(self._growth.add(node, token, edge))
 
     def _forget(self, root: int) -> None:
         if self._sequence is not None:
             self._sequence.abandon()
         self._growth, self._ranked, self._flights, self._prepared = Growth(root, 0), {}, [], set()
+        self._frontier = Frontier(self._growth, [0])
 
-    @property
-    def _least_value(self) -> float:
-        """Of a child that would be sent."""
-        return max(self.pilot.least_value(self._growth.limit), self._growth.least_of_best([]))
+    def _grow(self, least: float, most: int) -> list[int]:
+        """One call of the draft, if children of at least this value make it worth it: the nodes that it ranked.
 
-    def _grow(self, least: float, most: int) -> bool:
-        """One call of the draft, if children of at least this value make it worth it. most: nodes that may be ranked in all."""
+        most: nodes that may be ranked in all.
+        """
         began, growth = self.pilot.clock(), self._growth
-        room = min(WIDEST, self._model.max_nodes, most - len(self._ranked))
-        open_ = [node for node in range(len(growth)) if node not in self._ranked and growth.depths[node] < self._deepest]
-        nodes = sorted(open_, key=lambda node: (-growth.values[node], node))[: max(room, 0)]
+        nodes = self._frontier.best(min(WIDEST, self._model.max_nodes, most - len(self._ranked)), self._deepest)
         width = self.pilot.width([growth.values[node] for node in nodes], least)
         if width:
             self._rank(nodes[:width])
+            for node in nodes[:width]:
+                self._frontier.remove(node)
+                self._list_children(node)
             seconds = self.pilot.clock() - began  # what is decided and listed costs time, too
             self.drafted.seconds += seconds
             self.pilot.called(width, seconds)
-        return width > 0
+        return nodes[:width]
 
-    def _rank(self, nodes: Sequence[int], *, take: bool = True) -> None:
-        """Call the draft for these nodes, and (take) put their children on the list."""
-        growth, pilot = self._growth, self.pilot
-        ranked = self._live.rank(growth.tree, nodes, WIDTH)
-        edges = pilot.known.acceptance.edges(ranked.scores, [growth.depths[node] for node in nodes], self._params.greedy)
-        for row, node in enumerate(nodes):
-            self._ranked[node] = Named(ranked.ids[row].tolist(), ranked.scores[row], edges[row].tolist())
-            if take:
-                self._take(node)
+    def _rank(self, nodes: Sequence[int]) -> None:
+        """Call the draft for these nodes."""
+        growth = self._growth
+        ranked = self._live.rank(growth, nodes, WIDTH)
+        edges = self.pilot.known.acceptance.edges(ranked.scores, [growth.depths[node] for node in nodes], self._params.greedy)
+        for node, ids, scores, chances in zip(nodes, ranked.ids.tolist(), ranked.scores, edges.tolist(), strict=True):
+            self._ranked[node] = Named(ids, scores, sorted(zip(chances, ids, strict=True)))
 
     def _learn(self, path: Sequence[int], next_token: int) -> None:
         """What the target took at every node of the path that the draft has ranked."""
