@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -111,7 +112,7 @@ class _Followed:
     """
 
     def __init__(self, profile: Callable[[Shape], float] | None) -> None:
-        self._profile, self._line = profile, ForwardTimes()
+        self._profile, self._line = profile and cache(profile), ForwardTimes()
         self._latest: deque[tuple[Shape, float]] = deque(maxlen=REMEMBERED)
         self._drift = Estimate(1.0, 0.0)
         self._estimates: dict[Shape, Estimate] = {}

@@ -53,16 +53,16 @@ def with_draft(target: Target, options: Options) -> Target:
     rows, room = target.engine.model.rows, max(largest.most_ranked, MOST_OF_A_TREE)
     model = load_model(options, checkpoint, rows=rows, sequence_length=target.engine.sequence_length, spare=room, max_nodes=max(PREFILL_NODES, room))
     times = tuple(user_profiles(afresh=options.calibrate).draft(checkpoint, model, target.engine.sequence_length).items())
-    own = _adapting(target, dict(times), rows) if asked_policy(options) is None and not classic else None
+    own = _adapting(target, dict(times), rows, room) if asked_policy(options) is None and not classic else None
     drafts = DraftPool(model, policy, room, ClassicDrafter if classic else ModelDrafter, own=own, seeded=not classic)
     name = checkpoint.name + CLASSIC * classic
     description = replace(target.description, draft_model=name, draft_nodes=drafts.room, draft_times=times)
     return replace(target, drafts=drafts, description=description)
 
 
-def _adapting(target: Target, draft: dict[int, float], rows: int) -> Own:
+def _adapting(target: Target, draft: dict[int, float], rows: int, room: int) -> Own:
     """Trees as deep and wide as they pay on this host."""
-    hosts = [Host(draft, dict(target.description.times), target.engine.max_tree_nodes - 1) for _ in range(rows)]
+    hosts = [Host(draft, dict(target.description.times), target.engine.max_tree_nodes - 1, room) for _ in range(rows)]
     return lambda model, row: HostedDrafter(model, hosts[row], row=row)
 
 

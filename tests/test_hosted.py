@@ -29,7 +29,7 @@ ROOM = 128
 
 def host(call: float = 0.001, forward: float = 0.02) -> Host:
     """Whose draft and target take so many seconds, whatever the width."""
-    return Host({1: call, 32: call}, {(1, 1): forward, (1, 64): forward}, 63)
+    return Host({1: call, 32: call}, {(1, 1): forward, (1, 64): forward}, 63, ROOM)
 
 
 def model(draft: Decoder) -> EagerModel:
@@ -89,7 +89,7 @@ def test_a_slow_target_is_worth_larger_trees_than_a_fast_one() -> None:
 
 def test_a_draft_that_is_no_good_is_soon_hardly_asked() -> None:
     ticks = count()
-    here = Host({1: 0.004, 32: 0.004}, {(1, 1): 0.004, (1, 64): 0.004}, 63, clock=lambda: 0.004 * next(ticks))
+    here = Host({1: 0.004, 32: 0.004}, {(1, 1): 0.004, (1, 64): 0.004}, 63, ROOM, clock=lambda: 0.004 * next(ticks))
     verifier = LocalVerifier(pairs.engine(pairs.decoder(1), rows=1))
     drafter = HostedDrafter(model(DRAFTS["unrelated"]()), here)
     drafted = [made.drafted for made in fused_rounds(PROMPT, SamplingParams(), drafter, verifier, TOKENS, NEVER_STOP)]

@@ -68,7 +68,7 @@ def real_stage(pair: Pair, round_trip: float, slower: float) -> Iterator[Stage]:
     """A stage on the machine's clock, on which everything takes `slower` times as long; round_trip in seconds."""
     profiles = PROFILES.slower(slower)
     engine = serve(TimedModel(pair.target(), profiles.target), pair.vocabulary)
-    host = Host(profiles.times.beside, profiles.times.target, MOST_NODES)
+    host = Host(profiles.times.beside, profiles.times.target, MOST_NODES, ROOM_BESIDE)
     timed = TimedModel(pair.draft(), profiles.beside)
     beside = DraftPool(timed, Chain(1), room=ROOM_BESIDE, own=lambda model, row: HostedDrafter(model, host, row=row))
     shape = Shape(delay_ms=slower * round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME / slower)

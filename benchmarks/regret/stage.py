@@ -149,7 +149,7 @@ def virtual_stage(pair: Pair, round_trip: float) -> Stage:
         drafting.add(seconds)
         clock.advance(seconds)
 
-    host = Host(PROFILES.times.beside, PROFILES.times.target, MOST_NODES, clock=lambda: there.seconds)
+    host = Host(PROFILES.times.beside, PROFILES.times.target, MOST_NODES, ROOM_BESIDE, clock=lambda: there.seconds)
     engine, link = serve(MeteredModel(pair.target(), PROFILES.target, there.add), pair.vocabulary), Link(round_trip, BYTE_TIME)
     return Stage(
         now=clock.now,

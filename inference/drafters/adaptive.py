@@ -23,7 +23,7 @@ from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 
 MOST_RANKED, MOST_OF_A_TREE = 768, 128
-"""Nodes whose keys the draft may hold beyond the committed ones: in all, and before a tree is sent, so that there is room for bets on it."""
+"""Nodes whose keys the draft may hold beyond the committed ones: in all, and before a tree is sent that will be bet on."""
 
 WIDEST = 32
 """Nodes ranked in one call."""
@@ -51,11 +51,12 @@ class Onward(NamedTuple):
 
 
 class AdaptiveDrafter:
-    """A Drafter on one row of a draft model, which has room for MOST_RANKED nodes beside the text."""
+    """A Drafter on one row of a draft model, which has room for so many nodes beside the text."""
 
-    def __init__(self, model: Model, pilot: Pilot, *, row: int = 0) -> None:
+    def __init__(self, model: Model, pilot: Pilot, *, row: int = 0, room: int = MOST_RANKED) -> None:
         self.pilot, self.drafted = pilot, Drafted()
-        self._model, self._row = model, row
+        self._model, self._row, self._room = model, row, room
+        self._tree_room = min(room, MOST_OF_A_TREE) if pilot.bets else room
         self._sequence: ModelSequence | None = None
         self._params = SamplingParams()
         self._growth = Growth(0, 0)
@@ -76,7 +77,7 @@ class AdaptiveDrafter:
             self._forget(root)
         self._growth.limit, self._deepest = budget.nodes, budget.depth
         worth_sending = self.pilot.least_value(budget.nodes)
-        while budget.nodes and self._grow(max(worth_sending, self._growth.least_of_best([])), MOST_OF_A_TREE):
+        while budget.nodes and self._grow(max(worth_sending, self._growth.least_of_best([])), self._tree_room):
             pass
         return self._send(self._growth.best(budget.depth))
 
@@ -110,7 +111,7 @@ class AdaptiveDrafter:
 
     def ahead(self) -> bool:
         before = self.drafted.seconds
-        nodes = self._grow(0.0, MOST_RANKED) if self.pilot.bets and self._growth.limit else []
+        nodes = self._grow(0.0, self._room) if self.pilot.bets and self._growth.limit else []
         if not nodes:
             return False
         self.drafted.seconds_ahead += self.drafted.seconds - before

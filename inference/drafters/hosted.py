@@ -26,11 +26,14 @@ from inference.tree import TokenTree
 
 @dataclass
 class Host:
-    """What one row of a host's draft goes by, from text to text. draft: profiled seconds of a call by width; target: of a forward."""
+    """What one row of a host's draft goes by, from text to text. draft: profiled seconds of a call by width; target: of a forward.
+    most_nodes: of a tree, below its root.  room: nodes that the row may rank for a tree.
+    """
 
     draft: Mapping[int, float]
     target: Mapping[Shape, float]
-    most_nodes: int  # of a tree, below its root
+    most_nodes: int
+    room: int
     acceptance: AcceptanceModel = field(default_factory=read_acceptance)
     clock: Callable[[], float] = time.perf_counter
 
@@ -45,7 +48,7 @@ class HostedDrafter:
 
     def __init__(self, model: Model, host: Host, *, row: int = 0) -> None:
         self._host, self._pilot = host, Pilot(host.known, bets=False, onward=False, clock=host.clock)
-        self._drafter = AdaptiveDrafter(model, self._pilot, row=row)
+        self._drafter = AdaptiveDrafter(model, self._pilot, row=row, room=host.room)
         self._traffic, self._sent = Traffic(), 0.0
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
