@@ -102,8 +102,8 @@ class Client:
 
     def goes_on_until(self, enough: int, policy: Policy | None) -> int:
         """How many tokens came until the target, which might have made MANY, heard that so many are enough."""
-        before = len(self.text)
-        for token in self.verifier.generate(MANY, NEVER_STOP, fused=policy is not None, policy=policy, enough=lambda: len(self.text) >= before + enough):
+        before, fused = len(self.text), policy is not None
+        for token in self.verifier.generate(MANY, NEVER_STOP, fused=fused, policy=policy, enough=lambda: len(self.text) >= before + enough):
             self.text.append(token)
         return len(self.text) - before
 
