@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from inference.accept import Verdict
@@ -22,6 +23,9 @@ FIRST_DECISIONS, ROUNDS_A_DECISION = (2, 4), 8
 
 FOLLOWED = 8
 """Tokens that the draft takes in at once while the target goes on without it; then the course is looked at again."""
+
+AT_ONCE = 0.003
+"""Tokens that come within so many seconds of each other are of one message."""
 
 
 def decode_adaptive(
@@ -52,6 +56,26 @@ class _Flight(NamedTuple):
     tree: TokenTree
     pending: Future[Verdict]
     assumed: int
+
+
+@dataclass
+class _Pace:
+    """Of tokens as they come, message by message. The first message counts as the beginning: it was waited for in another way."""
+
+    first: float = 0.0  # when the first message came
+    latest: float = 0.0  # when the last token came
+    tokens: int = 0
+    begun_with: int = 0  # tokens of the first message
+    counted: int = 0  # tokens of whole messages after it
+    seconds: float = 0.0  # that these took
+
+    def came(self, now: float) -> None:
+        if not self.tokens:
+            self.first = now
+        elif now - self.latest >= AT_ONCE:  # another message
+            self.begun_with = self.begun_with or self.tokens
+            self.counted, self.seconds = self.tokens - self.begun_with, self.latest - self.first
+        self.tokens, self.latest = self.tokens + 1, now
 
 
 class _Loop:
@@ -116,28 +140,27 @@ class _Loop:
         """Tokens that the target makes without waiting for anybody, with its own draft or without, until another course is taken; the draft
         here comes after them."""
         architecture, before, asked = self._navigator.course.architecture, self._verifier.traffic.copy(), self._pilot.clock()
-        made, first, behind = 0, asked, list[int]()
+        pace, behind = _Pace(), list[int]()
 
         def left() -> bool:
             return self._navigator.course.architecture != architecture
 
         for token in self._verifier.generate(most, self._stop_ids, fused=architecture == FUSED, enough=left):
-            if not made:
-                first = self._pilot.clock()
+            pace.came(self._pilot.clock())
             yield Step(TokenTree.chain([self._root]), Verdict((), token), architecture)
-            made, self._root = made + 1, token
+            self._root = token
             behind.append(token)
             if len(behind) == FOLLOWED:
                 self._drafter.follow(behind)
                 behind = []
                 down = self._verifier.traffic.bytes_down - before.bytes_down
-                self._navigator.measured(made - 1, Effort(self._pilot.clock() - first, 0.0, 0.0, down))
+                self._navigator.measured(pace.counted, Effort(pace.seconds, 0.0, 0.0, down))
                 if not left():
                     self._decide()
         if behind:
             self._drafter.follow(behind)
-        if architecture != FUSED:  # a draft there takes in the text before its first round
-            self._pilot.known.link.observe(first - asked, self._pilot.known.target.seconds(1, 1) + self._pilot.known.queue, 0)
+        if pace.tokens and architecture != FUSED:  # a draft there takes in the text before its first round
+            self._pilot.known.link.observe(pace.first - asked, self._pilot.known.target.seconds(1, 1) + self._pilot.known.queue, 0)
 
     def _decide(self) -> None:
         self._navigator.decide()

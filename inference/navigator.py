@@ -24,6 +24,9 @@ FORGIVING = 0.95
 WEIGHTS = tuple(step / 20 for step in range(21))
 """Of cost against speed, from which a limit chooses."""
 
+BELIEVED = 24.0
+"""Tokens that what was known of a forecast before counts as, beside what was measured."""
+
 LEAST_CORRECTION, MOST_CORRECTION = 0.25, 4.0
 
 
@@ -80,9 +83,10 @@ class Navigator:
         return self.allowed == {DISTRIBUTED} and self.wish.speed_alone and self.tell is None
 
     def measured(self, tokens: float, effort: Effort) -> None:
-        """What lately made tokens took, under the present course."""
+        """What lately made tokens took, under the present course: few of them say little."""
         if self._forecast is not None and tokens > 0:
-            off = effort.wall / tokens / self._forecast.effort.wall
+            before = self.known.corrections.get(self._forecast.architecture, 1.0)
+            off = (effort.wall / self._forecast.effort.wall + BELIEVED * before) / (tokens + BELIEVED)
             self.known.corrections[self._forecast.architecture] = min(max(off, LEAST_CORRECTION), MOST_CORRECTION)
 
     def decide(self) -> Course:

@@ -12,13 +12,16 @@ from inference.acceptance import PRIOR_PATH, SHIPPED, AcceptanceModel
 from inference.cost import Rates
 from inference.forecast import DISTRIBUTED, FUSED, NODE_BYTES, ROUND_BYTES, TARGET_ONLY, VERDICT_BYTES, Forecast, Situation, Tree, forecasts, trees
 from inference.hindsight import look_back
-from inference.navigator import IN_A_ROW, MOST_CORRECTION, WEIGHTS, Course, Navigator
+from inference.navigator import BELIEVED, IN_A_ROW, MOST_CORRECTION, WEIGHTS, Course, Navigator
 from inference.objective import Effort, Terms, Wish, price_words
 from inference.pilot import Knowledge
 from inference.planner import Round, break_even_round_trip, fused_time, synchronous_time
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 
 NODES = 63
+MANY = 10**9
+"""Tokens that leave no doubt."""
+
 EVERY = frozenset({DISTRIBUTED, TARGET_ONLY, FUSED})
 AGREEMENTS = (0.3, 0.55, 0.75, 0.92)
 """Chances that the target takes the draft's first guess; of those that it does not, it takes a third at each later rank."""
@@ -243,18 +246,29 @@ def test_what_was_measured_moves_a_wrong_forecast() -> None:
     course = navigator(knowledge())
     assert course.course.architecture == DISTRIBUTED
     wrong = course.course.forecast
-    course.measured(10, wrong.effort.times(10 * 1.05))
+    course.measured(MANY, wrong.effort.times(MANY * 1.05))
     assert course.decide().forecast.effort.wall == pytest.approx(1.05 * wrong.effort.wall)
-    course.measured(10, wrong.effort.times(10))
+    course.measured(MANY, wrong.effort.times(MANY))
     assert course.decide().forecast.effort.wall == pytest.approx(wrong.effort.wall)
-    course.measured(10, wrong.effort.times(10 * 100))
+    course.measured(MANY, wrong.effort.times(MANY * 100))
     course.decide()
     assert ratio(course) == pytest.approx(ratio(navigator(knowledge())) / MOST_CORRECTION)
 
 
+def test_few_tokens_move_a_forecast_a_little_and_the_same_again_moves_it_further() -> None:
+    course = navigator(knowledge())
+    wrong, walls = course.course.forecast, list[float]()
+    for _ in range(40):
+        course.measured(BELIEVED / 4, wrong.effort.times(BELIEVED / 4 * 1.05))
+        walls.append(course.decide().forecast.effort.wall / wrong.effort.wall)
+    assert walls[0] == pytest.approx(1.01)
+    assert walls == sorted(walls)
+    assert walls[-1] == pytest.approx(1.05, abs=1e-4)
+
+
 def test_an_architecture_that_disappointed_is_left_and_tried_again_some_time() -> None:
     course = navigator(knowledge())
-    course.measured(10, course.course.forecast.effort.times(10 * 3))
+    course.measured(MANY, course.course.forecast.effort.times(MANY * 3))
     assert decide(course, IN_A_ROW)[-1] == TARGET_ONLY
     later = decide(course, 60)
     back = later.index(DISTRIBUTED)

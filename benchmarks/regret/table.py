@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from statistics import mean
 from typing import Any
 
 from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS, BETTING, WAITING, Arm
@@ -169,9 +170,20 @@ def _summary(studied: Sequence[Played]) -> Iterator[str]:
         worst, cell = max(against)
         within = sum(value <= 0.05 for value, _ in against)
         yield f"Adaptive within 5 % of the best arm {said}: in {within} of {len(against)} cells; worst {worst:+.1%} in {cell}."
-    gains = [gain_of_bets(played.results[WAITING.name], played.results[BETTING.name]) for played in studied]
+    yield from _on_bets([gain_of_bets(played.results[WAITING.name], played.results[BETTING.name]) for played in studied])
+    waiting, betting = (mean(abs(_error(played.results[arm.name], arm is BETTING)) for played in studied) for arm in (WAITING, BETTING))
+    yield f"The planner's forecasts of drafting here are off by {waiting:.1%} without bets and {betting:.1%} with them, on average."
+
+
+def _on_bets(gains: Sequence[Gain]) -> Iterator[str]:
     shares = [gain.share for gain in gains if gain.share is not None]
     if shares:
-        reached, whole = (sum(share >= 0.85 for share in shares), sum(gain.measured >= 0.85 * gain.were_hits_whole for gain in gains))
+        reached, whole = sum(share >= 0.85 for share in shares), sum(gain.measured >= 0.85 * gain.were_hits_whole for gain in gains)
         yield f"Bets bring at least 85 % of what the planner's formula predicts in {reached} of {len(shares)} cells; least {min(shares):.0%}."
         yield f"Had every outcome that was prepared for been a whole tree for nothing, 85 % of that would be reached in {whole} of {len(gains)}."
+
+
+def _error(result: Result, betting: bool) -> float:
+    """Of what the arm's planner foresaw for it, relative to what it took."""
+    assert result.foresight is not None, "an arm of ours has a planner"
+    return 1e3 * result.foresight[betting] / result.token_ms - 1
