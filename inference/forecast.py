@@ -126,7 +126,8 @@ def _distributed(now: Situation, seen: Hindsight) -> Iterator[Forecast]:
         up = ROUND_BYTES + NODE_BYTES * tree.nodes
         between, verify = now.exchange(int(up + VERDICT_BYTES)) + now.queue, now.verify(tree.nodes + 1)
         wall = synchronous_time(Round(tree.drafting, verify, tree.tokens), between)
-        for bets, saved, spent in {_NO_BETS, betting.best(tree, between + verify)} if betting else {_NO_BETS}:
+        best = betting.best(tree, between + verify) if betting else _NO_BETS
+        for bets, saved, spent in (_NO_BETS, best) if best.outcomes else (_NO_BETS,):
             effort = Effort(wall - saved / tree.tokens, (spent + tree.drafting - saved) / tree.tokens, up / tree.tokens, VERDICT_BYTES / tree.tokens)
             yield Forecast(DISTRIBUTED, tree.nodes, tree.depth, bets, tree.tokens, effort)
 

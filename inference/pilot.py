@@ -31,7 +31,6 @@ REMEMBERED_ROUNDS = 30.0
 FORECAST_ROUNDS = 5.0
 """How many rounds the forecast counts in the price of a token before any were made."""
 
-
 SILENT_ROUNDS = 12
 """Rounds without a call of the draft after which one is made all the same: what it costs, or how good it is, may have changed."""
 

@@ -202,8 +202,8 @@ def _text_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _tree_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "gamma", "draft chains of this length instead", alias="speculation_length", type=int)
-    _add(group, "tree_nodes", "draft trees of this many nodes instead (default beside --tree_depth, --offline draft: 16)", type=int)
+    _add(group, "gamma", "draft chains of this length instead of adapting", alias="speculation_length", type=int)
+    _add(group, "tree_nodes", "draft trees of this many nodes instead of adapting (default beside --tree_depth, --offline draft: 16)", type=int)
     _add(group, "tree_depth", "and this depth (default: 6)", type=int)
     _add(group, "tree_rates", "a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05", metavar="R,R,...")
     acceptance = "fused_target: match makes the target's seeded text; classic (p/q rejection, trees of fixed shape) another of the same distribution"

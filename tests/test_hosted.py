@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 
 import pytest
 
 from grpc_comm.client import Connection
+from inference.adaptive import decode_adaptive
 from inference.backends.eager import EagerModel
 from inference.drafters.hosted import Host, HostedDrafter
 from inference.drafters.pool import DraftPool
+from inference.forecast import DISTRIBUTED, FUSED, TARGET_ONLY
 from inference.fused import fused_rounds
 from inference.local import LocalVerifier
 from inference.model.decoder import Decoder
+from inference.navigator import Course, Navigator
+from inference.objective import Wish
 from inference.policy import Budget, Chain
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from tests import pairs
+from tests.test_adaptive import adaptive, knowledge
 from tests.wire_fixtures import connected
 
 PROMPT, TOKENS = [5, 17, 250, 3, 99], 80
@@ -25,6 +31,7 @@ NEVER_STOP: frozenset[int] = frozenset()
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3, top_p=0.9), SamplingParams(1.0, seed=4)]
 DRAFTS = {"close": lambda: pairs.perturbed(1, 0.02), "unrelated": lambda: pairs.decoder(99, layers=1)}
 ROOM = 128
+ARCHITECTURES = (DISTRIBUTED, FUSED, DISTRIBUTED, TARGET_ONLY)
 
 
 def host(call: float = 0.001, forward: float = 0.02) -> Host:
@@ -75,6 +82,32 @@ def test_it_is_what_a_host_lends_to_those_who_ask_for_no_trees_of_their_own(serv
     verifier.open(PROMPT, params).result()
     assert list(verifier.generate(TOKENS, NEVER_STOP, fused=True)) == expected(params)
     verifier.close()
+
+
+class Turning(Navigator):
+    """Takes the next architecture at every decision."""
+
+    turns = 0
+
+    def decide(self) -> Course:
+        course = super().decide()
+        taken = ARCHITECTURES[self.turns % len(ARCHITECTURES)]
+        self.turns += 1
+        self._course = course._replace(forecast=next(one for one in course.alternatives if one.architecture == taken))
+        return self._course
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+def test_a_text_that_both_hosts_and_the_target_alone_take_turns_at_is_the_targets_own(served: Connection, params: SamplingParams) -> None:
+    """Over the wire: rounds with bets, and stretches that are ended in the middle."""
+    known = knowledge(link=0.001)
+    known.call_there, known.room_there = known.draft.seconds, ROOM
+    for draft in DRAFTS.values():
+        course, verifier, drafter = Turning(known, Wish(), None, frozenset(ARCHITECTURES), 63), served.verifier(), adaptive(draft(), known)
+        with closing(verifier), closing(drafter):
+            steps = list(decode_adaptive(PROMPT, params, drafter, verifier, course, TOKENS, NEVER_STOP))
+        assert [token for step in steps for token in step.tokens] == expected(params)
+        assert {step.stretch for step in steps} == {None, FUSED, TARGET_ONLY}
 
 
 def test_a_slow_target_is_worth_larger_trees_than_a_fast_one() -> None:
