@@ -30,7 +30,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.agreement import TEMPERATURES, Agreement, load
-from inference.acceptance import FEATURES, KINDS, PRIOR_PATH, RANKS, VERSION, AcceptanceModel, FloatArray, features, hazards
+from inference.acceptance import (
+    FEATURES,
+    KINDS,
+    PRIOR_PATH,
+    RANKS,
+    VERSION,
+    AcceptanceModel,
+    FloatArray,
+    features,
+    hazards,
+)
 from inference.policy import edge_values
 
 K = 8
@@ -68,7 +78,9 @@ class Pair(NamedTuple):
         return [
             text
             for temperature in TEMPERATURES
-            for index, text in enumerate(text for text in self.texts if text.of.temperature == temperature)
+            for index, text in enumerate(
+                text for text in self.texts if text.of.temperature == temperature
+            )
             if (index % HELD_OUT == 0) == held_out
         ]
 
@@ -95,7 +107,11 @@ def fit_law(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
     """The likeliest weights when every pair counts the same, and their precision after WORTH verdicts."""
     tables, answers, weights = [], [], []
     for texts in parts:
-        seen = [come_to(text, WIDTHS[index % len(WIDTHS)]) for offset in range(len(WIDTHS)) for index, text in enumerate(texts, offset)]
+        seen = [
+            come_to(text, WIDTHS[index % len(WIDTHS)])
+            for offset in range(len(WIDTHS))
+            for index, text in enumerate(texts, offset)
+        ]
         verdicts = len(WIDTHS) * sum(len(text.of.taken) for text in texts)
         tables += [table for table, _ in seen]
         answers += [taken for _, taken in seen]
@@ -107,7 +123,11 @@ def fit_law(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
         chance = hazards(table, law)
         precision = least + (table * (weight * chance * (1 - chance))[:, None]).T @ table
         law -= np.linalg.solve(precision, least @ law + (weight * (chance - taken)) @ table)
-    return {"weights": law.round(6).tolist(), "precision": ((precision + precision.T) / 2).round(6).tolist(), "worth": WORTH}
+    return {
+        "weights": law.round(6).tolist(),
+        "precision": ((precision + precision.T) / 2).round(6).tolist(),
+        "worth": WORTH,
+    }
 
 
 def fit_rates(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
@@ -127,9 +147,22 @@ def taken_shares(texts: Iterable[Text], k: int) -> FloatArray:  # [k]
 def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
     """The record of a model that has seen these pairs."""
     kinds = tuple((kind, kind == "greedy") for kind in KINDS)
-    laws = {name: fit_law([[text for text in texts if text.of.greedy == greedy] for texts in parts]) for name, greedy in kinds}
-    record = {"version": VERSION, "features": list(FEATURES), "laws": laws, "rates": fit_rates(parts)}
-    paths = {name: fit_path(record, [[text for text in texts if text.of.greedy == greedy] for texts in parts]) for name, greedy in kinds}
+    laws = {
+        name: fit_law([[text for text in texts if text.of.greedy == greedy] for texts in parts])
+        for name, greedy in kinds
+    }
+    record = {
+        "version": VERSION,
+        "features": list(FEATURES),
+        "laws": laws,
+        "rates": fit_rates(parts),
+    }
+    paths = {
+        name: fit_path(
+            record, [[text for text in texts if text.of.greedy == greedy] for texts in parts]
+        )
+        for name, greedy in kinds
+    }
     return {**record, "paths": paths}
 
 
@@ -142,7 +175,11 @@ def fit_path(record: dict[str, Any], parts: Sequence[Sequence[Text]]) -> list[fl
         length = PRIOR_PATH // len(parts) // len(some)
         for text, chances in zip(some, predict(blank, some, learning=False), strict=True):
             taken = text.of.taken[:length]
-            path += np.where(taken < K, chances[np.arange(len(taken)), np.minimum(taken, K - 1)], 0.0).round(4).tolist()
+            path += (
+                np.where(taken < K, chances[np.arange(len(taken)), np.minimum(taken, K - 1)], 0.0)
+                .round(4)
+                .tolist()
+            )
     return path
 
 
@@ -157,7 +194,9 @@ def predict(record: dict[str, Any], texts: Iterable[Text], learning: bool) -> It
     model = AcceptanceModel.from_record(record)
     for text in texts:
         chances = np.empty((len(text.depths), K))
-        for index, (row, depth, taken) in enumerate(zip(text.of.scores[:, :K], text.depths, text.of.taken.tolist(), strict=True)):
+        for index, (row, depth, taken) in enumerate(
+            zip(text.of.scores[:, :K], text.depths, text.of.taken.tolist(), strict=True)
+        ):
             chances[index] = model.edges(row[None], [depth], text.of.greedy)[0]
             if learning:
                 model.observe(row, depth, text.of.greedy, taken if taken < K else None)
@@ -173,21 +212,33 @@ def table(pairs: Sequence[Pair]) -> Iterator[str]:
         others = [other.part(held_out=False) for other in pairs if other is not pair]
         unseen = fit_prior(others) if others else None
         for temperature in TEMPERATURES:
-            yield f"| {pair.name} | {temperature} | " + " | ".join(_cells(pair, temperature, prior, unseen)) + " |"
+            yield (
+                f"| {pair.name} | {temperature} | "
+                + " | ".join(_cells(pair, temperature, prior, unseen))
+                + " |"
+            )
 
 
-def _cells(pair: Pair, temperature: float, prior: dict[str, Any], unseen: dict[str, Any] | None) -> Iterator[str]:
+def _cells(
+    pair: Pair, temperature: float, prior: dict[str, Any], unseen: dict[str, Any] | None
+) -> Iterator[str]:
     texts = [text for text in pair.part(held_out=True) if text.of.temperature == temperature]
     taken = np.concatenate([text.of.taken for text in texts])
     softmax = np.concatenate([edge_values(text.of.scores[:, :K]) for text in texts]) * (1 - _NONE)
-    rates = taken_shares((text for text in pair.part(held_out=False) if text.of.temperature == temperature), K)
+    rates = taken_shares(
+        (text for text in pair.part(held_out=False) if text.of.temperature == temperature), K
+    )
     learnt = np.concatenate(list(predict(prior, texts, learning=True)))
     yield str(len(taken))
     yield f"{loss(softmax, taken).mean():.3f}"
     yield f"{loss(np.tile(rates, (len(taken), 1)), taken).mean():.3f}"
     yield f"{loss(np.concatenate(list(predict(prior, texts, learning=False))), taken).mean():.3f}"
     yield f"{loss(learnt, taken).mean():.3f}"
-    yield "" if unseen is None else f"{loss(np.concatenate(list(predict(unseen, texts, learning=True))), taken).mean():.3f}"
+    yield (
+        ""
+        if unseen is None
+        else f"{loss(np.concatenate(list(predict(unseen, texts, learning=True))), taken).mean():.3f}"
+    )
     yield f"{learnt[:, 0].sum() / (taken < 1).sum():.3f}"
     yield f"{learnt.sum() / (taken < K).sum():.3f}"
 
@@ -197,7 +248,11 @@ def origin(pairs: Sequence[Pair]) -> dict[str, Any]:
     kinds = {pair.name: Counter(text.of.kind for text in pair.texts) for pair in pairs}
     positions = {pair.name: sum(len(text.depths) for text in pair.texts) for pair in pairs}
     made = {name: {"positions": positions[name], "texts": dict(kinds[name])} for name in kinds}
-    return {"made_by": "benchmarks/agreement.py and benchmarks/acceptance.py", "temperatures": TEMPERATURES, "pairs": made}
+    return {
+        "made_by": "benchmarks/agreement.py and benchmarks/acceptance.py",
+        "temperatures": TEMPERATURES,
+        "pairs": made,
+    }
 
 
 def named(text: str) -> tuple[str, Path]:
@@ -209,12 +264,20 @@ def named(text: str) -> tuple[str, Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", type=named, action="append", required=True, metavar="NAME=DATA.npz")
-    parser.add_argument("--write", type=Path, help="fit all texts, the held-out ones too, and write the record here")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pair", type=named, action="append", required=True, metavar="NAME=DATA.npz"
+    )
+    parser.add_argument(
+        "--write", type=Path, help="fit all texts, the held-out ones too, and write the record here"
+    )
     given = parser.parse_args()
     random = np.random.default_rng(0)
-    pairs = [Pair(name, [rounds_of(text, random) for text in load(path)]) for name, path in given.pair]
+    pairs = [
+        Pair(name, [rounds_of(text, random) for text in load(path)]) for name, path in given.pair
+    ]
     print("\n".join(table(pairs)))
     if given.write:
         record = {"origin": origin(pairs), **fit_prior([pair.texts for pair in pairs])}

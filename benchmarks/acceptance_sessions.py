@@ -37,9 +37,13 @@ WIDTH, DEPTH = 8, 8
 class Values(Protocol):
     """What LearningTrees asks of an AcceptanceModel."""
 
-    def edges(self, scores: NDArray[np.float32], depths: Sequence[int], greedy: bool) -> FloatArray: ...
+    def edges(
+        self, scores: NDArray[np.float32], depths: Sequence[int], greedy: bool
+    ) -> FloatArray: ...
 
-    def observe(self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None) -> None: ...
+    def observe(
+        self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None
+    ) -> None: ...
 
     def count(self, expected: float, accepted: int) -> None: ...
 
@@ -50,7 +54,9 @@ class Softmax:
     def edges(self, scores: NDArray[np.float32], depths: Sequence[int], greedy: bool) -> FloatArray:
         return edge_values(scores)
 
-    def observe(self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None) -> None:
+    def observe(
+        self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None
+    ) -> None:
         """Nothing is learnt."""
 
     def count(self, expected: float, accepted: int) -> None:
@@ -76,12 +82,26 @@ class LearningTrees:
             if not level or self._growth.limit < 1:
                 break
             ranked = rank(self._growth.tree, level, WIDTH)
-            self._ranked |= {node: Ranked(ranked.ids[row : row + 1], ranked.scores[row : row + 1]) for row, node in enumerate(level)}
+            self._ranked |= {
+                node: Ranked(ranked.ids[row : row + 1], ranked.scores[row : row + 1])
+                for row, node in enumerate(level)
+            }
             edges = self._acceptance.edges(ranked.scores, [depth] * len(level), self._greedy)
-            worth = (np.array([self._growth.values[node] for node in level])[:, None] * edges).ravel()
+            worth = (
+                np.array([self._growth.values[node] for node in level])[:, None] * edges
+            ).ravel()
             least = self._growth.least_of_best(worth.tolist())
-            best = [index for index in np.argsort(-worth, kind="stable").tolist() if worth[index] >= max(least, 1e-12)]
-            level = [self._growth.add(level[index // WIDTH], ranked.ids.ravel()[index], edges.ravel()[index]) for index in best]
+            best = [
+                index
+                for index in np.argsort(-worth, kind="stable").tolist()
+                if worth[index] >= max(least, 1e-12)
+            ]
+            level = [
+                self._growth.add(
+                    level[index // WIDTH], ranked.ids.ravel()[index], edges.ravel()[index]
+                )
+                for index in best
+            ]
         return self._growth
 
     @property
@@ -97,7 +117,9 @@ class LearningTrees:
             if node in self._ranked:
                 ids = self._ranked[node].ids[0].tolist()
                 taken = ids.index(token) if token in ids else None
-                self._acceptance.observe(self._ranked[node].scores[0], growth.depths[node], self._greedy, taken)
+                self._acceptance.observe(
+                    self._ranked[node].scores[0], growth.depths[node], self._greedy, taken
+                )
         self._acceptance.count(self.expected, len(path) - 1)
 
 
@@ -130,15 +152,23 @@ class EmbeddedPair:
         self._new, length = new, max(len(ids) for ids in self.prompts) + new
         self._draft = load_one(EMBEDDED / "draft", tokenizer, rows=1, length=length + 256)
         target = load_one(EMBEDDED / "target", tokenizer, rows=1, length=length + 64)
-        self._engine = Engine(target, sequence_length=length, max_tree_nodes=64, vocabulary=tokenizer.vocabulary)
+        self._engine = Engine(
+            target, sequence_length=length, max_tree_nodes=64, vocabulary=tokenizer.vocabulary
+        )
 
     def session(self, acceptance: Values, temperature: float, nodes: int) -> Session:
         """All texts, one after the other, at one temperature."""
-        policy, statistics, expected = LearningTrees(acceptance, nodes, temperature == 0), Statistics(), 0.0
+        policy, statistics, expected = (
+            LearningTrees(acceptance, nodes, temperature == 0),
+            Statistics(),
+            0.0,
+        )
         for seed, prompt in enumerate(self.prompts):
             params = SamplingParams(temperature, seed=seed).on_the_wire()
             verifier = LocalVerifier(self._engine)
-            for step in decode(prompt, params, ModelDrafter(self._draft, policy), verifier, self._new):
+            for step in decode(
+                prompt, params, ModelDrafter(self._draft, policy), verifier, self._new
+            ):
                 expected += policy.expected
                 policy.learn(step)
                 statistics.count(len(step.tree) - 1, len(step.verdict.path))
@@ -148,18 +178,25 @@ class EmbeddedPair:
 
 def report(pair: EmbeddedPair, prior: Path, sizes: Sequence[int]) -> None:
     """A table, a line for each temperature and size of tree."""
-    print("| T | nodes | learning: rounds | predicted length | actual length | predicted/actual | softmax: actual length | predicted/actual |")
+    print(
+        "| T | nodes | learning: rounds | predicted length | actual length | predicted/actual | softmax: actual length | predicted/actual |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for temperature in TEMPERATURES:
         for nodes in sizes:
-            learning, plain = (pair.session(values, temperature, nodes) for values in (read_acceptance(prior), Softmax()))
+            learning, plain = (
+                pair.session(values, temperature, nodes)
+                for values in (read_acceptance(prior), Softmax())
+            )
             lengths = f"{learning.predicted_length:.3f} | {learning.actual_length:.3f} | {learning.calibration:.3f}"
             cells = f"{learning.statistics.rounds} | {lengths} | {plain.actual_length:.3f} | {plain.calibration:.3f}"
             print(f"| {temperature} | {nodes} | {cells} |", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prior", type=Path, default=SHIPPED)
     parser.add_argument("--texts", type=int, default=6, help="prompts of a session")
     parser.add_argument("--new", type=int, default=192, help="tokens of a text")

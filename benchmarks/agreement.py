@@ -56,12 +56,16 @@ class Agreement:
 
     kind: str
     temperature: float
-    scores: NDArray[np.float32]  # [n, WIDTH] as the drafter sees them: log-probabilities at temperature 0, else perturbed
+    scores: NDArray[
+        np.float32
+    ]  # [n, WIDTH] as the drafter sees them: log-probabilities at temperature 0, else perturbed
     taken: NDArray[np.int32]  # [n]
 
     def __post_init__(self) -> None:
         if self.scores.shape != (len(self.taken), WIDTH):
-            raise ValueError(f"scores of {len(self.taken)} positions have shape {(len(self.taken), WIDTH)}: got {self.scores.shape}")
+            raise ValueError(
+                f"scores of {len(self.taken)} positions have shape {(len(self.taken), WIDTH)}: got {self.scores.shape}"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -70,7 +74,14 @@ class Agreement:
 
 def save(path: Path, texts: Sequence[Agreement]) -> None:
     """Write texts as one .npz file."""
-    np.savez_compressed(path, **{f"{name}_{index}": value for index, text in enumerate(texts) for name, value in asdict(text).items()})
+    np.savez_compressed(
+        path,
+        **{
+            f"{name}_{index}": value
+            for index, text in enumerate(texts)
+            for name, value in asdict(text).items()
+        },
+    )
 
 
 def load(path: Path) -> list[Agreement]:
@@ -78,12 +89,22 @@ def load(path: Path) -> list[Agreement]:
     with np.load(path) as stored:
         count = sum(name.startswith("taken_") for name in stored)
         return [
-            Agreement(str(stored[f"kind_{i}"]), float(stored[f"temperature_{i}"]), stored[f"scores_{i}"], stored[f"taken_{i}"]) for i in range(count)
+            Agreement(
+                str(stored[f"kind_{i}"]),
+                float(stored[f"temperature_{i}"]),
+                stored[f"scores_{i}"],
+                stored[f"taken_{i}"],
+            )
+            for i in range(count)
         ]
 
 
 def write_texts(
-    model: EagerModel, prompts: Sequence[Prompt], params: Sequence[SamplingParams], new: int, stop_ids: frozenset[int]
+    model: EagerModel,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    new: int,
+    stop_ids: frozenset[int],
 ) -> list[list[int]]:
     """The target's continuation of each prompt under its own params, a row each: `new` tokens, or fewer when a stop id ends it."""
     rows = [ModelSequence(model, row, sampling) for row, sampling in enumerate(params)]
@@ -93,7 +114,9 @@ def write_texts(
     going = list(range(len(rows)))
     for _ in range(new):
         roots = [TokenTree.chain([written[index][-1]]) for index in going]
-        chosen = model.choose([rows[index].prepare(root) for index, root in zip(going, roots, strict=True)])
+        chosen = model.choose(
+            [rows[index].prepare(root) for index, root in zip(going, roots, strict=True)]
+        )
         for index, root, token in zip(going, roots, chosen, strict=True):
             rows[index].commit(root, [])
             written[index].append(int(token[0]))
@@ -103,7 +126,9 @@ def write_texts(
     return [tokens[1:] for tokens in written]
 
 
-def read_text(draft: EagerModel, prompt: Prompt, written: Sequence[int], params: SamplingParams) -> Agreement:
+def read_text(
+    draft: EagerModel, prompt: Prompt, written: Sequence[int], params: SamplingParams
+) -> Agreement:
     """The draft's ranking at every position of a text that the target wrote, under the same params."""
     sequence = ModelSequence(draft, 0, params)
     sequence.extend(prompt.ids[:-1])
@@ -116,13 +141,21 @@ def read_text(draft: EagerModel, prompt: Prompt, written: Sequence[int], params:
         right = ranked.ids == np.array(written[start : start + CHUNK])[:, None]
         scores.append(ranked.scores)
         taken.append(np.where(right.any(axis=1), right.argmax(axis=1), WIDTH))
-    return Agreement(prompt.kind, params.temperature, np.concatenate(scores).astype(np.float32), np.concatenate(taken).astype(np.int32))
+    return Agreement(
+        prompt.kind,
+        params.temperature,
+        np.concatenate(scores).astype(np.float32),
+        np.concatenate(taken).astype(np.int32),
+    )
 
 
 def file_prompts(path: Path, tokenizer: Tokenizer, texts: int, chat: bool) -> list[Prompt]:
     """The first prompts of a file of JSON lines that are not too long."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    prompts = [Prompt(tokenizer.encode(line["prompt"], chat=chat), str(line.get("kind", path.stem))) for line in lines]
+    prompts = [
+        Prompt(tokenizer.encode(line["prompt"], chat=chat), str(line.get("kind", path.stem)))
+        for line in lines
+    ]
     return [prompt for prompt in prompts if len(prompt.ids) <= LONGEST_PROMPT][:texts]
 
 
@@ -130,53 +163,91 @@ def held_out_prompts(tokenizer: Tokenizer, texts: int) -> list[Prompt]:
     """Beginnings of evenly spread windows of the files that the embedded pair was not trained on."""
     listing = json.loads((EMBEDDED / "training_files.json").read_text(encoding="utf-8"))
     files = [tokenizer.encode(text) for text in read_texts(listing, "held-out") if text]
-    windows = [ids[cut : cut + PROMPT_TOKENS] for ids in files for cut in range(0, len(ids) - PROMPT_TOKENS, 4 * PROMPT_TOKENS)]
+    windows = [
+        ids[cut : cut + PROMPT_TOKENS]
+        for ids in files
+        for cut in range(0, len(ids) - PROMPT_TOKENS, 4 * PROMPT_TOKENS)
+    ]
     return [Prompt(ids, "python") for ids in windows[:: max(1, len(windows) // texts)][:texts]]
 
 
 def load_one(directory: Path, tokenizer: Tokenizer, *, rows: int, length: int) -> EagerModel:
     """A model on the CPU; the embedded pair in float32, others as they are stored."""
     dtype = torch.float32 if directory.is_relative_to(EMBEDDED) else None
-    decoder = load_decoder(directory, positions=length, vocabulary=tokenizer.vocabulary, dtype=dtype, device=torch.device("cpu"))
+    decoder = load_decoder(
+        directory,
+        positions=length,
+        vocabulary=tokenizer.vocabulary,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
     return EagerModel(decoder, rows=rows, capacity=length + CHUNK, max_nodes=256)
 
 
-def collect(target: Path, draft: Path, prompts: Sequence[Prompt], tokenizer: Tokenizer, new: int, batch: int) -> list[Agreement]:
+def collect(
+    target: Path, draft: Path, prompts: Sequence[Prompt], tokenizer: Tokenizer, new: int, batch: int
+) -> list[Agreement]:
     """Every prompt at every temperature; seeds differ from text to text."""
-    jobs = [(prompt, SamplingParams(t, seed=index)) for t in TEMPERATURES for index, prompt in enumerate(prompts)]
+    jobs = [
+        (prompt, SamplingParams(t, seed=index))
+        for t in TEMPERATURES
+        for index, prompt in enumerate(prompts)
+    ]
     length = max(len(prompt.ids) for prompt in prompts) + new
-    writer, stop_ids = load_one(target, tokenizer, rows=batch, length=length), read_config(target).stop_ids
+    writer, stop_ids = (
+        load_one(target, tokenizer, rows=batch, length=length),
+        read_config(target).stop_ids,
+    )
     written: list[list[int]] = []
     for start in range(0, len(jobs), batch):
         part = jobs[start : start + batch]
-        written += write_texts(writer, [job[0] for job in part], [job[1] for job in part], new, stop_ids)
+        written += write_texts(
+            writer, [job[0] for job in part], [job[1] for job in part], new, stop_ids
+        )
         print(f"{len(written)} of {len(jobs)} texts written", flush=True)
     del writer
     reader = load_one(draft, tokenizer, rows=1, length=length)
-    return [read_text(reader, prompt, tokens, params) for (prompt, params), tokens in zip(jobs, written, strict=True)]
+    return [
+        read_text(reader, prompt, tokens, params)
+        for (prompt, params), tokens in zip(jobs, written, strict=True)
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")
-    parser.add_argument("--prompts", type=Path, help="lines of JSON; default: the embedded pair's held-out files")
-    parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
-    parser.add_argument("--texts", type=int, default=16, help="prompts, each continued at every temperature")
+    parser.add_argument(
+        "--prompts", type=Path, help="lines of JSON; default: the embedded pair's held-out files"
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="put each prompt into the model's chat template"
+    )
+    parser.add_argument(
+        "--texts", type=int, default=16, help="prompts, each continued at every temperature"
+    )
     parser.add_argument("--new", type=int, default=128, help="tokens of a text")
     parser.add_argument("--batch", type=int, default=24, help="texts written at once")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     tokenizer = Tokenizer(given.target)
-    prompts = file_prompts(given.prompts, tokenizer, given.texts, given.chat) if given.prompts else held_out_prompts(tokenizer, given.texts)
+    prompts = (
+        file_prompts(given.prompts, tokenizer, given.texts, given.chat)
+        if given.prompts
+        else held_out_prompts(tokenizer, given.texts)
+    )
     texts = collect(given.target, given.draft, prompts, tokenizer, given.new, given.batch)
     save(given.out, texts)
     for temperature in TEMPERATURES:
         taken = np.concatenate([text.taken for text in texts if text.temperature == temperature])
         shares = ", ".join(f"top {best} {(taken < best).mean():.3f}" for best in (1, 2, 4, 8, 16))
-        print(f"T {temperature}: {len(taken)} positions, the target's token in the draft's {shares}")
+        print(
+            f"T {temperature}: {len(taken)} positions, the target's token in the draft's {shares}"
+        )
 
 
 if __name__ == "__main__":

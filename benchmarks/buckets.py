@@ -67,9 +67,36 @@ class Imitated:
 
 
 IMITATED = {
-    "chat": Imitated("short chat turns with some history", 180, 0.9, 160, 0.7, {2: 0.1, 8: 0.3, 16: 0.5, 32: 0.1}, {1: 0.5, 2: 0.3, 4: 0.2}, 2.6),
-    "code": Imitated("code editing: long files in, long copies out", 900, 0.5, 350, 0.6, {16: 0.4, 32: 0.3, 64: 0.3}, {1: 0.8, 2: 0.2}, 4.0),
-    "batch": Imitated("summaries of documents, many at once", 1300, 0.25, 110, 0.3, {4: 0.5, 8: 0.5}, {4: 0.2, 6: 0.3, 8: 0.5}, 2.0),
+    "chat": Imitated(
+        "short chat turns with some history",
+        180,
+        0.9,
+        160,
+        0.7,
+        {2: 0.1, 8: 0.3, 16: 0.5, 32: 0.1},
+        {1: 0.5, 2: 0.3, 4: 0.2},
+        2.6,
+    ),
+    "code": Imitated(
+        "code editing: long files in, long copies out",
+        900,
+        0.5,
+        350,
+        0.6,
+        {16: 0.4, 32: 0.3, 64: 0.3},
+        {1: 0.8, 2: 0.2},
+        4.0,
+    ),
+    "batch": Imitated(
+        "summaries of documents, many at once",
+        1300,
+        0.25,
+        110,
+        0.3,
+        {4: 0.5, 8: 0.5},
+        {4: 0.2, 6: 0.3, 8: 0.5},
+        2.0,
+    ),
 }
 
 
@@ -91,7 +118,10 @@ def imitate(name: str, seed: int = 0) -> Load:
     source, draw = IMITATED[name], np.random.default_rng([seed, *name.encode()])
     prompts = np.exp(draw.normal(np.log(source.prompt), source.prompt_spread, _SESSIONS))
     outputs = np.exp(draw.normal(np.log(source.output), source.output_spread, _SESSIONS))
-    sessions = tuple((max(2, int(prompt)), max(1, int(output))) for prompt, output in zip(prompts, outputs, strict=True))
+    sessions = tuple(
+        (max(2, int(prompt)), max(1, int(output)))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    )
     what = f"synthetic, imitates {source.what}: python -m benchmarks.buckets --write_loads, seed {seed}"
     return Load(what, sessions, source.tree_sizes, source.concurrent, source.acceptance_length)
 
@@ -100,7 +130,9 @@ def write_loads() -> None:
     """One JSON file a load."""
     LOADS.mkdir(exist_ok=True)
     for name in IMITATED:
-        (LOADS / f"{name}.json").write_text(json.dumps(asdict(imitate(name))) + "\n", encoding="utf-8")
+        (LOADS / f"{name}.json").write_text(
+            json.dumps(asdict(imitate(name))) + "\n", encoding="utf-8"
+        )
 
 
 def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
@@ -109,7 +141,15 @@ def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
     calls, powers = calls_of(read_load(LOADS / f"{name}.json"), limits), powers_of_two(limits)
     graphs = sum(Budget(0).count(shape) for shape in powers)
     exact = sum(weight * cost(call) for call, weight in calls.items())
-    yield Row(spec.target, name, "all powers of two", graphs, expected_cost(powers, calls, cost) / exact - 1, None, 0.0)
+    yield Row(
+        spec.target,
+        name,
+        "all powers of two",
+        graphs,
+        expected_cost(powers, calls, cost) / exact - 1,
+        None,
+        0.0,
+    )
     for budget in BUDGETS:
         yield _planned(name, spec, calls, limits, cost, Budget(budget), None)
         yield _planned(name, spec, calls, limits, cost, Budget(budget), powers)
@@ -119,19 +159,48 @@ def specs() -> Iterator[tuple[CompileSpec, ModelConfig]]:
     """An 8B model on trn1.2xlarge, where every call has all rows, and a 135M model on a CPU, where it need not."""
     for target, ranks, raw in (("trn1", 2, LLAMA_8B), ("cpu", 1, _SMALL)):
         dtype = "float32" if target == "cpu" else "bfloat16"
-        limits = Limits(_ROWS, CHUNK, _TREE_NODES, least_nodes(dtype), _SEQUENCE_LENGTH, takes_all_rows(target))
+        limits = Limits(
+            _ROWS, CHUNK, _TREE_NODES, least_nodes(dtype), _SEQUENCE_LENGTH, takes_all_rows(target)
+        )
         buckets = graphs_of(Sizes(), limits)
         config = parse_config(raw)
-        yield CompileSpec("shapes only", target, config.vocab_size, buckets, _ROWS, _SEQUENCE_LENGTH, _TREE_NODES, dtype, ranks), config
+        yield (
+            CompileSpec(
+                "shapes only",
+                target,
+                config.vocab_size,
+                buckets,
+                _ROWS,
+                _SEQUENCE_LENGTH,
+                _TREE_NODES,
+                dtype,
+                ranks,
+            ),
+            config,
+        )
 
 
-def _planned(name: str, spec: CompileSpec, calls: Calls, limits: Limits, cost: Cost, budget: Budget, sizes: Sequence[Any] | None) -> Row:
+def _planned(
+    name: str,
+    spec: CompileSpec,
+    calls: Calls,
+    limits: Limits,
+    cost: Cost,
+    budget: Budget,
+    sizes: Sequence[Any] | None,
+) -> Row:
     start = time.perf_counter()
     chosen: Plan = plan(calls, limits, cost, budget, sizes)
     seconds = time.perf_counter() - start
     graphs = sum(budget.count(shape) for shape in chosen.shapes)
     return Row(
-        spec.target, name, "planned" if sizes is None else "best powers of two", graphs, chosen.padding, chosen.bound / chosen.exact - 1, seconds
+        spec.target,
+        name,
+        "planned" if sizes is None else "best powers of two",
+        graphs,
+        chosen.padding,
+        chosen.bound / chosen.exact - 1,
+        seconds,
     )
 
 
@@ -143,17 +212,25 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.buckets", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.buckets",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write_loads", action="store_true")
     arguments = parser.parse_args()
     if arguments.write_loads:
         write_loads()
         return
-    rows = [row for spec, config in specs() for name in IMITATED for row in compare(name, spec, config)]
+    rows = [
+        row for spec, config in specs() for name in IMITATED for row in compare(name, spec, config)
+    ]
     print(*_table(rows), sep="\n")
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(
+            json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

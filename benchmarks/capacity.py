@@ -60,14 +60,24 @@ class Probe(NamedTuple):
 class Study:
     """Probes of one profile. `small` is the model that chooses, `texts` what it says."""
 
-    def __init__(self, small: Model, texts: Sequence[Text], vocabulary: int, profile: TimeProfile, think: float, seconds: float) -> None:
+    def __init__(
+        self,
+        small: Model,
+        texts: Sequence[Text],
+        vocabulary: int,
+        profile: TimeProfile,
+        think: float,
+        seconds: float,
+    ) -> None:
         self._small, self._texts, self._vocabulary = small, texts, vocabulary
         self._profile, self._think, self._seconds = profile, think, seconds
 
     def batched(self, users: int) -> Probe:
         """All of them on one engine."""
         model = TimedModel(self._small, self._profile)
-        engine = Engine(model, sequence_length=CONTEXT, max_tree_nodes=NODES, vocabulary=self._vocabulary)
+        engine = Engine(
+            model, sequence_length=CONTEXT, max_tree_nodes=NODES, vocabulary=self._vocabulary
+        )
         with running(engine):
             seats = [EngineSeat(engine, self._prompt(user)) for user in range(users)]
             for seat in seats:
@@ -102,12 +112,20 @@ class Study:
         chance = random.Random(len(seats))  # noqa: S311
         with Alarm() as alarm:
             texts = [self._texts[user % len(self._texts)] for user in range(len(seats))]
-            users = [User(seat, texts[turn], self._vocabulary, turn, alarm, self._think) for turn, seat in enumerate(seats)]
+            users = [
+                User(seat, texts[turn], self._vocabulary, turn, alarm, self._think)
+                for turn, seat in enumerate(seats)
+            ]
             for user in users:
                 user.begin(chance.uniform(0, self._think))
             time.sleep(WARM_UP)
             since = time.perf_counter()
-            forwards, overruns, emulated, late = model.forwards, model.overruns, model.emulated_seconds, model.late_seconds
+            forwards, overruns, emulated, late = (
+                model.forwards,
+                model.overruns,
+                model.emulated_seconds,
+                model.late_seconds,
+            )
             time.sleep(self._seconds)
             elapsed = time.perf_counter() - since
         forwards, overruns = model.forwards - forwards, model.overruns - overruns
@@ -115,16 +133,29 @@ class Study:
         tokens = [user.tokens_a_second(since) for user in users]
         rounds = statistics.mean(user.rounds_a_second(since) for user in users)
         rows = rounds * len(users) * elapsed / forwards
-        return Probe(len(users), statistics.mean(tokens), rounds, min(tokens), rows, late / emulated, overruns / forwards)
+        return Probe(
+            len(users),
+            statistics.mean(tokens),
+            rounds,
+            min(tokens),
+            rows,
+            late / emulated,
+            overruns / forwards,
+        )
 
 
 def load_small(rows: int) -> tuple[Model, list[Text], int]:
     """The embedded draft, texts of its own, and its vocabulary."""
     options = Options(device="cpu", threads=1)
     checkpoint = find_checkpoint(options, "draft")
-    model = load_model(options, checkpoint, rows=rows, sequence_length=CONTEXT, spare=NODES, max_nodes=NODES)
+    model = load_model(
+        options, checkpoint, rows=rows, sequence_length=CONTEXT, spare=NODES, max_nodes=NODES
+    )
     vocabulary = checkpoint.tokenizer.vocabulary
-    prompts = [checkpoint.tokenizer.encode(f"def {name}(") for name in ("read", "write", "open", "close", "parse", "main", "test", "run")]
+    prompts = [
+        checkpoint.tokenizer.encode(f"def {name}(")
+        for name in ("read", "write", "open", "close", "parse", "main", "test", "run")
+    ]
     return model, say_texts(model, prompts, TEXT, vocabulary), vocabulary
 
 
@@ -133,7 +164,10 @@ def probe(measure: Callable[[int], Probe], users: int) -> Probe:
     for _ in range(ATTEMPTS):
         made = measure(users)
         each = f"{made.tokens:5.2f} tokens/s ({made.slowest:5.2f} the slowest), {made.rounds:4.2f} rounds/s each"
-        print(f"  {measure.__name__:13s} {users:3d} users: {each}; late {made.late:.1%}, overruns {made.overruns:.1%}", flush=True)
+        print(
+            f"  {measure.__name__:13s} {users:3d} users: {each}; late {made.late:.1%}, overruns {made.overruns:.1%}",
+            flush=True,
+        )
         if made.late <= LATE and made.overruns <= OVERRUNS:
             return made
     sys.exit(f"rejected {ATTEMPTS} times: this machine is too busy to emulate {users} users")
@@ -159,22 +193,45 @@ def study(one: Study, rows: int) -> dict[str, object]:
         made = probes[measure.__name__] = [probe(measure, 1)]
         most = max(users for users in range(1, rows + 1) if allowed(users) >= SHARE * allowed(1))
 
-        def holds(users: int, measure: Callable[[int], Probe] = measure, made: list[Probe] = made) -> bool:
+        def holds(
+            users: int, measure: Callable[[int], Probe] = measure, made: list[Probe] = made
+        ) -> bool:
             made.append(probe(measure, users))
             return made[-1].tokens >= SHARE * made[0].tokens
 
         users = sustained(holds, min(rows, most + most // 8 + 1))
-        print(f"  {measure.__name__}: {users} users sustained, {most} allowed ({users / most:.0%})", flush=True)
+        print(
+            f"  {measure.__name__}: {users} users sustained, {most} allowed ({users / most:.0%})",
+            flush=True,
+        )
         found[measure.__name__] = {"sustained": users, "allowed": most}
-    return found | {"probes": {name: [made._asdict() for made in all_made] for name, all_made in probes.items()}}
+    return found | {
+        "probes": {name: [made._asdict() for made in all_made] for name, all_made in probes.items()}
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--emulate", action="append", metavar="PROFILE", help="default: both bundled profiles, which are shown together")
-    parser.add_argument("--think_ms", type=float, default=100.0, help="between an answer and the next request (default: %(default)g)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each probe (default: %(default)g)")
-    parser.add_argument("--rows", type=int, default=112, help="users at most (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--emulate",
+        action="append",
+        metavar="PROFILE",
+        help="default: both bundled profiles, which are shown together",
+    )
+    parser.add_argument(
+        "--think_ms",
+        type=float,
+        default=100.0,
+        help="between an answer and the next request (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="of each probe (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=112, help="users at most (default: %(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
     small, texts, vocabulary = load_small(given.rows)
@@ -183,7 +240,10 @@ def main() -> None:
         profile = find_profile(name)
         label = profile.label("outrider-embedded-draft")
         print(f"{label}; think {given.think_ms:g} ms", flush=True)
-        figures[label] = study(Study(small, texts, vocabulary, profile, given.think_ms / 1e3, given.seconds), given.rows)
+        figures[label] = study(
+            Study(small, texts, vocabulary, profile, given.think_ms / 1e3, given.seconds),
+            given.rows,
+        )
     if given.json:
         Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

@@ -35,7 +35,10 @@ from inference.backends.timed import TimeProfile, find_profile
 from inference.planner import capacity_over_fused
 
 PAIRS = tuple(
-    (f"llama-3.1-8b-trn1.2xlarge-{target}", str(Path(__file__).parent / "profiles" / f"llama-3.2-1b-trn1.2xlarge-{draft}.json"))
+    (
+        f"llama-3.1-8b-trn1.2xlarge-{target}",
+        str(Path(__file__).parent / "profiles" / f"llama-3.2-1b-trn1.2xlarge-{draft}.json"),
+    )
     for target, draft in (("measured", "scaled"), ("roofline", "roofline"))
 )
 """A target's profile, and that of a draft on the same chip."""
@@ -71,7 +74,11 @@ def drafting_seconds(draft: TimeProfile, rows: int, nodes: int, context: int) ->
 
 def slower(profile: TimeProfile, times: float) -> TimeProfile:
     """All that it takes is so many times longer."""
-    changed = {field.name: times * getattr(profile, field.name) for field in fields(TimeProfile) if field.name.endswith("_seconds")}
+    changed = {
+        field.name: times * getattr(profile, field.name)
+        for field in fields(TimeProfile)
+        if field.name.endswith("_seconds")
+    }
     return replace(profile, **changed)
 
 
@@ -107,11 +114,28 @@ class Found(NamedTuple):
 class Comparison:
     """One target with one draft; all times are `times` longer while they are measured."""
 
-    def __init__(self, target: TimeProfile, draft: TimeProfile, think: float, times: float, seconds: float, most: int) -> None:
+    def __init__(
+        self,
+        target: TimeProfile,
+        draft: TimeProfile,
+        think: float,
+        times: float,
+        seconds: float,
+        most: int,
+    ) -> None:
         self._target = slower(replace(target, rows=ROWS, nodes=(NODES, target.nodes[-1])), times)
         self._draft, self._times, self._most = slower(replace(draft, rows=ROWS), times), times, most
-        small, texts = NextToken(most), [Text(list(range(number * CONTEXT, number * CONTEXT + TEXT)), PROMPT) for number in range(most)]
-        batched, single = (FusedProfile(**vars(self._target), draft=self._draft, together=rows) for rows in (ROWS[-1], 1))
+        small, texts = (
+            NextToken(most),
+            [
+                Text(list(range(number * CONTEXT, number * CONTEXT + TEXT)), PROMPT)
+                for number in range(most)
+            ],
+        )
+        batched, single = (
+            FusedProfile(**vars(self._target), draft=self._draft, together=rows)
+            for rows in (ROWS[-1], 1)
+        )
         self._distributed = Study(small, texts, VOCABULARY, self._target, think * times, seconds)
         self._fused = Study(small, texts, VOCABULARY, batched, 0.0, seconds)
         self._one_by_one = Study(small, texts, VOCABULARY, single, 0.0, seconds)
@@ -121,7 +145,10 @@ class Comparison:
         studies = (self._distributed, self._fused, self._one_by_one)
         distributed, fused, one_by_one = (self._sustained(study, rounds) for study in studies)
         rows = round(fused.rows)
-        drafting, verify = drafting_seconds(self._draft, rows, NODES, CONTEXT), self._target.seconds(rows, NODES, CONTEXT)
+        drafting, verify = (
+            drafting_seconds(self._draft, rows, NODES, CONTEXT),
+            self._target.seconds(rows, NODES, CONTEXT),
+        )
         return Found(
             target=self._target.name,
             rounds=rounds,
@@ -133,13 +160,22 @@ class Comparison:
 
     def _allowed(self, study: Study, rounds: float) -> int:
         """Users, as far as that is probed."""
-        return max((users for users in range(1, self._most + 1) if study.allowed(users) * self._times >= rounds), default=0)
+        return max(
+            (
+                users
+                for users in range(1, self._most + 1)
+                if study.allowed(users) * self._times >= rounds
+            ),
+            default=0,
+        )
 
     def _sustained(self, study: Study, rounds: float) -> Probe:
         """The probe of the most users who get this rate."""
         allowed = self._allowed(study, rounds)
         if not allowed:
-            raise SystemExit(f"{rounds:g} rounds a second are more than a lonely user of {self._target.name} gets: ask for fewer")
+            raise SystemExit(
+                f"{rounds:g} rounds a second are more than a lonely user of {self._target.name} gets: ask for fewer"
+            )
         probes: dict[int, Probe] = {}
 
         def holds(users: int) -> bool:
@@ -152,34 +188,71 @@ class Comparison:
 
 def say(found: Sequence[Found]) -> None:
     """A table in Markdown."""
-    print("| target | tokens/s each | distributed (allowed) | fused | one by one | ratio to fused (allowed) | 1 + D t_d'/t_v | error |")
+    print(
+        "| target | tokens/s each | distributed (allowed) | fused | one by one | ratio to fused (allowed) | 1 + D t_d'/t_v | error |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for one in found:
-        users = " | ".join(f"{measured} ({allowed})" for measured, allowed in zip(one.sustained, one.allowed, strict=True))
+        users = " | ".join(
+            f"{measured} ({allowed})"
+            for measured, allowed in zip(one.sustained, one.allowed, strict=True)
+        )
         ratios = f"{one.sustained.ratio:.2f} ({one.allowed.ratio:.2f}) | {one.closed_form:.2f} | {one.error:+.0%}"
         print(f"| emulated: {one.target} | {one.rounds * TOKENS:g} | {users} | {ratios} |")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", default="6,4,2.5", help="rates to try, rounds a second and user (default: %(default)s)")
-    parser.add_argument("--think_ms", type=float, default=100.0, help="of users who draft, round trip included (default: %(default)g)")
-    parser.add_argument("--slower", type=float, default=1.0, help="emulated times are so many times longer (default: %(default)g)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each probe (default: %(default)g)")
-    parser.add_argument("--users", type=int, default=380, help="probed at most (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds",
+        default="6,4,2.5",
+        help="rates to try, rounds a second and user (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--think_ms",
+        type=float,
+        default=100.0,
+        help="of users who draft, round trip included (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--slower",
+        type=float,
+        default=1.0,
+        help="emulated times are so many times longer (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="of each probe (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--users", type=int, default=380, help="probed at most (default: %(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
     if given.users * CONTEXT > VOCABULARY:
-        parser.error(f"--users {given.users}: the model that counts has texts for {VOCABULARY // CONTEXT}")
+        parser.error(
+            f"--users {given.users}: the model that counts has texts for {VOCABULARY // CONTEXT}"
+        )
     found = []
     for target, draft in PAIRS:
-        comparison = Comparison(find_profile(target), find_profile(draft), given.think_ms / 1e3, given.slower, given.seconds, given.users)
+        comparison = Comparison(
+            find_profile(target),
+            find_profile(draft),
+            given.think_ms / 1e3,
+            given.slower,
+            given.seconds,
+            given.users,
+        )
         for rounds in given.rounds.split(","):
             print(f"emulated: {target}, {rounds} rounds a second each", flush=True)
             found.append(comparison.at(float(rounds)))
     say(found)
     if given.json:
-        records = [one._asdict() | {"sustained": one.sustained._asdict(), "allowed": one.allowed._asdict()} for one in found]
+        records = [
+            one._asdict() | {"sustained": one.sustained._asdict(), "allowed": one.allowed._asdict()}
+            for one in found
+        ]
         Path(given.json).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 

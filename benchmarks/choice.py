@@ -19,7 +19,9 @@ from inference.sampling import SamplingParams
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vocabulary", type=int, default=151936)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--depths", default="1,4,8")
@@ -27,7 +29,10 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    logits = torch.randn(1, given.nodes, given.vocabulary, generator=torch.Generator().manual_seed(0)) * 3
+    logits = (
+        torch.randn(1, given.nodes, given.vocabulary, generator=torch.Generator().manual_seed(0))
+        * 3
+    )
     logits[..., :40] += 12
     open_ = Sampling.of([SamplingParams(1.0, seed=5)], torch.device("cpu"))
     nucleus = Sampling.of([SamplingParams(1.0, top_p=0.9, seed=5)], torch.device("cpu"))

@@ -29,7 +29,14 @@ from compile.openvino import OpenVinoBuilder
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model, Segment
-from inference.backends.compiled import CACHES, CompiledModel, empty_caches, load_compiled, load_graph, read_compiled
+from inference.backends.compiled import (
+    CACHES,
+    CompiledModel,
+    empty_caches,
+    load_compiled,
+    load_graph,
+    read_compiled,
+)
 from inference.backends.eager import EagerModel
 from inference.backends.openvino import load_openvino
 from inference.model.checkpoint import DTYPES, load_decoder
@@ -43,28 +50,66 @@ from outrider.models import EMBEDDED
 CACHE_CONTEXT, CACHE_NODES = 256, 16
 
 
-def compiled_model(model: Path, dtype: str, capacity: int, buckets: tuple[Bucket, ...], directory: Path) -> tuple[CompiledModel, float]:
+def compiled_model(
+    model: Path, dtype: str, capacity: int, buckets: tuple[Bucket, ...], directory: Path
+) -> tuple[CompiledModel, float]:
     """The model with these graphs, and the seconds that building them took."""
     vocabulary, most = Tokenizer(model).vocabulary, max(bucket.nodes for bucket in buckets)
-    spec = CompileSpec(model.name, "cpu", vocabulary, buckets, rows=1, sequence_length=capacity - most, max_tree_nodes=most, dtype=dtype)
+    spec = CompileSpec(
+        model.name,
+        "cpu",
+        vocabulary,
+        buckets,
+        rows=1,
+        sequence_length=capacity - most,
+        max_tree_nodes=most,
+        dtype=dtype,
+    )
     start = time.perf_counter()
-    builder = OpenVinoBuilder(spec, model, vocabulary) if dtype == "int8" else CpuBuilder(spec, model, vocabulary)
-    build_artifact(spec, read_source(model), builder, directory, command="python -m benchmarks.compiled", say=lambda line: print(line, flush=True))
+    builder = (
+        OpenVinoBuilder(spec, model, vocabulary)
+        if dtype == "int8"
+        else CpuBuilder(spec, model, vocabulary)
+    )
+    build_artifact(
+        spec,
+        read_source(model),
+        builder,
+        directory,
+        command="python -m benchmarks.compiled",
+        say=lambda line: print(line, flush=True),
+    )
     seconds = time.perf_counter() - start
     del builder  # and its copy of the model
     manifest = read_compiled(directory)
-    return load_openvino(directory, manifest) if dtype == "int8" else load_compiled(directory, manifest), seconds
+    return load_openvino(directory, manifest) if dtype == "int8" else load_compiled(
+        directory, manifest
+    ), seconds
 
 
 def segment(nodes: int, context: int, params: SamplingParams) -> Segment:
     """A tree of `nodes` nodes, a binary heap, after `context` committed tokens."""
-    tree = TokenTree(np.arange(nodes, dtype=np.int32), np.array([-1, *((node - 1) // 2 for node in range(1, nodes))], dtype=np.int32))
+    tree = TokenTree(
+        np.arange(nodes, dtype=np.int32),
+        np.array([-1, *((node - 1) // 2 for node in range(1, nodes))], dtype=np.int32),
+    )
     every = np.arange(nodes, dtype=np.int32)
     seen = np.ones((1, context), dtype=np.bool_)
-    return Segment(0, tree.tokens, context + every, (context + tree.depths).astype(np.int32), seen, tree.mask, every, params)
+    return Segment(
+        0,
+        tree.tokens,
+        context + every,
+        (context + tree.depths).astype(np.int32),
+        seen,
+        tree.mask,
+        every,
+        params,
+    )
 
 
-def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, dict[str, float]]:
+def medians(
+    calls: dict[str, Callable[[], object]], repetitions: int
+) -> dict[str, dict[str, float]]:
     """Median and least wall, and least CPU, milliseconds of each call, in turn, after two rounds of warm-up."""
     wall: dict[str, list[float]] = {name: [] for name in calls}
     cpu: dict[str, list[float]] = {name: [] for name in calls}
@@ -76,12 +121,24 @@ def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[st
                 wall[name].append((time.perf_counter() - start) * 1e3)
                 cpu[name].append((time.process_time() - used) * 1e3)
     return {
-        name: {"wall_ms": round(statistics.median(wall[name]), 3), "least_ms": round(min(wall[name]), 3), "cpu_ms": round(min(cpu[name]), 3)}
+        name: {
+            "wall_ms": round(statistics.median(wall[name]), 3),
+            "least_ms": round(min(wall[name]), 3),
+            "cpu_ms": round(min(cpu[name]), 3),
+        }
         for name in calls
     }
 
 
-def by_nodes(model: Path, dtypes: list[str], nodes: list[int], context: int, sampled: bool, repetitions: int, directory: Path) -> dict[str, Any]:
+def by_nodes(
+    model: Path,
+    dtypes: list[str],
+    nodes: list[int],
+    context: int,
+    sampled: bool,
+    repetitions: int,
+    directory: Path,
+) -> dict[str, Any]:
     """Forward time by nodes, eager in the first precision and compiled in each; artefacts are built in the directory."""
     slots, most = -(-context // 64) * 64, max(nodes)
     capacity = slots + 2 * most
@@ -89,14 +146,31 @@ def by_nodes(model: Path, dtypes: list[str], nodes: list[int], context: int, sam
     for dtype in dtypes:
         sizes = sorted({max(size, least_nodes(dtype)) for size in nodes})
         buckets = tuple(verify_bucket(1, size, slots, capacity, sampled=sampled) for size in sizes)
-        whole = verify_bucket(1, most, capacity, capacity, sampled=sampled)  # what every artefact must have
-        models[f"compiled {dtype}"], seconds = compiled_model(model, dtype, capacity, (*buckets, whole), directory / dtype)
+        whole = verify_bucket(
+            1, most, capacity, capacity, sampled=sampled
+        )  # what every artefact must have
+        models[f"compiled {dtype}"], seconds = compiled_model(
+            model, dtype, capacity, (*buckets, whole), directory / dtype
+        )
         figures[f"build_seconds {dtype}"] = round(seconds, 1)
     vocabulary, eager = Tokenizer(model).vocabulary, DTYPES[dtypes[0]]
-    decoder = load_decoder(model, positions=capacity - most, vocabulary=vocabulary, dtype=eager, device=torch.device("cpu"))
-    models = {f"eager {dtypes[0]}": EagerModel(decoder, rows=1, capacity=capacity, max_nodes=most), **models}
+    decoder = load_decoder(
+        model,
+        positions=capacity - most,
+        vocabulary=vocabulary,
+        dtype=eager,
+        device=torch.device("cpu"),
+    )
+    models = {
+        f"eager {dtypes[0]}": EagerModel(decoder, rows=1, capacity=capacity, max_nodes=most),
+        **models,
+    }
     params = SamplingParams(1.0, seed=1) if sampled else SamplingParams()
-    calls = {f"{name} {size}": _choose(served, segment(size, context, params)) for size in nodes for name, served in models.items()}
+    calls = {
+        f"{name} {size}": _choose(served, segment(size, context, params))
+        for size in nodes
+        for name, served in models.items()
+    }
     return figures | medians(calls, repetitions)
 
 
@@ -110,19 +184,29 @@ def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) ->
     for size in megabytes:
         capacity = max(junk, int(size * 1e6) // slot - 1)
         served = compiled_graph(model, dtype, capacity, bucket)
-        calls[f"{slot * (capacity + 1) / 1e6:.1f} MB ({capacity + 1} slots)"] = _choose(served, segment(CACHE_NODES, CACHE_CONTEXT, SamplingParams()))
+        calls[f"{slot * (capacity + 1) / 1e6:.1f} MB ({capacity + 1} slots)"] = _choose(
+            served, segment(CACHE_NODES, CACHE_CONTEXT, SamplingParams())
+        )
     return dict(medians(calls, repetitions))
 
 
 def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> CompiledModel:
     """One graph over a cache of this capacity, without the large graph that an artefact of this capacity would need."""
     bucket = replace(bucket, junk=capacity)
-    decoder = load_decoder(model, positions=1024, vocabulary=Tokenizer(model).vocabulary, dtype=DTYPES[dtype], device=torch.device("cpu"))
+    decoder = load_decoder(
+        model,
+        positions=1024,
+        vocabulary=Tokenizer(model).vocabulary,
+        dtype=DTYPES[dtype],
+        device=torch.device("cpu"),
+    )
     caches = empty_caches(decoder.config, 1, capacity, DTYPES[dtype])
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "graph.pt2"
         compile_graph(VerifyGraph(decoder, *caches, bucket.levels), bucket, path)
-        graph = load_graph(path, {**graph_constants(decoder), **dict(zip(CACHES, caches, strict=True))})
+        graph = load_graph(
+            path, {**graph_constants(decoder), **dict(zip(CACHES, caches, strict=True))}
+        )
     return CompiledModel({bucket: graph}, *caches)
 
 
@@ -131,7 +215,9 @@ def _choose(model: Model, one: Segment) -> Callable[[], object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=EMBEDDED / "target", metavar="DIR")
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     parser.add_argument("--int8", action="store_true", help="8-bit matrices, too")
@@ -141,7 +227,9 @@ def main() -> None:
     parser.add_argument("--cache", metavar="MB,MB", help="time against the cache's size instead")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="build here, and go on from what is there")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="build here, and go on from what is there"
+    )
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -151,7 +239,15 @@ def main() -> None:
     else:
         dtypes = [given.dtype, *(["int8"] if given.int8 else [])]
         with tempfile.TemporaryDirectory() as scratch:
-            figures = by_nodes(given.model, dtypes, numbers, given.context, given.sampled, given.repetitions, given.keep or Path(scratch))
+            figures = by_nodes(
+                given.model,
+                dtypes,
+                numbers,
+                given.context,
+                given.sampled,
+                given.repetitions,
+                given.keep or Path(scratch),
+            )
     for name, value in figures.items():
         print(f"{name}: {value}")
     if given.json:

@@ -75,11 +75,24 @@ class Overhead(Observer):
 
     def __init__(self, sessions: int) -> None:
         self.model = NextToken(sessions)
-        self.engine = Engine(self.model, sequence_length=CAPACITY - NODES, max_tree_nodes=NODES, vocabulary=VOCABULARY)
-        self.samples: dict[str, list[float]] = {"engine": [], "engine cpu": [], "padding": [], "asking": []}
+        self.engine = Engine(
+            self.model,
+            sequence_length=CAPACITY - NODES,
+            max_tree_nodes=NODES,
+            vocabulary=VOCABULARY,
+        )
+        self.samples: dict[str, list[float]] = {
+            "engine": [],
+            "engine cpu": [],
+            "padding": [],
+            "asking": [],
+        }
         self._stopped = threading.Event()
         self._begin()
-        texts = [Text(list(range(number * CAPACITY, (number + 1) * CAPACITY)), PROMPT) for number in range(sessions)]
+        texts = [
+            Text(list(range(number * CAPACITY, (number + 1) * CAPACITY)), PROMPT)
+            for number in range(sessions)
+        ]
         opened = [self.engine.open(text.tokens[:PROMPT], SamplingParams()) for text in texts]
         for _, future in opened:
             self.engine.finish(future)
@@ -93,7 +106,9 @@ class Overhead(Observer):
         self.engine.run(self._stopped)
 
     def forward(self, done: Forward) -> None:
-        assert (done.rows, done.nodes) == (self.model.rows, self.model.rows * NODES), f"not everybody took part: {done}"
+        assert (done.rows, done.nodes) == (self.model.rows, self.model.rows * NODES), (
+            f"not everybody took part: {done}"
+        )
         figures = {
             "engine": done.engine_seconds - self._clients,
             "engine cpu": time.thread_time() - self._begun - self._clients - self.model.cpu_seconds,
@@ -135,14 +150,24 @@ def overhead(sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, A
             measured.run()
             for name, values in measured.samples.items():
                 samples[count].setdefault(name, []).extend(values)
-    return {count: {f"{name}, ms": round(statistics.median(values), 3) for name, values in by_name.items()} for count, by_name in samples.items()}
+    return {
+        count: {
+            f"{name}, ms": round(statistics.median(values), 3) for name, values in by_name.items()
+        }
+        for count, by_name in samples.items()
+    }
 
 
 class Together:
     """Another Model, all of whose trees cost the same by what the scheduler knows, so that none is cut."""
 
     def __init__(self, model: Model) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
+            model.rows,
+            model.capacity,
+            model.max_nodes,
+            model.copies_rows,
+        )
         self._model = model
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -167,15 +192,29 @@ class RowByRow(Together):
 
 def serve(model: Model, texts: Sequence[Text], vocabulary: int) -> tuple[float, list[list[int]]]:
     """Tokens a second of a session for each text, all asking at the same time, and what they got."""
-    engine = Engine(model, sequence_length=len(texts[0].tokens) + NODES, max_tree_nodes=NODES, vocabulary=vocabulary)
-    sessions, drafts = [], [ScriptedDraft(text, vocabulary, number) for number, text in enumerate(texts)]
+    engine = Engine(
+        model,
+        sequence_length=len(texts[0].tokens) + NODES,
+        max_tree_nodes=NODES,
+        vocabulary=vocabulary,
+    )
+    sessions, drafts = (
+        [],
+        [ScriptedDraft(text, vocabulary, number) for number, text in enumerate(texts)],
+    )
     for text in texts:
         session, opened = engine.open(text.tokens[: text.prompt], SamplingParams())
         engine.finish(opened)
         sessions.append(session)
     start = time.perf_counter()
-    while asking := [(session, draft) for session, draft in zip(sessions, drafts, strict=True) if not draft.at_end]:
-        answers = [engine.verify(session, draft.draft(session.root, NODES)) for session, draft in asking]
+    while asking := [
+        (session, draft)
+        for session, draft in zip(sessions, drafts, strict=True)
+        if not draft.at_end
+    ]:
+        answers = [
+            engine.verify(session, draft.draft(session.root, NODES)) for session, draft in asking
+        ]
         for (_, draft), answer in zip(asking, answers, strict=True):
             engine.finish(answer)
             draft.commit(answer.result().verdict)
@@ -184,12 +223,23 @@ def serve(model: Model, texts: Sequence[Text], vocabulary: int) -> tuple[float, 
     return made / seconds, [session.tokens for session in sessions]
 
 
-def throughput(options: Options, sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, Any]]:
+def throughput(
+    options: Options, sessions: Sequence[int], repetitions: int
+) -> dict[int, dict[str, Any]]:
     """Median tokens a second, and how many of the texts are what the target says alone."""
     checkpoint = find_checkpoint(options, "target")
     vocabulary = checkpoint.tokenizer.vocabulary
-    loaded = load_model(options, checkpoint, rows=max(sessions), sequence_length=2 * SPOKEN, spare=NODES, max_nodes=64)
-    prompts = [checkpoint.tokenizer.encode(f"def {name}(path):\n") for name in NAMES[: max(sessions)]]
+    loaded = load_model(
+        options,
+        checkpoint,
+        rows=max(sessions),
+        sequence_length=2 * SPOKEN,
+        spare=NODES,
+        max_nodes=64,
+    )
+    prompts = [
+        checkpoint.tokenizer.encode(f"def {name}(path):\n") for name in NAMES[: max(sessions)]
+    ]
     texts = say_texts(loaded, prompts, SPOKEN, vocabulary)
     figures: dict[int, dict[str, Any]] = {}
     for count in sessions:
@@ -199,33 +249,65 @@ def throughput(options: Options, sessions: Sequence[int], repetitions: int) -> d
             for name, model in (("together", Together(loaded)), ("row by row", RowByRow(loaded))):
                 rate, said = serve(model, texts[:count], vocabulary)
                 rates[name].append(rate)
-                same[name] += sum(tokens[:SPOKEN] == text.tokens[: len(tokens)] for tokens, text in zip(said, texts, strict=False))
-        ratios = [one / other for one, other in zip(rates["together"], rates["row by row"], strict=True)]
+                same[name] += sum(
+                    tokens[:SPOKEN] == text.tokens[: len(tokens)]
+                    for tokens, text in zip(said, texts, strict=False)
+                )
+        ratios = [
+            one / other for one, other in zip(rates["together"], rates["row by row"], strict=True)
+        ]
         figures[count] = {
-            **{f"{name}, tokens/s": round(statistics.median(values), 2) for name, values in rates.items()},
-            "ratio": [round(statistics.median(ratios), 2), round(min(ratios), 2), round(max(ratios), 2)],
-            **{f"{name}, texts equal to target-only": f"{equal} of {count * repetitions}" for name, equal in same.items()},
+            **{
+                f"{name}, tokens/s": round(statistics.median(values), 2)
+                for name, values in rates.items()
+            },
+            "ratio": [
+                round(statistics.median(ratios), 2),
+                round(min(ratios), 2),
+                round(max(ratios), 2),
+            ],
+            **{
+                f"{name}, texts equal to target-only": f"{equal} of {count * repetitions}"
+                for name, equal in same.items()
+            },
         }
         say(count, figures[count])
     return figures
 
 
 def say(sessions: int, figures: dict[str, Any]) -> None:
-    print(f"{sessions:3d} sessions: " + ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+    print(
+        f"{sessions:3d} sessions: "
+        + ", ".join(f"{name} {value}" for name, value in figures.items()),
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", metavar="N,N,...", help="default: 1,8,32, or 1,4,8 with --model")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sessions", metavar="N,N,...", help="default: 1,8,32, or 1,4,8 with --model"
+    )
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--model", metavar="DIR", help="a real target: tokens a second, together and row by row")
+    parser.add_argument(
+        "--model", metavar="DIR", help="a real target: tokens a second, together and row by row"
+    )
     parser.add_argument("--dtype", help="of the model (default: its own)")
-    parser.add_argument("--threads", type=int, default=2, help="of the model (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="of the model (default: %(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
-    sessions = [int(count) for count in (given.sessions or ("1,4,8" if given.model else "1,8,32")).split(",")]
+    sessions = [
+        int(count)
+        for count in (given.sessions or ("1,4,8" if given.model else "1,8,32")).split(",")
+    ]
     if given.model:
-        options = Options(target_model=given.model, dtype=given.dtype, threads=given.threads, device="cpu")
+        options = Options(
+            target_model=given.model, dtype=given.dtype, threads=given.threads, device="cpu"
+        )
         figures = throughput(options, sessions, given.repetitions)
     else:
         figures = overhead(sessions, given.repetitions)

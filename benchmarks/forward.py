@@ -35,7 +35,11 @@ from outrider.serve import load_target
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 256
-SAMPLINGS = {"greedy": SamplingParams(), "temperature 1, top-p 0.9": SamplingParams(1.0, top_p=0.9), "temperature 1": SamplingParams(1.0)}
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "temperature 1, top-p 0.9": SamplingParams(1.0, top_p=0.9),
+    "temperature 1": SamplingParams(1.0),
+}
 
 
 class StopwatchModel:
@@ -43,7 +47,12 @@ class StopwatchModel:
 
     def __init__(self, model: Model) -> None:
         self._model, self.seconds = model, 0.0
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
+            model.rows,
+            model.capacity,
+            model.max_nodes,
+            model.copies_rows,
+        )
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         start = time.perf_counter()
@@ -70,7 +79,16 @@ def segment(nodes: int, params: SamplingParams) -> Segment:
     tree = TokenTree(np.arange(nodes, dtype=np.int32), parents)
     every = np.arange(nodes, dtype=np.int32)
     seen = np.ones((1, CONTEXT), dtype=np.bool_)
-    return Segment(0, tree.tokens, CONTEXT + every, (CONTEXT + tree.depths).astype(np.int32), seen, tree.mask, every, params)
+    return Segment(
+        0,
+        tree.tokens,
+        CONTEXT + every,
+        (CONTEXT + tree.depths).astype(np.int32),
+        seen,
+        tree.mask,
+        every,
+        params,
+    )
 
 
 def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
@@ -85,7 +103,13 @@ def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[st
     return {name: round(statistics.median(times), 3) for name, times in samples.items()}
 
 
-def outside_the_models(target: StopwatchModel, draft: StopwatchModel, verifier: Verifier, prompt: list[int], tokens: int) -> dict[str, float]:
+def outside_the_models(
+    target: StopwatchModel,
+    draft: StopwatchModel,
+    verifier: Verifier,
+    prompt: list[int],
+    tokens: int,
+) -> dict[str, float]:
     """Milliseconds a round, and of these those that neither model took."""
     drafter = ModelDrafter(draft, DEFAULT_TREE)
     steps = decode(prompt, SamplingParams(), drafter, verifier, tokens)
@@ -97,27 +121,56 @@ def outside_the_models(target: StopwatchModel, draft: StopwatchModel, verifier: 
     wall = time.perf_counter() - start
     inside = target.seconds + draft.seconds - before
     verifier.close()
-    return {"round_ms": round(wall / rounds * 1e3, 3), "outside_ms": round((wall - inside) / rounds * 1e3, 3), "rounds": rounds}
+    return {
+        "round_ms": round(wall / rounds * 1e3, 3),
+        "outside_ms": round((wall - inside) / rounds * 1e3, 3),
+        "rounds": rounds,
+    }
 
 
 def measure(options: Options, repetitions: int, tokens: int) -> dict[str, Any]:
     """All figures of a pair."""
     served = load_target(options)
     target = StopwatchModel(served.engine.model)
-    engine = Engine(target, sequence_length=served.engine.sequence_length, max_tree_nodes=64, vocabulary=served.engine.vocabulary)
+    engine = Engine(
+        target,
+        sequence_length=served.engine.sequence_length,
+        max_tree_nodes=64,
+        vocabulary=served.engine.vocabulary,
+    )
     checkpoint = find_checkpoint(options, "draft")
     spare = DEFAULT_TREE.most_ranked
-    draft = StopwatchModel(load_model(options, checkpoint, rows=1, sequence_length=engine.sequence_length, spare=spare, max_nodes=256))
+    draft = StopwatchModel(
+        load_model(
+            options,
+            checkpoint,
+            rows=1,
+            sequence_length=engine.sequence_length,
+            spare=spare,
+            max_nodes=256,
+        )
+    )
     prompt = checkpoint.tokenizer.encode("def read_lines(path):\n    lines = []\n")
-    figures: dict[str, Any] = {"target": served.description.model, "draft": checkpoint.name, "device": served.description.device}
+    figures: dict[str, Any] = {
+        "target": served.description.model,
+        "draft": checkpoint.name,
+        "device": served.description.device,
+    }
     for name, params in SAMPLINGS.items():
         passes = {str(nodes): _choose(target, segment(nodes, params)) for nodes in NODES}
         figures[f"target ms by nodes, {name}"] = medians(passes, repetitions)
     widths = {str(nodes): _rank(draft, segment(nodes, SamplingParams())) for nodes in NODES[:5]}
     figures["draft ms by width"] = medians(widths, repetitions)
-    figures["round in process"] = outside_the_models(target, draft, LocalVerifier(engine), prompt, tokens)
-    with BackgroundServer(replace(served, engine=engine)) as server, connect(str(server.address)) as connection:
-        figures["round over loopback gRPC"] = outside_the_models(target, draft, connection.verifier(), prompt, tokens)
+    figures["round in process"] = outside_the_models(
+        target, draft, LocalVerifier(engine), prompt, tokens
+    )
+    with (
+        BackgroundServer(replace(served, engine=engine)) as server,
+        connect(str(server.address)) as connection,
+    ):
+        figures["round over loopback gRPC"] = outside_the_models(
+            target, draft, connection.verifier(), prompt, tokens
+        )
     return figures
 
 
@@ -130,7 +183,9 @@ def _rank(model: Model, one: Segment) -> Callable[[], object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", metavar="DIR", help="default: the embedded target")
     parser.add_argument("--draft", metavar="DIR", help="default: the embedded draft")
     parser.add_argument("--device", default="auto")
@@ -140,7 +195,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
-    options = Options(target_model=given.target, draft_model=given.draft, device=given.device, dtype=given.dtype, threads=given.threads, batch=1)
+    options = Options(
+        target_model=given.target,
+        draft_model=given.draft,
+        device=given.device,
+        dtype=given.dtype,
+        threads=given.threads,
+        batch=1,
+    )
     figures = measure(options, given.repetitions, given.tokens)
     for name, value in figures.items():
         print(f"{name}: {value}")

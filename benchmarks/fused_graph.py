@@ -38,7 +38,11 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models import EMBEDDED
 
-PROMPTS = ("def main():\n    parser = argparse.", "class Reader:\n    def __init__(self", "import os\nimport sys\n\n\ndef ")
+PROMPTS = (
+    "def main():\n    parser = argparse.",
+    "class Reader:\n    def __init__(self",
+    "import os\nimport sys\n\n\ndef ",
+)
 
 Draft = Callable[[], AbstractContextManager[Drafter | None]]
 
@@ -70,22 +74,43 @@ def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
     beside = DraftPool(draft, Branching(shape))
     return [
         Arm("fused graph", _engine(fused, manifest), GraphPool(fused).drafter),
-        Arm("separate calls, target compiled", _engine(load_fused(directory, manifest), manifest), beside.drafter),
+        Arm(
+            "separate calls, target compiled",
+            _engine(load_fused(directory, manifest), manifest),
+            beside.drafter,
+        ),
         Arm("separate calls, both eager", _engine(target, manifest), beside.drafter),
-        Arm("target alone, compiled", _engine(load_fused(directory, manifest), manifest), nullcontext),
-        Arm("target alone, eager", _engine(_eager(EMBEDDED / "target", manifest, capacity), manifest), nullcontext),
+        Arm(
+            "target alone, compiled",
+            _engine(load_fused(directory, manifest), manifest),
+            nullcontext,
+        ),
+        Arm(
+            "target alone, eager",
+            _engine(_eager(EMBEDDED / "target", manifest, capacity), manifest),
+            nullcontext,
+        ),
     ]
 
 
 def _eager(directory: Path, manifest: Manifest, capacity: int) -> EagerModel:
     decoder = load_decoder(
-        directory, positions=manifest.sequence_length, vocabulary=manifest.vocabulary, dtype=torch.float32, device=torch.device("cpu")
+        directory,
+        positions=manifest.sequence_length,
+        vocabulary=manifest.vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
     )
     return EagerModel(decoder, rows=1, capacity=capacity, max_nodes=64)
 
 
 def _engine(model: Model, manifest: Manifest) -> Engine:
-    return Engine(model, sequence_length=manifest.sequence_length, max_tree_nodes=manifest.max_tree_nodes, vocabulary=manifest.vocabulary)
+    return Engine(
+        model,
+        sequence_length=manifest.sequence_length,
+        max_tree_nodes=manifest.max_tree_nodes,
+        vocabulary=manifest.vocabulary,
+    )
 
 
 class Turn(NamedTuple):
@@ -112,7 +137,13 @@ def take_turn(arm: Arm, prompts: Sequence[list[int]], params: SamplingParams, to
     return Turn([token for one in made for token in one.tokens], seconds, len(made))
 
 
-def compare(arms: Sequence[Arm], prompts: Sequence[list[int]], params: SamplingParams, tokens: int, runs: int) -> list[Result]:
+def compare(
+    arms: Sequence[Arm],
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    tokens: int,
+    runs: int,
+) -> list[Result]:
     """Every arm `runs` times in turns; raises RuntimeError when one makes another text."""
     turns = [[take_turn(arm, prompts, params, tokens) for arm in arms] for _ in range(runs + 1)][1:]
     texts = {tuple(turn.tokens) for each in turns for turn in each}
@@ -123,13 +154,19 @@ def compare(arms: Sequence[Arm], prompts: Sequence[list[int]], params: SamplingP
         speeds = [len(each[index].tokens) / each[index].seconds for each in turns]
         ratio = statistics.median(each[0].seconds / each[index].seconds for each in turns)
         length = len(turns[0][index].tokens) / turns[0][index].rounds
-        results.append(Result(arm.name, params.temperature, statistics.median(speeds), ratio, length))
+        results.append(
+            Result(arm.name, params.temperature, statistics.median(speeds), ratio, length)
+        )
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", type=Path, required=True, metavar="DIR", help="of the embedded pair")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--artifact", type=Path, required=True, metavar="DIR", help="of the embedded pair"
+    )
     parser.add_argument("--temperature", default="0,0.7,1")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--runs", type=int, default=5)
@@ -138,16 +175,24 @@ def main() -> None:
     torch.set_num_threads(1)
     manifest = read_compiled(given.artifact)
     arms, tokenizer = arms_of(given.artifact, manifest), Tokenizer(EMBEDDED / "target")
-    print(f"{fused_part(manifest).shape}, {given.tokens} tokens after each of {len(PROMPTS)} prompts, median of {given.runs} turns")
+    print(
+        f"{fused_part(manifest).shape}, {given.tokens} tokens after each of {len(PROMPTS)} prompts, median of {given.runs} turns"
+    )
     results: list[Result] = []
     for temperature in map(float, given.temperature.split(",")):
         params = SamplingParams(temperature, seed=1).on_the_wire()
-        results += compare(arms, [tokenizer.encode(prompt) for prompt in PROMPTS], params, given.tokens, given.runs)
+        results += compare(
+            arms, [tokenizer.encode(prompt) for prompt in PROMPTS], params, given.tokens, given.runs
+        )
     print(f"{'T':>4}  {'arm':<34}{'tokens/s':>10}{'of fused':>10}{'tokens a round':>16}")
     for one in results:
-        print(f"{one.temperature:>4.1f}  {one.arm:<34}{one.tokens_per_second:>10.1f}{one.ratio:>10.2f}{one.acceptance_length:>16.2f}")
+        print(
+            f"{one.temperature:>4.1f}  {one.arm:<34}{one.tokens_per_second:>10.1f}{one.ratio:>10.2f}{one.acceptance_length:>16.2f}"
+        )
     if given.json:
-        given.json.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n", encoding="utf-8")
+        given.json.write_text(
+            json.dumps([asdict(one) for one in results], indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -43,13 +43,17 @@ class RowInt8(nn.Module):
         super().__init__()
         scale = weight.float().abs().amax(1).clamp(min=_TINY) / _LEVELS
         levels = torch.round(weight.float() / scale[:, None]).to(torch.int8)
-        quantized = torch._make_per_channel_quantized_tensor(levels, scale.double(), torch.zeros(len(levels), dtype=torch.int64), 0)
+        quantized = torch._make_per_channel_quantized_tensor(
+            levels, scale.double(), torch.zeros(len(levels), dtype=torch.int64), 0
+        )
         self.packed = torch.ops.quantized.linear_prepack(quantized, None)
         self.bias = None if bias is None else bias.float()
 
     def forward(self, x: Tensor, vocabulary: int | None = None) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _LEVELS
-        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x / scale, 1.0, _MIDDLE, self.packed)
+        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            x / scale, 1.0, _MIDDLE, self.packed
+        )
         return product * scale if self.bias is None else product * scale + self.bias
 
 
@@ -63,16 +67,35 @@ def row_int8(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def eager(directory: Path, dtype: torch.dtype, capacity: int, *, integers: bool = False) -> EagerModel:
+def eager(
+    directory: Path, dtype: torch.dtype, capacity: int, *, integers: bool = False
+) -> EagerModel:
     vocabulary = Tokenizer(directory).vocabulary
-    decoder = load_decoder(directory, positions=capacity, vocabulary=vocabulary, dtype=dtype, device=torch.device("cpu"))
-    return EagerModel(row_int8(decoder) if integers else decoder, rows=1, capacity=capacity, max_nodes=256)
+    decoder = load_decoder(
+        directory,
+        positions=capacity,
+        vocabulary=vocabulary,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    return EagerModel(
+        row_int8(decoder) if integers else decoder, rows=1, capacity=capacity, max_nodes=256
+    )
 
 
 def chain(tokens: Sequence[int], start: int) -> Segment:
     """Tokens from position `start` on, in slots of the same numbers, chosen at all."""
     tree, every = TokenTree.chain(list(tokens)), np.arange(len(tokens), dtype=np.int32)
-    return Segment(0, tree.tokens, start + every, start + every, np.ones((1, start), dtype=np.bool_), tree.mask, every, SamplingParams())
+    return Segment(
+        0,
+        tree.tokens,
+        start + every,
+        start + every,
+        np.ones((1, start), dtype=np.bool_),
+        tree.mask,
+        every,
+        SamplingParams(),
+    )
 
 
 def choices(model: Model, tokens: Sequence[int], start: int = 0) -> list[int]:
@@ -95,9 +118,14 @@ def agreement(model: Model, prompt: list[int], text: list[int]) -> float:
     return round(float(np.mean(np.array(chosen) == np.array(text))), 3)
 
 
-def root_changes(model: EagerModel | CompiledModel, nodes: int, context: int, vocabulary: int) -> bool:
+def root_changes(
+    model: EagerModel | CompiledModel, nodes: int, context: int, vocabulary: int
+) -> bool:
     """Whether any bit of the root's new keys depends on the tokens beside it, over 4 draws."""
-    rng, keys = np.random.default_rng(0), model._keys if isinstance(model, EagerModel) else model.keys
+    rng, keys = (
+        np.random.default_rng(0),
+        model._keys if isinstance(model, EagerModel) else model.keys,
+    )
     seen = []
     for _ in range(4):
         tokens = np.array([0, *rng.integers(0, vocabulary, nodes - 1)], dtype=np.int32)
@@ -110,7 +138,10 @@ def measure(directory: Path, nodes: list[int], context: int, repetitions: int) -
     slots, most, vocabulary = -(-context // 64) * 64, max(nodes), Tokenizer(directory).vocabulary
     capacity = slots + 2 * most
     sizes = sorted({max(size, least_nodes("int8")) for size in nodes})
-    buckets = [*(verify_bucket(1, size, slots, capacity, sampled=False) for size in sizes), verify_bucket(1, most, capacity, capacity, sampled=False)]
+    buckets = [
+        *(verify_bucket(1, size, slots, capacity, sampled=False) for size in sizes),
+        verify_bucket(1, most, capacity, capacity, sampled=False),
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         served, seconds = compiled_model(directory, "int8", capacity, tuple(buckets), Path(scratch))
     models: dict[str, EagerModel | CompiledModel] = {
@@ -127,7 +158,11 @@ def measure(directory: Path, nodes: list[int], context: int, repetitions: int) -
             "agrees with itself": agreement(model, prompt, own_text(model, prompt)),
             "root depends on others": root_changes(model, most, context, vocabulary),
         }
-    calls = {f"{name} {size}": _choose(model, segment(size, context, SamplingParams())) for size in nodes for name, model in models.items()}
+    calls = {
+        f"{name} {size}": _choose(model, segment(size, context, SamplingParams()))
+        for size in nodes
+        for name, model in models.items()
+    }
     return figures | medians(calls, repetitions)
 
 
@@ -136,7 +171,9 @@ def _choose(model: Model, one: Segment) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     parser.add_argument("--nodes", default="1,8,16,32,64")
     parser.add_argument("--context", type=int, default=256)
@@ -146,7 +183,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.set_grad_enabled(False)
-    figures = measure(given.model, [int(part) for part in given.nodes.split(",")], given.context, given.repetitions)
+    figures = measure(
+        given.model,
+        [int(part) for part in given.nodes.split(",")],
+        given.context,
+        given.repetitions,
+    )
     for name, value in figures.items():
         print(f"{name}: {value}")
     if given.json:

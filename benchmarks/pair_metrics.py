@@ -109,7 +109,9 @@ def load(folder: Path) -> LlamaForCausalLM:
     return model
 
 
-def held_out_windows(tokenizer: PreTrainedTokenizerBase, texts: list[str], context: int) -> torch.Tensor:
+def held_out_windows(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], context: int
+) -> torch.Tensor:
     """Evenly chosen full-context windows of the held-out files, each with a begin token in front."""
     length = context - 1
     windows = []
@@ -123,7 +125,9 @@ def held_out_windows(tokenizer: PreTrainedTokenizerBase, texts: list[str], conte
 
 def logits_of(model: LlamaForCausalLM, inputs: torch.Tensor) -> torch.Tensor:
     """Logits of every position, a few rows at a time."""
-    return torch.cat([model(input_ids=rows, use_cache=False).logits for rows in torch.split(inputs, 4)])
+    return torch.cat(
+        [model(input_ids=rows, use_cache=False).logits for rows in torch.split(inputs, 4)]
+    )
 
 
 def rank_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -154,21 +158,30 @@ def sampled_tokens_per_pass(overlap: torch.Tensor) -> float:
     return round(1 + runs.sum(-1).mean().item(), 3)
 
 
-def text_metrics(target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: torch.Tensor) -> dict[str, Any]:
+def text_metrics(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: torch.Tensor
+) -> dict[str, Any]:
     """Teacher-forced metrics on held-out text: agreement, coverage of the target's choice, loss by position."""
     inputs, labels = windows[:, :-1], windows[:, 1:]
     wanted, offered = logits_of(target, inputs), logits_of(draft, inputs)
     choice = wanted.argmax(-1)
-    result: dict[str, Any] = {"windows": len(windows), "draft_covers_target_choice": coverage(rank_of(offered, choice))}
+    result: dict[str, Any] = {
+        "windows": len(windows),
+        "draft_covers_target_choice": coverage(rank_of(offered, choice)),
+    }
     for name, logits in (("target", wanted), ("draft", offered)):
         loss = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
         result[name] = {
             "loss": round(loss.mean().item(), 4),
             "top1_of_text": round((rank_of(logits, labels) == 0).float().mean().item(), 4),
-            "loss_by_position": {f"{a}-{b - 1}": round(loss[:, a:b].mean().item(), 4) for a, b in BUCKETS},
+            "loss_by_position": {
+                f"{a}-{b - 1}": round(loss[:, a:b].mean().item(), 4) for a, b in BUCKETS
+            },
         }
     agree = (offered.argmax(-1) == choice).float()
-    result["agreement_by_position"] = {f"{a}-{b - 1}": round(agree[:, a:b].mean().item(), 4) for a, b in BUCKETS}
+    result["agreement_by_position"] = {
+        f"{a}-{b - 1}": round(agree[:, a:b].mean().item(), 4) for a, b in BUCKETS
+    }
     return result
 
 
@@ -204,7 +217,9 @@ def generated_metrics(
         result[f"tokens_per_pass_gamma{GAMMA}"] = greedy_tokens_per_pass(rank)
         return result
     wanted = logits_of(target, inputs)[:, prompts.shape[1] - 1 :]
-    overlap = torch.minimum((wanted / temperature).softmax(-1), (offered / temperature).softmax(-1)).sum(-1)
+    overlap = torch.minimum(
+        (wanted / temperature).softmax(-1), (offered / temperature).softmax(-1)
+    ).sum(-1)
     result["acceptance_chance"] = round(overlap.mean().item(), 4)
     result[f"estimated_tokens_per_pass_gamma{GAMMA}"] = sampled_tokens_per_pass(overlap)
     return result
@@ -216,7 +231,9 @@ def samples(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> lis
     for prompt in SAMPLE_PROMPTS:
         tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
         texts = {
-            manner: str(tokenizer.decode(generate(target, tokens, temperature)[0, tokens.shape[1] :]))
+            manner: str(
+                tokenizer.decode(generate(target, tokens, temperature)[0, tokens.shape[1] :])
+            )
             for manner, temperature in (("greedy", 0.0), ("sampled", TEMPERATURE))
         }
         result.append({"prompt": prompt, **texts})
@@ -246,7 +263,9 @@ def machine() -> dict[str, Any]:
 
 
 @torch.no_grad()
-def measure_pair(out: Path, texts: list[str], training: dict[str, Any], seed: int) -> dict[str, Any]:
+def measure_pair(
+    out: Path, texts: list[str], training: dict[str, Any], seed: int
+) -> dict[str, Any]:
     """All metrics of the pair as saved: float16 weights run in float32."""
     torch.manual_seed(seed)
     target, draft = load(out / "target"), load(out / "draft")
@@ -269,7 +288,9 @@ def measure_pair(out: Path, texts: list[str], training: dict[str, Any], seed: in
 
 def table(title: str, rows: dict[str, Any]) -> str:
     """A two-column Markdown table."""
-    return "\n".join([f"| {title} | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return "\n".join(
+        [f"| {title} | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    )
 
 
 def percent(share: float) -> str:
@@ -280,12 +301,24 @@ def percent(share: float) -> str:
 def agreement_table(metrics: dict[str, Any]) -> str:
     """How often the target's token is among the draft's best, for the three kinds of text."""
     kinds = {
-        "held-out files, the target's most likely token": metrics["held_out_text"]["draft_covers_target_choice"],
+        "held-out files, the target's most likely token": metrics["held_out_text"][
+            "draft_covers_target_choice"
+        ],
         "the target's greedy text": metrics["greedy_text"]["draft_covers_chosen_token"],
-        f"the target's text at temperature {TEMPERATURE}": metrics[SAMPLED]["draft_covers_chosen_token"],
+        f"the target's text at temperature {TEMPERATURE}": metrics[SAMPLED][
+            "draft_covers_chosen_token"
+        ],
     }
-    head = "| text | " + " | ".join(f"top {best}" for best in COVERAGE) + " |\n|---|" + "---|" * len(COVERAGE)
-    rows = ["| " + " | ".join([name, *map(percent, shares.values())]) + " |" for name, shares in kinds.items()]
+    head = (
+        "| text | "
+        + " | ".join(f"top {best}" for best in COVERAGE)
+        + " |\n|---|"
+        + "---|" * len(COVERAGE)
+    )
+    rows = [
+        "| " + " | ".join([name, *map(percent, shares.values())]) + " |"
+        for name, shares in kinds.items()
+    ]
     return "\n".join([head, *rows])
 
 
@@ -294,8 +327,13 @@ def position_table(metrics: dict[str, Any]) -> str:
     text = metrics["held_out_text"]
     losses, drafts = (text[name]["loss_by_position"] for name in ("target", "draft"))
     shares = text["agreement_by_position"]
-    rows = [f"| {name} | {losses[name]:.3f} | {drafts[name]:.3f} | {percent(shares[name])} |" for name in losses]
-    return "\n".join(["| position | target loss | draft loss | agreement |\n|---|---|---|---|", *rows])
+    rows = [
+        f"| {name} | {losses[name]:.3f} | {drafts[name]:.3f} | {percent(shares[name])} |"
+        for name in losses
+    ]
+    return "\n".join(
+        ["| position | target loss | draft loss | agreement |\n|---|---|---|---|", *rows]
+    )
 
 
 def sample_text(metrics: dict[str, Any]) -> str:

@@ -41,7 +41,9 @@ def milliseconds(call: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def copying(model: Model, vocabulary: int, lengths: tuple[int, ...], repetitions: int) -> dict[int, dict[str, float]]:
+def copying(
+    model: Model, vocabulary: int, lengths: tuple[int, ...], repetitions: int
+) -> dict[int, dict[str, float]]:
     """Medians of both and of their ratio, by tokens."""
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, vocabulary, max(lengths)).tolist()
@@ -51,9 +53,17 @@ def copying(model: Model, vocabulary: int, lengths: tuple[int, ...], repetitions
         copied, prefilled = [], []
         for _ in range(repetitions):
             copied.append(milliseconds(partial(model.copy_row, 0, 1, length)))
-            prefilled.append(milliseconds(partial(ModelSequence(model, 1, SamplingParams()).extend, tokens[:length])))
+            prefilled.append(
+                milliseconds(
+                    partial(ModelSequence(model, 1, SamplingParams()).extend, tokens[:length])
+                )
+            )
         ratio = statistics.median(one / other for one, other in zip(copied, prefilled, strict=True))
-        figures[length] = {"copy": statistics.median(copied), "prefill": statistics.median(prefilled), "ratio": ratio}
+        figures[length] = {
+            "copy": statistics.median(copied),
+            "prefill": statistics.median(prefilled),
+            "ratio": ratio,
+        }
     return figures
 
 
@@ -67,15 +77,27 @@ def first_token(target: Target, prefix: int, repetitions: int) -> dict[str, dict
             for name, opening in (("new", 0), ("idle row", 0), ("busy row", 1)):
                 with ExitStack() as held:
                     for _ in range(opening):
-                        _, verifier = _first(connection, [*shared, *rng.integers(0, target.description.vocabulary, OWN).tolist()])
+                        _, verifier = _first(
+                            connection,
+                            [
+                                *shared,
+                                *rng.integers(0, target.description.vocabulary, OWN).tolist(),
+                            ],
+                        )
                         held.callback(verifier.close)
-                    took, verifier = _first(connection, [*shared, *rng.integers(0, target.description.vocabulary, OWN).tolist()])
+                    took, verifier = _first(
+                        connection,
+                        [*shared, *rng.integers(0, target.description.vocabulary, OWN).tolist()],
+                    )
                     verifier.close()
                 if turn:
                     seconds[name].append(took)
     new = seconds["new"]
     return {
-        name: {"seconds": statistics.median(took), "ratio": statistics.median(one / other for one, other in zip(took, new, strict=True))}
+        name: {
+            "seconds": statistics.median(took),
+            "ratio": statistics.median(one / other for one, other in zip(took, new, strict=True)),
+        }
         for name, took in seconds.items()
     }
 
@@ -90,7 +112,9 @@ def _first(connection: Connection, prompt: list[int]) -> tuple[float, RemoteVeri
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", metavar="DIR")
     parser.add_argument("--dtype")
     parser.add_argument("--threads", type=int)
@@ -98,18 +122,30 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
-    options = Options(role="target", port=0, model=given.model, dtype=given.dtype, threads=given.threads, batch=3)
+    options = Options(
+        role="target", port=0, model=given.model, dtype=given.dtype, threads=given.threads, batch=3
+    )
     target = load_target(options)
     longest = target.engine.sequence_length - OWN - 2
-    figures = copying(target.engine.model, target.description.vocabulary, tuple(n for n in LENGTHS if n <= longest), given.repetitions)
+    figures = copying(
+        target.engine.model,
+        target.description.vocabulary,
+        tuple(n for n in LENGTHS if n <= longest),
+        given.repetitions,
+    )
     print(f"{'tokens':>7}{'copy ms':>10}{'prefill ms':>12}{'ratio':>9}")
     for length, row in figures.items():
         print(f"{length:>7}{row['copy']:>10.3f}{row['prefill']:>12.2f}{row['ratio']:>9.4f}")
     waits = first_token(target, min(given.prefix, longest), given.repetitions)
     for name, took in waits.items():
-        print(f"first token, {name:<9}{took['seconds'] * 1e3:>9.1f} ms, {took['ratio']:.3f} of a new prompt's")
+        print(
+            f"first token, {name:<9}{took['seconds'] * 1e3:>9.1f} ms, {took['ratio']:.3f} of a new prompt's"
+        )
     if given.json:
-        Path(given.json).write_text(json.dumps({"copying": figures, "first token": waits}, indent=1) + "\n", encoding="utf-8")
+        Path(given.json).write_text(
+            json.dumps({"copying": figures, "first token": waits}, indent=1) + "\n",
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":

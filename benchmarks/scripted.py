@@ -27,7 +27,9 @@ class Text(NamedTuple):
     prompt: int
 
 
-def say_texts(model: Model, prompts: Sequence[list[int]], length: int, vocabulary: int) -> list[Text]:
+def say_texts(
+    model: Model, prompts: Sequence[list[int]], length: int, vocabulary: int
+) -> list[Text]:
     """What the model says alone, greedily, until prompt and continuation are `length` tokens. One row each."""
     engine = Engine(model, sequence_length=length, max_tree_nodes=1, vocabulary=vocabulary)
     said = [list(prompt) for prompt in prompts]
@@ -50,7 +52,11 @@ class ScriptedDraft:
     """
 
     def __init__(self, text: Text, vocabulary: int, turn: int = 0) -> None:
-        self._text, self._prompt, self._vocabulary = np.array(text.tokens, dtype=np.int32), text.prompt, vocabulary
+        self._text, self._prompt, self._vocabulary = (
+            np.array(text.tokens, dtype=np.int32),
+            text.prompt,
+            vocabulary,
+        )
         self._at, self._turn = text.prompt - 1, turn
 
     @property
@@ -64,7 +70,9 @@ class ScriptedDraft:
         depths = np.floor(np.log2(every + 1)).astype(np.int32)
         right = (every == 2**depths - 1) & (depths <= ACCEPTED[self._turn % len(ACCEPTED)])
         expected = self._text[np.minimum(self._at + depths, len(self._text) - 1)]
-        tokens = np.where(right, expected, (expected + every) % self._vocabulary)  # a node's number more: siblings stay distinct
+        tokens = np.where(
+            right, expected, (expected + every) % self._vocabulary
+        )  # a node's number more: siblings stay distinct
         tokens[0] = root
         return TokenTree(tokens, np.where(every, (every - 1) // 2, -1))
 

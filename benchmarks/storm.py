@@ -55,12 +55,19 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not 1 <= self.processes <= self.sessions:
-            raise InvalidRequest(f"--processes {self.processes}: 1 to {self.sessions}, the sessions")
+            raise InvalidRequest(
+                f"--processes {self.processes}: 1 to {self.sessions}, the sessions"
+            )
         if not 1 <= self.tokens <= SEQUENCE_LENGTH // 2:
             raise InvalidRequest(f"--tokens {self.tokens}: 1 to {SEQUENCE_LENGTH // 2}")
 
     def target_flags(self) -> list[str]:
-        limits = {"batch": self.rows, "waiting": self.waiting, "lease": self.lease, "sequence_length": SEQUENCE_LENGTH}
+        limits = {
+            "batch": self.rows,
+            "waiting": self.waiting,
+            "lease": self.lease,
+            "sequence_length": SEQUENCE_LENGTH,
+        }
         return [part for name, value in limits.items() for part in (f"--{name}", str(value))]
 
 
@@ -112,7 +119,13 @@ def make_jobs(plan: Plan) -> list[Job]:
 class Storm:
     """What happens to clients and targets, by the share of all tokens that have come."""
 
-    def __init__(self, plan: Plan, targets: Sequence[TargetProcess], links: Sequence[ShapedLink], clients: Sequence[ClientProcess]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        targets: Sequence[TargetProcess],
+        links: Sequence[ShapedLink],
+        clients: Sequence[ClientProcess],
+    ) -> None:
         self.report, self._plan = Report(), plan
         self._targets, self._links, self._clients = targets, links, clients
         self._chance = random.Random(plan.seed + 1)  # noqa: S311
@@ -124,7 +137,9 @@ class Storm:
             client.go()
         trouble = threading.Thread(target=self._trouble)
         trouble.start()
-        kills = sorted(self._chance.uniform(0.05, 0.6) for _ in range(max(1, len(self._clients) // 8)))
+        kills = sorted(
+            self._chance.uniform(0.05, 0.6) for _ in range(max(1, len(self._clients) // 8))
+        )
         next_cut = 0.0
         while time.monotonic() < until and not all(client.done for client in self._clients):
             if time.monotonic() > next_cut:
@@ -139,7 +154,9 @@ class Storm:
         self._over.set()
         trouble.join()
         self.report.problems += [
-            f"still at work: sessions {[job.session for job in client.told.jobs]}" for client in self._clients if not client.done
+            f"still at work: sessions {[job.session for job in client.told.jobs]}"
+            for client in self._clients
+            if not client.done
         ]
 
     def _trouble(self) -> None:
@@ -156,13 +173,19 @@ class Storm:
     def _await(self, share: float) -> None:
         while self._share < share and not self._over.wait(POLL_SECONDS):
             pass
-        self.report.problems += [f"the storm was over before {share:.0%} of the tokens had come"] * self._over.is_set()
+        self.report.problems += [
+            f"the storm was over before {share:.0%} of the tokens had come"
+        ] * self._over.is_set()
 
     @property
     def _share(self) -> float:
         """Of those that will come if nobody is killed."""
-        made = sum(len(text) for client in self._clients for text in list(client.told.texts.values()))
-        return made / sum(job.leave_at or job.tokens for client in self._clients for job in client.told.jobs)
+        made = sum(
+            len(text) for client in self._clients for text in list(client.told.texts.values())
+        )
+        return made / sum(
+            job.leave_at or job.tokens for client in self._clients for job in client.told.jobs
+        )
 
 
 def judge(report: Report, told: Told, status: int | None) -> None:
@@ -174,8 +197,14 @@ def judge(report: Report, told: Told, status: int | None) -> None:
         due = job.text[: job.tokens]
         report.tokens += len(text)
         if text != due[: len(text)]:
-            at = next(index for index, token in enumerate(text) if index >= len(due) or token != due[index])
-            report.problems.append(f"session {job.session} at temperature {job.temperature} differs at token {at} of {len(text)}")
+            at = next(
+                index
+                for index, token in enumerate(text)
+                if index >= len(due) or token != due[index]
+            )
+            report.problems.append(
+                f"session {job.session} at temperature {job.temperature} differs at token {at} of {len(text)}"
+            )
         if ending is None:
             report.killed += 1
             report.problems += [f"session {job.session} did not end"] * (not told.killed)
@@ -185,7 +214,9 @@ def judge(report: Report, told: Told, status: int | None) -> None:
         report.finished += ending["ended"] == FINISHED
         report.cancelled += ending["ended"] == CANCELLED
         if ending["ended"] == FINISHED and len(text) != job.tokens:
-            report.problems.append(f"session {job.session} finished after {len(text)} of {job.tokens} tokens")
+            report.problems.append(
+                f"session {job.session} finished after {len(text)} of {job.tokens} tokens"
+            )
         if ending["said"]:
             report.problems.append(f"session {job.session} failed: {ending['said']}")
 
@@ -207,7 +238,10 @@ def started(plan: Plan) -> Iterator[tuple[list[TargetProcess], list[ShapedLink]]
             stack.callback(target.kill)
         with ThreadPoolExecutor() as pool:
             list(pool.map(TargetProcess.start, targets))
-        yield targets, [stack.enter_context(shaped_link(target.address, Shape())) for target in targets]
+        yield (
+            targets,
+            [stack.enter_context(shaped_link(target.address, Shape())) for target in targets],
+        )
 
 
 def storm(plan: Plan) -> Report:
@@ -238,7 +272,11 @@ def storm(plan: Plan) -> Report:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a storm and say what became of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     for name, text in {
         "sessions": "sessions at once",
         "processes": "client processes that share them",
@@ -248,7 +286,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "deadline": "seconds after which what still runs counts as hanging",
     }.items():
         default = getattr(Plan, name)
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
+        parser.add_argument(
+            f"--{name}", type=type(default), default=default, help=f"{text} (default: %(default)s)"
+        )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write plan and report there")
     given = vars(parser.parse_args(arguments))
     file = given.pop("json")
@@ -258,10 +298,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InvalidRequest, Unavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("\n".join(f"{name:14} {value}" for name, value in asdict(report).items() if name != "problems"))
+    print(
+        "\n".join(
+            f"{name:14} {value}" for name, value in asdict(report).items() if name != "problems"
+        )
+    )
     print("\n".join(report.problems) or "every text is the target's own; nothing is left behind")
     if file:
-        file.write_text(json.dumps({"plan": asdict(plan), "report": asdict(report)}, indent=1) + "\n")
+        file.write_text(
+            json.dumps({"plan": asdict(plan), "report": asdict(report)}, indent=1) + "\n"
+        )
     return int(bool(report.problems))
 
 

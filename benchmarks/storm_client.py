@@ -64,7 +64,9 @@ class Scripted:
         self._text, self._vocabulary, self._turn = text, vocabulary, turn
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._draft = ScriptedDraft(Text([*prompt, *self._text], len(prompt)), self._vocabulary, self._turn)
+        self._draft = ScriptedDraft(
+            Text([*prompt, *self._text], len(prompt)), self._vocabulary, self._turn
+        )
 
     def draft(self, root: int, budget: Budget) -> TokenTree:
         time.sleep(DRAFT_SECONDS)
@@ -99,7 +101,9 @@ def pieces(job: Job, connection: Connection, verifier: RemoteVerifier) -> Iterat
         yield from ([token] for token in verifier.generate(job.tokens, frozenset()))
     else:
         drafter = Scripted(job.text, connection.description.vocabulary, turn=job.session)
-        yield from (step.tokens for step in decode(job.prompt, params, drafter, verifier, job.tokens))
+        yield from (
+            step.tokens for step in decode(job.prompt, params, drafter, verifier, job.tokens)
+        )
 
 
 def attend(job: Job, connection: Connection, teller: Teller) -> None:
@@ -119,18 +123,30 @@ def attend(job: Job, connection: Connection, teller: Teller) -> None:
         ended, said = FAILED, f"{type(error).__name__}: {error}"
     verifier.close()
     traffic = verifier.traffic
-    teller.tell(session=job.session, ended=ended, said=said, resumes=traffic.resumes, reopenings=traffic.reopenings)
+    teller.tell(
+        session=job.session,
+        ended=ended,
+        said=said,
+        resumes=traffic.resumes,
+        reopenings=traffic.reopenings,
+    )
 
 
 def main() -> int:
     """Attend to all jobs; 1 when something here has imported torch."""
     jobs = [Job(**one) for one in json.loads(sys.stdin.readline())]
     teller = Teller()
-    connections = {job.addresses: connect(job.addresses, timeout=job.patience, patience=Patience(job.patience)) for job in jobs}
+    connections = {
+        job.addresses: connect(job.addresses, timeout=job.patience, patience=Patience(job.patience))
+        for job in jobs
+    }
     teller.tell(state=READY)
     if sys.stdin.readline().strip() != GO:
         return 1
-    threads = [threading.Thread(target=attend, args=(job, connections[job.addresses], teller)) for job in jobs]
+    threads = [
+        threading.Thread(target=attend, args=(job, connections[job.addresses], teller))
+        for job in jobs
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

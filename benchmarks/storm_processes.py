@@ -35,7 +35,13 @@ class TargetProcess:
         """Returns once it listens; raises Unavailable when it does not come to that."""
         port = self.address.rpartition(":")[2] or "0"
         command = role_command("target", "--port", port, "--metrics_port", "0", *self._flags)
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=role_environment())
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=role_environment(),
+        )
         self._process = process
         assert process.stderr is not None
         said = []
@@ -45,7 +51,9 @@ class TargetProcess:
                 self._metrics = line.removeprefix(_METRICS).partition(",")[0]
             if line.startswith(LISTENING):
                 self.address = line.removeprefix(LISTENING).split()[0]
-                threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # a full pipe would stop it
+                threading.Thread(
+                    target=deque, args=(process.stderr, 0), daemon=True
+                ).start()  # a full pipe would stop it
                 return
         raise Unavailable(f"the target did not start: {''.join(said)}")
 
@@ -69,9 +77,18 @@ class TargetProcess:
         """What it holds: rows, places in line, sessions by state."""
         with urllib.request.urlopen(self._metrics, timeout=10) as answer:  # noqa: S310  # our own target
             families = text_string_to_metric_families(answer.read().decode())
-        held = {"vllm:num_requests_running": "rows", "vllm:num_requests_waiting": "in line", "outrider_sessions": "sessions"}
-        samples = [sample for family in families if family.name in held for sample in family.samples]
-        return {f"{held[sample.name]} {sample.labels.get('state', '')}".strip(): sample.value for sample in samples}
+        held = {
+            "vllm:num_requests_running": "rows",
+            "vllm:num_requests_waiting": "in line",
+            "outrider_sessions": "sessions",
+        }
+        samples = [
+            sample for family in families if family.name in held for sample in family.samples
+        ]
+        return {
+            f"{held[sample.name]} {sample.labels.get('state', '')}".strip(): sample.value
+            for sample in samples
+        }
 
 
 @dataclass

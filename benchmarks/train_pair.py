@@ -40,7 +40,15 @@ MUON_RATE, ADAM_RATE = 0.02, 4e-3
 TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "heads": 4}
 DRAFT_SHAPE = {"hidden_size": 160, "intermediate_size": 352, "num_hidden_layers": 2, "heads": 4}
 # Tests are not on every installation; the others are generated tables, build leftovers or grammar dumps.
-SKIPPED_NAMES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "entities.py"}
+SKIPPED_NAMES = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "encodings",
+    "entities.py",
+}
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "lib2to3", "pydoc_data")
 
 
@@ -69,19 +77,28 @@ def make_file_list(seed: int) -> dict[str, Any]:
     random.Random(seed).shuffle(shuffled)  # noqa: S311
     held_out = set(shuffled[: round(len(names) * HELD_OUT_SHARE)])
     splits = {name: "held-out" if name in held_out else "train" for name in names}
-    files = [{"path": name, "sha256": digest(root / name), "split": split} for name, split in splits.items()]
+    files = [
+        {"path": name, "sha256": digest(root / name), "split": split}
+        for name, split in splits.items()
+    ]
     return {"python": platform.python_version(), "seed": seed, "files": files}
 
 
 def different_files(listing: dict[str, Any]) -> list[str]:
     """Listed files that are missing from, or differ in, the local standard library."""
     root = standard_library()
-    return [entry["path"] for entry in listing["files"] if digest(root / entry["path"]) != entry["sha256"]]
+    return [
+        entry["path"]
+        for entry in listing["files"]
+        if digest(root / entry["path"]) != entry["sha256"]
+    ]
 
 
 def read_texts(listing: dict[str, Any], split: str) -> list[str]:
     """Contents of the listed files of one split that exist locally."""
-    paths = [standard_library() / entry["path"] for entry in listing["files"] if entry["split"] == split]
+    paths = [
+        standard_library() / entry["path"] for entry in listing["files"] if entry["split"] == split
+    ]
     return [path.read_bytes().decode("utf-8", errors="replace") for path in paths if path.is_file()]
 
 
@@ -91,10 +108,15 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[BEGIN, END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCABULARY,
+        special_tokens=[BEGIN, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    core.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN} $B", special_tokens=[(BEGIN, BEGIN_ID)])
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN} $B", special_tokens=[(BEGIN, BEGIN_ID)]
+    )
     untyped: Any = PreTrainedTokenizerFast
     tokenizer: PreTrainedTokenizerFast = untyped(
         tokenizer_object=core,
@@ -137,13 +159,19 @@ class Trainer:
         self.warm_up = max(1, min(50, steps // 10))
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
             (torch.optim.Muon(hidden, lr=MUON_RATE, weight_decay=0.05), MUON_RATE),
-            (torch.optim.AdamW(other, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0), ADAM_RATE),
+            (
+                torch.optim.AdamW(other, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+                ADAM_RATE,
+            ),
         ]
         self.started = time.monotonic()
 
     def update(self, loss: torch.Tensor) -> None:
         """One step of both optimizers down the gradient of the loss."""
-        scale = min((self.step + 1) / self.warm_up, (self.steps - self.step) / (self.steps - self.warm_up + 1))
+        scale = min(
+            (self.step + 1) / self.warm_up,
+            (self.steps - self.step) / (self.steps - self.warm_up + 1),
+        )
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer, rate in self.optimizers:
@@ -154,15 +182,26 @@ class Trainer:
         self.step += 1
         if self.step % 20 == 0 or self.step == self.steps:
             seconds = time.monotonic() - self.started
-            print(f"{self.name} step {self.step}/{self.steps} loss {loss.item():.3f} {seconds:.0f} s", flush=True)
+            print(
+                f"{self.name} step {self.step}/{self.steps} loss {loss.item():.3f} {seconds:.0f} s",
+                flush=True,
+            )
 
 
 def token_stream(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
     """All documents in one row: begin token, text, end token."""
-    return torch.tensor([token for text in texts for token in [*tokenizer(text, verbose=False)["input_ids"], END_ID]])
+    return torch.tensor(
+        [
+            token
+            for text in texts
+            for token in [*tokenizer(text, verbose=False)["input_ids"], END_ID]
+        ]
+    )
 
 
-def cut_windows(stream: torch.Tensor, offset: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def cut_windows(
+    stream: torch.Tensor, offset: int, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cut inputs (a begin token, then length - 1 tokens) and the tokens to predict, from an offset on."""
     count = (len(stream) - offset) // length
     labels = stream[offset : offset + count * length].view(count, length)
@@ -170,7 +209,9 @@ def cut_windows(stream: torch.Tensor, offset: int, length: int) -> tuple[torch.T
     return inputs, labels
 
 
-def batches(stream: torch.Tensor, length: int, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
+def batches(
+    stream: torch.Tensor, length: int, generator: torch.Generator
+) -> Iterator[tuple[torch.Tensor, ...]]:
     """Endless shuffled batches of windows; every pass over the stream is cut at another offset."""
     size = BATCH_TOKENS // length
     while True:
@@ -197,18 +238,25 @@ def train_target(stream: torch.Tensor, steps: int, seed: int) -> LlamaForCausalL
     return model
 
 
-def draft_batches(stream: torch.Tensor, offset: int, generator: torch.Generator) -> list[torch.Tensor]:
+def draft_batches(
+    stream: torch.Tensor, offset: int, generator: torch.Generator
+) -> list[torch.Tensor]:
     """Cut the stream into shuffled batches of inputs: every fourth of full windows, the others of half ones."""
     size = BATCH_TOKENS // CONTEXT
     _, labels = cut_windows(stream, offset, CONTEXT)
     order = torch.randperm(len(labels), generator=generator)
     groups = [labels[rows] for rows in order[: len(order) // size * size].view(-1, size)]
     lengths = [CONTEXT if index % 4 == 0 else CONTEXT // 2 for index in range(len(groups))]
-    return [cut_windows(group.flatten(), 0, length)[0] for group, length in zip(groups, lengths, strict=True)]
+    return [
+        cut_windows(group.flatten(), 0, length)[0]
+        for group, length in zip(groups, lengths, strict=True)
+    ]
 
 
 @torch.no_grad()
-def ask_teacher(target: LlamaForCausalLM, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def ask_teacher(
+    target: LlamaForCausalLM, inputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The target's most likely tokens after every input position, and their probabilities (which sum to one)."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = target(input_ids=inputs, use_cache=False).logits
@@ -216,7 +264,13 @@ def ask_teacher(target: LlamaForCausalLM, inputs: torch.Tensor) -> tuple[torch.T
     return best.indices.to(torch.int16), best.values.softmax(-1).to(torch.float16)
 
 
-def draft_round(target: LlamaForCausalLM, model: LlamaForCausalLM, sources: list[torch.Tensor], steps: int, generator: torch.Generator) -> None:
+def draft_round(
+    target: LlamaForCausalLM,
+    model: LlamaForCausalLM,
+    sources: list[torch.Tensor],
+    steps: int,
+    generator: torch.Generator,
+) -> None:
     """Ask the target about every batch once, then train the draft on its answers, pass after pass."""
     answers = [ask_teacher(target, inputs) for inputs in sources]
     trainer = Trainer(model, "draft", steps)
@@ -231,7 +285,9 @@ def draft_round(target: LlamaForCausalLM, model: LlamaForCausalLM, sources: list
         trainer.update(-(shares.float() * chosen).sum(-1).mean())
 
 
-def train_draft(target: LlamaForCausalLM, stream: torch.Tensor, rounds: list[int], seed: int) -> LlamaForCausalLM:
+def train_draft(
+    target: LlamaForCausalLM, stream: torch.Tensor, rounds: list[int], seed: int
+) -> LlamaForCausalLM:
     """Distil the target into the draft: cross-entropy with the target's probabilities on the training text.
 
     Every round cuts the text elsewhere, asks about half as many batches as it has steps, and restarts the rates.
@@ -247,7 +303,9 @@ def train_draft(target: LlamaForCausalLM, stream: torch.Tensor, rounds: list[int
 
 def amend_json(path: Path, **fields: object) -> None:
     """Set fields of a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields, indent=2, sort_keys=True) + "\n")
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | fields, indent=2, sort_keys=True) + "\n"
+    )
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -273,7 +331,9 @@ def checked_listing(path: Path, allow_different: bool) -> dict[str, Any]:
     listing: dict[str, Any] = json.loads(path.read_text())
     different = different_files(listing)
     if different:
-        print(f"{len(different)} of {len(listing['files'])} files differ from {path} (Python {listing['python']}):")
+        print(
+            f"{len(different)} of {len(listing['files'])} files differ from {path} (Python {listing['python']}):"
+        )
         print("\n".join(f"  {name}" for name in different))
         if not allow_different:
             raise SystemExit("stopped; --allow-different-files trains on what is here")
@@ -288,7 +348,9 @@ def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str
     target_started = time.monotonic()
     target = train_target(stream, options.steps, options.seed)
     save_model(target, tokenizer, options.out / "target")
-    target = LlamaForCausalLM.from_pretrained(options.out / "target", dtype=torch.float32)  # as it ships
+    target = LlamaForCausalLM.from_pretrained(
+        options.out / "target", dtype=torch.float32
+    )  # as it ships
     target.train(False)
     draft_started = time.monotonic()
     draft = train_draft(target, stream, options.draft_steps, options.seed)
@@ -306,15 +368,31 @@ def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str
 
 def main() -> None:
     """Train, measure and describe the embedded pair."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("inference/data"), help="folder of the pair")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("inference/data"), help="folder of the pair"
+    )
     parser.add_argument("--steps", type=int, default=2200, help="training steps of the target")
-    parser.add_argument("--draft-steps", type=int, nargs="+", default=[2600, 2800], help="the draft's steps, by round")
+    parser.add_argument(
+        "--draft-steps",
+        type=int,
+        nargs="+",
+        default=[2600, 2800],
+        help="the draft's steps, by round",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
-    parser.add_argument("--write-file-list", action="store_true", help="list the local library's files, and stop")
-    parser.add_argument("--measure-only", action="store_true", help="measure the pair that is there, and stop")
-    parser.add_argument("--allow-different-files", action="store_true", help="go on where local files differ")
+    parser.add_argument(
+        "--write-file-list", action="store_true", help="list the local library's files, and stop"
+    )
+    parser.add_argument(
+        "--measure-only", action="store_true", help="measure the pair that is there, and stop"
+    )
+    parser.add_argument(
+        "--allow-different-files", action="store_true", help="go on where local files differ"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     list_path = options.out / "training_files.json"

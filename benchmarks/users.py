@@ -120,7 +120,9 @@ class Alarm:
 class User:
     """Thinks, asks and waits for the answer, over and over."""
 
-    def __init__(self, seat: Seat, text: Text, vocabulary: int, turn: int, alarm: Alarm, think: float) -> None:
+    def __init__(
+        self, seat: Seat, text: Text, vocabulary: int, turn: int, alarm: Alarm, think: float
+    ) -> None:
         self._seat, self._alarm, self._think = seat, alarm, think
         self._draft = ScriptedDraft(text, vocabulary, turn)
         self._budget = NODES

@@ -23,7 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when what was asked was done."""
     options = parse(arguments)
     given = sys.argv[1:] if arguments is None else arguments
-    return run_command(lambda: _run(options, given), debug=options.debug, interrupted="interrupted: the same command goes on from here")
+    return run_command(
+        lambda: _run(options, given),
+        debug=options.debug,
+        interrupted="interrupted: the same command goes on from here",
+    )
 
 
 def _run(options: Options, arguments: Sequence[str]) -> int:
@@ -67,7 +71,9 @@ def _say_if_pushed(store: str, planned: Manifest) -> None:
 
     digest = find(planned, open_store(store))
     if digest:
-        _say(f"the same was built and pushed before: in place of building, python -m compile --pull {shlex.quote(store)} --digest {digest} --out DIR")
+        _say(
+            f"the same was built and pushed before: in place of building, python -m compile --pull {shlex.quote(store)} --digest {digest} --out DIR"
+        )
 
 
 def _builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
@@ -111,8 +117,12 @@ def _push(options: Options) -> None:
     out = _out(options)
     pushed = push(out, open_store(options.push), _say)
     if pushed.first != pushed.digest:
-        print(f"the same was built and pushed before, as {pushed.first}: prefer that one, so that machines share one artefact")
-    print(f"pull it with: python -m compile --pull {shlex.quote(options.push)} --digest {pushed.digest} --out {shlex.quote(str(out))}")
+        print(
+            f"the same was built and pushed before, as {pushed.first}: prefer that one, so that machines share one artefact"
+        )
+    print(
+        f"pull it with: python -m compile --pull {shlex.quote(options.push)} --digest {pushed.digest} --out {shlex.quote(str(out))}"
+    )
 
 
 def _pull(options: Options) -> None:
@@ -120,7 +130,9 @@ def _pull(options: Options) -> None:
 
     assert options.pull is not None
     if options.digest is None:
-        raise InvalidRequest("--pull needs --digest, the one that --push printed: an artefact is executable code, nothing is taken on trust")
+        raise InvalidRequest(
+            "--pull needs --digest, the one that --push printed: an artefact is executable code, nothing is taken on trust"
+        )
     manifest = pull(open_store(options.pull), options.digest, _out(options), _say)
     print(f"{options.out}: {manifest.model} for {manifest.target}, every file checked")
 
@@ -140,7 +152,13 @@ def _spec_of(options: Options) -> tuple[CompileSpec, Checkpoint]:
     checkpoint = find_checkpoint(options)
     request = make_request(options, checkpoint)
     need = check_fits(checkpoint.config, request.spec)
-    print(*request.explanation, *describe(request.spec, checkpoint.config, need), "", sep="\n", flush=True)
+    print(
+        *request.explanation,
+        *describe(request.spec, checkpoint.config, need),
+        "",
+        sep="\n",
+        flush=True,
+    )
     return request.spec, checkpoint
 
 

@@ -18,7 +18,15 @@ from typing import Any, Protocol
 
 from compile.lock import building_alone
 from compile.spec import CompileSpec
-from inference.artifact import MANIFEST, TOKENIZER_FILES, Bucket, Manifest, hash_files, read_manifest, write_manifest
+from inference.artifact import (
+    MANIFEST,
+    TOKENIZER_FILES,
+    Bucket,
+    Manifest,
+    hash_files,
+    read_manifest,
+    write_manifest,
+)
 from inference.errors import BadArtifact, InvalidRequest
 
 _STATE = ".build"
@@ -79,10 +87,18 @@ def read_source(directory: Path) -> Source:
     from inference.text import Tokenizer
 
     stop_ids = tuple(sorted(read_config(directory).stop_ids))
-    return Source(directory, fingerprint(directory), Tokenizer(directory).fingerprint(), read_json(directory / "config.json"), stop_ids)
+    return Source(
+        directory,
+        fingerprint(directory),
+        Tokenizer(directory).fingerprint(),
+        read_json(directory / "config.json"),
+        stop_ids,
+    )
 
 
-def build_artifact(spec: CompileSpec, source: Source, builder: Builder, directory: Path, *, command: str, say: Say) -> Manifest:
+def build_artifact(
+    spec: CompileSpec, source: Source, builder: Builder, directory: Path, *, command: str, say: Say
+) -> Manifest:
     """Build what is not built yet; `say` gets a line a stage. An artefact that is complete stays as it is. One build at a time in
     a directory: raises InvalidRequest with the number of the other process.
     """
@@ -95,11 +111,19 @@ def build_artifact(spec: CompileSpec, source: Source, builder: Builder, director
         return _build(spec, source, builder, directory, command, say)
 
 
-def _build(spec: CompileSpec, source: Source, builder: Builder, directory: Path, command: str, say: Say) -> Manifest:
+def _build(
+    spec: CompileSpec, source: Source, builder: Builder, directory: Path, command: str, say: Say
+) -> Manifest:
     with_ = _MadeWith.by(builder)
     stages = _Stages(directory, _base_key(spec, source, with_), len(spec.graphs) + 2, say)
     copied = {"copied": hash_files(source.directory, _present(source))}
-    files = dict(stages.run("weights", copied, lambda: [*_copy_tokenizer(source, directory), *builder.prepare(directory)]))
+    files = dict(
+        stages.run(
+            "weights",
+            copied,
+            lambda: [*_copy_tokenizer(source, directory), *builder.prepare(directory)],
+        )
+    )
     for bucket in spec.graphs:
         files |= stages.run(bucket.name, asdict(bucket), _graph(builder, bucket, directory))
     files |= stages.run("joint", {"files": files}, lambda: builder.finish(directory, spec.graphs))
@@ -134,11 +158,16 @@ class _Stages:
     say: Say
     done: int = field(default=0)
 
-    def run(self, name: str, made_from: Mapping[str, Any], make: Callable[[], Iterable[str]]) -> dict[str, str]:
+    def run(
+        self, name: str, made_from: Mapping[str, Any], make: Callable[[], Iterable[str]]
+    ) -> dict[str, str]:
         """Path -> SHA-256 of the stage's files."""
         self.done += 1
         label = f"[{self.done}/{self.total}] {name}"
-        key, path = _hash({"base": self.base, **made_from}), self.directory / _STATE / f"{name}.json"
+        key, path = (
+            _hash({"base": self.base, **made_from}),
+            self.directory / _STATE / f"{name}.json",
+        )
         files = _finished(self.directory, path, key)
         if files is not None:
             self.say(f"{label}: already built")
@@ -150,7 +179,9 @@ class _Stages:
         files = _hash_made(self.directory, name, make())
         seconds = time.perf_counter() - start
         _write(path, {"key": key, "files": files, "seconds": round(seconds, 3)})
-        self.say(f"{label}: {seconds:.1f} s, {sum((self.directory / file).stat().st_size for file in files) / 1e6:.2f} MB")
+        self.say(
+            f"{label}: {seconds:.1f} s, {sum((self.directory / file).stat().st_size for file in files) / 1e6:.2f} MB"
+        )
         return files
 
 
@@ -178,10 +209,21 @@ def _copy_tokenizer(source: Source, directory: Path) -> list[str]:
 
 def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
     """Everything that any stage is made from; the list of graphs is not, so that one may be added."""
-    settings = {name: value for name, value in asdict(spec).items() if name not in ("buckets", "model", "fused")}
+    settings = {
+        name: value
+        for name, value in asdict(spec).items()
+        if name not in ("buckets", "model", "fused")
+    }
     if spec.fused is not None:
         settings["draft"] = spec.fused.fingerprint
-    return _hash({"spec": settings, "model": source.model_fingerprint, "tokenizer": source.tokenizer_fingerprint, **asdict(with_)})
+    return _hash(
+        {
+            "spec": settings,
+            "model": source.model_fingerprint,
+            "tokenizer": source.tokenizer_fingerprint,
+            **asdict(with_),
+        }
+    )
 
 
 def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
@@ -212,7 +254,9 @@ def _hash(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _manifest(spec: CompileSpec, source: Source, with_: _MadeWith, files: Mapping[str, str], command: str) -> Manifest:
+def _manifest(
+    spec: CompileSpec, source: Source, with_: _MadeWith, files: Mapping[str, str], command: str
+) -> Manifest:
     return Manifest(
         target=spec.target,
         model=spec.model,

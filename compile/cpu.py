@@ -21,7 +21,15 @@ from torch.export import ExportedProgram
 from compile.equivalence import check_equivalence, check_row_independence
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, RoundBucket
-from inference.backends.compiled import CACHES, WEIGHTS, Graph, empty_caches, graph_path, host, load_graph
+from inference.backends.compiled import (
+    CACHES,
+    WEIGHTS,
+    Graph,
+    empty_caches,
+    graph_path,
+    host,
+    load_graph,
+)
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.decoder import Decoder
@@ -68,14 +76,21 @@ class CpuBuilder:
     def build_alone(self, model: Loaded, bucket: Bucket, directory: Path) -> list[str]:
         """A graph of one model."""
         eager, length = VerifyGraph(*model, bucket.levels), self.spec.sequence_length
-        with self.compiled(eager, bucket, example_inputs(bucket), model.constants(), directory) as graph:
+        with self.compiled(
+            eager, bucket, example_inputs(bucket), model.constants(), directory
+        ) as graph:
             check_equivalence(eager, graph, bucket, sequence_length=length)
             check_row_independence(graph, bucket, self.vocabulary, sequence_length=length)
         return [graph_path(bucket)]
 
     @contextmanager
     def compiled(
-        self, eager: nn.Module, bucket: Bucket, inputs: Mapping[str, Tensor], constants: Mapping[str, Tensor], directory: Path
+        self,
+        eager: nn.Module,
+        bucket: Bucket,
+        inputs: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+        directory: Path,
     ) -> Iterator[Graph]:
         """The graph's package, loaded to be checked; it is put into its place when the context ends without an error."""
         check_compiler()
@@ -107,25 +122,39 @@ class CpuBuilder:
     def load(self, checkpoint: Path) -> Loaded:
         """A decoder, and caches full of noise, which the comparisons read."""
         spec, dtype = self.spec, DTYPES[self.spec.dtype]
-        decoder = load_decoder(checkpoint, positions=spec.sequence_length, vocabulary=self.vocabulary, dtype=dtype, device=torch.device("cpu"))
+        decoder = load_decoder(
+            checkpoint,
+            positions=spec.sequence_length,
+            vocabulary=self.vocabulary,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
         keys, values = empty_caches(decoder.config, spec.rows, spec.capacity, dtype)
         generator = torch.Generator().manual_seed(0)
-        return Loaded(decoder, keys.normal_(generator=generator), values.normal_(generator=generator))
+        return Loaded(
+            decoder, keys.normal_(generator=generator), values.normal_(generator=generator)
+        )
 
 
-def compile_graph(graph: VerifyGraph, bucket: Bucket, path: Path, settings: Mapping[str, object] = ALWAYS) -> None:
+def compile_graph(
+    graph: VerifyGraph, bucket: Bucket, path: Path, settings: Mapping[str, object] = ALWAYS
+) -> None:
     """Write the graph's package, without weights, to `path`; `settings` are torch._inductor.config's."""
     write_package(export_graph(graph, example_inputs(bucket)), bucket.name, path, settings)
 
 
-def write_package(program: ExportedProgram, name: str, path: Path, settings: Mapping[str, object]) -> None:
+def write_package(
+    program: ExportedProgram, name: str, path: Path, settings: Mapping[str, object]
+) -> None:
     """Compile a graph that was exported; raises BadArtifact with the compiler's last words."""
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.exc import InductorError
 
     with _one_compile_thread(), torch.no_grad():
         try:
-            aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(settings))
+            aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs=dict(settings)
+            )
         except (InductorError, RuntimeError) as error:
             raise BadArtifact(f"graph {name} was not compiled: {_last_line(error)}") from error
 
@@ -159,7 +188,9 @@ def save_weights(decoder: Decoder, path: Path) -> None:
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().contiguous() for name, tensor in weights_of(decoder).items()}, path)
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in weights_of(decoder).items()}, path
+    )
 
 
 def graph_constants(decoder: Decoder) -> dict[str, Tensor]:
@@ -175,10 +206,18 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
     settings: dict[str, object] = {}
     for name, text in flags.items():
         if name not in known or name in ALWAYS:
-            raise InvalidRequest(f"compiler flag {name}: for cpu, flags are settings of torch._inductor.config, such as cpp.simdlen=256")
+            raise InvalidRequest(
+                f"compiler flag {name}: for cpu, flags are settings of torch._inductor.config, such as cpp.simdlen=256"
+            )
         kind = type(known[name])
         try:
-            settings[name] = text.lower() in ("", "1", "true") if kind is bool else int(text) if kind is int else text
+            settings[name] = (
+                text.lower() in ("", "1", "true")
+                if kind is bool
+                else int(text)
+                if kind is int
+                else text
+            )
         except ValueError as error:
             raise InvalidRequest(f"compiler flag {name}={text}: a number is needed") from error
     return settings

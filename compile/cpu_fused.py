@@ -17,7 +17,9 @@ from inference.model.fused_graph import RoundGraph, round_inputs
 class FusedCpuBuilder(CpuBuilder):
     """A Builder (compile/build.py) for the machine it runs on."""
 
-    def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path) -> None:
+    def __init__(
+        self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path
+    ) -> None:
         super().__init__(spec, checkpoint_directory, vocabulary)
         self._draft_checkpoint = draft_directory
 
@@ -31,7 +33,9 @@ class FusedCpuBuilder(CpuBuilder):
         """One graph; raises BadArtifact when it does not compute what the eager graph computes."""
         if isinstance(bucket, RoundBucket):
             return self._build_round(bucket, directory)
-        return self.build_alone(self.draft if isinstance(bucket, DraftBucket) else self.model, bucket, directory)
+        return self.build_alone(
+            self.draft if isinstance(bucket, DraftBucket) else self.model, bucket, directory
+        )
 
     def _build_round(self, bucket: RoundBucket, directory: Path) -> list[str]:
         target, draft, length = self.model, self.draft, self.spec.sequence_length
@@ -39,7 +43,9 @@ class FusedCpuBuilder(CpuBuilder):
         constants = target.constants() | round_constants(draft.constants())
         with self.compiled(eager, bucket, round_inputs(bucket), constants, directory) as graph:
             check_round(eager, graph, bucket, sequence_length=length)
-            check_round_independence(graph, bucket, self.vocabulary, self.spec.rows, sequence_length=length)
+            check_round_independence(
+                graph, bucket, self.vocabulary, self.spec.rows, sequence_length=length
+            )
         return [graph_path(bucket)]
 
     @cached_property

@@ -46,12 +46,21 @@ class Device:
 _NEURON_CORE_V2 = {
     "memory": 16 * GIB,  # 32 GiB and 820 GiB/s a chip of 2 cores
     "bandwidth": 410.0 * GIB,
-    "flops": {"bfloat16": 95e12, "float16": 95e12, "float32": 23.75e12},  # 190 and 47.5 TFLOPS a chip
+    "flops": {
+        "bfloat16": 95e12,
+        "float16": 95e12,
+        "float32": 23.75e12,
+    },  # 190 and 47.5 TFLOPS a chip
 }
 _PUBLISHED = "AWS's published peaks of a chip, divided by its cores"
 
 _NEURON = {
-    "trn1": Device("trn1", **_NEURON_CORE_V2, instances={"trn1.2xlarge": 2, "trn1.32xlarge": 32}, source=_PUBLISHED),  # type: ignore[arg-type]
+    "trn1": Device(
+        "trn1",
+        **_NEURON_CORE_V2,
+        instances={"trn1.2xlarge": 2, "trn1.32xlarge": 32},
+        source=_PUBLISHED,
+    ),  # type: ignore[arg-type]
     "inf2": Device(
         "inf2",
         **_NEURON_CORE_V2,  # type: ignore[arg-type]
@@ -78,7 +87,14 @@ def _this_machine() -> Device:
     """20 GB/s and 50 GFLOPS are assumed, two cores of a cloud machine in round numbers: for comparing graphs, not for forecasts."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     flops = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), 50e9)
-    return Device("cpu", memory, 20e9, flops, {"this machine": 1}, "this machine's memory; 20 GB/s and 50 GFLOPS assumed")
+    return Device(
+        "cpu",
+        memory,
+        20e9,
+        flops,
+        {"this machine": 1},
+        "this machine's memory; 20 GB/s and 50 GFLOPS assumed",
+    )
 
 
 def neuron_targets() -> tuple[str, ...]:

@@ -32,58 +32,104 @@ class Tolerance(NamedTuple):
     scores: float
 
 
-ROUNDING = {torch.float32: Tolerance(1e-4, 1e-4), torch.float16: Tolerance(3e-2, 1e-2), torch.bfloat16: Tolerance(1e-1, 5e-2)}
+ROUNDING = {
+    torch.float32: Tolerance(1e-4, 1e-4),
+    torch.float16: Tolerance(3e-2, 1e-2),
+    torch.bfloat16: Tolerance(1e-1, 5e-2),
+}
 INT8 = Tolerance(1e-1, 2e-1)
 """Measured on Qwen2.5-Coder-0.5B (24 layers) with these inputs, against float32: see docs/compile-cpu.md."""
 
-SAMPLINGS = (SamplingParams(1.0, seed=7), SamplingParams(), SamplingParams(0.7, top_k=20, seed=2**40 + 1), SamplingParams(1.0, top_p=0.9, seed=3))
+SAMPLINGS = (
+    SamplingParams(1.0, seed=7),
+    SamplingParams(),
+    SamplingParams(0.7, top_k=20, seed=2**40 + 1),
+    SamplingParams(1.0, top_p=0.9, seed=3),
+)
 
 
 @torch.no_grad()
-def check_equivalence(eager: VerifyGraph, compiled: Graph, bucket: Bucket, *, sequence_length: int, tolerance: Tolerance | None = None) -> None:
+def check_equivalence(
+    eager: VerifyGraph,
+    compiled: Graph,
+    bucket: Bucket,
+    *,
+    sequence_length: int,
+    tolerance: Tolerance | None = None,
+) -> None:
     """Raise BadArtifact unless keys, values and choices are those of the eager graph; by default as its precision allows."""
     allowed = tolerance or ROUNDING[eager.keys.dtype]
     differing = total = 0
     errors: dict[str, list[Tensor]] = {"keys": [], "values": []}
     for seed in range(ROUNDS):
-        inputs = random_inputs(bucket, eager.decoder.vocabulary, eager.keys.shape[1], sequence_length, seed)
+        inputs = random_inputs(
+            bucket, eager.decoder.vocabulary, eager.keys.shape[1], sequence_length, seed
+        )
         expected, made = eager(**inputs), compiled(**inputs)
         for name, ours, theirs in zip(errors, made[1:], expected[1:], strict=True):
             errors[name].append(distances(ours, theirs))
-        differing += int(((made[0] != expected[0]) & (_gap(eager, inputs, made[0], expected[0]) > allowed.scores)).sum())
+        differing += int(
+            (
+                (made[0] != expected[0])
+                & (_gap(eager, inputs, made[0], expected[0]) > allowed.scores)
+            ).sum()
+        )
         total += made[0].numel()
     for name, found in errors.items():
         error = float(torch.cat(found).median())
         if not error <= allowed.states:
-            raise BadArtifact(f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of their length, not {allowed.states}")
+            raise BadArtifact(
+                f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of their length, not {allowed.states}"
+            )
     if differing > 1 + total // 50:
-        raise BadArtifact(f"graph {bucket.name}: {differing} of {total} choices differ from the eager model's by more than rounding")
+        raise BadArtifact(
+            f"graph {bucket.name}: {differing} of {total} choices differ from the eager model's by more than rounding"
+        )
 
 
-def distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, B, kv heads, T, head dim] twice -> [B * T]
+def distances(
+    ours: Tensor, theirs: Tensor
+) -> Tensor:  # [layers, B, kv heads, T, head dim] twice -> [B * T]
     """Each node's distance, as a part of its length."""
-    errors, lengths = (part.float().square().sum((0, 2, 4)).sqrt() for part in (ours.float() - theirs.float(), theirs))
+    errors, lengths = (
+        part.float().square().sum((0, 2, 4)).sqrt()
+        for part in (ours.float() - theirs.float(), theirs)
+    )
     return (errors / lengths).flatten()
 
 
 @torch.no_grad()
-def check_row_independence(graph: Graph, bucket: Bucket, vocabulary: int, *, sequence_length: int) -> None:
+def check_row_independence(
+    graph: Graph, bucket: Bucket, vocabulary: int, *, sequence_length: int
+) -> None:
     """Raise BadArtifact if what a node gets depends, in any bit, on nodes it does not see or on other rows."""
-    inputs, other = (random_inputs(bucket, vocabulary, bucket.rows, sequence_length, seed) for seed in (0, 1))
+    inputs, other = (
+        random_inputs(bucket, vocabulary, bucket.rows, sequence_length, seed) for seed in (0, 1)
+    )
     inputs["pick"][:, 0] = 0
     other["tokens"][0, 0] = inputs["tokens"][0, 0]
-    other["positions"][0] += inputs["positions"][0, 0] - other["positions"][0, 0]  # the same root, above another tree
+    other["positions"][0] += (
+        inputs["positions"][0, 0] - other["positions"][0, 0]
+    )  # the same root, above another tree
     for name in ("context_mask", "rows", "pick", "temperature", "top_k", "top_p", "seed"):
         if name in inputs:
             other[name][0] = inputs[name][0]
     other["tree_mask"][0, 0] = inputs["tree_mask"][0, 0]
-    for name, ours, theirs in zip(("choice", "keys", "values"), graph(**inputs), graph(**other), strict=True):
-        first, second = (part[0, 0] if name == "choice" else part[:, 0, :, 0] for part in (ours, theirs))
+    for name, ours, theirs in zip(
+        ("choice", "keys", "values"), graph(**inputs), graph(**other), strict=True
+    ):
+        first, second = (
+            part[0, 0] if name == "choice" else part[:, 0, :, 0] for part in (ours, theirs)
+        )
         if not torch.equal(first, second):
-            raise BadArtifact(f"graph {bucket.name}: the root's {name} change with the tokens beside it, which would not be lossless")
+            raise BadArtifact(
+                f"graph {bucket.name}: the root's {name} change with the tokens beside it, which would not be lossless"
+            )
 
 
-def random_inputs(bucket: Bucket, vocabulary: int, cache_rows: int, sequence_length: int, seed: int) -> dict[str, Tensor]:
+def random_inputs(
+    bucket: Bucket, vocabulary: int, cache_rows: int, sequence_length: int, seed: int
+) -> dict[str, Tensor]:
     """Inputs of the bucket's shapes: random trees above a random context, every row sampled in another way."""
     rng, inputs = np.random.default_rng(seed), example_inputs(bucket)
     depths, masks = zip(*(_random_tree(bucket, rng) for _ in range(bucket.rows)), strict=True)
@@ -96,7 +142,10 @@ def random_inputs(bucket: Bucket, vocabulary: int, cache_rows: int, sequence_len
         "tree_mask": np.stack(masks),
         "pick": np.tile(np.arange(bucket.nodes)[-bucket.picks :], (bucket.rows, 1)),
     }
-    inputs |= {name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for name, array in drawn.items()}
+    inputs |= {
+        name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
+        for name, array in drawn.items()
+    }
     if bucket.sampled:
         params = [SAMPLINGS[(row + seed) % len(SAMPLINGS)] for row in range(bucket.rows)]
         inputs |= Sampling.of(params, torch.device("cpu"))._asdict()
@@ -114,10 +163,14 @@ def _random_tree(bucket: Bucket, rng: np.random.Generator) -> tuple[np.ndarray, 
     return depths, mask
 
 
-def _gap(eager: VerifyGraph, inputs: dict[str, Tensor], ours: Tensor, theirs: Tensor) -> Tensor:  # [B, P]
+def _gap(
+    eager: VerifyGraph, inputs: dict[str, Tensor], ours: Tensor, theirs: Tensor
+) -> Tensor:  # [B, P]
     """How far apart two choices are by the eager graph's own scores, relative to the greatest."""
     names = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick")
-    scores = eager.decoder.logits(eager.decoder(*(inputs[name] for name in names), eager.keys, eager.values).states)
+    scores = eager.decoder.logits(
+        eager.decoder(*(inputs[name] for name in names), eager.keys, eager.values).states
+    )
     greatest = scores.abs().amax(-1)
     if "seed" in inputs:
         sampling = Sampling(*(inputs[name] for name in Sampling._fields))
@@ -125,6 +178,10 @@ def _gap(eager: VerifyGraph, inputs: dict[str, Tensor], ours: Tensor, theirs: Te
         scores = sampling.scaled(scores)
         greatest = scores.abs().amax(-1)
         ids = torch.arange(scores.shape[-1], dtype=torch.int32)
-        scores = scores + sampling.weigh(noise(sampling.seed[:, None, None], after[:, :, None], ids))
-    both = torch.gather(scores, -1, torch.stack((ours, theirs), -1).to(torch.int64).clamp(0, scores.shape[-1] - 1))
+        scores = scores + sampling.weigh(
+            noise(sampling.seed[:, None, None], after[:, :, None], ids)
+        )
+    both = torch.gather(
+        scores, -1, torch.stack((ours, theirs), -1).to(torch.int64).clamp(0, scores.shape[-1] - 1)
+    )
     return (both[..., 0] - both[..., 1]).abs() / greatest

@@ -47,20 +47,38 @@ def check_text(model: RoundModel, manifest: Manifest) -> str:
     """Greedy and at temperature 1 (where it has graphs for that), after a random prompt."""
     tokens = min(_TOKENS, manifest.sequence_length // 2)
     sampled = fused_part(manifest).rounds[-1].sampled
-    prompt = np.random.default_rng(0).integers(0, manifest.vocabulary, max(1, manifest.sequence_length // 8)).tolist()
+    prompt = (
+        np.random.default_rng(0)
+        .integers(0, manifest.vocabulary, max(1, manifest.sequence_length // 8))
+        .tolist()
+    )
     statistics, equal, made = Statistics(), 0, 0
     for params in (SamplingParams(), *([SamplingParams(1.0, seed=7)] if sampled else [])):
         fused = _fused_text(model, manifest, prompt, params, tokens, statistics)
         equal += _own_choices(model, manifest, prompt, params, fused)
         made += tokens
     if equal < _ENOUGH * made:
-        raise BadArtifact(f"only {equal} of {made} tokens of the artefact's rounds are its target's own choice")
+        raise BadArtifact(
+            f"only {equal} of {made} tokens of the artefact's rounds are its target's own choice"
+        )
     how = "temperature 0 and 1" if sampled else "temperature 0"
     return f"{equal} of {made} tokens as the target alone chooses, {made / statistics.rounds:.2f} a round (random prompt, {how})"
 
 
-def _fused_text(model: RoundModel, manifest: Manifest, prompt: list[int], params: SamplingParams, tokens: int, count: Statistics) -> list[int]:
-    engine = Engine(model, sequence_length=manifest.sequence_length, max_tree_nodes=manifest.max_tree_nodes, vocabulary=manifest.vocabulary)
+def _fused_text(
+    model: RoundModel,
+    manifest: Manifest,
+    prompt: list[int],
+    params: SamplingParams,
+    tokens: int,
+    count: Statistics,
+) -> list[int]:
+    engine = Engine(
+        model,
+        sequence_length=manifest.sequence_length,
+        max_tree_nodes=manifest.max_tree_nodes,
+        vocabulary=manifest.vocabulary,
+    )
     made: list[int] = []
     with closing(LocalVerifier(engine)) as verifier, GraphPool(model).drafter() as drafter:
         for step in decode(prompt, params, drafter, verifier, tokens):
@@ -69,7 +87,9 @@ def _fused_text(model: RoundModel, manifest: Manifest, prompt: list[int], params
     return made
 
 
-def _own_choices(model: Model, manifest: Manifest, prompt: list[int], params: SamplingParams, text: list[int]) -> int:
+def _own_choices(
+    model: Model, manifest: Manifest, prompt: list[int], params: SamplingParams, text: list[int]
+) -> int:
     """How many of the text's tokens the target chooses where they stand."""
     sequence, equal = ModelSequence(model, 0, params), 0
     sequence.extend(prompt[:-1])

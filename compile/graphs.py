@@ -55,9 +55,14 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     _check_sizes("--slots", slots, capacity)
     _check_sizes("--tree_nodes", trees, most)
     rows = limits.rows if limits.all_rows else 1
-    shapes = {Shape(True, rows, nodes, size) for nodes, size in product(sizes.prefill or (limits.chunk,), slots)}
+    shapes = {
+        Shape(True, rows, nodes, size)
+        for nodes, size in product(sizes.prefill or (limits.chunk,), slots)
+    }
     shapes |= {Shape(False, rows, max(least, nodes), size) for nodes, size in product(trees, slots)}
-    return buckets_of([*sorted(shapes - {*limits.required()}), *limits.required()], limits, sizes.sampling)
+    return buckets_of(
+        [*sorted(shapes - {*limits.required()}), *limits.required()], limits, sizes.sampling
+    )
 
 
 def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
@@ -68,10 +73,16 @@ def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
 def one_graph(limits: Limits, sampling: str) -> tuple[Bucket, ...]:
     """A graph that serves everything the limits allow, prompts in pieces of a tree's size; greedy only where nothing else is asked for."""
     nodes = max(limits.least_nodes, limits.tree_nodes)
-    return (verify_bucket(limits.rows, nodes, limits.capacity, limits.capacity, sampled=samplings_of(sampling)[-1]),)
+    return (
+        verify_bucket(
+            limits.rows, nodes, limits.capacity, limits.capacity, sampled=samplings_of(sampling)[-1]
+        ),
+    )
 
 
-def plan_graphs(load: Load, config: ModelConfig, spec: CompileSpec, budget: Budget, chunk: int) -> Planned:
+def plan_graphs(
+    load: Load, config: ModelConfig, spec: CompileSpec, budget: Budget, chunk: int
+) -> Planned:
     """The best graphs for a load at the roofline of the spec's device; the spec's own graphs do not matter."""
     limits, cost = limits_of(spec, chunk), roofline_cost(config, spec)
     calls = calls_of(load, limits)
@@ -79,7 +90,9 @@ def plan_graphs(load: Load, config: ModelConfig, spec: CompileSpec, budget: Budg
     fewer = len({*limits.required()}) < len(chosen.shapes)
     used = sum(budget.count(shape) for shape in chosen.shapes)
     smaller = plan(calls, limits, cost, replace(budget, graphs=used - 1)).padding if fewer else None
-    larger = plan(calls, limits, cost, replace(budget, graphs=budget.graphs + budget.samplings)).padding
+    larger = plan(
+        calls, limits, cost, replace(budget, graphs=budget.graphs + budget.samplings)
+    ).padding
     return Planned(load, calls, chosen, cost, smaller, larger)
 
 
@@ -100,7 +113,9 @@ def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
     device = device_of(spec.target)
 
     def cost(shape: Shape) -> float:
-        call = work(config, spec, shape.rows, shape.nodes, shape.slots, 1 if shape.prefill else shape.nodes)
+        call = work(
+            config, spec, shape.rows, shape.nodes, shape.slots, 1 if shape.prefill else shape.nodes
+        )
         return call.flops / device.flops[spec.dtype] + call.moved / device.bandwidth
 
     return cost
@@ -109,7 +124,11 @@ def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
 def buckets_of(shapes: Sequence[Shape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
     """The graphs of shapes: prompts greedy, trees as asked for."""
     samplings = samplings_of(sampling)
-    return tuple(bucket for shape in sorted({*shapes}) for bucket in _buckets(shape, limits.capacity, samplings))
+    return tuple(
+        bucket
+        for shape in sorted({*shapes})
+        for bucket in _buckets(shape, limits.capacity, samplings)
+    )
 
 
 def samplings_of(sampling: str) -> tuple[bool, ...]:
@@ -129,7 +148,11 @@ def explain(planned: Planned, budget: Budget) -> Iterator[str]:
     yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
     for shape in plan_.shapes:
         yield _explain_shape(shape, planned)
-    fewer = "impossible: the rest is needed to serve everything" if planned.smaller is None else f"{planned.smaller:.1%}"
+    fewer = (
+        "impossible: the rest is needed to serve everything"
+        if planned.smaller is None
+        else f"{planned.smaller:.1%}"
+    )
     yield f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
 
 
@@ -140,8 +163,15 @@ def _certainty(plan_: Plan) -> str:
 
 
 def _explain_shape(shape: Shape, planned: Planned) -> str:
-    mine = {call: weight for call, weight in planned.calls.items() if serving(planned.plan.shapes, call, planned.cost) == shape}
-    work_, exact = sum(mine.values()) * planned.cost(shape), sum(weight * planned.cost(call) for call, weight in mine.items())
+    mine = {
+        call: weight
+        for call, weight in planned.calls.items()
+        if serving(planned.plan.shapes, call, planned.cost) == shape
+    }
+    work_, exact = (
+        sum(mine.values()) * planned.cost(shape),
+        sum(weight * planned.cost(call) for call, weight in mine.items()),
+    )
     name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
     padding = f"{work_ / exact - 1:>9.1%}" if exact else f"{'-':>9}"
     return f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}{work_ / planned.plan.expected:>15.1%}{padding}"

@@ -21,7 +21,12 @@ class Shape(NamedTuple):
     slots: int  # cache slots that are read
 
     def serves(self, call: Shape) -> bool:
-        return self.prefill == call.prefill and self.rows >= call.rows and self.nodes >= call.nodes and self.slots >= call.slots
+        return (
+            self.prefill == call.prefill
+            and self.rows >= call.rows
+            and self.nodes >= call.nodes
+            and self.slots >= call.slots
+        )
 
 
 Calls = Mapping[Shape, float]
@@ -43,13 +48,19 @@ class Load:
 
     def __post_init__(self) -> None:
         if not self.sessions or min(min(session) for session in self.sessions) < 1:
-            raise InvalidRequest("a load needs sessions, each of at least one token of prompt and one of output")
+            raise InvalidRequest(
+                "a load needs sessions, each of at least one token of prompt and one of output"
+            )
         for name in ("tree_sizes", "concurrent"):
             shares = getattr(self, name)
             if not shares or min(shares) < 1 or min(shares.values()) <= 0:
-                raise InvalidRequest(f"a load's {name} maps sizes of at least 1 to shares above 0: got {dict(shares)}")
+                raise InvalidRequest(
+                    f"a load's {name} maps sizes of at least 1 to shares above 0: got {dict(shares)}"
+                )
         if self.acceptance_length < 1:
-            raise InvalidRequest(f"a load's acceptance_length is {self.acceptance_length}: a round makes at least the target's own token")
+            raise InvalidRequest(
+                f"a load's acceptance_length is {self.acceptance_length}: a round makes at least the target's own token"
+            )
 
 
 def read_load(path: Path) -> Load:
@@ -72,19 +83,31 @@ def read_load(path: Path) -> Load:
 
 def _parse(raw: Mapping[str, Any]) -> Load:
     sessions = tuple((int(prompt), int(output)) for prompt, output in raw["sessions"])
-    tree_sizes, concurrent = ({int(size): float(share) for size, share in raw[name].items()} for name in ("tree_sizes", "concurrent"))
+    tree_sizes, concurrent = (
+        {int(size): float(share) for size, share in raw[name].items()}
+        for name in ("tree_sizes", "concurrent")
+    )
     return Load(str(raw["what"]), sessions, tree_sizes, concurrent, float(raw["acceptance_length"]))
 
 
 def _measured(records: Sequence[Mapping[str, Any]], name: str) -> Load:
     """A load from records of texts: of trees they have each text's mean, of concurrency nothing."""
     done = [record for record in records if record["rounds"] and record["token_ids"]]
-    rounds, accepted = sum(record["rounds"] for record in done), sum(record["num_accepted_tokens"] for record in done)
+    rounds, accepted = (
+        sum(record["rounds"] for record in done),
+        sum(record["num_accepted_tokens"] for record in done),
+    )
     trees: defaultdict[int, float] = defaultdict(float)
     for record in done:
         trees[1 + round(record["num_draft_tokens"] / record["rounds"])] += record["rounds"]
     sessions = tuple((int(record["prompt_tokens"]), len(record["token_ids"])) for record in done)
-    return Load(f"measured, {len(done)} texts of {name}, one at a time", sessions, dict(trees), {1: 1.0}, 1 + accepted / max(1, rounds))
+    return Load(
+        f"measured, {len(done)} texts of {name}, one at a time",
+        sessions,
+        dict(trees),
+        {1: 1.0},
+        1 + accepted / max(1, rounds),
+    )
 
 
 @dataclass(frozen=True)
@@ -139,7 +162,9 @@ def _rounds(prompt: int, output: int, load: Load, limits: Limits) -> Iterator[tu
         cached = prompt - 1 + int(index * load.acceptance_length)
         for tree, tree_share in load.tree_sizes.items():
             nodes = max(limits.least_nodes, min(tree, limits.tree_nodes))
-            slots = min(cached + nodes, limits.capacity)  # committed keys have holes as wide as a tree among them
+            slots = min(
+                cached + nodes, limits.capacity
+            )  # committed keys have holes as wide as a tree among them
             for sessions, share in load.concurrent.items():
                 active = min(sessions, limits.rows)
                 shape = Shape(False, limits.rows if limits.all_rows else active, nodes, slots)

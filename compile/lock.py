@@ -26,7 +26,9 @@ def building_alone(path: Path, what: str) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read() or "another process"
-            raise InvalidRequest(f"{what} is being built by {holder}: wait for it, end it, or name another directory") from error
+            raise InvalidRequest(
+                f"{what} is being built by {holder}: wait for it, end it, or name another directory"
+            ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

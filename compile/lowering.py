@@ -39,17 +39,27 @@ class NotLowerable(OutriderError, ValueError):
     """A graph that breaks the rules of compiled graphs; the message names the operation."""
 
 
-DTYPES = {torch.float32: jnp.float32, torch.bfloat16: jnp.bfloat16, torch.int32: jnp.int32, torch.int64: jnp.int32, torch.bool: jnp.bool_}
+DTYPES = {
+    torch.float32: jnp.float32,
+    torch.bfloat16: jnp.bfloat16,
+    torch.int32: jnp.int32,
+    torch.int64: jnp.int32,
+    torch.bool: jnp.bool_,
+}
 
 
-def _slice(x: Any, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+def _slice(
+    x: Any, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
     first, last, step = slice(start, end, step).indices(x.shape[axis])
     return lax.slice_in_dim(x, first, last, step, axis)
 
 
 def _expand(x: Any, sizes: Sequence[int]) -> Any:
     own = (1,) * (len(sizes) - x.ndim) + x.shape
-    return jnp.broadcast_to(x, [mine if size == -1 else size for size, mine in zip(sizes, own, strict=True)])
+    return jnp.broadcast_to(
+        x, [mine if size == -1 else size for size, mine in zip(sizes, own, strict=True)]
+    )
 
 
 def _scatter(x: Any, axis: int, index: Any, source: Any) -> Any:
@@ -98,7 +108,9 @@ TABLE: Mapping[Any, Callable[..., Any]] = {
     aten.bitwise_xor.Scalar: lambda a, b: a ^ b,
     aten.bitwise_xor.Tensor: lambda a, b: a ^ b,
     aten.bitwise_left_shift.Tensor: lambda a, b: a << b,
-    aten.bitwise_right_shift.Tensor: lambda a, b: a >> b,  # never a >> number, which torch_xla makes a division
+    aten.bitwise_right_shift.Tensor: lambda a, b: (
+        a >> b
+    ),  # never a >> number, which torch_xla makes a division
     # reductions
     aten.amax.default: lambda x, axes, keep=False: jnp.max(x, tuple(axes), keepdims=keep),
     aten.amin.default: lambda x, axes, keep=False: jnp.min(x, tuple(axes), keepdims=keep),
@@ -121,14 +133,22 @@ TABLE: Mapping[Any, Callable[..., Any]] = {
     # reading and writing by index
     aten.embedding.default: lambda table, index: _take(table, 0, index),
     aten.index_select.default: _take,
-    aten.gather.default: lambda x, axis, index: jnp.take_along_axis(x, index, axis, mode="promise_in_bounds"),
+    aten.gather.default: lambda x, axis, index: jnp.take_along_axis(
+        x, index, axis, mode="promise_in_bounds"
+    ),
     aten.scatter.src: _scatter,
     # constants and types
-    aten.arange.start_step: lambda start, end, step=1, dtype=None: jnp.arange(start, end, step, dtype=DTYPES[dtype]),
-    aten.full_like.default: lambda x, value, dtype=None: jnp.full_like(x, value, dtype and DTYPES[dtype]),
+    aten.arange.start_step: lambda start, end, step=1, dtype=None: jnp.arange(
+        start, end, step, dtype=DTYPES[dtype]
+    ),
+    aten.full_like.default: lambda x, value, dtype=None: jnp.full_like(
+        x, value, dtype and DTYPES[dtype]
+    ),
     aten.scalar_tensor.default: lambda value, dtype: jnp.asarray(value, DTYPES[dtype]),
     aten._to_copy.default: lambda x, dtype=None: x if dtype is None else x.astype(DTYPES[dtype]),
-    aten._assert_tensor_metadata.default: lambda *_, **__: None,  # of the export itself; nothing at run time
+    aten._assert_tensor_metadata.default: lambda *_, **__: (
+        None
+    ),  # of the export itself; nothing at run time
 }
 
 PLACEMENT = frozenset(("device", "layout", "memory_format", "non_blocking", "pin_memory"))
@@ -173,7 +193,11 @@ class Proof:
 
     def __init__(self, report: Report, lowered: Lowered, executable: Any) -> None:
         self.report = report
-        self._constants, self._state, self._executable = lowered.constants, lowered.state, executable
+        self._constants, self._state, self._executable = (
+            lowered.constants,
+            lowered.state,
+            executable,
+        )
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         outputs, self._state = self._executable(self._constants, self._state, _arrays(inputs))
@@ -191,12 +215,20 @@ class Proof:
 def prove(graph: VerifyGraph | StatefulGraph, bucket: Bucket) -> Proof:
     """Compiles the graph for this bucket; raises NotLowerable naming what an accelerator would not take."""
     program = export(graph, example_inputs(bucket))
-    return compile_program(program, example_inputs(bucket), state=("keys", "values") if isinstance(graph, StatefulGraph) else ())
+    return compile_program(
+        program,
+        example_inputs(bucket),
+        state=("keys", "values") if isinstance(graph, StatefulGraph) else (),
+    )
 
 
 def prove_fused(graph: RoundGraph | StatefulRoundGraph, inputs: Mapping[str, Tensor]) -> Proof:
     """The same for a graph of both models, for inputs of these shapes: a round, or one of the models alone."""
-    return compile_program(export(graph, inputs), inputs, state=FUSED_CACHES if isinstance(graph, StatefulRoundGraph) else ())
+    return compile_program(
+        export(graph, inputs),
+        inputs,
+        state=FUSED_CACHES if isinstance(graph, StatefulRoundGraph) else (),
+    )
 
 
 def prove_copying(graph: StatefulGraph) -> Proof:
@@ -205,10 +237,14 @@ def prove_copying(graph: StatefulGraph) -> Proof:
     return compile_program(export(graph, inputs), inputs, state=("keys", "values"))
 
 
-def compile_program(program: ExportedProgram, inputs: Mapping[str, Tensor], state: tuple[str, ...]) -> Proof:
+def compile_program(
+    program: ExportedProgram, inputs: Mapping[str, Tensor], state: tuple[str, ...]
+) -> Proof:
     """The program through the table and XLA, with every buffer of `state` donated and aliased."""
     lowered = lower(program, state)
-    staged = jax.jit(lowered.function, donate_argnums=1).lower(lowered.constants, lowered.state, _arrays(inputs))
+    staged = jax.jit(lowered.function, donate_argnums=1).lower(
+        lowered.constants, lowered.state, _arrays(inputs)
+    )
     module: Any = staged.compiler_ir("stablehlo")
     operations = _operations(module.operation)
     executable = staged.compile()
@@ -223,7 +259,9 @@ def compile_program(program: ExportedProgram, inputs: Mapping[str, Tensor], stat
         flops=(executable.cost_analysis() or {}).get("flops"),
     )
     if report.aliased_outputs != len(state) or report.aliased_bytes != report.state_bytes:
-        raise NotLowerable(f"XLA aliases {report.aliased_outputs} buffers, {report.aliased_bytes} bytes, of {len(state)}, {report.state_bytes} bytes")
+        raise NotLowerable(
+            f"XLA aliases {report.aliased_outputs} buffers, {report.aliased_bytes} bytes, of {len(state)}, {report.state_bytes} bytes"
+        )
     return Proof(report, lowered, executable)
 
 
@@ -231,10 +269,14 @@ def export(graph: torch.nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProg
     """The graph in core operations. strict=False: strict export silently drops buffers that are reassigned."""
     with torch.no_grad():
         try:
-            program: ExportedProgram = torch.export.export(graph, (), dict(inputs), strict=False).run_decompositions()
+            program: ExportedProgram = torch.export.export(
+                graph, (), dict(inputs), strict=False
+            ).run_decompositions()
             return program
         except RuntimeError as error:  # of which every refusal of a data-dependent branch is one
-            raise NotLowerable(f"torch.export refuses the graph: {str(error).strip().splitlines()[0]}") from error
+            raise NotLowerable(
+                f"torch.export refuses the graph: {str(error).strip().splitlines()[0]}"
+            ) from error
 
 
 def lower(program: ExportedProgram, state: tuple[str, ...]) -> Lowered:
@@ -243,27 +285,47 @@ def lower(program: ExportedProgram, state: tuple[str, ...]) -> Lowered:
     for node in program.graph.nodes:
         _check_node(node)
     tensors = {**program.state_dict, **program.constants}
-    targets = [spec.target for spec in program.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT]
+    targets = [
+        spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.kind != InputKind.USER_INPUT
+    ]
     arrays = _arrays({target: tensors[target] for target in targets if target is not None})
 
-    def function(constants: Arrays, state: Arrays, inputs: Arrays) -> tuple[tuple[Any, ...], Arrays]:
+    def function(
+        constants: Arrays, state: Arrays, inputs: Arrays
+    ) -> tuple[tuple[Any, ...], Arrays]:
         return _interpret(program, {**constants, **state}, inputs)
 
-    return Lowered(function, {name: arrays[name] for name in arrays if name not in state}, {name: arrays[name] for name in state})
+    return Lowered(
+        function,
+        {name: arrays[name] for name in arrays if name not in state},
+        {name: arrays[name] for name in state},
+    )
 
 
 def _check_state(program: ExportedProgram, state: tuple[str, ...]) -> None:
-    changed = [spec.target for spec in program.graph_signature.output_specs if spec.kind != OutputKind.USER_OUTPUT]
+    changed = [
+        spec.target
+        for spec in program.graph_signature.output_specs
+        if spec.kind != OutputKind.USER_OUTPUT
+    ]
     if sorted(map(str, changed)) != sorted(state):
-        raise NotLowerable(f"the graph changes the buffers {changed}, and must change {list(state)}")
+        raise NotLowerable(
+            f"the graph changes the buffers {changed}, and must change {list(state)}"
+        )
 
 
 def _check_node(node: Node) -> None:
     """One node of the exported program against the table and the rules that hold before compilation."""
     if node.op == "call_function" and node.target not in TABLE:
-        raise NotLowerable(f"{node.target} is not in the table of allowed operations (compile/lowering.py)")
+        raise NotLowerable(
+            f"{node.target} is not in the table of allowed operations (compile/lowering.py)"
+        )
     if any(isinstance(arg, float) and not math.isfinite(arg) for arg in node.args):
-        raise NotLowerable(f"{node.target} has the constant {node.args}: accelerators fail on infinities")
+        raise NotLowerable(
+            f"{node.target} has the constant {node.args}: accelerators fail on infinities"
+        )
     value = node.meta.get("val")
     for tensor in value if isinstance(value, (tuple, list)) else (value,):
         if not isinstance(tensor, Tensor):
@@ -271,32 +333,52 @@ def _check_node(node: Node) -> None:
         if not all(isinstance(size, int) for size in tensor.shape):
             raise NotLowerable(f"{node.target} has a dynamic shape: {tuple(tensor.shape)}")
         if tensor.dtype not in DTYPES or (tensor.dtype == torch.int64 and not _tolerated(node)):
-            raise NotLowerable(f"{node.target} makes {tensor.dtype}: use {', '.join(str(dtype) for dtype in DTYPES if dtype != torch.int64)}")
+            raise NotLowerable(
+                f"{node.target} makes {tensor.dtype}: use {', '.join(str(dtype) for dtype in DTYPES if dtype != torch.int64)}"
+            )
 
 
 def _tolerated(node: Node) -> bool:
     """Whether a 64-bit result comes from WIDE and is only cast to int32."""
     source = node.args[0] if node.target == operator.getitem else node
     passing = (operator.getitem, aten._assert_tensor_metadata.default)
-    cast = all(user.target in passing or user.kwargs.get("dtype") == torch.int32 for user in node.users)
+    cast = all(
+        user.target in passing or user.kwargs.get("dtype") == torch.int32 for user in node.users
+    )
     return isinstance(source, Node) and source.target in WIDE and cast
 
 
-def _interpret(program: ExportedProgram, named: Arrays, inputs: Arrays) -> tuple[tuple[Any, ...], Arrays]:
+def _interpret(
+    program: ExportedProgram, named: Arrays, inputs: Arrays
+) -> tuple[tuple[Any, ...], Arrays]:
     """Runs the exported graph with the table's functions, on jax arrays or tracers."""
     values: dict[Node, Any] = {}
     signature = program.graph_signature
     placeholders = (node for node in program.graph.nodes if node.op == "placeholder")
     for node, entry in zip(placeholders, signature.input_specs, strict=True):
-        values[node] = inputs[entry.arg.name] if entry.kind == InputKind.USER_INPUT else named[str(entry.target)]
+        values[node] = (
+            inputs[entry.arg.name]
+            if entry.kind == InputKind.USER_INPUT
+            else named[str(entry.target)]
+        )
     for node in program.graph.nodes:
         if node.op == "call_function":
             args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-            values[node] = TABLE[node.target](*args, **{name: kwargs[name] for name in kwargs if name not in PLACEMENT})
+            values[node] = TABLE[node.target](
+                *args, **{name: kwargs[name] for name in kwargs if name not in PLACEMENT}
+            )
     results = [values[node] for node in program.graph.output_node().args[0]]
     kinds = [entry.kind for entry in signature.output_specs]
-    outputs = tuple(result for result, kind in zip(results, kinds, strict=True) if kind == OutputKind.USER_OUTPUT)
-    state = {str(entry.target): result for result, entry in zip(results, signature.output_specs, strict=True) if entry.kind != OutputKind.USER_OUTPUT}
+    outputs = tuple(
+        result
+        for result, kind in zip(results, kinds, strict=True)
+        if kind == OutputKind.USER_OUTPUT
+    )
+    state = {
+        str(entry.target): result
+        for result, entry in zip(results, signature.output_specs, strict=True)
+        if entry.kind != OutputKind.USER_OUTPUT
+    }
     return outputs, state
 
 
@@ -308,7 +390,9 @@ def _operations(module: Any) -> Counter[str]:
         if dialect in ("builtin", "func") or name == "return":
             continue
         if name not in STABLEHLO:
-            raise NotLowerable(f"XLA needs {operation.name}, which is not an allowed operation (compile/lowering.py)")
+            raise NotLowerable(
+                f"XLA needs {operation.name}, which is not an allowed operation (compile/lowering.py)"
+            )
         for result in operation.results:
             if any(mark in str(result.type) for mark in ("i64", "f64", "?")):
                 raise NotLowerable(f"{operation.name} makes {result.type}")

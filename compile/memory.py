@@ -52,21 +52,33 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
     """What the spec needs of each rank, the draft included where it has one."""
     models = _models(config, spec)
     activation, largest = max(
-        (size, f"{name} of {bucket.name}") for model, buckets in models for bucket in buckets for name, size in _activations(model, spec, bucket)
+        (size, f"{name} of {bucket.name}")
+        for model, buckets in models
+        for bucket in buckets
+        for name, size in _activations(model, spec, bucket)
     )
     cache = sum(_cache_bytes(model, spec, spec.rows, spec.cache_slots) for model, _ in models)
-    return Footprint(sum(_weight_bytes(model, spec) for model, _ in models), cache, activation, largest)
+    return Footprint(
+        sum(_weight_bytes(model, spec) for model, _ in models), cache, activation, largest
+    )
 
 
-def work(config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: int, picks: int) -> Work:
+def work(
+    config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: int, picks: int
+) -> Work:
     """A call of these shapes: matrices and the head, attention over cache and new nodes; weights and cache moved once. The
     choice among ids is not counted, nor what ranks send each other.
     """
     ranks = spec.tensor_parallel
-    matrices, head = config.layers * _layer_matrices(config, ranks), config.hidden_size * spec.vocabulary / ranks
+    matrices, head = (
+        config.layers * _layer_matrices(config, ranks),
+        config.hidden_size * spec.vocabulary / ranks,
+    )
     attention = 4 * config.layers * config.heads * config.head_dim / ranks * nodes * (slots + nodes)
     flops = rows * (2 * matrices * nodes + 2 * head * picks + attention)
-    moved = (matrices + head) * _matrix_item(spec) + _cache_bytes(config, spec, rows, slots + 2 * nodes)  # new keys are written to the cache and read
+    moved = (matrices + head) * _matrix_item(spec) + _cache_bytes(
+        config, spec, rows, slots + 2 * nodes
+    )  # new keys are written to the cache and read
     return Work(flops, moved)
 
 
@@ -78,7 +90,10 @@ def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
     if isinstance(bucket, DraftBucket):
         return work(draft, spec, rows, bucket.nodes, slots, bucket.picks)
     entry, *levels = bucket.shape.levels[:-1]
-    calls = [work(config, spec, rows, bucket.nodes, slots, bucket.nodes), work(draft, spec, rows, entry + 1, slots, entry)]
+    calls = [
+        work(config, spec, rows, bucket.nodes, slots, bucket.nodes),
+        work(draft, spec, rows, entry + 1, slots, entry),
+    ]
     calls += [work(draft, spec, rows, wide, slots, wide) for wide in levels]
     return Work(sum(call.flops for call in calls), sum(call.moved for call in calls))
 
@@ -103,14 +118,22 @@ def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
     if not shards_evenly(config, ranks):
         possible = ", ".join(str(count) for count in _rank_counts(config, device))
         heads = f"{config.heads} heads and {config.kv_heads} key-value heads"
-        raise InvalidRequest(f"--tensor_parallel {ranks}: {spec.model} has {heads}, which {spec.target} can share among {possible}")
+        raise InvalidRequest(
+            f"--tensor_parallel {ranks}: {spec.model} has {heads}, which {spec.target} can share among {possible}"
+        )
     if device.instance(ranks) is None:
-        raise InvalidRequest(f"--tensor_parallel {ranks}: the largest {spec.target} instance has {device.ranks} ranks")
+        raise InvalidRequest(
+            f"--tensor_parallel {ranks}: the largest {spec.target} instance has {device.ranks} ranks"
+        )
 
 
 def shards_evenly(config: ModelConfig, ranks: int) -> bool:
     kv_heads = config.kv_heads
-    cut = config.heads % ranks == 0 and config.intermediate_size % ranks == 0 and config.hidden_size % ranks == 0
+    cut = (
+        config.heads % ranks == 0
+        and config.intermediate_size % ranks == 0
+        and config.hidden_size % ranks == 0
+    )
     return cut and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
@@ -118,12 +141,27 @@ def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
     """The same graphs on a smaller cache; those that become equal are one."""
     capacity, fused = sequence_length + spec.max_tree_nodes, spec.fused
     if fused is not None:
-        fused = replace(fused, prefill=_on(fused.prefill, rows, capacity), rounds=_on(fused.rounds, rows, capacity))
-    return replace(spec, rows=rows, sequence_length=sequence_length, buckets=_on(spec.buckets, rows, capacity), fused=fused)
+        fused = replace(
+            fused,
+            prefill=_on(fused.prefill, rows, capacity),
+            rounds=_on(fused.rounds, rows, capacity),
+        )
+    return replace(
+        spec,
+        rows=rows,
+        sequence_length=sequence_length,
+        buckets=_on(spec.buckets, rows, capacity),
+        fused=fused,
+    )
 
 
 def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBucket, ...]:
-    smaller = [replace(bucket, rows=min(rows, bucket.rows), slots=min(bucket.slots, capacity), junk=capacity) for bucket in buckets]
+    smaller = [
+        replace(
+            bucket, rows=min(rows, bucket.rows), slots=min(bucket.slots, capacity), junk=capacity
+        )
+        for bucket in buckets
+    ]
     return tuple({bucket.name: bucket for bucket in smaller}.values())
 
 
@@ -131,7 +169,10 @@ def _models(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, S
     """The target, and the draft where there is one, with the graphs whose largest tensors are theirs: a round's are the target's."""
     if spec.fused is None:
         return [(config, spec.buckets)]
-    return [(config, (*spec.buckets, *spec.fused.rounds)), (parse_config(spec.fused.config), spec.fused.prefill)]
+    return [
+        (config, (*spec.buckets, *spec.fused.rounds)),
+        (parse_config(spec.fused.config), spec.fused.prefill),
+    ]
 
 
 def gib(size: float) -> str:
@@ -141,10 +182,15 @@ def gib(size: float) -> str:
 
 def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
     """One change at a time, each the smallest that is enough."""
-    length = _last(range(_STEP, spec.sequence_length, _STEP), lambda length: _fits(config, resized(spec, spec.rows, length)))
+    length = _last(
+        range(_STEP, spec.sequence_length, _STEP),
+        lambda length: _fits(config, resized(spec, spec.rows, length)),
+    )
     if length:
         yield f"--sequence_length {length}"
-    rows = _last(range(1, spec.rows), lambda rows: _fits(config, resized(spec, rows, spec.sequence_length)))
+    rows = _last(
+        range(1, spec.rows), lambda rows: _fits(config, resized(spec, rows, spec.sequence_length))
+    )
     if rows:
         yield f"--rows {rows}"
     if spec.dtype == "float32" and _fits(config, replace(spec, dtype="bfloat16")):
@@ -187,13 +233,23 @@ def _kv_heads(config: ModelConfig, ranks: int) -> int:
 
 def _cache_bytes(config: ModelConfig, spec: CompileSpec, rows: int, slots: int) -> int:
     """Keys and values of all layers for so many slots a row."""
-    return 2 * config.layers * rows * _kv_heads(config, spec.tensor_parallel) * slots * config.head_dim * ITEM[spec.dtype]
+    return (
+        2
+        * config.layers
+        * rows
+        * _kv_heads(config, spec.tensor_parallel)
+        * slots
+        * config.head_dim
+        * ITEM[spec.dtype]
+    )
 
 
 def _layer_matrices(config: ModelConfig, ranks: int) -> int:
     """Weights of one layer's matrices on one rank."""
     hidden, size = config.hidden_size, config.head_dim
-    attention = 2 * hidden * config.heads * size // ranks + 2 * hidden * _kv_heads(config, ranks) * size
+    attention = (
+        2 * hidden * config.heads * size // ranks + 2 * hidden * _kv_heads(config, ranks) * size
+    )
     return attention + 3 * hidden * config.intermediate_size // ranks
 
 
@@ -207,7 +263,9 @@ def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
     matrices = config.layers * _layer_matrices(config, spec.tensor_parallel)
     if spec.dtype == "int8":
         matrices += config.vocab_size * config.hidden_size
-    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * (ITEM[spec.dtype] - _matrix_item(spec))
+    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * (
+        ITEM[spec.dtype] - _matrix_item(spec)
+    )
 
 
 def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
@@ -222,11 +280,16 @@ def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
     return tables + hidden + config.layers * (_layer_matrices(config, ranks) + vectors)
 
 
-def _activations(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Iterator[tuple[str, int]]:
+def _activations(
+    config: ModelConfig, spec: CompileSpec, bucket: Bucket
+) -> Iterator[tuple[str, int]]:
     """The tensors that grow with the shapes: name, bytes on one rank. Logits and noise are counted whole: ranks may gather them."""
     rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
     yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE
-    yield "keys of a layer in float32", rows * _kv_heads(config, ranks) * slots * config.head_dim * _WIDE
+    yield (
+        "keys of a layer in float32",
+        rows * _kv_heads(config, ranks) * slots * config.head_dim * _WIDE,
+    )
     yield "new keys of all layers", _cache_bytes(config, spec, rows, nodes) // 2
     yield "MLP states", rows * nodes * config.intermediate_size // ranks * ITEM[spec.dtype]
     yield "logits", rows * bucket.picks * spec.vocabulary * _WIDE

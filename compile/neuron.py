@@ -25,7 +25,14 @@ from compile.parallel import parallel_config, parallel_layers, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
-from inference.backends.neuron_sdk import Sdk, has_device, instance_family, load_sdk, logical_cores, sdk_versions
+from inference.backends.neuron_sdk import (
+    Sdk,
+    has_device,
+    instance_family,
+    load_sdk,
+    logical_cores,
+    sdk_versions,
+)
 from inference.choice import add_in_halves
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
@@ -50,10 +57,16 @@ class Toolchain:
 
     def __init__(self, spec: CompileSpec, interface: str) -> None:
         if spec.target not in PLATFORMS:
-            raise InvalidRequest(f"--target {spec.target}: the Neuron builders make {', '.join(PLATFORMS)}")
+            raise InvalidRequest(
+                f"--target {spec.target}: the Neuron builders make {', '.join(PLATFORMS)}"
+            )
         self._target, self.logical = spec.target, logical_cores(spec.target)
         self.flags = compiler_flags(spec, self.logical)
-        self.host = {"family": spec.target, "logical_cores": str(self.logical), "interface": interface}
+        self.host = {
+            "family": spec.target,
+            "logical_cores": str(self.logical),
+            "interface": interface,
+        }
 
     @cached_property
     def sdk(self) -> Sdk:
@@ -68,7 +81,9 @@ class Toolchain:
         try:
             yield work
         except RuntimeError as error:
-            raise BadArtifact(f"the Neuron compiler failed: {_cause(error)}. Its files and logs are in {work}") from error
+            raise BadArtifact(
+                f"the Neuron compiler failed: {_cause(error)}. Its files and logs are in {work}"
+            ) from error
         shutil.rmtree(work)
 
 
@@ -87,13 +102,28 @@ class NeuronBuilder:
         spec, sdk, named = self._spec, self._tools.sdk, self._weights()
         with self._ranks(), sdk.init_on_device(torch.device("meta")):
             graph = self._graph("meta")
-            for rank in range(spec.tensor_parallel):  # one at a time: a rank's share is let go before the next is cut
-                sdk.shard_checkpoint(checkpoint=dict(named), model=graph, start_rank=rank, end_rank=rank, serialize_path=str(directory / "weights"))
+            for rank in range(
+                spec.tensor_parallel
+            ):  # one at a time: a rank's share is let go before the next is cut
+                sdk.shard_checkpoint(
+                    checkpoint=dict(named),
+                    model=graph,
+                    start_rank=rank,
+                    end_rank=rank,
+                    serialize_path=str(directory / "weights"),
+                )
         return [SHARD.format(rank) for rank in range(spec.tensor_parallel)]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """What the graph will be: the names, shapes and types it is routed by. All graphs are compiled together, by `finish`."""
-        return [self._record(directory, f"graphs/{bucket.name}.json", self._inputs(bucket), {"levels": bucket.levels})]
+        return [
+            self._record(
+                directory,
+                f"graphs/{bucket.name}.json",
+                self._inputs(bucket),
+                {"levels": bucket.levels},
+            )
+        ]
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Trace and compile every graph into one package, without weights; with several rows also the one that copies a row."""
@@ -102,15 +132,32 @@ class NeuronBuilder:
             model = self._compile(buckets, work)
             (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
             model.save(str(directory / PACKAGE), save_weights=False)
-        copying = [self._record(directory, COPY_RECORD, copy_inputs(self._spec.rows), {})] if self._spec.rows > 1 else []
+        copying = (
+            [self._record(directory, COPY_RECORD, copy_inputs(self._spec.rows), {})]
+            if self._spec.rows > 1
+            else []
+        )
         return [PACKAGE, *copying]
 
-    def _record(self, directory: Path, name: str, inputs: Mapping[str, torch.Tensor], more: Mapping[str, Any]) -> str:
+    def _record(
+        self,
+        directory: Path,
+        name: str,
+        inputs: Mapping[str, torch.Tensor],
+        more: Mapping[str, Any],
+    ) -> str:
         """Write what a graph takes; returns the file's name."""
-        described = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in inputs.items()}
+        described = {
+            name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            for name, tensor in inputs.items()
+        }
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"inputs": described, **more, "flags": render(self._tools.flags)}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps({"inputs": described, **more, "flags": render(self._tools.flags)}, indent=1)
+            + "\n",
+            encoding="utf-8",
+        )
         return name
 
     def versions(self) -> Mapping[str, str]:
@@ -126,7 +173,9 @@ class NeuronBuilder:
     def _ranks(self) -> Iterator[None]:
         """The parallel state in which one process lays out the program of all ranks."""
         ranks = self._spec.tensor_parallel
-        with self._tools.sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=self._tools.logical):
+        with self._tools.sdk.parallel_state(
+            world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=self._tools.logical
+        ):
             yield
 
     def _weights(self) -> dict[str, Tensor]:
@@ -135,7 +184,13 @@ class NeuronBuilder:
 
     def _weights_of(self, checkpoint: Path, config: ModelConfig, name: str) -> dict[str, Tensor]:
         positions, device = self._spec.sequence_length, torch.device("cpu")
-        whole = load_decoder(checkpoint, positions=positions, vocabulary=self._vocabulary, dtype=self._dtype, device=device)
+        whole = load_decoder(
+            checkpoint,
+            positions=positions,
+            vocabulary=self._vocabulary,
+            dtype=self._dtype,
+            device=device,
+        )
         tensors = parallel_tensors(whole.named_parameters(), config, self._spec.tensor_parallel)
         tensors |= {"cos": whole.cos, "sin": whole.sin}
         return {f"{name}.{key}": tensor.detach() for key, tensor in tensors.items()}
@@ -146,20 +201,45 @@ class NeuronBuilder:
 
     def _graph(self, device: str) -> Stateful:
         """One rank's module, its weights not filled in."""
-        return StatefulGraph(self._rank_decoder(self._dealt), *self._rank_caches(self._dealt, device), 1, add_in_halves).requires_grad_(False).eval()
+        return (
+            StatefulGraph(
+                self._rank_decoder(self._dealt),
+                *self._rank_caches(self._dealt, device),
+                1,
+                add_in_halves,
+            )
+            .requires_grad_(False)
+            .eval()
+        )
 
     def _rank_decoder(self, dealt: ModelConfig) -> Decoder:
-        decoder = Decoder(dealt, self._spec.sequence_length, self._vocabulary, parallel_layers(self._tools.sdk, self._dtype))
+        decoder = Decoder(
+            dealt,
+            self._spec.sequence_length,
+            self._vocabulary,
+            parallel_layers(self._tools.sdk, self._dtype),
+        )
         for parameter in decoder.parameters():
             parameter.data = parameter.data.to(self._dtype)
-        for name in ("cos", "sin"):  # constants that travel with the weights: only buffers that change are state
+        for name in (
+            "cos",
+            "sin",
+        ):  # constants that travel with the weights: only buffers that change are state
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
         return decoder
 
     def _rank_caches(self, dealt: ModelConfig, device: str) -> tuple[Tensor, Tensor]:
         spec = self._spec
-        shape = (dealt.layers, spec.rows, dealt.kv_heads // spec.tensor_parallel, spec.cache_slots, dealt.head_dim)
-        return torch.zeros(shape, dtype=self._dtype, device=device), torch.zeros(shape, dtype=self._dtype, device=device)
+        shape = (
+            dealt.layers,
+            spec.rows,
+            dealt.kv_heads // spec.tensor_parallel,
+            spec.cache_slots,
+            dealt.head_dim,
+        )
+        return torch.zeros(shape, dtype=self._dtype, device=device), torch.zeros(
+            shape, dtype=self._dtype, device=device
+        )
 
     @torch.no_grad()
     def _compile(self, buckets: Sequence[Bucket], work: Path) -> Any:
@@ -175,18 +255,30 @@ class NeuronBuilder:
             names.append(COPY)
         arguments = dict.fromkeys(names, render(self._tools.flags))
         workers = max(1, min(_COMPILERS_AT_ONCE, (os.cpu_count() or 1) // 2))
-        return builder.compile(compiler_workdir=str(work), compiler_args=arguments, max_workers=workers)
+        return builder.compile(
+            compiler_workdir=str(work), compiler_args=arguments, max_workers=workers
+        )
 
 
 def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
     """neuronx-cc's flags: ours, then the spec's, which may replace all but the target and its cores."""
-    flags = {"--target": spec.target, "--lnc": str(logical), "--model-type": "transformer", "--auto-cast": "none"}
+    flags = {
+        "--target": spec.target,
+        "--lnc": str(logical),
+        "--model-type": "transformer",
+        "--auto-cast": "none",
+    }
     if spec.target != "trn2":
         flags["--enable-saturate-infinity"] = ""
     taken = [flag for flag in _OURS if flag in spec.compiler_flags]
     if taken:
-        raise InvalidRequest(f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave it out")
-    asked = {f"-O{value}" if flag == "--optlevel" else flag: "" if flag == "--optlevel" else value for flag, value in spec.compiler_flags.items()}
+        raise InvalidRequest(
+            f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave it out"
+        )
+    asked = {
+        f"-O{value}" if flag == "--optlevel" else flag: "" if flag == "--optlevel" else value
+        for flag, value in spec.compiler_flags.items()
+    }
     if not any(flag.startswith("-O") for flag in asked):
         flags["-O2"] = ""
     return flags | asked
@@ -194,7 +286,11 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
 
 def render(flags: Mapping[str, str]) -> str:
     """The flags as the compiler's command line has them."""
-    words = {flag: f"{flag} {value}" if flag == "--target" else f"{flag}={value}" for flag, value in flags.items() if value}
+    words = {
+        flag: f"{flag} {value}" if flag == "--target" else f"{flag}={value}"
+        for flag, value in flags.items()
+        if value
+    }
     return " ".join(words.get(flag, flag) for flag in flags)
 
 
@@ -203,27 +299,49 @@ def aim(target: str) -> None:
     platform, stated = PLATFORMS[target], os.environ.get(OVERRIDE)
     if stated:
         if PLATFORMS.get(stated, stated) != platform:
-            raise InvalidRequest(f"{OVERRIDE} is {stated}, but --target is {target}: set it to {platform} or unset it")
+            raise InvalidRequest(
+                f"{OVERRIDE} is {stated}, but --target is {target}: set it to {platform} or unset it"
+            )
         return
     if has_device():
         family = instance_family()
         if family in PLATFORMS and PLATFORMS[family] != platform:
-            raise InvalidRequest(f"this is a {family} machine: to compile for {target} on it, set {OVERRIDE}={platform} first")
+            raise InvalidRequest(
+                f"this is a {family} machine: to compile for {target} on it, set {OVERRIDE}={platform} first"
+            )
         return
-    imported = [name for name in ("torch_neuronx", "neuronx_distributed", "torch_xla") if name in sys.modules]
+    imported = [
+        name
+        for name in ("torch_neuronx", "neuronx_distributed", "torch_xla")
+        if name in sys.modules
+    ]
     if imported:
-        raise InvalidRequest(f"there is no Neuron device here and {imported[0]} was imported already: set {OVERRIDE}={platform} before starting")
+        raise InvalidRequest(
+            f"there is no Neuron device here and {imported[0]} was imported already: set {OVERRIDE}={platform} before starting"
+        )
     os.environ[OVERRIDE] = platform
-    print(f"no Neuron device here: compiling for {target} with {OVERRIDE}={platform}, set for this process", file=sys.stderr)
+    print(
+        f"no Neuron device here: compiling for {target} with {OVERRIDE}={platform}, set for this process",
+        file=sys.stderr,
+    )
 
 
 def check_routes(buckets: Sequence[Bucket]) -> None:
     """No two graphs take inputs of the same names and shapes: a call could not tell which is meant."""
     routes: dict[tuple[Any, ...], str] = {}
     for bucket in buckets:
-        route = (type(bucket), bucket.rows, bucket.nodes, bucket.slots, bucket.picks, bucket.sampled)
+        route = (
+            type(bucket),
+            bucket.rows,
+            bucket.nodes,
+            bucket.slots,
+            bucket.picks,
+            bucket.sampled,
+        )
         if route in routes:
-            raise InvalidRequest(f"graphs {routes[route]} and {bucket.name} take the same inputs: leave one out")
+            raise InvalidRequest(
+                f"graphs {routes[route]} and {bucket.name} take the same inputs: leave one out"
+            )
         routes[route] = bucket.name
 
 

@@ -22,16 +22,29 @@ from inference.errors import BadArtifact
 from inference.model.config import ModelConfig, read_config
 
 
-def neuron_artifact(spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say) -> Path:
+def neuron_artifact(
+    spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say
+) -> Path:
     """The directory of a complete artefact for the spec; building it takes long, and goes on where it was broken off."""
     source, builder = read_source(checkpoint), NeuronBuilder(spec, checkpoint, spec.vocabulary)
-    made_from = {"spec": asdict(spec), "model": source.model_fingerprint, "versions": dict(builder.versions()), "flags": dict(builder.flags())}
-    directory = cache / hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+    made_from = {
+        "spec": asdict(spec),
+        "model": source.model_fingerprint,
+        "versions": dict(builder.versions()),
+        "flags": dict(builder.flags()),
+    }
+    directory = (
+        cache / hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+    )
     if _complete(directory):
         say(f"using the artefact in {directory}")
         return directory
     config = read_config(checkpoint)
-    for line in (*describe(spec, config, check_fits(config, spec)), *cost_of_building(spec, config, cache), f"building it in {directory}"):
+    for line in (
+        *describe(spec, config, check_fits(config, spec)),
+        *cost_of_building(spec, config, cache),
+        f"building it in {directory}",
+    ):
         say(line)
     build_artifact(spec, source, builder, directory, command=command, say=say)
     return directory
@@ -40,7 +53,10 @@ def neuron_artifact(spec: CompileSpec, checkpoint: Path, cache: Path, *, command
 def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Iterator[str]:
     """Host memory by counting, time by what earlier builds on this machine took."""
     rank = footprint(config, spec).weights
-    whole, memory = rank * spec.tensor_parallel, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    whole, memory = (
+        rank * spec.tensor_parallel,
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
     yield f"host memory: {gib(whole + rank)} at least for dealing out the weights, then {gib(2 * rank)} and what the compilers take"
     yield f"  this machine has {gib(memory)}"
     earlier = sorted(_earlier(cache))

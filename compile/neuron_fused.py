@@ -22,7 +22,9 @@ from inference.model.fused_graph import StatefulRoundGraph, draft_inputs, round_
 class FusedNeuronBuilder(NeuronBuilder):
     """The Builder for Neuron targets; see compile.build. Raises InvalidRequest where the draft cannot be dealt out to the ranks."""
 
-    def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path) -> None:
+    def __init__(
+        self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path
+    ) -> None:
         super().__init__(spec, checkpoint_directory, vocabulary)
         if spec.fused is None:
             raise InvalidRequest("a builder for fused graphs was given a spec without a draft")
@@ -31,7 +33,9 @@ class FusedNeuronBuilder(NeuronBuilder):
         self._draft_dealt = parallel_config(self._draft_config, spec.tensor_parallel)
 
     def _weights(self) -> dict[str, Tensor]:
-        return super()._weights() | self._weights_of(self._draft_checkpoint, self._draft_config, "draft")
+        return super()._weights() | self._weights_of(
+            self._draft_checkpoint, self._draft_config, "draft"
+        )
 
     def _inputs(self, bucket: Bucket) -> dict[str, Tensor]:
         if isinstance(bucket, RoundBucket):
@@ -40,5 +44,12 @@ class FusedNeuronBuilder(NeuronBuilder):
 
     def _graph(self, device: str) -> StatefulRoundGraph:
         decoder, draft = self._rank_decoder(self._dealt), self._rank_decoder(self._draft_dealt)
-        caches = (*self._rank_caches(self._dealt, device), *self._rank_caches(self._draft_dealt, device))
-        return StatefulRoundGraph(decoder, draft, caches, self._shape, add_in_halves).requires_grad_(False).eval()
+        caches = (
+            *self._rank_caches(self._dealt, device),
+            *self._rank_caches(self._draft_dealt, device),
+        )
+        return (
+            StatefulRoundGraph(decoder, draft, caches, self._shape, add_in_halves)
+            .requires_grad_(False)
+            .eval()
+        )

@@ -29,7 +29,9 @@ class TraceBuilder:
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         if len(spec.buckets) != 1 or spec.tensor_parallel != 1:
             asked = f"{len(spec.buckets)} graphs for {spec.tensor_parallel} cores"
-            raise InvalidRequest(f"torch_neuronx.trace makes one graph for one core, asked for are {asked}: leave out --trace")
+            raise InvalidRequest(
+                f"torch_neuronx.trace makes one graph for one core, asked for are {asked}: leave out --trace"
+            )
         self.target, self._tools = spec.target, Toolchain(spec, "trace")
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
 
@@ -70,6 +72,12 @@ class TraceBuilder:
     def _graph(self, bucket: Bucket) -> AliasedGraph:
         spec, dtype = self._spec, DTYPES[self._spec.dtype]
         length, cpu = spec.sequence_length, torch.device("cpu")
-        decoder = load_decoder(self._checkpoint, positions=length, vocabulary=self._vocabulary, dtype=dtype, device=cpu)
+        decoder = load_decoder(
+            self._checkpoint, positions=length, vocabulary=self._vocabulary, dtype=dtype, device=cpu
+        )
         caches = empty_caches(decoder.config, spec.rows, spec.capacity, dtype)
-        return AliasedGraph(decoder, *caches, bucket.levels, add_in_halves).requires_grad_(False).eval()
+        return (
+            AliasedGraph(decoder, *caches, bucket.levels, add_in_halves)
+            .requires_grad_(False)
+            .eval()
+        )

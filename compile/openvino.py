@@ -36,7 +36,9 @@ from inference.model.graph import VerifyGraph, example_inputs
 
 _LEVELS = 127  # integers of -127 to 127, one scale an output
 _TINY = 1e-20
-_EXAMPLE = Bucket(rows=2, nodes=5, slots=24, picks=5, levels=5, sampled=False, junk=40)  # any shape: none is kept
+_EXAMPLE = Bucket(
+    rows=2, nodes=5, slots=24, picks=5, levels=5, sampled=False, junk=40
+)  # any shape: none is kept
 
 
 class OpenVinoBuilder:
@@ -46,7 +48,9 @@ class OpenVinoBuilder:
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         if spec.compiler_flags:
-            raise InvalidRequest(f"compiler flag {next(iter(spec.compiler_flags))}: int8 for cpu takes none, OpenVINO's settings are fixed")
+            raise InvalidRequest(
+                f"compiler flag {next(iter(spec.compiler_flags))}: int8 for cpu takes none, OpenVINO's settings are fixed"
+            )
         self._openvino = import_openvino()
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
         self._loaded: tuple[Decoder, OpenVinoDecoder, Tensor, Tensor] | None = None
@@ -55,7 +59,9 @@ class OpenVinoBuilder:
         """The whole decoder, for all buckets."""
         model = convert(self._decoder())
         round_matrices(model, self._vocabulary)
-        self._openvino.save_model(model, directory / "weights" / "decoder.xml", compress_to_fp16=False)
+        self._openvino.save_model(
+            model, directory / "weights" / "decoder.xml", compress_to_fp16=False
+        )
         (directory / "weights" / "decoder.xml").replace(directory / DECODER)
         self._loaded = None
         return [DECODER, DECODER_WEIGHTS]
@@ -63,9 +69,16 @@ class OpenVinoBuilder:
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """No file: raises BadArtifact when the decoder does not compute this bucket as torch does, or not row by row."""
         decoder, served, keys, values = self._model(directory)
-        eager, graph = VerifyGraph(decoder, keys, values, bucket.levels), OpenVinoGraph(served, bucket)
-        check_equivalence(eager, graph, bucket, sequence_length=self._spec.sequence_length, tolerance=INT8)
-        check_row_independence(graph, bucket, self._vocabulary, sequence_length=self._spec.sequence_length)
+        eager, graph = (
+            VerifyGraph(decoder, keys, values, bucket.levels),
+            OpenVinoGraph(served, bucket),
+        )
+        check_equivalence(
+            eager, graph, bucket, sequence_length=self._spec.sequence_length, tolerance=INT8
+        )
+        check_row_independence(
+            graph, bucket, self._vocabulary, sequence_length=self._spec.sequence_length
+        )
         return []
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
@@ -84,7 +97,11 @@ class OpenVinoBuilder:
     def _decoder(self) -> Decoder:
         """The checkpoint in float32, its matrices as they are after rounding."""
         decoder = load_decoder(
-            self._checkpoint, positions=self._spec.sequence_length, vocabulary=self._vocabulary, dtype=torch.float32, device=torch.device("cpu")
+            self._checkpoint,
+            positions=self._spec.sequence_length,
+            vocabulary=self._vocabulary,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
         )
         for linear in matrices(decoder):
             levels, scale = to_int8(linear.detach().numpy())
@@ -98,7 +115,9 @@ class OpenVinoBuilder:
             keys, values = empty_caches(decoder.config, spec.rows, spec.capacity, CACHE_DTYPE)
             generator = torch.Generator().manual_seed(0)
             keys.normal_(generator=generator), values.normal_(generator=generator)
-            model = self._openvino.Core().read_model(directory / DECODER, directory / DECODER_WEIGHTS)
+            model = self._openvino.Core().read_model(
+                directory / DECODER, directory / DECODER_WEIGHTS
+            )
             self._loaded = decoder, OpenVinoDecoder(model, keys, values), keys, values
         return self._loaded
 
@@ -111,7 +130,15 @@ class _Logits(nn.Module):
         self.decoder = decoder
 
     def forward(
-        self, tokens: Tensor, rows: Tensor, positions: Tensor, context_mask: Tensor, tree_mask: Tensor, pick: Tensor, keys: Tensor, values: Tensor
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        pick: Tensor,
+        keys: Tensor,
+        values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         out = self.decoder(tokens, rows, positions, context_mask, tree_mask, pick, keys, values)
         return self.decoder.logits(out.states), out.keys, out.values
@@ -132,8 +159,14 @@ def convert(decoder: Decoder) -> Any:
     for port, name, example in zip(model.inputs, INPUTS, (*inputs, *caches), strict=True):
         port.get_tensor().set_names({name})
         fixed = {0, 2, 4} if name in ("keys", "values") else set()
-        port.get_node().set_partial_shape(openvino.PartialShape([size if axis in fixed else -1 for axis, size in enumerate(example.shape)]))
-        port.get_node().set_element_type(openvino.Type.f32 if name in ("keys", "values") else openvino.Type.i32)
+        port.get_node().set_partial_shape(
+            openvino.PartialShape(
+                [size if axis in fixed else -1 for axis, size in enumerate(example.shape)]
+            )
+        )
+        port.get_node().set_element_type(
+            openvino.Type.f32 if name in ("keys", "values") else openvino.Type.i32
+        )
     model.validate_nodes_and_infer_types()
     return model
 
@@ -150,7 +183,9 @@ def round_matrices(model: Any, vocabulary: int) -> None:
         cut = product.input_value(1).get_node().get_type_name() != "Constant"  # the head's slice
         levels, scale = to_int8(table.data[:vocabulary] if cut else table.data)
         wide = opset13.convert(opset13.constant(levels, dtype=np.int8), "f32")
-        product.input(1).replace_source_output(opset13.multiply(wide, opset13.constant(scale)).output(0))
+        product.input(1).replace_source_output(
+            opset13.multiply(wide, opset13.constant(scale)).output(0)
+        )
     model.validate_nodes_and_infer_types()
 
 

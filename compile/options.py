@@ -62,49 +62,131 @@ _EXAMPLES = """examples:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Options from a command line; argparse answers --help and usage errors."""
     parser = argparse.ArgumentParser(
-        prog="python -m compile", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m compile",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _target_flags(parser.add_argument_group("target"))
-    _fused_flags(parser.add_argument_group("a draft in the target's graphs (--role fused_target --artifact DIR serves it)"))
-    _graph_flags(parser.add_argument_group("graphs of given sizes (numbers separated by commas; every combination is built)"))
+    _fused_flags(
+        parser.add_argument_group(
+            "a draft in the target's graphs (--role fused_target --artifact DIR serves it)"
+        )
+    )
+    _graph_flags(
+        parser.add_argument_group(
+            "graphs of given sizes (numbers separated by commas; every combination is built)"
+        )
+    )
     _plan_flags(parser.add_argument_group("graphs planned for a load"))
     _store_flags(parser.add_argument_group("stores"))
-    _add(parser, "dry_run", "print the plan, memory and roofline times, and build nothing", action="store_true")
+    _add(
+        parser,
+        "dry_run",
+        "print the plan, memory and roofline times, and build nothing",
+        action="store_true",
+    )
     _add(parser, "debug", "show the traceback of an error", action="store_true")
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    given = {
+        name: value
+        for name, value in vars(parser.parse_args(arguments)).items()
+        if value is not None
+    }
     return Options(**given | {"flag": tuple(given.get("flag", ()))})
 
 
 def _target_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "model", "model directory or hub name (default: the target that ships here)", metavar="DIR_OR_NAME")
+    _add(
+        group,
+        "model",
+        "model directory or hub name (default: the target that ships here)",
+        metavar="DIR_OR_NAME",
+    )
     _add(group, "target", "device that the graphs are for", choices=TARGETS)
     _add(group, "out", "directory of the artefact", metavar="DIR")
     _add(group, "rows", "sequences held at once (default: %(default)s)", type=int)
-    _add(group, "sequence_length", "prompt and output together (default: the smaller of 2048 and the model's limit)", type=int)
-    _add(group, "max_tree_nodes", "largest tree taken, its root included (default: %(default)s)", type=int)
-    _add(group, "dtype", "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, the rest float32", choices=DTYPES)
-    _add(group, "tensor_parallel", "NeuronCores that share the model (default: %(default)s)", type=int)
+    _add(
+        group,
+        "sequence_length",
+        "prompt and output together (default: the smaller of 2048 and the model's limit)",
+        type=int,
+    )
+    _add(
+        group,
+        "max_tree_nodes",
+        "largest tree taken, its root included (default: %(default)s)",
+        type=int,
+    )
+    _add(
+        group,
+        "dtype",
+        "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, the rest float32",
+        choices=DTYPES,
+    )
+    _add(
+        group,
+        "tensor_parallel",
+        "NeuronCores that share the model (default: %(default)s)",
+        type=int,
+    )
     _add(
         group,
         "trace",
         "for one NeuronCore, through torch_neuronx.trace: one graph, as large as the largest tree, which prompts go through as well",
         action="store_true",
     )
-    _add(group, "flag", "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1", action="append", default=None, metavar="NAME[=VALUE]")
+    _add(
+        group,
+        "flag",
+        "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1",
+        action="append",
+        default=None,
+        metavar="NAME[=VALUE]",
+    )
 
 
 def _fused_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "fused", "also build rounds: one graph in which a draft grows a tree, the target verifies it and accepts", action="store_true")
-    _add(group, "draft_model", "model directory or hub name of the draft (default: the draft that ships here)", metavar="DIR_OR_NAME")
-    _add(group, "speculation_length", "the tree is a chain of this many drafted tokens (default: 4)", alias="gamma", type=int)
-    _add(group, "draft_tree", "the tree has so many children a node, level by level, such as 3,2,1", metavar="N,...")
+    _add(
+        group,
+        "fused",
+        "also build rounds: one graph in which a draft grows a tree, the target verifies it and accepts",
+        action="store_true",
+    )
+    _add(
+        group,
+        "draft_model",
+        "model directory or hub name of the draft (default: the draft that ships here)",
+        metavar="DIR_OR_NAME",
+    )
+    _add(
+        group,
+        "speculation_length",
+        "the tree is a chain of this many drafted tokens (default: 4)",
+        alias="gamma",
+        type=int,
+    )
+    _add(
+        group,
+        "draft_tree",
+        "the tree has so many children a node, level by level, such as 3,2,1",
+        metavar="N,...",
+    )
 
 
 def _graph_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "prefill_nodes", "prompt tokens in one call (default: 256)", metavar="N,...")
-    _add(group, "tree_nodes", "tree sizes, roots included (default: the target alone, 16, the largest)", metavar="N,...")
+    _add(
+        group,
+        "tree_nodes",
+        "tree sizes, roots included (default: the target alone, 16, the largest)",
+        metavar="N,...",
+    )
     _add(group, "slots", "cache slots that are read (default: half of them, all)", metavar="N,...")
-    _add(group, "sampling", "greedy graphs, sampled ones (they take temperature 0 too), or both (default: %(default)s)")
+    _add(
+        group,
+        "sampling",
+        "greedy graphs, sampled ones (they take temperature 0 too), or both (default: %(default)s)",
+    )
 
 
 def _plan_flags(group: argparse._ArgumentGroup) -> None:
@@ -115,11 +197,23 @@ def _plan_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
     )
     _add(group, "graphs", "most graphs to build (default: %(default)s)", type=int)
-    _add(group, "compile_minutes", "most time to spend on building, with --graph_minutes", type=float)
+    _add(
+        group, "compile_minutes", "most time to spend on building, with --graph_minutes", type=float
+    )
     _add(group, "graph_minutes", "what one graph takes, as an earlier build printed it", type=float)
 
 
 def _store_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "push", "put the artefact (built now, or lying in --out) into a store: a directory or s3://BUCKET/PREFIX", metavar="STORE")
+    _add(
+        group,
+        "push",
+        "put the artefact (built now, or lying in --out) into a store: a directory or s3://BUCKET/PREFIX",
+        metavar="STORE",
+    )
     _add(group, "pull", "take an artefact from a store into --out", metavar="STORE")
-    _add(group, "digest", "of the artefact to pull; an artefact is executable code, nothing else is accepted", metavar="HEX")
+    _add(
+        group,
+        "digest",
+        "of the artefact to pull; an artefact is executable code, nothing else is accepted",
+        metavar="HEX",
+    )

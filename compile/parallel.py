@@ -25,12 +25,25 @@ def parallel_config(config: ModelConfig, ranks: int) -> ModelConfig:
 
     Raises InvalidRequest where something cannot be dealt out evenly.
     """
-    for what, size in (("attention heads", config.heads), ("MLP columns", config.intermediate_size), ("hidden columns", config.hidden_size)):
+    for what, size in (
+        ("attention heads", config.heads),
+        ("MLP columns", config.intermediate_size),
+        ("hidden columns", config.hidden_size),
+    ):
         if size % ranks:
-            raise InvalidRequest(f"--tensor_parallel {ranks}: {size} {what} cannot be dealt out evenly")
+            raise InvalidRequest(
+                f"--tensor_parallel {ranks}: {size} {what} cannot be dealt out evenly"
+            )
     if config.kv_heads % ranks and ranks % config.kv_heads:
-        raise InvalidRequest(f"--tensor_parallel {ranks}: {config.kv_heads} key-value heads cannot be dealt out or repeated evenly")
-    return replace(config, kv_heads=max(config.kv_heads, ranks), vocab_size=-(-config.vocab_size // ranks) * ranks, tied=False)
+        raise InvalidRequest(
+            f"--tensor_parallel {ranks}: {config.kv_heads} key-value heads cannot be dealt out or repeated evenly"
+        )
+    return replace(
+        config,
+        kv_heads=max(config.kv_heads, ranks),
+        vocab_size=-(-config.vocab_size // ranks) * ranks,
+        tied=False,
+    )
 
 
 def parallel_layers(sdk: Sdk, dtype: torch.dtype) -> Layers:
@@ -44,21 +57,31 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype) -> Layers:
             return logits[..., :vocabulary]
 
     def column(inputs: int, outputs: int, bias: bool) -> Any:
-        return sdk.column(inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=_leave)
+        return sdk.column(
+            inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=_leave
+        )
 
     def row(inputs: int, outputs: int, bias: bool) -> Any:
-        return sdk.row(inputs, outputs, bias=bias, input_is_parallel=True, dtype=dtype, init_method=_leave)
+        return sdk.row(
+            inputs, outputs, bias=bias, input_is_parallel=True, dtype=dtype, init_method=_leave
+        )
 
     def embedding(ids: int, size: int) -> Any:
-        return sdk.embedding(ids, size, init_method=_leave, dtype=dtype, shard_across_embedding=True)
+        return sdk.embedding(
+            ids, size, init_method=_leave, dtype=dtype, shard_across_embedding=True
+        )
 
     def head(inputs: int, outputs: int, bias: bool) -> Any:
-        return ParallelHead(inputs, outputs, bias=bias, gather_output=True, dtype=dtype, init_method=_leave)
+        return ParallelHead(
+            inputs, outputs, bias=bias, gather_output=True, dtype=dtype, init_method=_leave
+        )
 
     return Layers(column, row, embedding, head)
 
 
-def parallel_tensors(whole: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int) -> dict[str, Tensor]:
+def parallel_tensors(
+    whole: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int
+) -> dict[str, Tensor]:
     """A whole decoder's parameters in the shapes of parallel_config, still undivided."""
     dealt = parallel_config(config, ranks)
     tensors = dict(whole)
@@ -78,7 +101,9 @@ def _padded(table: Tensor, rows: int) -> Tensor:
     return torch.cat((table, table.new_zeros(rows - len(table), *table.shape[1:])))
 
 
-def _repeated(tensor: Tensor, heads: int, times: int) -> Tensor:  # [heads * head dim, ...] -> [heads * times * head dim, ...]
+def _repeated(
+    tensor: Tensor, heads: int, times: int
+) -> Tensor:  # [heads * head dim, ...] -> [heads * times * head dim, ...]
     """Each head `times` in a row, so that the copies lie with the ranks whose queries use it."""
     rest = tensor.shape[1:]
     return tensor.view(heads, -1, *rest).repeat_interleave(times, 0).reshape(-1, *rest)

@@ -58,7 +58,9 @@ class Plan:
         return self.expected <= self.bound * (1 + 1e-9)
 
 
-def plan(calls: Calls, limits: Limits, cost: Cost, budget: Budget, sizes: Iterable[Shape] | None = None) -> Plan:
+def plan(
+    calls: Calls, limits: Limits, cost: Cost, budget: Budget, sizes: Iterable[Shape] | None = None
+) -> Plan:
     """The shapes that serve `calls`, and whatever else the limits allow, at the least expected cost.
 
     sizes: shapes to choose from (default: every combination of the sizes that occur, rounded up to a few).
@@ -71,7 +73,12 @@ def plan(calls: Calls, limits: Limits, cost: Cost, budget: Budget, sizes: Iterab
         raise InvalidRequest(_too_small(required, budget))
     chosen, bound = solve(problem, forced)
     exact = sum(weight * cost(call) for call, weight in calls.items())
-    return Plan(tuple(sorted(shapes[index] for index in _used(problem, forced, chosen))), problem.expected(chosen), exact, bound)
+    return Plan(
+        tuple(sorted(shapes[index] for index in _used(problem, forced, chosen))),
+        problem.expected(chosen),
+        exact,
+        bound,
+    )
 
 
 def serving(shapes: Iterable[Shape], call: Shape, cost: Cost) -> Shape:
@@ -91,7 +98,14 @@ def grid(calls: Calls, limits: Limits) -> list[Shape]:
         steps = ((1, 1), (2, _PREFILL_STEP if prefill else 1), (3, _SLOT_STEP))
         weights = {call: weight for call, weight in calls.items() if call.prefill == prefill}
         most = [shape for shape in limits.required() if shape.prefill == prefill]
-        axes = [_sizes([(call[axis], weight) for call, weight in weights.items()], {shape[axis] for shape in most}, step) for axis, step in steps]
+        axes = [
+            _sizes(
+                [(call[axis], weight) for call, weight in weights.items()],
+                {shape[axis] for shape in most},
+                step,
+            )
+            for axis, step in steps
+        ]
         shapes += [Shape(prefill, *sizes) for sizes in product(*axes)]
     return shapes
 
@@ -100,7 +114,13 @@ def powers_of_two(limits: Limits) -> list[Shape]:
     """What is commonly done: all powers of two up to the limits, and the limits."""
     shapes: list[Shape] = []
     for largest in limits.required()[:2]:
-        axes = [[*(1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most), most] for most in largest[1:]]
+        axes = [
+            [
+                *(1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most),
+                most,
+            ]
+            for most in largest[1:]
+        ]
         axes[2] = [slots for slots in axes[2] if slots >= min(64, largest.slots)]
         axes[1] = [nodes for nodes in axes[1] if nodes >= limits.least_nodes]
         axes[0] = axes[0][-1:] if limits.all_rows else axes[0]
@@ -117,7 +137,14 @@ def _sizes(found: Sequence[tuple[int, float]], needed: set[int], step: int) -> l
         shares = np.cumsum([weight for _, weight in order])
         marks = np.searchsorted(shares, shares[-1] * np.arange(1, _SIZES + 1) / _SIZES)
         quantiles = {order[min(int(mark), len(order) - 1)][0] for mark in marks}
-        distinct = sorted(quantiles | {1 << exponent for exponent in range(4, max(needed).bit_length()) if 1 << exponent <= distinct[-1]})
+        distinct = sorted(
+            quantiles
+            | {
+                1 << exponent
+                for exponent in range(4, max(needed).bit_length())
+                if 1 << exponent <= distinct[-1]
+            }
+        )
     return sorted({*distinct, *needed})
 
 
@@ -131,7 +158,10 @@ def _problem(calls: Calls, shapes: Sequence[Shape], cost: Cost, budget: Budget) 
         if not fits.any():
             raise InvalidRequest(f"the load has a call beyond the limits: {call}")
         demands[fits.tobytes()] = demands.get(fits.tobytes(), 0.0) + weight
-    rows = [np.where(np.frombuffer(fits, dtype=np.bool_), weight * costs, np.inf) for fits, weight in demands.items()]
+    rows = [
+        np.where(np.frombuffer(fits, dtype=np.bool_), weight * costs, np.inf)
+        for fits, weight in demands.items()
+    ]
     graphs = np.array([float(budget.count(shape)) for shape in shapes])
     seconds = graphs * np.array([budget.of(shape) for shape in shapes])
     return Problem(np.array(rows), graphs, seconds, budget.graphs, budget.seconds)
@@ -147,5 +177,7 @@ def _too_small(required: Sequence[Shape], budget: Budget) -> str:
     graphs = sum(budget.count(shape) for shape in required)
     seconds = sum(budget.count(shape) * budget.of(shape) for shape in required)
     need = f"{graphs} graphs" + (f" and {seconds / 60:.0f} minutes" if seconds else "")
-    have = f"{budget.graphs} graphs" + (f" and {budget.seconds / 60:.0f} minutes" if seconds else "")
+    have = f"{budget.graphs} graphs" + (
+        f" and {budget.seconds / 60:.0f} minutes" if seconds else ""
+    )
     return f"a target needs {need} at least (prompts, the largest tree, the target alone): the budget is {have}"

@@ -62,14 +62,23 @@ class Probe(nn.Module):
 
 def probe_inputs() -> dict[str, Tensor]:
     """The vectors' seeds, positions and tokens."""
-    seeds = torch.tensor([[vector.seed % _WORD, vector.seed >> 32] for vector in VECTORS]).to(torch.int32)
+    seeds = torch.tensor([[vector.seed % _WORD, vector.seed >> 32] for vector in VECTORS]).to(
+        torch.int32
+    )
     positions = torch.tensor([vector.position for vector in VECTORS], dtype=torch.int32)
-    return {"seed": seeds, "position": positions, "token": torch.tensor([vector.token for vector in VECTORS], dtype=torch.int32)}
+    return {
+        "seed": seeds,
+        "position": positions,
+        "token": torch.tensor([vector.token for vector in VECTORS], dtype=torch.int32),
+    }
 
 
 def check_noise(sdk: Sdk, ranks: int, logical: int, flags: str, work: str) -> None:
     """Compile the probe, run it on the device; raises BadArtifact, naming the first vector that differs."""
-    bits, drawn = (_run(sdk, Probe(bits=bits), ranks, logical, flags, f"{work}/{bits}") for bits in (True, False))
+    bits, drawn = (
+        _run(sdk, Probe(bits=bits), ranks, logical, flags, f"{work}/{bits}")
+        for bits in (True, False)
+    )
     wrong = next(differences(bits, drawn), None)
     if wrong is not None:
         raise BadArtifact(
@@ -92,7 +101,11 @@ def _run(sdk: Sdk, probe: Probe, ranks: int, logical: int, flags: str, work: str
     """One probe through ModelBuilder, the way the target goes."""
     inputs = probe_inputs()
     with sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=logical):
-        model: Any = sdk.model_builder(probe).trace(kwargs=inputs, tag="noise").compile(compiler_workdir=work, compiler_args={"noise": flags})
+        model: Any = (
+            sdk.model_builder(probe)
+            .trace(kwargs=inputs, tag="noise")
+            .compile(compiler_workdir=work, compiler_args={"noise": flags})
+        )
     model.set_weights([{"one": torch.ones(1)} for _ in range(ranks)])
     model.to_neuron()
     answer: Tensor = model(**inputs, model_name="noise")

@@ -36,7 +36,10 @@ def _graphs(spec: CompileSpec, config: ModelConfig, device: Device) -> Iterator[
 
 def _graph(spec: CompileSpec, config: ModelConfig, device: Device, bucket: Bucket) -> str:
     call = graph_work(config, spec, bucket)
-    seconds, bound = device.seconds(call.flops, call.moved, spec.dtype), device.bound(call.flops, call.moved, spec.dtype)
+    seconds, bound = (
+        device.seconds(call.flops, call.moved, spec.dtype),
+        device.bound(call.flops, call.moved, spec.dtype),
+    )
     return f"{bucket.name:<36}{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}{seconds * 1e3:>13.3f}  {bound}"
 
 

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import inference
 from compile.fused import fused_part
-from compile.graphs import CHUNK, Sizes, buckets_of, explain, graphs_of, one_graph, plan_graphs, samplings_of
+from compile.graphs import (
+    CHUNK,
+    Sizes,
+    buckets_of,
+    explain,
+    graphs_of,
+    one_graph,
+    plan_graphs,
+    samplings_of,
+)
 from compile.load import Limits, read_load
 from compile.memory import check_fits
 from compile.options import Options
@@ -44,7 +53,10 @@ def find_checkpoint(options: Options) -> Checkpoint:
     directory = _directory(options)
     config = read_config(directory)
     return Checkpoint(
-        options.model or "outrider-embedded-target", directory, config, config.vocab_size if options.dry_run else _vocabulary(directory)
+        options.model or "outrider-embedded-target",
+        directory,
+        config,
+        config.vocab_size if options.dry_run else _vocabulary(directory),
     )
 
 
@@ -72,7 +84,9 @@ def make_request(options: Options, checkpoint: Checkpoint) -> Request:
         raise InvalidRequest("--load chooses the sizes: leave out --tree_nodes and --slots")
     check_fits(checkpoint.config, spec)
     budget = _budget(options)
-    planned = plan_graphs(read_load(Path(options.load)), checkpoint.config, spec, budget, limits.chunk)
+    planned = plan_graphs(
+        read_load(Path(options.load)), checkpoint.config, spec, budget, limits.chunk
+    )
     buckets = buckets_of(planned.plan.shapes, limits, options.sampling)
     return Request(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
 
@@ -93,7 +107,14 @@ def _limits(options: Options, checkpoint: Checkpoint, sizes: Sizes) -> Limits:
     for name in ("rows", "max_tree_nodes", "graphs"):
         check_positive(name, getattr(options, name))
     chunk = max(sizes.prefill or (CHUNK,))
-    return Limits(options.rows, min(chunk, length), options.max_tree_nodes, least_nodes(_dtype(options)), length, takes_all_rows(target))
+    return Limits(
+        options.rows,
+        min(chunk, length),
+        options.max_tree_nodes,
+        least_nodes(_dtype(options)),
+        length,
+        takes_all_rows(target),
+    )
 
 
 def _spec(options: Options, checkpoint: Checkpoint, limits: Limits, sizes: Sizes) -> CompileSpec:
@@ -117,10 +138,14 @@ def _check_trace(options: Options) -> None:
     if not takes_all_rows(options.target or "cpu"):
         raise InvalidRequest("--trace is for trn1, inf2 and trn2: leave it out for --target cpu")
     if options.tensor_parallel != 1:
-        raise InvalidRequest(f"--trace makes a graph for one core: leave it out for --tensor_parallel {options.tensor_parallel}")
+        raise InvalidRequest(
+            f"--trace makes a graph for one core: leave it out for --tensor_parallel {options.tensor_parallel}"
+        )
     for name in ("prefill_nodes", "tree_nodes", "slots", "load"):
         if getattr(options, name) is not None:
-            raise InvalidRequest(f"--trace makes one graph, of --max_tree_nodes and the whole context: leave out --{name}")
+            raise InvalidRequest(
+                f"--trace makes one graph, of --max_tree_nodes and the whole context: leave out --{name}"
+            )
 
 
 def _dtype(options: Options) -> str:
@@ -134,7 +159,9 @@ def _sequence_length(options: Options, checkpoint: Checkpoint) -> int:
         return min(_DEFAULT_SEQUENCE_LENGTH, limit)
     if not 2 <= asked <= limit:
         field = checkpoint.config.limited_by
-        raise InvalidRequest(f"--sequence_length {asked}: {checkpoint.name} takes 2 to {limit} (config.json field {field})")
+        raise InvalidRequest(
+            f"--sequence_length {asked}: {checkpoint.name} takes 2 to {limit} (config.json field {field})"
+        )
     return asked
 
 
@@ -143,9 +170,16 @@ def _budget(options: Options) -> Budget:
     if options.compile_minutes is None:
         return Budget(options.graphs, samplings=samplings)
     if options.graph_minutes is None:
-        raise InvalidRequest("--compile_minutes needs --graph_minutes: what one graph takes, as an earlier build printed it")
+        raise InvalidRequest(
+            "--compile_minutes needs --graph_minutes: what one graph takes, as an earlier build printed it"
+        )
     seconds = options.graph_minutes * 60
-    return Budget(options.graphs, seconds=options.compile_minutes * 60, of=lambda shape: seconds, samplings=samplings)
+    return Budget(
+        options.graphs,
+        seconds=options.compile_minutes * 60,
+        of=lambda shape: seconds,
+        samplings=samplings,
+    )
 
 
 def _flags(given: Iterable[str]) -> Mapping[str, str]:
@@ -166,7 +200,9 @@ def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
     try:
         numbers = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise InvalidRequest(f"--{name} {text}: whole numbers separated by commas are needed") from error
+        raise InvalidRequest(
+            f"--{name} {text}: whole numbers separated by commas are needed"
+        ) from error
     if numbers[0] < 1:
         raise InvalidRequest(f"--{name} {text}: sizes of at least 1 are needed")
     return numbers

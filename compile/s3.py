@@ -27,20 +27,38 @@ class S3Objects:
         self._client = self._ask(_make_client)
 
     def has(self, name: str) -> bool:
-        return self._ask(lambda: self._client.head_object(Bucket=self._bucket, Key=self._prefix + name), absent=None) is not None
+        return (
+            self._ask(
+                lambda: self._client.head_object(Bucket=self._bucket, Key=self._prefix + name),
+                absent=None,
+            )
+            is not None
+        )
 
     def put(self, name: str, path: Path, sha256: str) -> None:
         key, checksum = self._prefix + name, base64.b64encode(bytes.fromhex(sha256)).decode()
         if path.stat().st_size > _ONE_PUT:
             settings = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": sha256}}
-            self._ask(lambda: self._client.upload_file(str(path), self._bucket, key, ExtraArgs=settings))
+            self._ask(
+                lambda: self._client.upload_file(str(path), self._bucket, key, ExtraArgs=settings)
+            )
             return
         with path.open("rb") as body:
-            self._ask(lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body, ChecksumSHA256=checksum))
+            self._ask(
+                lambda: self._client.put_object(
+                    Bucket=self._bucket, Key=key, Body=body, ChecksumSHA256=checksum
+                )
+            )
 
     def put_once(self, name: str, content: bytes) -> bool:
         checksum = base64.b64encode(hashlib.sha256(content).digest()).decode()
-        settings = {"Bucket": self._bucket, "Key": self._prefix + name, "Body": content, "ChecksumSHA256": checksum, "IfNoneMatch": "*"}
+        settings = {
+            "Bucket": self._bucket,
+            "Key": self._prefix + name,
+            "Body": content,
+            "ChecksumSHA256": checksum,
+            "IfNoneMatch": "*",
+        }
         return self._ask(lambda: self._client.put_object(**settings), absent=None) is not None
 
     def get(self, name: str, path: Path) -> None:
@@ -60,7 +78,13 @@ class S3Objects:
             code = _code(error)
             if absent and code in ("404", "NoSuchKey", "412", "PreconditionFailed"):
                 return absent["absent"]
-            if code in ("NoSuchBucket", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
+            if code in (
+                "NoSuchBucket",
+                "403",
+                "AccessDenied",
+                "InvalidAccessKeyId",
+                "SignatureDoesNotMatch",
+            ):
                 raise InvalidRequest(f"{self._url}: S3 refuses ({error})") from error
             raise Unavailable(f"{self._url}: {error}") from error
 

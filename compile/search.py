@@ -34,12 +34,17 @@ class Problem:
         return float(self.costs[:, chosen].min(axis=1).sum())
 
     def affordable(self, chosen: Sequence[int]) -> bool:
-        return bool(self.graphs[chosen].sum() <= self.most_graphs + _SLACK and self.seconds[chosen].sum() <= self.most_seconds + _SLACK)
+        return bool(
+            self.graphs[chosen].sum() <= self.most_graphs + _SLACK
+            and self.seconds[chosen].sum() <= self.most_seconds + _SLACK
+        )
 
     def fits(self, chosen: Sequence[int]) -> Flags:  # [shapes]
         """The shapes that the budget allows beside `chosen`."""
         by_graphs = self.graphs <= self.most_graphs - self.graphs[chosen].sum() + _SLACK
-        return np.asarray(by_graphs & (self.seconds <= self.most_seconds - self.seconds[chosen].sum() + _SLACK))
+        return np.asarray(
+            by_graphs & (self.seconds <= self.most_seconds - self.seconds[chosen].sum() + _SLACK)
+        )
 
     def gains(self, chosen: Sequence[int]) -> Floats:  # [shapes]
         """What adding each shape alone would save."""
@@ -91,7 +96,11 @@ def _fill(gains: Floats, sizes: Floats, room: float) -> Filled:
     density = np.divide(gains, sizes, out=np.full_like(gains, np.inf), where=sizes > 0)
     order = np.argsort(-density)
     before = np.cumsum(sizes[order]) - sizes[order]
-    share = np.clip(np.divide(room - before, sizes[order], out=np.ones_like(gains), where=sizes[order] > 0), 0, 1)
+    share = np.clip(
+        np.divide(room - before, sizes[order], out=np.ones_like(gains), where=sizes[order] > 0),
+        0,
+        1,
+    )
     taken = np.empty_like(gains)
     taken[order] = share
     cut = order[share < 1]
@@ -104,7 +113,9 @@ def _improve(problem: Problem, forced: Sequence[int]) -> list[int]:
     chosen = _add(problem, list(forced))
     while True:
         without = [[kept for kept in chosen if kept != out] for out in chosen if out not in forced]
-        trials = [_add(problem, rest) for rest in without] + [_add(problem, rest, by_size=False) for rest in without]
+        trials = [_add(problem, rest) for rest in without] + [
+            _add(problem, rest, by_size=False) for rest in without
+        ]
         best = min(trials, key=problem.expected, default=chosen)
         if problem.expected(best) >= problem.expected(chosen) * _EXACT:
             return chosen
@@ -126,7 +137,9 @@ def _prices(problem: Problem, forced: Sequence[int], best: Sequence[int]) -> _Pr
     """Subgradient ascent from what the demands cost at present; steps shrink when they do not help."""
     least, step = problem.expected(best), 1.0
     paid = problem.costs[:, best].min(axis=1)
-    found = _Prices(-np.inf, 0.0, np.zeros(len(problem.graphs)), np.ones(len(problem.graphs), dtype=np.bool_))
+    found = _Prices(
+        -np.inf, 0.0, np.zeros(len(problem.graphs)), np.ones(len(problem.graphs), dtype=np.bool_)
+    )
     stalled = 0
     for _ in range(_ROUNDS):
         served = np.minimum(problem.costs - paid[:, None], 0)
@@ -136,7 +149,11 @@ def _prices(problem: Problem, forced: Sequence[int], best: Sequence[int]) -> _Pr
         possible = bound - (earned - filled.least) * (filled.taken < 1) < least * _EXACT
         improved, stalled = bound > found.bound, 0 if bound > found.bound else stalled + 1
         still = found.open & (possible | (filled.taken > 0))
-        found = _Prices(bound, float(paid.sum()), earned, still) if improved else found._replace(open=still)
+        found = (
+            _Prices(bound, float(paid.sum()), earned, still)
+            if improved
+            else found._replace(open=still)
+        )
         if stalled == 8:
             step, stalled = step / 2, 0
         taken = filled.taken.copy()
@@ -181,6 +198,12 @@ def _branch(problem: Problem, forced: list[int], best: list[int], prices: _Price
 
 def _bound(problem: Problem, chosen: Sequence[int], allowed: Flags, prices: _Prices) -> float:
     """The better of two: a set saves at most the sum of what its shapes save alone; and the multipliers'."""
-    alone = problem.expected(chosen) - problem.fill(chosen, np.where(allowed, problem.gains(chosen), 0)).gain
+    alone = (
+        problem.expected(chosen)
+        - problem.fill(chosen, np.where(allowed, problem.gains(chosen), 0)).gain
+    )
     earned = np.where(allowed, _without(prices.earned, chosen), 0)
-    return max(alone, prices.total - float(prices.earned[list(chosen)].sum()) - problem.fill(chosen, earned).gain)
+    return max(
+        alone,
+        prices.total - float(prices.earned[list(chosen)].sum()) - problem.fill(chosen, earned).gain,
+    )

@@ -28,7 +28,13 @@ from inference.artifact import check_files
 from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.backends.neuron import load_neuron
-from inference.backends.neuron_sdk import has_device, instance_family, load_sdk, logical_cores, sdk_versions
+from inference.backends.neuron_sdk import (
+    has_device,
+    instance_family,
+    load_sdk,
+    logical_cores,
+    sdk_versions,
+)
 from inference.errors import InvalidRequest, OutriderError
 from inference.model import checkpoint as checkpoints
 from inference.sampling import SamplingParams
@@ -61,42 +67,90 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m compile.smoke", description="first contact with a Neuron instance")
-    parser.add_argument("--model", required=True, help="model directory or hub name", metavar="DIR_OR_NAME")
+    parser = argparse.ArgumentParser(
+        prog="python -m compile.smoke", description="first contact with a Neuron instance"
+    )
+    parser.add_argument(
+        "--model", required=True, help="model directory or hub name", metavar="DIR_OR_NAME"
+    )
     parser.add_argument("--target", required=True, choices=tuple(PLATFORMS))
-    parser.add_argument("--tensor_parallel", "--tensor-parallel", type=int, default=2, help="cores (default: %(default)s)")
+    parser.add_argument(
+        "--tensor_parallel",
+        "--tensor-parallel",
+        type=int,
+        default=2,
+        help="cores (default: %(default)s)",
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: %(default)s")
-    parser.add_argument("--nodes", type=int, default=16, help="nodes of the tree (default: %(default)s)")
-    parser.add_argument("--sequence_length", "--sequence-length", type=int, default=512, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=4, help="trees compared at each temperature (default: %(default)s)")
+    parser.add_argument(
+        "--nodes", type=int, default=16, help="nodes of the tree (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sequence_length", "--sequence-length", type=int, default=512, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help="trees compared at each temperature (default: %(default)s)",
+    )
     parser.add_argument("--steps", type=int, default=100, help="calls timed (default: %(default)s)")
-    parser.add_argument("--out", help="directory of the artefact (default: a new one)", metavar="DIR")
+    parser.add_argument(
+        "--out", help="directory of the artefact (default: a new one)", metavar="DIR"
+    )
     return parser.parse_args(arguments)
 
 
 def _smoke(options: argparse.Namespace) -> int:
     if not has_device():
-        raise InvalidRequest("no Neuron device here: run this on the instance; to compile without a device use python -m compile")
-    print(f"instance {instance_family() or 'unknown'}; " + ", ".join(f"{name} {number}" for name, number in sdk_versions().items()))
+        raise InvalidRequest(
+            "no Neuron device here: run this on the instance; to compile without a device use python -m compile"
+        )
+    print(
+        f"instance {instance_family() or 'unknown'}; "
+        + ", ".join(f"{name} {number}" for name, number in sdk_versions().items())
+    )
     directory = checkpoints.find_model(options.model)
     source = read_source(directory)
     spec = _spec(options, directory)
     out = Path(options.out or tempfile.mkdtemp(prefix="outrider-smoke-"))
     _check_noise(spec, out)
     start = time.perf_counter()
-    manifest = build_artifact(spec, source, NeuronBuilder(spec, directory, spec.vocabulary), out, command="python -m compile.smoke", say=_say)
+    manifest = build_artifact(
+        spec,
+        source,
+        NeuronBuilder(spec, directory, spec.vocabulary),
+        out,
+        command="python -m compile.smoke",
+        say=_say,
+    )
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")
     check_files(out, manifest)
     model = load_neuron(out, manifest, _say)
-    length, vocabulary, dtype = spec.sequence_length, spec.vocabulary, checkpoints.DTYPES[spec.dtype]
-    whole = checkpoints.load_decoder(directory, positions=length, vocabulary=vocabulary, dtype=dtype, device=torch.device("cpu"))
+    length, vocabulary, dtype = (
+        spec.sequence_length,
+        spec.vocabulary,
+        checkpoints.DTYPES[spec.dtype],
+    )
+    whole = checkpoints.load_decoder(
+        directory, positions=length, vocabulary=vocabulary, dtype=dtype, device=torch.device("cpu")
+    )
     eager = EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=model.max_nodes)
-    found = [compare(model, eager, vocabulary, options, params) for params in (SamplingParams(), SamplingParams(1.0, seed=7))]
+    found = [
+        compare(model, eager, vocabulary, options, params)
+        for params in (SamplingParams(), SamplingParams(1.0, seed=7))
+    ]
     for params, agreement in zip(("greedy", "temperature 1"), found, strict=True):
         print(f"{params}: {agreement}")
-    print(f"{time_call(model, vocabulary, options.nodes, options.steps):.2f} ms a call (median of {options.steps}), {options.nodes} nodes")
+    print(
+        f"{time_call(model, vocabulary, options.nodes, options.steps):.2f} ms a call (median of {options.steps}), {options.nodes} nodes"
+    )
     enough = all(agreement.equal >= _ENOUGH * agreement.total for agreement in found)
-    print("smoke: passed" if enough else "smoke: FAILED, the device does not choose as the eager model does")
+    print(
+        "smoke: passed"
+        if enough
+        else "smoke: FAILED, the device does not choose as the eager model does"
+    )
     return 0 if enough else 1
 
 
@@ -123,11 +177,19 @@ def _check_noise(spec: CompileSpec, out: Path) -> None:
     """First of all: what cannot draw the right noise need not compile a model."""
     aim(spec.target)
     logical = logical_cores(spec.target)
-    check_noise(load_sdk(), spec.tensor_parallel, logical, render(compiler_flags(spec, logical)), str(out / "noise"))
+    check_noise(
+        load_sdk(),
+        spec.tensor_parallel,
+        logical,
+        render(compiler_flags(spec, logical)),
+        str(out / "noise"),
+    )
     print(f"noise: all {len(VECTORS)} vectors as pinned")
 
 
-def compare(model: Model, eager: Model, vocabulary: int, options: argparse.Namespace, params: SamplingParams) -> Agreement:
+def compare(
+    model: Model, eager: Model, vocabulary: int, options: argparse.Namespace, params: SamplingParams
+) -> Agreement:
     """Random trees on a growing text; the eager model's verdicts decide what both commit."""
     generator = np.random.default_rng(5)
     prompt = generator.integers(0, vocabulary, options.sequence_length // 2).tolist()
@@ -150,9 +212,14 @@ def compare(model: Model, eager: Model, vocabulary: int, options: argparse.Names
     return Agreement(equal, total, first)
 
 
-def random_tree(generator: np.random.Generator, root: int, nodes: int, vocabulary: int) -> TokenTree:
+def random_tree(
+    generator: np.random.Generator, root: int, nodes: int, vocabulary: int
+) -> TokenTree:
     """A tree of distinct tokens and random shape, at most 8 deep."""
-    tokens = [root, *(int(token) for token in generator.choice(vocabulary, nodes - 1, replace=False))]
+    tokens = [
+        root,
+        *(int(token) for token in generator.choice(vocabulary, nodes - 1, replace=False)),
+    ]
     parents, depths = [-1], [0]
     for _ in range(nodes - 1):
         parent = int(generator.choice([index for index, depth in enumerate(depths) if depth < 8]))

@@ -42,11 +42,17 @@ class CompileSpec:
         for name in ("vocabulary", "rows", "max_tree_nodes", "tensor_parallel"):
             check_positive(name, getattr(self, name))
         if self.sequence_length < 2:
-            raise InvalidRequest(f"--sequence_length {self.sequence_length}: prompt and output need two tokens at least")
+            raise InvalidRequest(
+                f"--sequence_length {self.sequence_length}: prompt and output need two tokens at least"
+            )
         if self.target == "cpu" and self.tensor_parallel != 1:
-            raise InvalidRequest(f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave it at 1")
+            raise InvalidRequest(
+                f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave it at 1"
+            )
         if self.target != "cpu" and self.dtype == "int8":
-            raise InvalidRequest(f"--dtype int8: {self.target} takes float32, bfloat16 or float16; int8 is for cpu")
+            raise InvalidRequest(
+                f"--dtype int8: {self.target} takes float32, bfloat16 or float16; int8 is for cpu"
+            )
         _check_buckets(self)
         if self.fused is not None:
             _check_fused(self, self.fused)
@@ -54,7 +60,11 @@ class CompileSpec:
     @property
     def graphs(self) -> tuple[Bucket, ...]:
         """All that is to be compiled: the target's, then the draft's, then those of both."""
-        return self.buckets if self.fused is None else (*self.buckets, *self.fused.prefill, *self.fused.rounds)
+        return (
+            self.buckets
+            if self.fused is None
+            else (*self.buckets, *self.fused.prefill, *self.fused.rounds)
+        )
 
     @property
     def capacity(self) -> int:
@@ -106,32 +116,61 @@ def _check_buckets(spec: CompileSpec) -> None:
     """The graphs agree with the cache and serve everything the spec promises."""
     names = [bucket.name for bucket in spec.buckets]
     if len(set(names)) < len(names):
-        raise InvalidRequest(f"graph {next(name for name in names if names.count(name) > 1)} is asked for twice")
+        raise InvalidRequest(
+            f"graph {next(name for name in names if names.count(name) > 1)} is asked for twice"
+        )
     for bucket in spec.buckets:
         if bucket.junk != spec.junk:
-            raise InvalidRequest(f"graph {bucket.name} writes padding to slot {bucket.junk}, this cache's junk slot is {spec.junk}")
+            raise InvalidRequest(
+                f"graph {bucket.name} writes padding to slot {bucket.junk}, this cache's junk slot is {spec.junk}"
+            )
         if bucket.rows > spec.rows or (takes_all_rows(spec.target) and bucket.rows != spec.rows):
             most = "exactly" if takes_all_rows(spec.target) else "at most"
-            raise InvalidRequest(f"graph {bucket.name} has {bucket.rows} rows: {spec.target} with --rows {spec.rows} takes {most} {spec.rows}")
+            raise InvalidRequest(
+                f"graph {bucket.name} has {bucket.rows} rows: {spec.target} with --rows {spec.rows} takes {most} {spec.rows}"
+            )
     trees = [bucket for bucket in spec.buckets if bucket.picks == bucket.nodes]
-    if not any(bucket.rows >= spec.rows and bucket.nodes >= spec.max_tree_nodes and bucket.slots >= spec.capacity for bucket in trees):
+    if not any(
+        bucket.rows >= spec.rows
+        and bucket.nodes >= spec.max_tree_nodes
+        and bucket.slots >= spec.capacity
+        for bucket in trees
+    ):
         promised = f"{spec.rows} rows, {spec.max_tree_nodes} nodes and {spec.capacity} slots"
-        raise InvalidRequest(f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length promise")
+        raise InvalidRequest(
+            f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length promise"
+        )
 
 
 def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
     """The rounds fit the cache and the target, and every promised session finds one."""
     shape = fused.shape
     if shape.nodes > spec.max_tree_nodes:
-        raise InvalidRequest(f"a {shape} has {shape.nodes} nodes with its root: --max_tree_nodes {spec.max_tree_nodes} is too small")
+        raise InvalidRequest(
+            f"a {shape} has {shape.nodes} nodes with its root: --max_tree_nodes {spec.max_tree_nodes} is too small"
+        )
     if max(shape.branches) > min(CANDIDATES, spec.vocabulary):
-        raise InvalidRequest(f"{max(shape.branches)} children of a node: at most {min(CANDIDATES, spec.vocabulary)} can be drafted")
+        raise InvalidRequest(
+            f"{max(shape.branches)} children of a node: at most {min(CANDIDATES, spec.vocabulary)} can be drafted"
+        )
     if spec.dtype == "int8":
         raise InvalidRequest("--fused is for float32, bfloat16 or float16: leave out --dtype int8")
     if 1 + shape.inner > max(bucket.nodes for bucket in fused.prefill):
-        raise InvalidRequest(f"the draft's graphs for prompts take fewer than the {1 + shape.inner} nodes that it looks at in a round")
+        raise InvalidRequest(
+            f"the draft's graphs for prompts take fewer than the {1 + shape.inner} nodes that it looks at in a round"
+        )
     for bucket in (*fused.prefill, *fused.rounds):
-        if bucket.junk != spec.junk or bucket.rows > spec.rows or (takes_all_rows(spec.target) and bucket.rows != spec.rows):
-            raise InvalidRequest(f"graph {bucket.name} is for another cache than {spec.rows} rows of {spec.capacity} slots")
-    if not any(bucket.rows == spec.rows and bucket.slots >= spec.capacity for bucket in fused.rounds):
-        raise InvalidRequest(f"no round has {spec.rows} rows and {spec.capacity} slots, which --rows and --sequence_length promise")
+        if (
+            bucket.junk != spec.junk
+            or bucket.rows > spec.rows
+            or (takes_all_rows(spec.target) and bucket.rows != spec.rows)
+        ):
+            raise InvalidRequest(
+                f"graph {bucket.name} is for another cache than {spec.rows} rows of {spec.capacity} slots"
+            )
+    if not any(
+        bucket.rows == spec.rows and bucket.slots >= spec.capacity for bucket in fused.rounds
+    ):
+        raise InvalidRequest(
+            f"no round has {spec.rows} rows and {spec.capacity} slots, which --rows and --sequence_length promise"
+        )

@@ -83,11 +83,15 @@ def push(directory: Path, store: Objects, say: Say) -> Pushed:
 def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
     """Fetch the artefact whose manifest has this digest; `directory` appears only when every file was checked."""
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise InvalidRequest(f"--digest {digest}: 64 hexadecimal digits are needed, as --push printed them")
+        raise InvalidRequest(
+            f"--digest {digest}: 64 hexadecimal digits are needed, as --push printed them"
+        )
     if (directory / MANIFEST).is_file():
         return _present(directory, digest)
     if directory.exists() and any(directory.iterdir()):
-        raise InvalidRequest(f"--out {directory} is not empty: an artefact is pulled into a directory of its own")
+        raise InvalidRequest(
+            f"--out {directory} is not empty: an artefact is pulled into a directory of its own"
+        )
     partial = directory.with_name(f"{directory.name}.{digest[:12]}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     manifest = _fetch_manifest(store, digest, partial)
@@ -134,7 +138,9 @@ class DiskObjects:
         partial = self._partial(name)
         partial.write_bytes(content)
         try:
-            (self._root / name).hardlink_to(partial)  # unlike a rename, fails when the name is taken
+            (self._root / name).hardlink_to(
+                partial
+            )  # unlike a rename, fails when the name is taken
         except FileExistsError:
             return False
         finally:
@@ -161,7 +167,9 @@ def _present(directory: Path, digest: str) -> Manifest:
     """The artefact that is there already, when it is the one that is asked for."""
     manifest = read_manifest(directory)
     if manifest.digest() != digest:
-        raise InvalidRequest(f"--out {directory} holds another artefact, of digest {manifest.digest()}: name another directory")
+        raise InvalidRequest(
+            f"--out {directory} holds another artefact, of digest {manifest.digest()}: name another directory"
+        )
     check_files(directory, manifest)
     return manifest
 
@@ -171,7 +179,9 @@ def _fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
     manifest = read_manifest(directory)
     if manifest.digest() != digest:
         (directory / MANIFEST).unlink()
-        raise BadArtifact(f"the store's manifest has digest {manifest.digest()}, not {digest}: it was changed, nothing of it was loaded")
+        raise BadArtifact(
+            f"the store's manifest has digest {manifest.digest()}, not {digest}: it was changed, nothing of it was loaded"
+        )
     _check_names(manifest)
     return manifest
 
@@ -184,14 +194,22 @@ def _fetch(store: Objects, sha256: str, path: Path) -> None:
     store.get(f"files/{sha256}", path)
     if hash_file(path) != sha256:
         path.unlink()
-        raise BadArtifact(f"{path.name}: the store's file is not the one that was built (its SHA-256 differs): nothing of it was loaded")
+        raise BadArtifact(
+            f"{path.name}: the store's file is not the one that was built (its SHA-256 differs): nothing of it was loaded"
+        )
 
 
 def _check_names(manifest: Manifest) -> None:
     """No file lies outside the artefact's directory, and hashes are hashes: both become paths."""
     for name, sha256 in manifest.files.items():
         path = PurePosixPath(name)
-        inside = name and "\\" not in name and not path.is_absolute() and ".." not in path.parts and name != MANIFEST
+        inside = (
+            name
+            and "\\" not in name
+            and not path.is_absolute()
+            and ".." not in path.parts
+            and name != MANIFEST
+        )
         if not inside or not re.fullmatch(r"[0-9a-f]{64}", sha256):
             raise BadArtifact(f"the manifest names {name!r}, which is not a file of an artefact")
 

@@ -38,7 +38,9 @@ def _prices(options: argparse.Namespace) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     prices = commands.add_parser(
         "prices",
@@ -48,13 +50,46 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _flag(prices, "instance", "may be repeated (default: every type that a target may run on)", action="append", metavar="TYPE")
-    _flag(prices, "region", "prices of other regions are never guessed (default: %(default)s)", default="us-east-1")
-    _flag(prices, "pricing", "default: on-demand, else capacity-block; and spot", choices=[pricing.value for pricing in Pricing])
-    _flag(prices, "price_file", "your own prices, asked first; its form is that of deploy/data/ec2_prices.json", type=Path, metavar="FILE")
+    _flag(
+        prices,
+        "instance",
+        "may be repeated (default: every type that a target may run on)",
+        action="append",
+        metavar="TYPE",
+    )
+    _flag(
+        prices,
+        "region",
+        "prices of other regions are never guessed (default: %(default)s)",
+        default="us-east-1",
+    )
+    _flag(
+        prices,
+        "pricing",
+        "default: on-demand, else capacity-block; and spot",
+        choices=[pricing.value for pricing in Pricing],
+    )
+    _flag(
+        prices,
+        "price_file",
+        "your own prices, asked first; its form is that of deploy/data/ec2_prices.json",
+        type=Path,
+        metavar="FILE",
+    )
     _flag(prices, "no_live", "ask neither AWS nor the cache", action="store_true")
-    _flag(prices, "tokens_per_second", "show dollars per million tokens at this speed, the whole instance being paid", type=float, metavar="N")
-    _flag(prices, "json", "one JSON object on stdout, in the form of a price file", action="store_true")
+    _flag(
+        prices,
+        "tokens_per_second",
+        "show dollars per million tokens at this speed, the whole instance being paid",
+        type=float,
+        metavar="N",
+    )
+    _flag(
+        prices,
+        "json",
+        "one JSON object on stdout, in the form of a price file",
+        action="store_true",
+    )
     _flag(prices, "debug", "show the traceback of an error", action="store_true")
     return parser.parse_args(arguments)
 

@@ -60,11 +60,22 @@ class LivePrices:
         return Price(offer, usd, _today(), source)
 
     def transfer(self, region: str) -> TransferPrice:
-        rows = self._ask("pricing:GetProducts", lambda: self._products("AWSDataTransfer", transfer_filters(region)))
-        return TransferPrice(region, 0.0, transfer_usd_per_gb(rows, region), _today(), "AWS price list; traffic in is free")
+        rows = self._ask(
+            "pricing:GetProducts",
+            lambda: self._products("AWSDataTransfer", transfer_filters(region)),
+        )
+        return TransferPrice(
+            region,
+            0.0,
+            transfer_usd_per_gb(rows, region),
+            _today(),
+            "AWS price list; traffic in is free",
+        )
 
     def _on_demand(self, offer: Offer) -> tuple[float, str]:
-        rows = self._ask("pricing:GetProducts", lambda: self._products("AmazonEC2", on_demand_filters(offer)))
+        rows = self._ask(
+            "pricing:GetProducts", lambda: self._products("AmazonEC2", on_demand_filters(offer))
+        )
         return on_demand_usd(rows, offer), "AWS price list"
 
     def _spot(self, offer: Offer) -> tuple[float, str]:
@@ -72,7 +83,11 @@ class LivePrices:
 
         def history() -> list[Any]:
             pages = self._client("ec2", offer.region).get_paginator("describe_spot_price_history")
-            asked = {"InstanceTypes": [offer.instance_type], "ProductDescriptions": [SPOT_PRODUCTS[0]], "StartTime": now}
+            asked = {
+                "InstanceTypes": [offer.instance_type],
+                "ProductDescriptions": [SPOT_PRODUCTS[0]],
+                "StartTime": now,
+            }
             return [row for page in pages.paginate(**asked) for row in page["SpotPriceHistory"]]
 
         usd, zone = spot_usd(self._ask("ec2:DescribeSpotPriceHistory", history))
@@ -80,9 +95,17 @@ class LivePrices:
 
     def _capacity_block(self, offer: Offer) -> tuple[float, str]:
         def offerings() -> list[Any]:
-            pages = self._client("ec2", offer.region).get_paginator("describe_capacity_block_offerings")
-            asked = {"InstanceType": offer.instance_type, "InstanceCount": 1, "CapacityDurationHours": BLOCK_HOURS}
-            return [row for page in pages.paginate(**asked) for row in page["CapacityBlockOfferings"]]
+            pages = self._client("ec2", offer.region).get_paginator(
+                "describe_capacity_block_offerings"
+            )
+            asked = {
+                "InstanceType": offer.instance_type,
+                "InstanceCount": 1,
+                "CapacityDurationHours": BLOCK_HOURS,
+            }
+            return [
+                row for page in pages.paginate(**asked) for row in page["CapacityBlockOfferings"]
+            ]
 
         usd, block = capacity_block_usd(self._ask("ec2:DescribeCapacityBlockOfferings", offerings))
         return usd, f"EC2 capacity block offering, {block}"
@@ -117,7 +140,13 @@ def make_client(service: str, region: str) -> Any:
     if session.get_credentials() is None:
         raise SourceDown("there are no AWS credentials here")
     retries = {"mode": "standard", "max_attempts": _ATTEMPTS}
-    return session.client(service, region, config=Config(retries=retries, connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS))
+    return session.client(
+        service,
+        region,
+        config=Config(
+            retries=retries, connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS
+        ),
+    )
 
 
 def _translated(permission: str, call: Callable[[], T]) -> T:

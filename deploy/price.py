@@ -40,7 +40,9 @@ class Offer:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", self.instance_type):
-            raise InvalidRequest(f"{self.instance_type!r} is no instance type, such as trn1.2xlarge")
+            raise InvalidRequest(
+                f"{self.instance_type!r} is no instance type, such as trn1.2xlarge"
+            )
         if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", self.region):
             raise InvalidRequest(f"{self.region!r} is no region, such as us-east-1")
 
@@ -60,13 +62,19 @@ class Price:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.usd_per_hour) and self.usd_per_hour > 0):
-            raise InvalidRequest(f"{self.offer}: a price is above 0, got {self.usd_per_hour} from {self.source}")
+            raise InvalidRequest(
+                f"{self.offer}: a price is above 0, got {self.usd_per_hour} from {self.source}"
+            )
         if self.confidence not in CONFIDENCES:
-            raise InvalidRequest(f"{self.offer}: confidence is high or low, got {self.confidence!r}")
+            raise InvalidRequest(
+                f"{self.offer}: confidence is high or low, got {self.confidence!r}"
+            )
 
     def __str__(self) -> str:
         doubt = ", low confidence" if self.confidence == "low" else ""
-        return f"${self.usd_per_hour:g} an hour for {self.offer} ({self.source}, {self.as_of}{doubt})"
+        return (
+            f"${self.usd_per_hour:g} an hour for {self.offer} ({self.source}, {self.as_of}{doubt})"
+        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,9 @@ class TransferPrice:
     def __post_init__(self) -> None:
         for value in (self.usd_per_gb_in, self.usd_per_gb_out):
             if not 0 <= value < math.inf:
-                raise InvalidRequest(f"{self.region}: traffic costs 0 or more a GB, got {value} from {self.source}")
+                raise InvalidRequest(
+                    f"{self.region}: traffic costs 0 or more a GB, got {value} from {self.source}"
+                )
 
 
 class PriceSource(Protocol):

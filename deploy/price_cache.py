@@ -67,7 +67,9 @@ class PriceCache:
         """A cache that cannot be written is none; the price is known anyway."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False, encoding="utf-8") as file:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, suffix=".json", delete=False, encoding="utf-8"
+            ) as file:
                 json.dump({"schema": SCHEMA} | content, file)
             os.replace(file.name, path)
         except OSError:
@@ -87,8 +89,16 @@ class Kept:
             before = self._known.price(offer)
         except NoPrice:
             before = price
-        if not before.usd_per_hour / PLAUSIBLE_FACTOR <= price.usd_per_hour <= before.usd_per_hour * PLAUSIBLE_FACTOR:
-            return replace(price, confidence="low", source=f"{price.source}; ${before.usd_per_hour:g} on {before.as_of}")
+        if (
+            not before.usd_per_hour / PLAUSIBLE_FACTOR
+            <= price.usd_per_hour
+            <= before.usd_per_hour * PLAUSIBLE_FACTOR
+        ):
+            return replace(
+                price,
+                confidence="low",
+                source=f"{price.source}; ${before.usd_per_hour:g} on {before.as_of}",
+            )
         self._cache.keep(price)
         return price
 

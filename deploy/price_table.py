@@ -26,10 +26,14 @@ _TRANSFER = {"region", "usd_per_gb_in", "usd_per_gb_out", "as_of"}
 class PriceTable:
     """Prices known beforehand; a PriceSource."""
 
-    def __init__(self, name: str, prices: Iterable[Price], transfers: Iterable[TransferPrice] = ()) -> None:
+    def __init__(
+        self, name: str, prices: Iterable[Price], transfers: Iterable[TransferPrice] = ()
+    ) -> None:
         self.name = name
         self.prices: Mapping[Offer, Price] = {price.offer: price for price in prices}
-        self.transfers: Mapping[str, TransferPrice] = {transfer.region: transfer for transfer in transfers}
+        self.transfers: Mapping[str, TransferPrice] = {
+            transfer.region: transfer for transfer in transfers
+        }
 
     def price(self, offer: Offer) -> Price:
         found = self.prices.get(offer)
@@ -44,8 +48,15 @@ class PriceTable:
         return found
 
     def _elsewhere(self, offer: Offer) -> str:
-        others = sorted({known.region for known in self.prices if known.instance_type == offer.instance_type} - {offer.region})
-        return f" (it has {', '.join(others)}, and the prices of other regions are not guessed)" if others else ""
+        others = sorted(
+            {known.region for known in self.prices if known.instance_type == offer.instance_type}
+            - {offer.region}
+        )
+        return (
+            f" (it has {', '.join(others)}, and the prices of other regions are not guessed)"
+            if others
+            else ""
+        )
 
 
 def read_table(path: Path, name: str) -> PriceTable:
@@ -56,15 +67,30 @@ def read_table(path: Path, name: str) -> PriceTable:
         raise InvalidRequest(f"{path}: not a price file: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise InvalidRequest(f'{path}: a price file is an object with "schema": {SCHEMA}')
-    prices = [_price(row, f"{path}, price {number}", str(path)) for number, row in _rows(content, "prices", path)]
-    transfers = [_transfer(row, f"{path}, transfer {number}", str(path)) for number, row in _rows(content, "transfers", path)]
+    prices = [
+        _price(row, f"{path}, price {number}", str(path))
+        for number, row in _rows(content, "prices", path)
+    ]
+    transfers = [
+        _transfer(row, f"{path}, transfer {number}", str(path))
+        for number, row in _rows(content, "transfers", path)
+    ]
     return PriceTable(name, prices, transfers)
 
 
 def price_row(price: Price) -> dict[str, Any]:
     """A price as the row of a file."""
-    offer = {"instance_type": price.offer.instance_type, "region": price.offer.region, "pricing": price.offer.pricing.value}
-    return offer | {"usd_per_hour": price.usd_per_hour, "as_of": str(price.as_of), "source": price.source, "confidence": price.confidence}
+    offer = {
+        "instance_type": price.offer.instance_type,
+        "region": price.offer.region,
+        "pricing": price.offer.pricing.value,
+    }
+    return offer | {
+        "usd_per_hour": price.usd_per_hour,
+        "as_of": str(price.as_of),
+        "source": price.source,
+        "confidence": price.confidence,
+    }
 
 
 def transfer_row(transfer: TransferPrice) -> dict[str, Any]:
@@ -84,16 +110,26 @@ def _price(row: Any, where: str, file: str) -> Price:
     try:
         pricing = Pricing(row.get("pricing", Pricing.ON_DEMAND.value))
     except ValueError as error:
-        raise InvalidRequest(f"{where}: {error} ({', '.join(known.value for known in Pricing)})") from error
+        raise InvalidRequest(
+            f"{where}: {error} ({', '.join(known.value for known in Pricing)})"
+        ) from error
     offer = Offer(str(row["instance_type"]), str(row["region"]), pricing)
     usd = _number(row, "usd_per_hour", where)
-    return Price(offer, usd, _day(row, where), str(row.get("source", file)), str(row.get("confidence", "high")))
+    return Price(
+        offer,
+        usd,
+        _day(row, where),
+        str(row.get("source", file)),
+        str(row.get("confidence", "high")),
+    )
 
 
 def _transfer(row: Any, where: str, file: str) -> TransferPrice:
     _check_keys(row, _TRANSFER, {"source"}, where)
     usd_in, usd_out = _number(row, "usd_per_gb_in", where), _number(row, "usd_per_gb_out", where)
-    return TransferPrice(str(row["region"]), usd_in, usd_out, _day(row, where), str(row.get("source", file)))
+    return TransferPrice(
+        str(row["region"]), usd_in, usd_out, _day(row, where), str(row.get("source", file))
+    )
 
 
 def _check_keys(row: Any, needed: set[str], optional: set[str], where: str) -> None:

@@ -26,7 +26,9 @@ class Unpriced(NoPrice):
     """No source has a price; `reasons` holds what each of them said."""
 
     def __init__(self, what: str, reasons: tuple[str, ...]) -> None:
-        super().__init__(f"no price for {what}: {'; '.join(reasons)}; --usd_per_hour, in place of --instance, states one")
+        super().__init__(
+            f"no price for {what}: {'; '.join(reasons)}; --usd_per_hour, in place of --instance, states one"
+        )
         self.reasons = reasons
 
 

@@ -33,7 +33,9 @@ def accelerators() -> dict[str, str]:
     return known
 
 
-def collect(prices: Prices, region: str, instance_types: Sequence[str], pricings: Sequence[Pricing]) -> Shown:
+def collect(
+    prices: Prices, region: str, instance_types: Sequence[str], pricings: Sequence[Pricing]
+) -> Shown:
     """The price of each type under each pricing; under none of them named, on demand or else as a capacity block, and as spot."""
     found: list[Price] = []
     missing: list[str] = []
@@ -67,10 +69,15 @@ def collect(prices: Prices, region: str, instance_types: Sequence[str], pricings
 
 def print_json(shown: Shown, tokens_per_second: float | None) -> None:
     """A price file on stdout, with dollars per million tokens beside the prices, in their order; reasons on stderr."""
-    content: dict[str, Any] = {"schema": SCHEMA, "prices": [price_row(price) for price in shown.prices]}
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "prices": [price_row(price) for price in shown.prices],
+    }
     content["transfers"] = [] if shown.transfer is None else [transfer_row(shown.transfer)]
     if tokens_per_second is not None:
-        content["usd_per_million_tokens"] = [hire_usd(1e6 / tokens_per_second, price.usd_per_hour) for price in shown.prices]
+        content["usd_per_million_tokens"] = [
+            hire_usd(1e6 / tokens_per_second, price.usd_per_hour) for price in shown.prices
+        ]
     print(json.dumps(content, indent=1))
     _print_reasons(shown)
 
@@ -85,14 +92,26 @@ def print_table(shown: Shown, tokens_per_second: float | None) -> None:
     known = accelerators()
     for price in shown.prices:
         offer, doubt = price.offer, " (low confidence)" if price.confidence == "low" else ""
-        cost = [] if tokens_per_second is None else [f"{hire_usd(1e6 / tokens_per_second, price.usd_per_hour):.4f}"]
-        cells = [offer.instance_type, known.get(offer.instance_type, ""), offer.region, offer.pricing.value, f"{price.usd_per_hour:.8g}"]
+        cost = (
+            []
+            if tokens_per_second is None
+            else [f"{hire_usd(1e6 / tokens_per_second, price.usd_per_hour):.4f}"]
+        )
+        cells = [
+            offer.instance_type,
+            known.get(offer.instance_type, ""),
+            offer.region,
+            offer.pricing.value,
+            f"{price.usd_per_hour:.8g}",
+        ]
         table.add_row(*cells, *cost, str(price.as_of), price.source + doubt)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if shown.transfer is not None:
         transfer = shown.transfer
         rates = f"${transfer.usd_per_gb_in:g} a GB in, ${transfer.usd_per_gb_out:g} a GB out"
-        print(f"traffic of {transfer.region} with the internet: {rates} ({transfer.source}, {transfer.as_of})")
+        print(
+            f"traffic of {transfer.region} with the internet: {rates} ({transfer.source}, {transfer.as_of})"
+        )
     _print_reasons(shown)
 
 

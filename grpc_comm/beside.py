@@ -16,7 +16,9 @@ from inference.policy import Policy
 from inference.stats import Traffic
 
 
-def asked_policy(request: pb.GenerateRequest | pb.Continue, drafts: DraftPool | None, max_tree_nodes: int) -> Policy | None:
+def asked_policy(
+    request: pb.GenerateRequest | pb.Continue, drafts: DraftPool | None, max_tree_nodes: int
+) -> Policy | None:
     """How the draft shall grow its trees (None: as it is set, or it is not asked for).
 
     Raises InvalidRequest where there is no draft that would do, or for a shape that means nothing, LimitExceeded for one that there is
@@ -24,12 +26,18 @@ def asked_policy(request: pb.GenerateRequest | pb.Continue, drafts: DraftPool | 
     """
     if not request.fused:
         if request.HasField("shape"):
-            raise InvalidRequest("a shape is of the trees of the target's own draft: it goes with fused")
+            raise InvalidRequest(
+                "a shape is of the trees of the target's own draft: it goes with fused"
+            )
         return None
     if drafts is None:
-        raise InvalidRequest("this target has no draft beside it: ask without one, or start it as --role fused_target")
+        raise InvalidRequest(
+            "this target has no draft beside it: ask without one, or start it as --role fused_target"
+        )
     if isinstance(request, pb.Continue) and not drafts.seeded:
-        raise InvalidRequest("the draft beside this target makes texts of its own, not the seeded one of the session: go on without it")
+        raise InvalidRequest(
+            "the draft beside this target makes texts of its own, not the seeded one of the session: go on without it"
+        )
     if not request.HasField("shape"):
         return None
     policy = translate.read_shape(request.shape, max_tree_nodes)
@@ -44,7 +52,9 @@ class Continuation:
     takes that back. Raises InvalidRequest or LimitExceeded for more tokens than fit.
     """
 
-    def __init__(self, held: Held, policy: Policy | None, max_tokens: int, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, held: Held, policy: Policy | None, max_tokens: int, stop_ids: frozenset[int]
+    ) -> None:
         held.session.check_room(max_tokens)
         assert held.drafts is not None, "asked_policy() comes first"
         self._session, self._drafts, self._left = held.session, held.drafts, held.left
@@ -55,7 +65,14 @@ class Continuation:
         """All rounds, on a worker's thread; the one in hand is the last when held.left is set."""
         with closing(self._verifier), self._drafts.drafter(self._policy, self._left) as drafter:
             session, remaining = self._session, self._max_tokens
-            for made in fused_rounds(list(session.tokens), session.params, drafter, self._verifier, remaining, self._stop_ids):
+            for made in fused_rounds(
+                list(session.tokens),
+                session.params,
+                drafter,
+                self._verifier,
+                remaining,
+                self._stop_ids,
+            ):
                 remaining -= len(made.tokens)
                 last = remaining <= 0 or made.tokens[-1] in self._stop_ids or self._left.is_set()
                 tell(self._message(made, last))
@@ -64,4 +81,6 @@ class Continuation:
 
     def _message(self, made: Round, last: bool) -> pb.Tokens:
         spent, self._verifier.traffic = self._verifier.traffic, Traffic()
-        return translate.write_tokens(made.tokens, made.drafted, last, spent.queue_seconds, spent.model_seconds)
+        return translate.write_tokens(
+            made.tokens, made.drafted, last, spent.queue_seconds, spent.model_seconds
+        )

@@ -59,9 +59,14 @@ class Call:
     """
 
     def __init__(self, start: Start, traffic: Traffic, address: str) -> None:
-        self._traffic, self._address = traffic, address  # bytes_up is written by the caller's thread, the rest by the reader's
+        self._traffic, self._address = (
+            traffic,
+            address,
+        )  # bytes_up is written by the caller's thread, the rest by the reader's
         self._outbox: queue.SimpleQueue[pb.ClientMessage | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the next two, so that no answer is owed by a stream that has ended
+        self._lock = (
+            threading.Lock()
+        )  # guards the next two, so that no answer is owed by a stream that has ended
         self._owed: deque[_Owed] = deque()
         self.failure: OutriderError | None = None
         self.leaving: str | None = None
@@ -79,7 +84,10 @@ class Call:
 
     def verify(self, message: pb.Round, tree: TokenTree) -> Future[Verified]:
         verified: Future[Verified] = promise()
-        self._ask(_Owed("verdict", verified, time.perf_counter(), message.number, tree, message.ahead), pb.ClientMessage(round=message))
+        self._ask(
+            _Owed("verdict", verified, time.perf_counter(), message.number, tree, message.ahead),
+            pb.ClientMessage(round=message),
+        )
         return verified
 
     def drop_rounds(self) -> None:
@@ -135,7 +143,9 @@ class Call:
 
     def _ask(self, owed: _Owed, message: pb.ClientMessage) -> None:
         with self._lock:
-            assert not self._owed or owed.kind == self._owed[-1].kind == "verdict", "one at a time: the last answer is still owed"
+            assert not self._owed or owed.kind == self._owed[-1].kind == "verdict", (
+                "one at a time: the last answer is still owed"
+            )
             failure = self.failure
             if failure is None:
                 self._owed.append(owed)

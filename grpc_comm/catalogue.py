@@ -27,7 +27,9 @@ class EngineThread:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._stopped = engine, threading.Event()
-        self._thread = threading.Thread(target=engine.run, args=(self._stopped,), name="model", daemon=True)
+        self._thread = threading.Thread(
+            target=engine.run, args=(self._stopped,), name="model", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -43,7 +45,9 @@ class Catalogue:
     and serves who asks next; one that fails is tried again by who asks next.
     """
 
-    def __init__(self, first: Served, listed: Mapping[str, Callable[[], Served]], observer: ServiceObserver) -> None:
+    def __init__(
+        self, first: Served, listed: Mapping[str, Callable[[], Served]], observer: ServiceObserver
+    ) -> None:
         self._first = first.description.model
         self._served: dict[str, Served] = {}
         self._listed, self._observer = dict(listed), observer
@@ -59,11 +63,15 @@ class Catalogue:
         """The model of this name (empty: the first); raises InvalidRequest for one that is not listed, and what its loader raises."""
         name = name or self._first
         if name not in self._served and name not in self._listed:
-            raise InvalidRequest(f"this target does not serve {name[:80]!r}: it lists {', '.join(self.names)}")
+            raise InvalidRequest(
+                f"this target does not serve {name[:80]!r}: it lists {', '.join(self.names)}"
+            )
         if name not in self._served:
             if name not in self._loading:
                 self._loading[name] = asyncio.create_task(self._load(name))
-                self._loading[name].add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at here, raised by who waits
+                self._loading[name].add_done_callback(
+                    lambda done: done.cancelled() or done.exception()
+                )  # looked at here, raised by who waits
             await asyncio.shield(self._loading[name])
         return self._served[name]
 

@@ -31,7 +31,9 @@ def issue(hosts: Sequence[str]) -> Issued:
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = _authority(ca_key)
     certificate = _certificate(key, hosts, ca_key, authority)
-    secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret = key.private_bytes(
+        _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     return Issued(authority.public_bytes(_PEM), certificate.public_bytes(_PEM), secret)
 
 
@@ -58,20 +60,31 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
 
 
 def _certificate(
-    key: ec.EllipticCurvePrivateKey, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate
+    key: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+    ca_key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
 ) -> x509.Certificate:
-    usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    usages = x509.ExtendedKeyUsage(
+        [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    )
     return (
         _builder(_name("Outrider target"), authority.subject, key)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_alternative_name(host) for host in hosts]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([_alternative_name(host) for host in hosts]), critical=False
+        )
         .add_extension(usages, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
         .sign(ca_key, hashes.SHA256())
     )
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     now = datetime.now(timezone.utc)
     return (
         x509.CertificateBuilder()
@@ -94,5 +107,7 @@ def _alternative_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not (host and host.isascii() and not set(host) & set(" :/")):
-        raise InvalidRequest(f"a certificate names hosts or addresses, without port or scheme: got {host!r}")
+        raise InvalidRequest(
+            f"a certificate names hosts or addresses, without port or scheme: got {host!r}"
+        )
     return x509.DNSName(host)

@@ -57,7 +57,9 @@ def connect(
     return connection
 
 
-def list_models(addresses: str, *, security: SecurityOptions = PLAINTEXT, timeout: float = CONNECT_SECONDS) -> list[str]:
+def list_models(
+    addresses: str, *, security: SecurityOptions = PLAINTEXT, timeout: float = CONNECT_SECONDS
+) -> list[str]:
     """Names of the models that the targets at HOST:PORT,HOST:PORT,... list, the first target's first."""
     names: dict[str, None] = {}
     for address in addresses.split(","):
@@ -106,20 +108,30 @@ class Channel:
     def probe(self, timeout: float) -> Probe:
         start = time.perf_counter()
         message = self._describe("", timeout)
-        return Probe(time.perf_counter() - start, pb.DescribeRequest().ByteSize() + message.ByteSize())
+        return Probe(
+            time.perf_counter() - start, pb.DescribeRequest().ByteSize() + message.ByteSize()
+        )
 
     def _describe(self, model: str, timeout: float) -> pb.Description:
         try:
-            message: pb.Description = self._stub.Describe(pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata)
+            message: pb.Description = self._stub.Describe(
+                pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata
+            )
         except grpc.RpcError as error:
-            meaning = f"{model} cannot be had at {self.address}" if model else f"no Outrider target answers at {self.address}"
+            meaning = (
+                f"{model} cannot be had at {self.address}"
+                if model
+                else f"no Outrider target answers at {self.address}"
+            )
             raise translate.status_error(error, meaning) from error
         return message
 
     def reach(self, seconds: float, given_up: threading.Event) -> None:
         """Wait for a connection: while one is made, gRPC fails other calls with the last error, and does not look after it unless one waits."""
         try:
-            call = self._stub.Describe.future(pb.DescribeRequest(), timeout=seconds, metadata=self._metadata, wait_for_ready=True)
+            call = self._stub.Describe.future(
+                pb.DescribeRequest(), timeout=seconds, metadata=self._metadata, wait_for_ready=True
+            )
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error
         while not call.done():
@@ -140,7 +152,9 @@ class Channel:
         try:
             yield from call
         except grpc.RpcError as error:
-            raise translate.status_error(error, f"the target at {self.address} went away") from error
+            raise translate.status_error(
+                error, f"the target at {self.address} went away"
+            ) from error
         finally:
             call.cancel()
 
@@ -154,7 +168,14 @@ class Connection:
     description: what the first of them that answered said of itself.
     """
 
-    def __init__(self, addresses: list[Address], security: SecurityOptions, model: str, timeout: float, patience: Patience) -> None:
+    def __init__(
+        self,
+        addresses: list[Address],
+        security: SecurityOptions,
+        model: str,
+        timeout: float,
+        patience: Patience,
+    ) -> None:
         if len(set(addresses)) < len(addresses):
             raise InvalidRequest(f"the same target twice: {', '.join(map(str, addresses))}")
         self._patience = patience
@@ -243,5 +264,10 @@ class Connection:
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -23,17 +23,28 @@ from inference.local import LocalVerifier
 class GenerationCall:
     """One call. What it raises is the call's status; leaving messages() early ends the session."""
 
-    def __init__(self, key: Key, served: Served, description: Description, request: pb.GenerateRequest, tenant: str) -> None:
+    def __init__(
+        self,
+        key: Key,
+        served: Served,
+        description: Description,
+        request: pb.GenerateRequest,
+        tenant: str,
+    ) -> None:
         translate.check_fingerprints(request.open, description)
         self.key, self._served = key, served
         self._params, self._prompt = translate.read_params(request.open), list(request.open.prompt)
         served.engine.check(self._prompt, description.sequence_length)
         if not 1 <= request.max_tokens <= description.sequence_length - len(self._prompt):
             room = description.sequence_length - len(self._prompt)
-            raise InvalidRequest(f"max_tokens must be 1 to {room} after this prompt: got {request.max_tokens}")
+            raise InvalidRequest(
+                f"max_tokens must be 1 to {room} after this prompt: got {request.max_tokens}"
+            )
         self._policy = asked_policy(request, served.drafts, description.max_tree_nodes)
         self._request, self._stop_ids = request, translate.read_stop_ids(request.stop_ids)
-        self._verifier = LocalVerifier(served.engine, tenant=tenant, limit=description.sequence_length)
+        self._verifier = LocalVerifier(
+            served.engine, tenant=tenant, limit=description.sequence_length
+        )
         self._draft: StopwatchDrafter | None = None
         self._left = threading.Event()
 
@@ -65,8 +76,12 @@ class GenerationCall:
         if not self._request.fused:
             return target_rounds(self._prompt, self._params, self._verifier, most, self._stop_ids)
         assert self._served.drafts is not None
-        self._draft = StopwatchDrafter(stack.enter_context(self._served.drafts.drafter(self._policy, self._left)))
-        return fused_rounds(self._prompt, self._params, self._draft, self._verifier, most, self._stop_ids)
+        self._draft = StopwatchDrafter(
+            stack.enter_context(self._served.drafts.drafter(self._policy, self._left))
+        )
+        return fused_rounds(
+            self._prompt, self._params, self._draft, self._verifier, most, self._stop_ids
+        )
 
     def _message(self, made: Round, last: bool) -> pb.Generated:
         draft_seconds = self._draft.seconds if self._draft else 0.0

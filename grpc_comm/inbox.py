@@ -15,11 +15,15 @@ from inference.errors import Gone, InvalidRequest, Mismatch
 class Inbox:
     """Messages read one ahead, so that a Close is seen while the target is busy."""
 
-    def __init__(self, requests: AsyncIterator[pb.ClientMessage], observer: ServiceObserver) -> None:
+    def __init__(
+        self, requests: AsyncIterator[pb.ClientMessage], observer: ServiceObserver
+    ) -> None:
         self._requests, self._observer = requests, observer
         self._next = self._read_ahead()
 
-    async def take(self, seconds: float, superseded: asyncio.Event | None = None) -> pb.ClientMessage | None:
+    async def take(
+        self, seconds: float, superseded: asyncio.Event | None = None
+    ) -> pb.ClientMessage | None:
         """The next message; None when the client has no more.
 
         Raises Gone after `seconds` of silence, Mismatch when another stream has the session, InvalidRequest for bytes that are
@@ -29,7 +33,9 @@ class Inbox:
         try:
             message = self._next.result()
         except DecodeError as error:
-            raise InvalidRequest("a message that cannot be read: the client does not speak this protocol") from error
+            raise InvalidRequest(
+                "a message that cannot be read: the client does not speak this protocol"
+            ) from error
         self._next = self._read_ahead()
         if message is not None:
             self._observer.bytes_up(message.ByteSize())
@@ -51,7 +57,11 @@ class Inbox:
     async def _wait(self, seconds: float, superseded: asyncio.Event | None) -> None:
         fence = asyncio.create_task(superseded.wait()) if superseded is not None else None
         try:
-            await asyncio.wait({self._next, fence} if fence else {self._next}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {self._next, fence} if fence else {self._next},
+                timeout=seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
             if fence is not None:
                 fence.cancel()
@@ -65,5 +75,7 @@ class Inbox:
             return await anext(self._requests, None)
 
         task = asyncio.create_task(read())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at here, raised by take()
+        task.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # looked at here, raised by take()
         return task

@@ -52,11 +52,15 @@ class Key:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or (self.name and not _NAME.fullmatch(self.name)):
-            raise InvalidRequest(f"a name is 1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first: got {self.name!r}")
+            raise InvalidRequest(
+                f"a name is 1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first: got {self.name!r}"
+            )
         for limit in _LIMITS:
             value = getattr(self, limit)
             if value is not None and (type(value) is not int or value < 1):
-                raise InvalidRequest(f"{limit} is a whole number from 1, or left out: got {value!r}")
+                raise InvalidRequest(
+                    f"{limit} is a whole number from 1, or left out: got {value!r}"
+                )
 
 
 _LIMITS = tuple(entry.name for entry in fields(Key) if entry.name != "name")
@@ -71,7 +75,10 @@ class Keys:
     """The keys that a target knows. Not thread-safe: asked on the server's loop only."""
 
     def __init__(self, entries: tuple[_Entry, ...] | None, source: _Source | None = None) -> None:
-        self._entries, self._source = entries, source  # without entries (None) nobody is asked; with none of them () nobody is let in
+        self._entries, self._source = (
+            entries,
+            source,
+        )  # without entries (None) nobody is asked; with none of them () nobody is let in
 
     @classmethod
     def open(cls) -> Keys:
@@ -137,7 +144,9 @@ class _Source:
 
     def read(self) -> tuple[_Entry, ...]:
         """Raises InvalidRequest; a version that cannot be used is not tried again."""
-        self._seen = self._stamp()  # before the content: what is written meanwhile shows as a change
+        self._seen = (
+            self._stamp()
+        )  # before the content: what is written meanwhile shows as a change
         return _parse(self.path)
 
     def _stamp(self) -> tuple[int, ...] | None:
@@ -160,7 +169,9 @@ def make_key(path: Path, name: str) -> str:
     with _replacing(path) as replacement:
         entries = _parse(path) if path.exists() else ()
         if any(known.key.name == name for known in entries):
-            raise InvalidRequest(f"{path}: there is a key of the name {name!r} already; remove its entry first, or choose another name")
+            raise InvalidRequest(
+                f"{path}: there is a key of the name {name!r} already; remove its entry first, or choose another name"
+            )
         replacement.write_text(_format([*entries, entry]), encoding="utf-8")
     return token
 
@@ -173,7 +184,9 @@ def _replacing(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(following, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError as error:
-        raise InvalidRequest(f"{following} exists: another make-key is at work; remove the file if none is") from error
+        raise InvalidRequest(
+            f"{following} exists: another make-key is at work; remove the file if none is"
+        ) from error
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be written ({error.strerror})") from error
     try:
@@ -191,14 +204,22 @@ def _digest(token: str | bytes) -> bytes:
 
 def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
     """The one token that a call carries; empty when there is none, or more than one header says so."""
-    given = [value.encode() if isinstance(value, str) else value for name, value in metadata if name == "authorization"]
+    given = [
+        value.encode() if isinstance(value, str) else value
+        for name, value in metadata
+        if name == "authorization"
+    ]
     scheme = _SCHEME.encode()
     return given[0][len(scheme) :] if len(given) == 1 and given[0].startswith(scheme) else b""
 
 
 def _parse(path: Path) -> tuple[_Entry, ...]:
     document = _load(path)
-    if not isinstance(document, Mapping) or set(document) != {"keys"} or not isinstance(document["keys"], list):
+    if (
+        not isinstance(document, Mapping)
+        or set(document) != {"keys"}
+        or not isinstance(document["keys"], list)
+    ):
         raise InvalidRequest(f'{path}: a keys file is an object with one list, {{"keys": [...]}}')
     entries: list[_Entry] = []
     for number, item in enumerate(document["keys"], 1):
@@ -213,7 +234,9 @@ def _load(path: Path) -> Any:
     """Others who may write the file could let themselves in; it may be read by anyone, for no token follows from a digest."""
     try:
         if os.name == "posix" and os.stat(path).st_mode & stat.S_IWOTH:
-            raise InvalidRequest(f"{path}: every user of this machine may write it, and so let anyone in: chmod o-w {path}")
+            raise InvalidRequest(
+                f"{path}: every user of this machine may write it, and so let anyone in: chmod o-w {path}"
+            )
         return json.loads(path.read_bytes())
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read ({error.strerror})") from error
@@ -223,14 +246,22 @@ def _load(path: Path) -> Any:
 
 def _entry(item: Any, before: Iterable[_Entry]) -> _Entry:
     if not isinstance(item, Mapping):
-        raise InvalidRequest(f"an object is needed, with name and token_sha256: got {type(item).__name__}")
+        raise InvalidRequest(
+            f"an object is needed, with name and token_sha256: got {type(item).__name__}"
+        )
     unknown = set(item) - {"name", "token_sha256", *_LIMITS}
     if unknown:
-        raise InvalidRequest(f"unknown {', '.join(sorted(unknown))}: there are name, token_sha256, {', '.join(_LIMITS)}")
+        raise InvalidRequest(
+            f"unknown {', '.join(sorted(unknown))}: there are name, token_sha256, {', '.join(_LIMITS)}"
+        )
     digest = item.get("token_sha256")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise InvalidRequest("token_sha256 must be the SHA-256 of the token, 64 hexadecimal digits in lower case")
-    key = Key(**{"name": "", **{name: value for name, value in item.items() if name != "token_sha256"}})
+        raise InvalidRequest(
+            "token_sha256 must be the SHA-256 of the token, 64 hexadecimal digits in lower case"
+        )
+    key = Key(
+        **{"name": "", **{name: value for name, value in item.items() if name != "token_sha256"}}
+    )
     if not key.name:
         raise InvalidRequest("a name is needed")
     entry = _Entry(bytes.fromhex(digest), key)
@@ -238,10 +269,19 @@ def _entry(item: Any, before: Iterable[_Entry]) -> _Entry:
         if known.key.name == key.name:
             raise InvalidRequest(f"the name {key.name!r} stands in an entry before it")
         if known.digest == entry.digest:
-            raise InvalidRequest(f"the token of {key.name!r} is that of {known.key.name!r}: every key needs its own")
+            raise InvalidRequest(
+                f"the token of {key.name!r} is that of {known.key.name!r}: every key needs its own"
+            )
     return entry
 
 
 def _format(entries: Iterable[_Entry]) -> str:
-    items = [{"name": key.name, "token_sha256": digest.hex(), **{k: v for k, v in asdict(key).items() if v is not None}} for digest, key in entries]
+    items = [
+        {
+            "name": key.name,
+            "token_sha256": digest.hex(),
+            **{k: v for k, v in asdict(key).items() if v is not None},
+        }
+        for digest, key in entries
+    ]
     return json.dumps({"keys": items}, indent=2) + "\n"

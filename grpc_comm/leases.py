@@ -31,15 +31,34 @@ class Asked(NamedTuple):
     answer: asyncio.Future[Answer]
 
     def is_again(self, number: int, base_length: int, tree: TokenTree) -> bool:
-        same = self.number == number and self.base_length == base_length and len(self.tree) == len(tree)
-        return same and bool((self.tree.tokens == tree.tokens).all() and (self.tree.parents == tree.parents).all())
+        same = (
+            self.number == number
+            and self.base_length == base_length
+            and len(self.tree) == len(tree)
+        )
+        return same and bool(
+            (self.tree.tokens == tree.tokens).all() and (self.tree.parents == tree.parents).all()
+        )
 
 
 class Held:
     """One session and who speaks for it."""
 
-    def __init__(self, session_id: str, tenant: str, engine: Engine, session: Session, drafts: DraftPool | None) -> None:
-        self.session_id, self.tenant, self.engine, self.session, self.drafts = session_id, tenant, engine, session, drafts
+    def __init__(
+        self,
+        session_id: str,
+        tenant: str,
+        engine: Engine,
+        session: Session,
+        drafts: DraftPool | None,
+    ) -> None:
+        self.session_id, self.tenant, self.engine, self.session, self.drafts = (
+            session_id,
+            tenant,
+            engine,
+            session,
+            drafts,
+        )
         self.resume_key = secrets.token_bytes(16)
         self.epoch = 0
         self.rounds = 0
@@ -68,8 +87,19 @@ class Held:
 class Leases:
     """Every held session of a target, at most `most`. Called on its event loop."""
 
-    def __init__(self, observer: ServiceObserver, most: int, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.lease_seconds, self._observer, self._most, self._clock = lease_seconds, observer, most, clock
+    def __init__(
+        self,
+        observer: ServiceObserver,
+        most: int,
+        lease_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lease_seconds, self._observer, self._most, self._clock = (
+            lease_seconds,
+            observer,
+            most,
+            clock,
+        )
         self._held: dict[tuple[str, str], Held] = {}  # by tenant and session id
 
     def __len__(self) -> int:
@@ -78,7 +108,9 @@ class Leases:
     def check_name(self, session_id: str, tenant: str) -> None:
         """Raises unless the tenant can open a session of this name."""
         if not 8 <= len(session_id) <= 64 or not session_id.isascii():
-            raise InvalidRequest(f"a session id has 8 to 64 ASCII characters: got {len(session_id)}")
+            raise InvalidRequest(
+                f"a session id has 8 to 64 ASCII characters: got {len(session_id)}"
+            )
         if (tenant, session_id) in self._held:
             raise Mismatch("a session of this id is held: Resume it, or choose another id")
 
@@ -86,13 +118,19 @@ class Leases:
         """Raises Busy unless a tenant that may have `most` sessions, and has `besides` that are not held here, can open one."""
         self.expire()
         if len(self._held) >= self._most:
-            raise Busy(f"the target holds {len(self._held)} sessions and takes no more; try again later", retry_after=self.lease_seconds)
+            raise Busy(
+                f"the target holds {len(self._held)} sessions and takes no more; try again later",
+                retry_after=self.lease_seconds,
+            )
         mine = [held for held in self._held.values() if held.tenant == tenant]
         if most is None or len(mine) + besides < most:
             return
         leaving = [held for held in mine if held.expires is not None]
         if not leaving:
-            raise Busy(f"this key may have {most} sessions, and has: close one, or try again later", retry_after=self.lease_seconds)
+            raise Busy(
+                f"this key may have {most} sessions, and has: close one, or try again later",
+                retry_after=self.lease_seconds,
+            )
         self.end(leaving[0], Ending.DISPLACED)
 
     def add(self, held: Held) -> None:
@@ -105,7 +143,9 @@ class Leases:
         if held is None or not hmac.compare_digest(held.resume_key, key):
             raise Gone("this session is not held here: open it anew")
         if epoch <= held.epoch:
-            raise Mismatch(f"epoch {epoch} is over: another stream resumed this session with epoch {held.epoch}")
+            raise Mismatch(
+                f"epoch {epoch} is over: another stream resumed this session with epoch {held.epoch}"
+            )
         held.superseded.set()
         held.epoch, held.superseded, held.expires = epoch, asyncio.Event(), None
         held.detach()  # the stream before may not know yet that it is broken: what it generates ends
@@ -136,5 +176,7 @@ class Leases:
     def expire(self) -> None:
         """End sessions that were left for longer than their lease."""
         now = self._clock()
-        for held in [held for held in self._held.values() if held.expires is not None and held.expires <= now]:
+        for held in [
+            held for held in self._held.values() if held.expires is not None and held.expires <= now
+        ]:
             self.end(held, Ending.EXPIRED)

@@ -60,7 +60,9 @@ class Entry:
     @property
     def tokens_per_second(self) -> float | None:
         """From being open to the last answer; None before the first."""
-        return self.tokens / (self.last_at - self.opened_at) if self.last_at > self.opened_at else None
+        return (
+            self.tokens / (self.last_at - self.opened_at) if self.last_at > self.opened_at else None
+        )
 
 
 class Ledger:
@@ -143,4 +145,6 @@ def occupancy(engine: Engine) -> Occupancy:
     states = Counter(state_of(session) for session in sessions)
     rows = engine.model.rows
     counted = {state: states[state] for state in State}
-    return Occupancy(rows, rows - engine.free_rows, engine.in_line, rows * engine.model.capacity, used, counted)
+    return Occupancy(
+        rows, rows - engine.free_rows, engine.in_line, rows * engine.model.capacity, used, counted
+    )

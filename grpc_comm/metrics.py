@@ -22,9 +22,13 @@ try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.core import GaugeMetricFamily, Metric
 except ImportError as error:
-    raise MissingExtra("metrics need the prometheus-client package: pip install 'outrider[metrics]'") from error
+    raise MissingExtra(
+        "metrics need the prometheus-client package: pip install 'outrider[metrics]'"
+    ) from error
 
-_SECONDS = tuple(step * 10.0**power for power in range(-4, 3) for step in (1, 2, 5))  # 0.1 ms to 500 s
+_SECONDS = tuple(
+    step * 10.0**power for power in range(-4, 3) for step in (1, 2, 5)
+)  # 0.1 ms to 500 s
 _TOKENS = tuple(step * 10.0**power for power in range(6) for step in (1, 2, 5))
 _ROWS = tuple(2.0**power for power in range(9))
 
@@ -40,20 +44,47 @@ class Metrics(ServiceObserver):
         self._models: dict[str, _ModelMetrics] = {}
         self._engines = _EngineGauges()
         self.registry.register(self._engines)
-        self._rejected = Counter("outrider_rejected", "Calls that ended with an error, by gRPC status code.", ["code"], registry=self.registry)
-        self._ended = Counter("outrider_sessions_ended", "Sessions that are over, by reason.", ["reason"], registry=self.registry)
+        self._rejected = Counter(
+            "outrider_rejected",
+            "Calls that ended with an error, by gRPC status code.",
+            ["code"],
+            registry=self.registry,
+        )
+        self._ended = Counter(
+            "outrider_sessions_ended",
+            "Sessions that are over, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
         for reason in Ending:
             self._ended.labels(reason.value)
-        wire = Counter("outrider_wire_bytes", "Bytes of messages, up from clients and down to them.", ["direction"], registry=self.registry)
+        wire = Counter(
+            "outrider_wire_bytes",
+            "Bytes of messages, up from clients and down to them.",
+            ["direction"],
+            registry=self.registry,
+        )
         self._up, self._down = wire.labels("up"), wire.labels("down")
-        self._lost = Counter("outrider_streams_lost", "Streams that broke while their session went on.", registry=self.registry)
-        self._resumed = Counter("outrider_sessions_resumed", "Sessions that another stream went on with.", registry=self.registry)
-        self._draining = Gauge("outrider_draining", "1 once no new sessions are taken.", registry=self.registry)
+        self._lost = Counter(
+            "outrider_streams_lost",
+            "Streams that broke while their session went on.",
+            registry=self.registry,
+        )
+        self._resumed = Counter(
+            "outrider_sessions_resumed",
+            "Sessions that another stream went on with.",
+            registry=self.registry,
+        )
+        self._draining = Gauge(
+            "outrider_draining", "1 once no new sessions are taken.", registry=self.registry
+        )
 
     def engine(self, engine: Engine, description: Description) -> Observer:
         self.health = "serving" if self.health == "loading" else self.health
         self._engines.add(engine, description)
-        model = self._models[description.model] = _ModelMetrics(description.model, self._families, self._ledger)
+        model = self._models[description.model] = _ModelMetrics(
+            description.model, self._families, self._ledger
+        )
         return model
 
     def session_lost(self, session: Session) -> None:
@@ -92,12 +123,16 @@ class _Families:
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         if name not in self._counters:
-            self._counters[name] = Counter(name, text, ["model_name", *labels], registry=self._registry)
+            self._counters[name] = Counter(
+                name, text, ["model_name", *labels], registry=self._registry
+            )
         return self._counters[name]
 
     def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         if name not in self._histograms:
-            self._histograms[name] = Histogram(name, text, ["model_name", *labels], buckets=buckets, registry=self._registry)
+            self._histograms[name] = Histogram(
+                name, text, ["model_name", *labels], buckets=buckets, registry=self._registry
+            )
         return self._histograms[name]
 
 
@@ -106,8 +141,14 @@ class _ModelMetrics(Observer):
 
     def __init__(self, model: str, families: _Families, ledger: Ledger) -> None:
         self._model, self._ledger = model, ledger
-        self._forwards = {True: _ForwardMetrics(model, "prefill", families), False: _ForwardMetrics(model, "verify", families)}
-        self._drafting, self._sessions = _DraftMetrics(model, families), _SessionMetrics(model, families)
+        self._forwards = {
+            True: _ForwardMetrics(model, "prefill", families),
+            False: _ForwardMetrics(model, "verify", families),
+        }
+        self._drafting, self._sessions = (
+            _DraftMetrics(model, families),
+            _SessionMetrics(model, families),
+        )
         text = "Spent by the engine around forwards."
         self._engine_seconds = families.counter("outrider_engine_seconds", text).labels(model)
 
@@ -136,11 +177,19 @@ class _DraftMetrics:
 
     def __init__(self, model: str, families: _Families) -> None:
         self._model = model
-        self._drafts = families.counter("vllm:spec_decode_num_drafts", "Drafts verified.").labels(model)
-        self._tokens = families.counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens verified.").labels(model)
-        self._accepted = families.counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.").labels(model)
+        self._drafts = families.counter("vllm:spec_decode_num_drafts", "Drafts verified.").labels(
+            model
+        )
+        self._tokens = families.counter(
+            "vllm:spec_decode_num_draft_tokens", "Drafted tokens verified."
+        ).labels(model)
+        self._accepted = families.counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted."
+        ).labels(model)
         text = "Drafted tokens accepted, by depth in the draft, from 0."
-        self._by_depth = families.counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
+        self._by_depth = families.counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", text, "position"
+        )
         self._depths: list[Counter] = []  # no more than a tree has nodes
 
     def add(self, drafted: int, accepted: int) -> None:
@@ -166,18 +215,42 @@ class _SessionMetrics:
         def tokens(name: str, text: str) -> Histogram:
             return families.histogram(name, text, _TOKENS).labels(model)
 
-        self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts, those whose keys were there already included.")
+        self._prompt_tokens = counter(
+            "vllm:prompt_tokens", "Tokens of prompts, those whose keys were there already included."
+        )
         self._generated = counter("vllm:generation_tokens", "Tokens made.")
-        self._queries = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up in rows.")
-        self._hits = counter("vllm:prefix_cache_hits", "Tokens of prompts whose keys were there already.")
-        self.evictions = counter("vllm:num_preemptions", "Silent sessions whose row was lent to another.")
-        self._first = seconds("vllm:time_to_first_token_seconds", "From Open to a session's first verdict.")
-        self._gap = seconds("vllm:inter_token_latency_seconds", "Between two verdicts of a session; one may bring several tokens.")
-        self._each = seconds("vllm:request_time_per_output_token_seconds", "Of each token after a session's first.")
-        self._latency = seconds("vllm:e2e_request_latency_seconds", "From Open to a session's last verdict.")
-        self._queue = seconds("vllm:request_queue_time_seconds", "A session's wait, for a row and for forwards, until its prompt is prefilled.")
-        self._prefill = seconds("vllm:request_prefill_time_seconds", "A session's forwards of its prompt.")
-        self._round_queue = seconds("outrider_round_queue_seconds", "From asking for a round to its forward.")
+        self._queries = counter(
+            "vllm:prefix_cache_queries", "Tokens of prompts that were looked up in rows."
+        )
+        self._hits = counter(
+            "vllm:prefix_cache_hits", "Tokens of prompts whose keys were there already."
+        )
+        self.evictions = counter(
+            "vllm:num_preemptions", "Silent sessions whose row was lent to another."
+        )
+        self._first = seconds(
+            "vllm:time_to_first_token_seconds", "From Open to a session's first verdict."
+        )
+        self._gap = seconds(
+            "vllm:inter_token_latency_seconds",
+            "Between two verdicts of a session; one may bring several tokens.",
+        )
+        self._each = seconds(
+            "vllm:request_time_per_output_token_seconds", "Of each token after a session's first."
+        )
+        self._latency = seconds(
+            "vllm:e2e_request_latency_seconds", "From Open to a session's last verdict."
+        )
+        self._queue = seconds(
+            "vllm:request_queue_time_seconds",
+            "A session's wait, for a row and for forwards, until its prompt is prefilled.",
+        )
+        self._prefill = seconds(
+            "vllm:request_prefill_time_seconds", "A session's forwards of its prompt."
+        )
+        self._round_queue = seconds(
+            "outrider_round_queue_seconds", "From asking for a round to its forward."
+        )
         self._prompt = tokens("vllm:request_prompt_tokens", "Tokens of a session's prompt.")
         self._output = tokens("vllm:request_generation_tokens", "Tokens made in a session.")
 
@@ -212,11 +285,21 @@ class _ForwardMetrics:
         def counter(name: str, text: str) -> Counter:
             return families.counter(name, text, "kind").labels(model, kind)
 
-        self._seconds = families.histogram("outrider_forward_seconds", "One forward of the model.", _SECONDS, "kind").labels(model, kind)
-        self._rows = families.histogram("outrider_batch_rows", "Sessions in a forward.", _ROWS, "kind").labels(model, kind)
-        self._computed_rows = counter("outrider_computed_rows", "Rows of forwards, padding included.")
-        self._nodes = counter("outrider_useful_nodes", "Nodes of trees and tokens of prompts in forwards.")
-        self._computed_nodes = counter("outrider_computed_nodes", "Nodes that forwards computed, padding included.")
+        self._seconds = families.histogram(
+            "outrider_forward_seconds", "One forward of the model.", _SECONDS, "kind"
+        ).labels(model, kind)
+        self._rows = families.histogram(
+            "outrider_batch_rows", "Sessions in a forward.", _ROWS, "kind"
+        ).labels(model, kind)
+        self._computed_rows = counter(
+            "outrider_computed_rows", "Rows of forwards, padding included."
+        )
+        self._nodes = counter(
+            "outrider_useful_nodes", "Nodes of trees and tokens of prompts in forwards."
+        )
+        self._computed_nodes = counter(
+            "outrider_computed_nodes", "Nodes that forwards computed, padding included."
+        )
 
     def add(self, done: Forward) -> None:
         self._seconds.observe(done.model_seconds)
@@ -237,14 +320,34 @@ class _EngineGauges:
 
     def collect(self) -> Iterator[Metric]:
         label = ["model_name"]
-        running = GaugeMetricFamily("vllm:num_requests_running", "Sessions that hold a row.", labels=label)
-        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sessions in line for a row.", labels=label)
-        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of all KV slots that sessions on rows use; 1 is all.", labels=label)
+        running = GaugeMetricFamily(
+            "vllm:num_requests_running", "Sessions that hold a row.", labels=label
+        )
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting", "Sessions in line for a row.", labels=label
+        )
+        usage = GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc",
+            "Share of all KV slots that sessions on rows use; 1 is all.",
+            labels=label,
+        )
         rows = GaugeMetricFamily("outrider_rows", "Rows of the KV cache.", labels=label)
-        slots = GaugeMetricFamily("outrider_used_slots", "KV slots that sessions on rows use.", labels=label)
-        cached = GaugeMetricFamily("outrider_cached_tokens", "Tokens that free rows remember for sessions to start from.", labels=label)
-        states = GaugeMetricFamily("outrider_sessions", "Open sessions, by what they do.", labels=[*label, "state"])
-        info = GaugeMetricFamily("outrider_target_info", "1; what the labels say.", labels=[*label, "device", "dtype", "version"])
+        slots = GaugeMetricFamily(
+            "outrider_used_slots", "KV slots that sessions on rows use.", labels=label
+        )
+        cached = GaugeMetricFamily(
+            "outrider_cached_tokens",
+            "Tokens that free rows remember for sessions to start from.",
+            labels=label,
+        )
+        states = GaugeMetricFamily(
+            "outrider_sessions", "Open sessions, by what they do.", labels=[*label, "state"]
+        )
+        info = GaugeMetricFamily(
+            "outrider_target_info",
+            "1; what the labels say.",
+            labels=[*label, "device", "dtype", "version"],
+        )
         for engine, description in self._engines:
             seen, model = occupancy(engine), description.model
             running.add_metric([model], seen.rows_held)
@@ -255,5 +358,7 @@ class _EngineGauges:
             cached.add_metric([model], engine.cached_tokens)
             for state, count in seen.states.items():
                 states.add_metric([model, state.value], count)
-            info.add_metric([model, description.device, description.dtype, description.server_version], 1)
+            info.add_metric(
+                [model, description.device, description.dtype, description.server_version], 1
+            )
         yield from (running, waiting, usage, rows, slots, cached, states, info)

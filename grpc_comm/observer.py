@@ -64,7 +64,9 @@ class ServiceObservers(ServiceObserver):
         self._observers = tuple(observers)
 
     def engine(self, engine: Engine, description: Description) -> Observer:
-        return _EngineObservers([observer.engine(engine, description) for observer in self._observers])
+        return _EngineObservers(
+            [observer.engine(engine, description) for observer in self._observers]
+        )
 
     def session_opened(self, session: Session, session_id: str, tenant: str) -> None:
         for observer in self._observers:

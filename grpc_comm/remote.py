@@ -93,7 +93,9 @@ class RemoteVerifier:
     @property
     def lost(self) -> bool:
         """The target is being looked for."""
-        return self._call is not None and self._call.failure is not None and not self._closed.is_set()
+        return (
+            self._call is not None and self._call.failure is not None and not self._closed.is_set()
+        )
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
         self.close()
@@ -101,11 +103,15 @@ class RemoteVerifier:
             self._mending.join()  # it ends, now that the session is closed, and knows nothing of the next one
         length = self._line.description.sequence_length
         if len(prompt) >= length:  # the target would not even read it
-            raise LimitExceeded(f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {length}, prompt and output together")
+            raise LimitExceeded(
+                f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {length}, prompt and output together"
+            )
         self._tokens, self._params, self._digest = list(prompt), params, PrefixDigest()
         self._opened, self._closed = None, threading.Event()
         done: Future[None] = promise()
-        self._begin(self._at, self._opening()).add_done_callback(lambda opened: self._first_answer(opened, done))
+        self._begin(self._at, self._opening()).add_done_callback(
+            lambda opened: self._first_answer(opened, done)
+        )
         return done
 
     def submit(self, tree: TokenTree, assumed: Sequence[int] | None = None) -> Future[Verdict]:
@@ -119,7 +125,13 @@ class RemoteVerifier:
         return done
 
     def generate(
-        self, max_tokens: int, stop_ids: frozenset[int], *, fused: bool = False, policy: Policy | None = None, enough: Callable[[], bool] = never
+        self,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        *,
+        fused: bool = False,
+        policy: Policy | None = None,
+        enough: Callable[[], bool] = never,
     ) -> Iterator[int]:
         left, halted = max_tokens, False
         done = left < 1
@@ -128,7 +140,14 @@ class RemoteVerifier:
                 if self._must_move:
                     self._reattach()
                 try:
-                    asked = translate.write_continue(left, stop_ids, len(self._tokens), self._digest.of(self._tokens), fused, policy)
+                    asked = translate.write_continue(
+                        left,
+                        stop_ids,
+                        len(self._tokens),
+                        self._digest.of(self._tokens),
+                        fused,
+                        policy,
+                    )
                     for message in self._live.generate(asked):
                         self._tokens += message.ids
                         left, done = left - len(message.ids), message.last
@@ -179,18 +198,28 @@ class RemoteVerifier:
 
     def _verify(self, call: Call, tree: TokenTree, done: Future[Verdict]) -> None:
         tree = tree.prefix(self.tree_budget)  # it was drafted for a target that took larger ones
-        message = translate.write_round(self._rounds, len(self._tokens), self._digest.of(self._tokens), tree)
+        message = translate.write_round(
+            self._rounds, len(self._tokens), self._digest.of(self._tokens), tree
+        )
         self._ahead.begin()
-        call.verify(message, tree).add_done_callback(lambda verified: self._answered(tree, verified, done))
+        call.verify(message, tree).add_done_callback(
+            lambda verified: self._answered(tree, verified, done)
+        )
 
     def _submit_ahead(self, tree: TokenTree, assumed: list[int], done: Future[Verdict]) -> None:
         """Before the verdict of the round before it, if that may still come out as assumed."""
         with self._ahead.lock:
-            before = self._ahead.assume(assumed) if self._live.failure is None and not self._asked_to_leave else None
+            before = (
+                self._ahead.assume(assumed)
+                if self._live.failure is None and not self._asked_to_leave
+                else None
+            )
             if before is not None:
                 tokens, tree = [*self._tokens, *before], tree.prefix(self.tree_budget)
                 number = self._rounds + self._ahead.under_way - 1
-                message = translate.write_round(number, len(tokens), PrefixDigest().of(tokens), tree, ahead=True)
+                message = translate.write_round(
+                    number, len(tokens), PrefixDigest().of(tokens), tree, ahead=True
+                )
                 verified = self._live.verify(message, tree)
         if before is None:
             done.set_exception(Superseded("the round before it came out otherwise"))
@@ -210,7 +239,9 @@ class RemoteVerifier:
                     self._live.drop_rounds()
             done.set_result(verdict)
         elif self._ahead.lost():
-            done.set_exception(Superseded("the stream broke before the round before it was answered"))
+            done.set_exception(
+                Superseded("the stream broke before the round before it was answered")
+            )
         elif self._recoverable(error):
             self._in_background(done, lambda: self._again(tree, done))
         else:
@@ -231,7 +262,11 @@ class RemoteVerifier:
         return self._live.leaving is not None and self._patience.seconds > 0
 
     def _recoverable(self, error: BaseException) -> bool:
-        return isinstance(error, Unavailable) and self._patience.seconds > 0 and not self._closed.is_set()
+        return (
+            isinstance(error, Unavailable)
+            and self._patience.seconds > 0
+            and not self._closed.is_set()
+        )
 
     def _give_up_unless_recoverable(self, error: Unavailable) -> None:
         if not self._recoverable(error):
@@ -240,7 +275,9 @@ class RemoteVerifier:
     def _reattach(self) -> None:
         """Get the session back, here or elsewhere; raises the last reason when patience ends."""
         call, deadline, pause = self._live, time.monotonic() + self._patience.seconds, FIRST_PAUSE
-        reason: OutriderError = call.failure or Unavailable(f"the target at {self._line.address(self._at)} goes away: {call.leaving}")
+        reason: OutriderError = call.failure or Unavailable(
+            f"the target at {self._line.address(self._at)} goes away: {call.leaving}"
+        )
         leaving = call.leaving is not None
         if leaving:
             call.close()
@@ -251,18 +288,30 @@ class RemoteVerifier:
             try:
                 if attempt:
                     self._line.reach(first + attempt, REACH_SECONDS, self._closed)
-                self._attach(first + attempt, resume=resume, seconds=max(deadline - time.monotonic(), FIRST_PAUSE))
+                self._attach(
+                    first + attempt,
+                    resume=resume,
+                    seconds=max(deadline - time.monotonic(), FIRST_PAUSE),
+                )
                 return self._patience.notice(f"connected to {self._line.address(self._at)} again")
             except Unavailable as error:
                 reason = error
-            wait = reason.retry_after * random.uniform(1, 2) if isinstance(reason, Busy) else random.uniform(0, pause)  # noqa: S311
+            wait = (
+                reason.retry_after * random.uniform(1, 2)
+                if isinstance(reason, Busy)
+                else random.uniform(0, pause)
+            )  # noqa: S311
             pause = min(2 * pause, LONGEST_PAUSE)
             if time.monotonic() + wait > deadline or self._closed.wait(wait):
                 raise reason
 
     def _attach(self, index: int, *, resume: bool, seconds: float) -> None:
         """One attempt at one target: Resume where the session may be held, else, or if it is not, Open."""
-        if resume and self._opened is not None and self._resume(index, self._opened, min(seconds, RESUME_SECONDS)):
+        if (
+            resume
+            and self._opened is not None
+            and self._resume(index, self._opened, min(seconds, RESUME_SECONDS))
+        ):
             self.traffic.resumes += 1
             return
         again = self._opened is not None
@@ -272,13 +321,17 @@ class RemoteVerifier:
     def _resume(self, index: int, opened: pb.Opened, seconds: float) -> bool:
         """Whether the target holds the session and can go on with it."""
         self._epoch += 1
-        message = pb.ClientMessage(resume=translate.write_resume(opened.session_id, opened.resume_key, self._epoch))
+        message = pb.ClientMessage(
+            resume=translate.write_resume(opened.session_id, opened.resume_key, self._epoch)
+        )
         try:
             resumed = self._within(seconds, self._begin(index, message))
         except Gone:
             return False
         if resumed.length >= len(self._tokens) and resumed.rounds >= self._rounds:
-            if resumed.rounds > self._rounds + 1:  # rounds that were sent ahead: their verdicts are asked for again, as new rounds
+            if (
+                resumed.rounds > self._rounds + 1
+            ):  # rounds that were sent ahead: their verdicts are asked for again, as new rounds
                 self._rounds = resumed.rounds
             return True
         self._live.close()
@@ -286,13 +339,19 @@ class RemoteVerifier:
 
     def _opening(self) -> pb.ClientMessage:
         """Of a session with all its tokens."""
-        return pb.ClientMessage(open=translate.write_open(uuid.uuid4().hex, self._line.description, self._tokens, self._params))
+        return pb.ClientMessage(
+            open=translate.write_open(
+                uuid.uuid4().hex, self._line.description, self._tokens, self._params
+            )
+        )
 
     def _begin(self, index: int, message: pb.ClientMessage) -> Future[pb.Opened]:
         """A stream to a target, with its first message."""
         self._call = call = Call(self._line.start(index), self.traffic, self._line.address(index))
         answer = call.begin(message)
-        if self._closed.is_set():  # meanwhile, and close() may have looked at the call before this one
+        if (
+            self._closed.is_set()
+        ):  # meanwhile, and close() may have looked at the call before this one
             call.cancel()
         return answer
 
@@ -308,7 +367,9 @@ class RemoteVerifier:
         self.tree_budget = opened.tree_nodes
         if opened.length != len(self._tokens):
             self._live.cancel()
-            raise Mismatch(f"the target counts {opened.length} committed tokens, the client {len(self._tokens)}")
+            raise Mismatch(
+                f"the target counts {opened.length} committed tokens, the client {len(self._tokens)}"
+            )
         self._at, self._opened, self._epoch, self._rounds = index, opened, 0, 0
 
     def _in_background(self, done: Future[Any], work: Callable[[], None]) -> None:

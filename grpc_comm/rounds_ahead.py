@@ -12,7 +12,9 @@ class RoundsAhead:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a stream that has ended fails a round while it is being sent
+        self.lock = (
+            threading.RLock()
+        )  # a stream that has ended fails a round while it is being sent
         self.under_way = 0
         self._assumed: deque[list[int]] = deque()
         self._latest: list[int] | None = None  # of the last verdict

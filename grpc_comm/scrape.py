@@ -25,7 +25,9 @@ _CALLER_SECONDS = 10  # a caller that says nothing for so long is left
 def serve_metrics(metrics: Metrics, address: Address) -> Iterator[Address]:
     """Answer scrapes until the context ends; yields the bound address. Raises InvalidRequest when it cannot be bound."""
     with _listen(metrics, address) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True
+        )
         thread.start()
         try:
             yield address._replace(port=server.server_port)
@@ -44,7 +46,9 @@ def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
     try:
         return Server((address.host, address.port), Handler)
     except (OSError, OverflowError) as error:
-        raise InvalidRequest(f"cannot serve metrics on {address}: is the port in use, or the host not this machine?") from error
+        raise InvalidRequest(
+            f"cannot serve metrics on {address}: is the port in use, or the host not this machine?"
+        ) from error
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -61,7 +65,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, kind, encode(self.served.registry))
         elif path == "/healthz":
             health = self.served.health
-            self._answer(HTTPStatus.OK if health == "serving" else HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{health}\n".encode())
+            self._answer(
+                HTTPStatus.OK if health == "serving" else HTTPStatus.SERVICE_UNAVAILABLE,
+                "text/plain",
+                f"{health}\n".encode(),
+            )
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics and /healthz are here\n")
 

@@ -43,7 +43,9 @@ class SecurityOptions:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("--tls_cert and --tls_key belong together: give both or neither")
         if self.token_file is not None and self.keys_file is not None:
-            raise InvalidRequest("--token_file (one token for all) and --keys_file (one for each client) exclude each other")
+            raise InvalidRequest(
+                "--token_file (one token for all) and --keys_file (one for each client) exclude each other"
+            )
 
     @property
     def encrypted(self) -> bool:
@@ -70,38 +72,57 @@ class ChannelSecurity(NamedTuple):
 def server_security(options: SecurityOptions, address: Address) -> ServerSecurity:
     """Raises InvalidRequest when listening there with these options would expose the target."""
     if options.encrypted and (options.tls_cert is None or options.tls_key is None):
-        raise InvalidRequest("a target with TLS needs a certificate of its own: --tls_cert and --tls_key")
+        raise InvalidRequest(
+            "a target with TLS needs a certificate of its own: --tls_cert and --tls_key"
+        )
     secret = options.token_file or options.keys_file
     if not (address.loopback or options.insecure or (options.encrypted and secret)):
         need = "--tls_cert, --tls_key and --keys_file or --token_file (or --insecure, if the network is trusted)"
-        raise InvalidRequest(f"listening on {address.host} opens the target to other machines: it needs {need}")
+        raise InvalidRequest(
+            f"listening on {address.host} opens the target to other machines: it needs {need}"
+        )
     if secret and not options.encrypted and not address.loopback:
-        raise InvalidRequest(f"on {address.host} tokens would travel in plaintext: it needs --tls_cert and --tls_key")
+        raise InvalidRequest(
+            f"on {address.host} tokens would travel in plaintext: it needs --tls_cert and --tls_key"
+        )
     keys = _keys(options)
     if options.tls_cert is None or options.tls_key is None:
         return ServerSecurity(None, keys)
     pair = (_read(options.tls_key, "--tls_key"), _read(options.tls_cert, "--tls_cert"))
     authority = _read(options.tls_ca, "--tls_ca") if options.tls_ca else None
-    return ServerSecurity(grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None), keys)
+    return ServerSecurity(
+        grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None),
+        keys,
+    )
 
 
 def _keys(options: SecurityOptions) -> Keys:
     if options.keys_file is not None:
         return Keys.read(options.keys_file)
-    return Keys.open() if options.token_file is None else Keys.single(read_token(options.token_file))
+    return (
+        Keys.open() if options.token_file is None else Keys.single(read_token(options.token_file))
+    )
 
 
 def channel_security(options: SecurityOptions, address: Address) -> ChannelSecurity:
     """Raises InvalidRequest when a token or, without `insecure`, a prompt would travel in plaintext to another machine."""
     if options.keys_file:
-        raise InvalidRequest("--keys_file is the target's; a client has one token, in a --token_file")
+        raise InvalidRequest(
+            "--keys_file is the target's; a client has one token, in a --token_file"
+        )
     if options.token_file and not (options.encrypted or address.loopback):
-        raise InvalidRequest(f"the token would travel in plaintext to {address.host}: it needs TLS (--tls_ca, or --tls for a public certificate)")
+        raise InvalidRequest(
+            f"the token would travel in plaintext to {address.host}: it needs TLS (--tls_ca, or --tls for a public certificate)"
+        )
     if not (options.encrypted or options.insecure or address.loopback):
         raise InvalidRequest(
             f"prompts would travel in plaintext to {address.host}: give --tls_ca or --tls (or --insecure, if the network is trusted)"
         )
-    metadata = (("authorization", f"Bearer {read_token(options.token_file)}"),) if options.token_file else ()
+    metadata = (
+        (("authorization", f"Bearer {read_token(options.token_file)}"),)
+        if options.token_file
+        else ()
+    )
     return ChannelSecurity(_channel_credentials(options) if options.encrypted else None, metadata)
 
 
@@ -117,9 +138,13 @@ def read_token(path: Path) -> str:
     lines = _read(path, "--token_file").splitlines()
     token = lines[0].strip() if lines else b""
     if not token:
-        raise InvalidRequest(f"--token_file {path}: its first line is empty, a token is needed there")
+        raise InvalidRequest(
+            f"--token_file {path}: its first line is empty, a token is needed there"
+        )
     if not all(0x20 < byte < 0x7F for byte in token):
-        raise InvalidRequest(f"--token_file {path}: a token consists of visible ASCII characters without spaces")
+        raise InvalidRequest(
+            f"--token_file {path}: a token consists of visible ASCII characters without spaces"
+        )
     return token.decode("ascii")
 
 
@@ -156,7 +181,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
 
 
 async def _refuse(_messages: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)")
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)"
+    )
 
 
 def _unread(handler: Any) -> Any:
@@ -174,7 +201,9 @@ def _limited(handler: Any, message_bytes: int) -> Any:
 
     def parse_short(message: bytes) -> Any:
         if len(message) > message_bytes:
-            raise LimitExceeded(f"a message of {len(message)} bytes: this key may send {message_bytes} at once")
+            raise LimitExceeded(
+                f"a message of {len(message)} bytes: this key may send {message_bytes} at once"
+            )
         return parse(message)
 
     return handler._replace(request_deserializer=parse_short)
@@ -193,9 +222,13 @@ def make_certificate(directory: Path, hosts: Sequence[str]) -> CertificateFiles:
     try:
         from grpc_comm.certificate import issue
     except ImportError as error:
-        raise MissingExtra("making a certificate needs the cryptography package: pip install 'outrider[tls]'") from error
+        raise MissingExtra(
+            "making a certificate needs the cryptography package: pip install 'outrider[tls]'"
+        ) from error
     if not hosts:
-        raise InvalidRequest("a certificate needs at least one host name or address that clients connect to")
+        raise InvalidRequest(
+            "a certificate needs at least one host name or address that clients connect to"
+        )
     files = CertificateFiles(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
     for path in files:
         if path.exists():

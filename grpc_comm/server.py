@@ -18,7 +18,13 @@ from grpc_comm.catalogue import Catalogue, Served
 from grpc_comm.leases import LEASE_SECONDS, Leases
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
-from grpc_comm.security import PLAINTEXT, KeyInterceptor, SecurityOptions, ServerSecurity, server_security
+from grpc_comm.security import (
+    PLAINTEXT,
+    KeyInterceptor,
+    SecurityOptions,
+    ServerSecurity,
+    server_security,
+)
 from grpc_comm.service import TargetService
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, server_options
@@ -58,7 +64,9 @@ class Target:
     lease_seconds: float = LEASE_SECONDS
 
 
-def serve(target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS) -> None:
+def serve(
+    target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS
+) -> None:
     """Serve until SIGINT or SIGTERM; a second signal ends at once. `on_ready` is told the bound address.
 
     Raises InvalidRequest when the address cannot be used or would expose the target.
@@ -85,7 +93,9 @@ class BackgroundServer:
         self._target = target
         self._ready: Future[Address] = Future()
         self._grace: float | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._until_stopped()), name="outrider server", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._until_stopped()), name="outrider server", daemon=True
+        )
         self._thread.start()
         self.address = self._ready.result()
 
@@ -111,7 +121,12 @@ class BackgroundServer:
     def __enter__(self) -> BackgroundServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
 
@@ -121,17 +136,32 @@ class _Listening:
     def __init__(self, target: Target) -> None:
         security = server_security(target.security, target.address)
         self._server = grpc.aio.server(
-            options=server_options(_longest(target)), interceptors=[KeyInterceptor(security.keys)] if security.keys.demanded else []
+            options=server_options(_longest(target)),
+            interceptors=[KeyInterceptor(security.keys)] if security.keys.demanded else [],
         )
         self.address = target.address._replace(port=_bind(self._server, target.address, security))
-        self._catalogue = Catalogue(Served(target.engine, target.description, target.drafts), target.listed, target.observer)
-        self._leases = Leases(target.observer, 2 * target.engine.most_sessions * (1 + len(target.listed)), target.lease_seconds)
-        self._service = TargetService(self._catalogue, security.keys, self._leases, target.observer, share_prefixes=target.share_prefixes)
+        self._catalogue = Catalogue(
+            Served(target.engine, target.description, target.drafts), target.listed, target.observer
+        )
+        self._leases = Leases(
+            target.observer,
+            2 * target.engine.most_sessions * (1 + len(target.listed)),
+            target.lease_seconds,
+        )
+        self._service = TargetService(
+            self._catalogue,
+            security.keys,
+            self._leases,
+            target.observer,
+            share_prefixes=target.share_prefixes,
+        )
         verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if target.reflection:
-            reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+            reflection.enable_server_reflection(
+                (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            )
 
     async def __aenter__(self) -> _Listening:
         await self._server.start()
@@ -149,7 +179,12 @@ class _Listening:
         await self._server.stop(grace)
         await _settle()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._server.stop(None)
         self._expiring.cancel()
         self._leases.end_all()
@@ -181,4 +216,6 @@ def _bind(server: grpc.aio.Server, address: Address, security: ServerSecurity) -
             return server.add_insecure_port(str(address))
         return server.add_secure_port(str(address), security.credentials)
     except RuntimeError as error:
-        raise InvalidRequest(f"cannot listen on {address}: is the port in use, or the host not this machine?") from error
+        raise InvalidRequest(
+            f"cannot listen on {address}: is the port in use, or the host not this machine?"
+        ) from error

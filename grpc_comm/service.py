@@ -39,7 +39,15 @@ log = logging.getLogger(__name__)
 class TargetService(verifier_pb2_grpc.TargetServicer):
     """Serves engines to many sessions; what goes wrong in one ends that one, with a status in the user's terms."""
 
-    def __init__(self, catalogue: Catalogue, keys: Keys, leases: Leases, observer: ServiceObserver, *, share_prefixes: bool) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        keys: Keys,
+        leases: Leases,
+        observer: ServiceObserver,
+        *,
+        share_prefixes: bool,
+    ) -> None:
         self.catalogue, self.leases, self.observer = catalogue, leases, observer
         self._keys, self._share_prefixes = keys, share_prefixes
         self._streams: set[Stream] = set()
@@ -67,13 +75,17 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             self._streams.discard(stream)
             inbox.close()
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.Generated]:
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.Generated]:
         key = await self._key(context)
         self.observer.bytes_up(request.ByteSize())
         async with self._guarded(context, key):
             served = await self.catalogue.served(request.open.model)
             self.check_room(key)
-            call = GenerationCall(key, served, self.limited(served.description, key), request, self.prefix_tenant(key))
+            call = GenerationCall(
+                key, served, self.limited(served.description, key), request, self.prefix_tenant(key)
+            )
             with self._counted(call):
                 async for message in call.messages(self.workers):
                     self.observer.bytes_down(message.ByteSize())
@@ -83,13 +95,19 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         """Take no new sessions and ask those that are here to leave between two rounds."""
         self.draining = True
         self.observer.draining()
-        told = [asyncio.create_task(stream.go_away(reason, retry_after)) for stream in self._streams]
+        told = [
+            asyncio.create_task(stream.go_away(reason, retry_after)) for stream in self._streams
+        ]
         if told:
-            await asyncio.wait(told, timeout=GO_AWAY_SECONDS)  # a client that reads nothing holds nobody up
+            await asyncio.wait(
+                told, timeout=GO_AWAY_SECONDS
+            )  # a client that reads nothing holds nobody up
 
     def limited(self, description: Description, key: Key) -> Description:
         """What this key may use of it."""
-        length = min(description.sequence_length, key.sequence_length or description.sequence_length)
+        length = min(
+            description.sequence_length, key.sequence_length or description.sequence_length
+        )
         nodes = min(description.max_tree_nodes, key.tree_nodes or description.max_tree_nodes)
         return replace(description, sequence_length=length, max_tree_nodes=nodes)
 
@@ -109,19 +127,28 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         """Raises unless the key may open another session; a text being made counts as one."""
         if self.draining:
             raise Unavailable("this target is about to end")
-        self.leases.check_room(key.name, key.sessions, besides=sum(call.key.name == key.name for call in self._generations))
+        self.leases.check_room(
+            key.name,
+            key.sessions,
+            besides=sum(call.key.name == key.name for call in self._generations),
+        )
 
     def _check_streams(self, key: Key) -> None:
         """Streams that open nothing are bounded, too; a session may have a new one while its old one still dies."""
         most = None if key.sessions is None else 2 * key.sessions + 2
         if most is not None and sum(stream.key.name == key.name for stream in self._streams) > most:
-            raise Busy(f"this key may have {key.sessions} sessions, and has {most} streams: try again later", self.leases.lease_seconds)
+            raise Busy(
+                f"this key may have {key.sessions} sessions, and has {most} streams: try again later",
+                self.leases.lease_seconds,
+            )
 
     async def _key(self, context: Context) -> Key:
         """Whose call it is; the keys file may have changed since the interceptor looked."""
         key = self._keys.identify(context.invocation_metadata())
         if key is None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)")
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)"
+            )
         return key
 
     @asynccontextmanager
@@ -134,9 +161,15 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         except Exception as error:  # the one place where a session's internal fault becomes a status, so that the others go on
             log.exception("a session failed")
             self.observer.rejected(grpc.StatusCode.INTERNAL.name, key.name)
-            await context.abort(grpc.StatusCode.INTERNAL, f"{translate.FAULT}: {type(error).__name__}")
+            await context.abort(
+                grpc.StatusCode.INTERNAL, f"{translate.FAULT}: {type(error).__name__}"
+            )
 
     async def _refuse(self, context: Context, error: OutriderError, key: Key) -> None:
         self.observer.rejected(translate.status_code(error).name, key.name)
-        trailing = ((translate.RETRY_AFTER, str(round(error.retry_after * 1e3))),) if isinstance(error, Busy) else ()
+        trailing = (
+            ((translate.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
+            if isinstance(error, Busy)
+            else ()
+        )
         await context.abort(translate.status_code(error), str(error), trailing)

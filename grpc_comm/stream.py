@@ -17,7 +17,14 @@ from grpc_comm.keys import Key
 from grpc_comm.leases import Asked, Held
 from grpc_comm.observer import Ending
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.errors import Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
+from inference.errors import (
+    Gone,
+    InvalidRequest,
+    LimitExceeded,
+    Mismatch,
+    OutriderError,
+    Unavailable,
+)
 from inference.session import Answer, Opened
 from inference.tree import TokenTree
 
@@ -50,19 +57,28 @@ class Stream:
             raise InvalidRequest("Open or Resume must come first")
         if self._service.draining:
             raise Unavailable("this target is about to end")
-        held, opened = await self._open(first.open) if kind == "open" else (self._resume(first.resume), Opened(0, 0.0, 0.0))
+        held, opened = (
+            await self._open(first.open)
+            if kind == "open"
+            else (self._resume(first.resume), Opened(0, 0.0, 0.0))
+        )
         self._epoch, superseded = held.epoch, held.superseded
         ending: Ending | None = Ending.FAILED
         try:
             await self._send(pb.ServerMessage(opened=self._opened(held, opened)))
-            while (message := await self._inbox.take(self._leases.lease_seconds, superseded)) is not None:
+            while (
+                message := await self._inbox.take(self._leases.lease_seconds, superseded)
+            ) is not None:
                 if message.WhichOneof("kind") == "close":
                     break
                 await self._answer(held, message)
             if message is None:
                 await asyncio.sleep(BREAK_SECONDS)
             ending = Ending.CLOSED
-        except (asyncio.CancelledError, Gone):  # the call broke, or nobody is there: the session waits for another
+        except (
+            asyncio.CancelledError,
+            Gone,
+        ):  # the call broke, or nobody is there: the session waits for another
             ending = None
             raise
         except OutriderError:
@@ -77,7 +93,9 @@ class Stream:
                 self._leases.end(held, ending)
 
     async def go_away(self, reason: str, retry_after: float) -> None:
-        await self._send(pb.ServerMessage(go_away=pb.GoAway(reason=reason, retry_after_seconds=retry_after)))
+        await self._send(
+            pb.ServerMessage(go_away=pb.GoAway(reason=reason, retry_after_seconds=retry_after))
+        )
 
     async def _open(self, message: pb.Open) -> tuple[Held, Opened]:
         served = await self._service.catalogue.served(message.model)
@@ -85,12 +103,16 @@ class Stream:
         translate.check_fingerprints(message, description)
         params = translate.read_params(message)
         if len(message.prompt) >= description.sequence_length:  # before so many ids are looked at
-            raise LimitExceeded(f"a prompt of {len(message.prompt)} tokens leaves no room: the sequence length is {description.sequence_length}")
+            raise LimitExceeded(
+                f"a prompt of {len(message.prompt)} tokens leaves no room: the sequence length is {description.sequence_length}"
+            )
         self._max_tree_nodes = description.max_tree_nodes
         self._service.check_room(self.key)
         self._leases.check_name(message.session_id, self.key.name)
         tenant = self._service.prefix_tenant(self.key)
-        session, future = served.engine.open(list(message.prompt), params, tenant=tenant, limit=description.sequence_length)
+        session, future = served.engine.open(
+            list(message.prompt), params, tenant=tenant, limit=description.sequence_length
+        )
         held = Held(message.session_id, self.key.name, served.engine, session, served.drafts)
         self._leases.add(held)
         opened: Opened | None = None
@@ -104,14 +126,24 @@ class Stream:
 
     def _resume(self, message: pb.Resume) -> Held:
         translate.check_protocol(message.protocol_version)
-        held = self._leases.resume(message.session_id, message.resume_key, message.epoch, self.key.name)
+        held = self._leases.resume(
+            message.session_id, message.resume_key, message.epoch, self.key.name
+        )
         limit = self.key.tree_nodes or held.engine.max_tree_nodes
         self._max_tree_nodes = min(limit, held.engine.max_tree_nodes)
         return held
 
     def _opened(self, held: Held, opened: Opened) -> pb.Opened:
         seconds = self._leases.lease_seconds
-        return translate.write_opened(held.session_id, held.session.length, opened, held.resume_key, seconds, held.rounds, self._max_tree_nodes)
+        return translate.write_opened(
+            held.session_id,
+            held.session.length,
+            opened,
+            held.resume_key,
+            seconds,
+            held.rounds,
+            self._max_tree_nodes,
+        )
 
     async def _answer(self, held: Held, message: pb.ClientMessage) -> None:
         kind = message.WhichOneof("kind")
@@ -120,9 +152,13 @@ class Stream:
         elif kind == "generate":
             await self._generate(held, message.generate)
         elif kind in ("open", "resume"):
-            raise InvalidRequest("Open came twice: a session is opened once, another one has its own stream")
+            raise InvalidRequest(
+                "Open came twice: a session is opened once, another one has its own stream"
+            )
         elif kind not in ("heartbeat", "halt"):
-            raise InvalidRequest("an empty message, or one of a kind that this target does not know")
+            raise InvalidRequest(
+                "an empty message, or one of a kind that this target does not know"
+            )
 
     async def _round(self, held: Held, message: pb.Round) -> None:
         tree = translate.read_tree(message, self._max_tree_nodes)
@@ -138,8 +174,15 @@ class Stream:
         if message.number != held.rounds:
             raise Mismatch(f"round {message.number} came when round {held.rounds} was due")
         await self._settle(held, message.base_length, message.digest)
-        held.last = Asked(message.number, message.base_length, tree, asyncio.wrap_future(held.engine.verify(held.session, tree)))
-        held.last.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at here, raised by who waits
+        held.last = Asked(
+            message.number,
+            message.base_length,
+            tree,
+            asyncio.wrap_future(held.engine.verify(held.session, tree)),
+        )
+        held.last.answer.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # looked at here, raised by who waits
         held.rounds += 1
         return held.last
 
@@ -159,9 +202,13 @@ class Stream:
         if held.epoch != self._epoch:
             raise Mismatch("another stream has resumed this session")
         if base_length > held.session.length:
-            raise Mismatch(f"the client counts {base_length} committed tokens, the target {held.session.length}")
+            raise Mismatch(
+                f"the client counts {base_length} committed tokens, the target {held.session.length}"
+            )
         if held.digest(base_length) != digest:
-            raise Mismatch(f"the first {base_length} tokens of the client are not those of the target")
+            raise Mismatch(
+                f"the first {base_length} tokens of the client are not those of the target"
+            )
         if base_length < held.session.length:
             held.engine.rewind(held.session, base_length)
 
@@ -173,9 +220,15 @@ class Stream:
         left = held.left = threading.Event()
         if message.fused:
             beside = Continuation(held, policy, message.max_tokens, stop_ids)
-            held.generating = asyncio.get_running_loop().run_in_executor(self._service.workers, beside.run, answers.put)
+            held.generating = asyncio.get_running_loop().run_in_executor(
+                self._service.workers, beside.run, answers.put
+            )
         else:
-            held.generating = asyncio.wrap_future(held.engine.generate(held.session, message.max_tokens, stop_ids, _as_tokens(answers.put)))
+            held.generating = asyncio.wrap_future(
+                held.engine.generate(
+                    held.session, message.max_tokens, stop_ids, _as_tokens(answers.put)
+                )
+            )
         answers.follow(held.generating)
         try:
             last = False
@@ -204,4 +257,8 @@ class Stream:
 
 def _as_tokens(put: Callable[[pb.Tokens], None]) -> Callable[[Answer, bool], None]:
     """What the engine tells of a token, as a message; on the engine's thread."""
-    return lambda answer, last: put(translate.write_tokens([answer.verdict.next_token], 0, last, answer.queue_seconds, answer.model_seconds))
+    return lambda answer, last: put(
+        translate.write_tokens(
+            [answer.verdict.next_token], 0, last, answer.queue_seconds, answer.model_seconds
+        )
+    )

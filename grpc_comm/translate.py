@@ -12,7 +12,15 @@ from numpy.typing import ArrayLike
 
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.accept import Verdict
-from inference.errors import Busy, Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError, Unavailable
+from inference.errors import (
+    Busy,
+    Gone,
+    InvalidRequest,
+    LimitExceeded,
+    Mismatch,
+    OutriderError,
+    Unavailable,
+)
 from inference.fused import Round
 from inference.policy import BestFirst, Chain, Policy
 from inference.sampling import SamplingParams
@@ -43,16 +51,31 @@ class Description:
     stop_ids: frozenset[int]
     draft_model: str = ""  # that runs beside it
     draft_nodes: int = 0  # that one may rank for a tree (Policy.most_ranked)
-    times: tuple[tuple[Shape, float], ...] = ()  # seconds of a forward by rows and nodes of each: dict(times) is a profile for TargetTimes
-    draft_times: tuple[tuple[int, float], ...] = ()  # of a call of that draft by width, for DraftTimes
+    times: tuple[
+        tuple[Shape, float], ...
+    ] = ()  # seconds of a forward by rows and nodes of each: dict(times) is a profile for TargetTimes
+    draft_times: tuple[
+        tuple[int, float], ...
+    ] = ()  # of a call of that draft by width, for DraftTimes
     usd_per_hour: float = 0.0  # of its machine; 0: not said
     sessions: int = 0  # that are open now
 
 
 def write_description(description: Description, models: Sequence[str]) -> pb.Description:
-    times = [pb.ForwardTime(rows=rows, nodes=nodes, seconds=seconds) for (rows, nodes), seconds in description.times]
-    draft_times = [pb.ForwardTime(rows=1, nodes=width, seconds=seconds) for width, seconds in description.draft_times]
-    fields = {**vars(description), "stop_ids": sorted(description.stop_ids), "times": times, "draft_times": draft_times}
+    times = [
+        pb.ForwardTime(rows=rows, nodes=nodes, seconds=seconds)
+        for (rows, nodes), seconds in description.times
+    ]
+    draft_times = [
+        pb.ForwardTime(rows=1, nodes=width, seconds=seconds)
+        for width, seconds in description.draft_times
+    ]
+    fields = {
+        **vars(description),
+        "stop_ids": sorted(description.stop_ids),
+        "times": times,
+        "draft_times": draft_times,
+    }
     return pb.Description(protocol_version=PROTOCOL_VERSION, models=models, **fields)
 
 
@@ -62,7 +85,9 @@ def read_description(message: pb.Description) -> Description:
     fields = {name: getattr(message, name) for name in Description.__dataclass_fields__}
     fields["stop_ids"] = frozenset(message.stop_ids)
     fields["times"] = tuple(_read_times(message.times))
-    fields["draft_times"] = tuple((width, seconds) for (_, width), seconds in _read_times(message.draft_times))
+    fields["draft_times"] = tuple(
+        (width, seconds) for (_, width), seconds in _read_times(message.draft_times)
+    )
     if not 0 <= message.usd_per_hour < math.inf:
         raise Mismatch(f"the target says that it costs ${message.usd_per_hour} an hour")
     return Description(**fields)
@@ -70,19 +95,27 @@ def read_description(message: pb.Description) -> Description:
 
 def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, float]]:
     if len(messages) > MOST_TIMES:
-        raise Mismatch(f"the target describes itself with {len(messages)} times: at most {MOST_TIMES} are read")
+        raise Mismatch(
+            f"the target describes itself with {len(messages)} times: at most {MOST_TIMES} are read"
+        )
     for one in messages:
         if min(one.rows, one.nodes) < 1 or not 0 < one.seconds < math.inf:
-            raise Mismatch(f"the target says that {one.rows} rows of {one.nodes} nodes take {one.seconds} seconds")
+            raise Mismatch(
+                f"the target says that {one.rows} rows of {one.nodes} nodes take {one.seconds} seconds"
+            )
         yield (one.rows, one.nodes), one.seconds
 
 
 def check_protocol(theirs: int) -> None:
     if theirs != PROTOCOL_VERSION:
-        raise Mismatch(f"the other side speaks protocol {theirs}, this one {PROTOCOL_VERSION}: install the same Outrider on both")
+        raise Mismatch(
+            f"the other side speaks protocol {theirs}, this one {PROTOCOL_VERSION}: install the same Outrider on both"
+        )
 
 
-def write_open(session_id: str, expected: Description, prompt: Sequence[int], params: SamplingParams) -> pb.Open:
+def write_open(
+    session_id: str, expected: Description, prompt: Sequence[int], params: SamplingParams
+) -> pb.Open:
     """Open a session with a target that is counted on to be as `expected`; it computes with `params.on_the_wire()`."""
     params = params.on_the_wire()
     return pb.Open(
@@ -100,10 +133,20 @@ def write_open(session_id: str, expected: Description, prompt: Sequence[int], pa
 
 
 def write_resume(session_id: str, resume_key: bytes, epoch: int) -> pb.Resume:
-    return pb.Resume(session_id=session_id, protocol_version=PROTOCOL_VERSION, resume_key=resume_key, epoch=epoch)
+    return pb.Resume(
+        session_id=session_id, protocol_version=PROTOCOL_VERSION, resume_key=resume_key, epoch=epoch
+    )
 
 
-def write_opened(session_id: str, length: int, opened: Opened, resume_key: bytes, lease_seconds: float, rounds: int, tree_nodes: int) -> pb.Opened:
+def write_opened(
+    session_id: str,
+    length: int,
+    opened: Opened,
+    resume_key: bytes,
+    lease_seconds: float,
+    rounds: int,
+    tree_nodes: int,
+) -> pb.Opened:
     return pb.Opened(
         session_id=session_id,
         length=length,
@@ -128,25 +171,42 @@ def check_fingerprints(message: pb.Open, description: Description) -> None:
         raise tokenizer_mismatch(message.tokenizer_fingerprint, description)
     if message.model_fingerprint != description.model_fingerprint:
         theirs, ours = message.model_fingerprint or "none", description.model_fingerprint
-        raise Mismatch(f"the target serves {description.model} ({ours}), the client expects another model ({theirs}): connect anew")
+        raise Mismatch(
+            f"the target serves {description.model} ({ours}), the client expects another model ({theirs}): connect anew"
+        )
 
 
 def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
     """Token ids of two tokenizers mean different text, so nothing could be verified."""
     ours = description.tokenizer_fingerprint
-    return Mismatch(f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} on the target is {ours}")
+    return Mismatch(
+        f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} on the target is {ours}"
+    )
 
 
-def write_round(number: int, base_length: int, digest: int, tree: TokenTree, ahead: bool = False) -> pb.Round:
+def write_round(
+    number: int, base_length: int, digest: int, tree: TokenTree, ahead: bool = False
+) -> pb.Round:
     tokens, parents = tree.tokens.tolist(), tree.parents[1:].tolist()
-    return pb.Round(number=number, base_length=base_length, digest=digest, tokens=tokens, parents=parents, ahead=ahead)
+    return pb.Round(
+        number=number,
+        base_length=base_length,
+        digest=digest,
+        tokens=tokens,
+        parents=parents,
+        ahead=ahead,
+    )
 
 
 def read_tree(message: pb.Round, max_nodes: int) -> TokenTree:
     """Raises InvalidRequest unless the message is a tree, LimitExceeded before looking into one that is too large."""
     if max(len(message.tokens), len(message.parents)) > max_nodes:
-        raise LimitExceeded(f"a tree of {len(message.tokens)} nodes, the root included: at most {max_nodes} are taken")
-    return TokenTree(np.array(message.tokens, dtype=np.int64), np.array([-1, *message.parents], dtype=np.int64))
+        raise LimitExceeded(
+            f"a tree of {len(message.tokens)} nodes, the root included: at most {max_nodes} are taken"
+        )
+    return TokenTree(
+        np.array(message.tokens, dtype=np.int64), np.array([-1, *message.parents], dtype=np.int64)
+    )
 
 
 def write_verdict(number: int, answer: Answer) -> pb.Verdict:
@@ -165,13 +225,28 @@ def read_verdict(message: pb.Verdict, number: int, tree: TokenTree) -> Verdict:
     if message.number != number:
         raise Mismatch(f"the target answered round {message.number} when asked round {number}")
     if any(node >= len(tree) for node in message.path):
-        raise Mismatch(f"the target accepted a node that was not sent: {max(message.path)} of {len(tree)}")
+        raise Mismatch(
+            f"the target accepted a node that was not sent: {max(message.path)} of {len(tree)}"
+        )
     return Verdict(tuple(message.path), message.next_token)
 
 
-def write_continue(max_tokens: int, stop_ids: Iterable[int], base_length: int, digest: int, fused: bool, policy: Policy | None) -> pb.Continue:
+def write_continue(
+    max_tokens: int,
+    stop_ids: Iterable[int],
+    base_length: int,
+    digest: int,
+    fused: bool,
+    policy: Policy | None,
+) -> pb.Continue:
     """policy: how the target's own draft grows its trees (None: as it is set)."""
-    message = pb.Continue(max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), base_length=base_length, digest=digest, fused=fused)
+    message = pb.Continue(
+        max_tokens=max_tokens,
+        stop_ids=_ids(sorted(stop_ids)),
+        base_length=base_length,
+        digest=digest,
+        fused=fused,
+    )
     if policy is not None:
         message.shape.CopyFrom(write_shape(policy))
     return message
@@ -183,22 +258,34 @@ def write_shape(policy: Policy) -> pb.Shape:
         return pb.Shape(chain=policy.length)
     if isinstance(policy, BestFirst) and policy == BestFirst(policy.nodes, policy.depth):
         return pb.Shape(nodes=policy.nodes, depth=policy.depth)
-    raise InvalidRequest(f"a target's own draft can be asked for a chain of 1 or more, or for a tree by nodes and depth: not for {policy}")
+    raise InvalidRequest(
+        f"a target's own draft can be asked for a chain of 1 or more, or for a tree by nodes and depth: not for {policy}"
+    )
 
 
 def read_shape(message: pb.Shape, max_tree_nodes: int) -> Policy:
     """Raises InvalidRequest for what is neither a chain nor a tree, LimitExceeded for one that is larger than what is verified."""
     chain, nodes, depth = message.chain, message.nodes, message.depth
     if bool(chain) == bool(nodes or depth) or bool(nodes) != bool(depth):
-        raise InvalidRequest(f"a shape is a chain, or nodes and depth: got chain {chain}, nodes {nodes}, depth {depth}")
+        raise InvalidRequest(
+            f"a shape is a chain, or nodes and depth: got chain {chain}, nodes {nodes}, depth {depth}"
+        )
     if max(chain, nodes) >= max_tree_nodes:
-        raise LimitExceeded(f"a tree of {max(chain, nodes)} nodes below the root: at most {max_tree_nodes - 1} are taken")
+        raise LimitExceeded(
+            f"a tree of {max(chain, nodes)} nodes below the root: at most {max_tree_nodes - 1} are taken"
+        )
     return Chain(chain) if chain else BestFirst(nodes, depth)
 
 
-def write_tokens(ids: Iterable[int], drafted: int, last: bool, queue_seconds: float, model_seconds: float) -> pb.Tokens:
+def write_tokens(
+    ids: Iterable[int], drafted: int, last: bool, queue_seconds: float, model_seconds: float
+) -> pb.Tokens:
     return pb.Tokens(
-        ids=ids, last=last, queue_microseconds=microseconds(queue_seconds), model_microseconds=microseconds(model_seconds), drafted=drafted
+        ids=ids,
+        last=last,
+        queue_microseconds=microseconds(queue_seconds),
+        model_microseconds=microseconds(model_seconds),
+        drafted=drafted,
     )
 
 
@@ -208,7 +295,9 @@ def read_stop_ids(message: Sequence[int]) -> frozenset[int]:
     return frozenset(message)
 
 
-def write_generated(made: Round, last: bool, traffic: Traffic, draft_seconds: float) -> pb.Generated:
+def write_generated(
+    made: Round, last: bool, traffic: Traffic, draft_seconds: float
+) -> pb.Generated:
     return pb.Generated(
         ids=made.tokens,
         drafted=made.drafted,
@@ -220,10 +309,18 @@ def write_generated(made: Round, last: bool, traffic: Traffic, draft_seconds: fl
     )
 
 
-def write_generate(opening: pb.Open, max_tokens: int, stop_ids: Iterable[int], fused: bool, policy: Policy | None) -> pb.GenerateRequest:
+def write_generate(
+    opening: pb.Open, max_tokens: int, stop_ids: Iterable[int], fused: bool, policy: Policy | None
+) -> pb.GenerateRequest:
     """policy: how the target's own draft grows its trees; None: as the host is set."""
     shape = None if policy is None else write_shape(policy)
-    return pb.GenerateRequest(open=opening, max_tokens=max_tokens, stop_ids=_ids(sorted(stop_ids)), fused=fused, shape=shape)
+    return pb.GenerateRequest(
+        open=opening,
+        max_tokens=max_tokens,
+        stop_ids=_ids(sorted(stop_ids)),
+        fused=fused,
+        shape=shape,
+    )
 
 
 def microseconds(seconds: float) -> int:
@@ -237,7 +334,9 @@ def _ids(values: ArrayLike) -> list[int]:
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise InvalidRequest(f"token ids are integers: got {array.dtype}")
     if array.size and (array.min() < 0 or array.max() >= 2**32):
-        raise InvalidRequest(f"token ids are 0 or more and fit 32 bits: got {array.min()} to {array.max()}")
+        raise InvalidRequest(
+            f"token ids are 0 or more and fit 32 bits: got {array.min()} to {array.max()}"
+        )
     ids: list[int] = array.tolist()
     return ids
 

@@ -21,9 +21,15 @@ _BOTH_ENDS = (
 )
 _SERVER_OPTIONS = (
     *_BOTH_ENDS,
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # else the client's keepalive is answered with GOAWAY
+    (
+        "grpc.http2.min_ping_interval_without_data_ms",
+        10_000,
+    ),  # else the client's keepalive is answered with GOAWAY
     ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
-    ("grpc.max_concurrent_streams", 256),  # what follows bounds what a peer can hold without being known
+    (
+        "grpc.max_concurrent_streams",
+        256,
+    ),  # what follows bounds what a peer can hold without being known
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
@@ -32,7 +38,10 @@ _SERVER_OPTIONS = (
 _CHANNEL_OPTIONS = (
     *_BOTH_ENDS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, without another channel's backoff
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # a connection of its own, without another channel's backoff
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
@@ -61,8 +70,14 @@ def parse_address(text: str) -> Address:
     host, separator, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
-    if not (separator and host and port.isascii() and port.isdigit()) or (":" in host and not bracketed) or "/" in host:
-        raise InvalidRequest(f"an address is HOST:PORT, for example 127.0.0.1:50051 or [::1]:50051: got {text!r}")
+    if (
+        not (separator and host and port.isascii() and port.isdigit())
+        or (":" in host and not bracketed)
+        or "/" in host
+    ):
+        raise InvalidRequest(
+            f"an address is HOST:PORT, for example 127.0.0.1:50051 or [::1]:50051: got {text!r}"
+        )
     if int(port) > 65535:
         raise InvalidRequest(f"a port is at most 65535: got {port}")
     return Address(host, int(port))
@@ -70,10 +85,16 @@ def parse_address(text: str) -> Address:
 
 def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
     """The target's options; a message longer than the longest prompt is not read. None: that is not known."""
-    most = MAX_MESSAGE_BYTES if longest_prompt is None else min(MAX_MESSAGE_BYTES, _BYTES_BESIDE_PROMPT + _BYTES_PER_ID * longest_prompt)
+    most = (
+        MAX_MESSAGE_BYTES
+        if longest_prompt is None
+        else min(MAX_MESSAGE_BYTES, _BYTES_BESIDE_PROMPT + _BYTES_PER_ID * longest_prompt)
+    )
     return (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", most))
 
 
 def channel_options(address: Address) -> tuple[tuple[str, int], ...]:
     """The client's options; a proxy named in the environment is not asked for this machine itself."""
-    return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if address.loopback else _CHANNEL_OPTIONS
+    return (
+        (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if address.loopback else _CHANNEL_OPTIONS
+    )

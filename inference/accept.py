@@ -32,7 +32,9 @@ def accept_match(tree: TokenTree, chosen: IntArray) -> Verdict:
     return Verdict(tuple(path), int(chosen[node]))
 
 
-def accept_rejection(tree: DrawnTree, target: NDArray[np.floating[Any]], position: int, chance: Chance) -> Verdict:
+def accept_rejection(
+    tree: DrawnTree, target: NDArray[np.floating[Any]], position: int, chance: Chance
+) -> Verdict:
     """Recursive rejection sampling: tokens distributed as the target's own, though not the ones that its seeded decoding makes.
 
     target: [n, V] its probabilities at every node; position: that of the root's children.  `chance` must be the request's own, as
@@ -43,7 +45,9 @@ def accept_rejection(tree: DrawnTree, target: NDArray[np.floating[Any]], positio
     while True:
         child, left = _first_accepted(tree, node, _normalised(target[node]), chance, position)
         if child is None:
-            return Verdict(tuple(path), _pick(left, float(chance.uniforms(position, Purpose.CORRECTING, 1)[0])))
+            return Verdict(
+                tuple(path), _pick(left, float(chance.uniforms(position, Purpose.CORRECTING, 1)[0]))
+            )
         path.append(child)
         node, position = child, position + 1
 
@@ -51,10 +55,14 @@ def accept_rejection(tree: DrawnTree, target: NDArray[np.floating[Any]], positio
 def residual(target: Distribution, draft: Distribution) -> Distribution:  # [V], [V] -> [V]
     """What is left to be drawn from once a token drawn from `draft` was rejected. Both are normalised, and so is the result."""
     left = np.maximum(target - draft, 0.0)
-    return _normalised(left) if left.any() else target  # equal but for rounding: nothing is rejected then
+    return (
+        _normalised(left) if left.any() else target
+    )  # equal but for rounding: nothing is rejected then
 
 
-def _first_accepted(tree: DrawnTree, node: int, target: Distribution, chance: Chance, position: int) -> tuple[int | None, Distribution]:
+def _first_accepted(
+    tree: DrawnTree, node: int, target: Distribution, chance: Chance, position: int
+) -> tuple[int | None, Distribution]:
     """The first child that is accepted, if any, and the distribution that is left to the target when none is."""
     children = tree.children(node)
     if not children.size:

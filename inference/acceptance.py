@@ -51,8 +51,14 @@ SHIPPED = Path(__file__).parent / "data" / "acceptance.json"
 
 _EXCLUDED = -1e8  # a score below: top-k or top-p leaves this token no chance
 _UNSEEN = 1e-4  # least mass of the tokens below those that were ranked greedily
-_FOLLOWING, _STEP = 1.5, 2.0  # perturbed scores beyond the last: how many more like the next one, and its distance in e**-score
-_LEAST, _MOST = -40.0, 20.0  # scores beyond are excluded tokens, or no scores; log-probabilities plus noise lie between
+_FOLLOWING, _STEP = (
+    1.5,
+    2.0,
+)  # perturbed scores beyond the last: how many more like the next one, and its distance in e**-score
+_LEAST, _MOST = (
+    -40.0,
+    20.0,
+)  # scores beyond are excluded tokens, or no scores; log-probabilities plus noise lie between
 _SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain
 _DEEP = 8
 _STEEPEST = 12.0  # of the log odds of a hazard
@@ -62,7 +68,9 @@ _EVERY = np.eye(len(FEATURES))[0]  # moves every child's log odds
 FloatArray = NDArray[np.float64]
 
 
-def features(scores: ArrayLike, depths: ArrayLike, greedy: bool) -> FloatArray:  # [m, k], [m] -> [m, k, F]
+def features(
+    scores: ArrayLike, depths: ArrayLike, greedy: bool
+) -> FloatArray:  # [m, k], [m] -> [m, k, F]
     """What the scores of m nodes' children say about each of them, as FEATURES.
 
     odds: log odds against all later tokens, whose mass beyond the k ranked ones is known (greedy) or estimated.  behind: distance to the
@@ -110,23 +118,48 @@ class Law:
     """
 
     def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
-        self._mean, self._certainty, self._worth = np.array(weights, dtype=np.float64), np.array(precision, dtype=np.float64), float(worth)
+        self._mean, self._certainty, self._worth = (
+            np.array(weights, dtype=np.float64),
+            np.array(precision, dtype=np.float64),
+            float(worth),
+        )
         width = len(FEATURES)
         if self._mean.shape != (width,) or self._certainty.shape != (width, width):
-            raise InvalidRequest(f"a law has {width} weights and a square of precisions: got {self._mean.shape} and {self._certainty.shape}")
-        sound = np.isfinite(self._mean).all() and np.isfinite(self._certainty).all() and np.array_equal(self._certainty, self._certainty.T)
-        if not sound or np.linalg.eigvalsh(self._certainty).min() <= 0 or not 0 < self._worth < math.inf:
-            raise InvalidRequest("a law needs finite weights, a symmetric and positive definite precision and a positive worth")
+            raise InvalidRequest(
+                f"a law has {width} weights and a square of precisions: got {self._mean.shape} and {self._certainty.shape}"
+            )
+        sound = (
+            np.isfinite(self._mean).all()
+            and np.isfinite(self._certainty).all()
+            and np.array_equal(self._certainty, self._certainty.T)
+        )
+        if (
+            not sound
+            or np.linalg.eigvalsh(self._certainty).min() <= 0
+            or not 0 < self._worth < math.inf
+        ):
+            raise InvalidRequest(
+                "a law needs finite weights, a symmetric and positive definite precision and a positive worth"
+            )
         self.weights, self._moved = self._mean, np.zeros(width)  # [F]
-        self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # precision and verdicts beyond the prior's
+        self._evidence, self._verdicts = (
+            np.zeros((width, width)),
+            0.0,
+        )  # precision and verdicts beyond the prior's
 
     def learn(self, table: FloatArray, taken: NDArray[np.bool_]) -> None:
         """One verdict: children that were come to, in order, and which of them was taken.  table: [n, F], taken: [n]"""
         chance = hazards(table, self.weights)
-        self._evidence = _FADING * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
+        self._evidence = (
+            _FADING * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
+        )
         self._verdicts = _FADING * self._verdicts + 1
-        faded = (1 - _FADING) * (self._certainty @ self._moved)  # evidence that was forgotten no longer holds the weights off the prior's
-        self._moved = self._moved - np.linalg.solve(self._certainty + self._evidence, faded + (chance - taken) @ table)
+        faded = (1 - _FADING) * (
+            self._certainty @ self._moved
+        )  # evidence that was forgotten no longer holds the weights off the prior's
+        self._moved = self._moved - np.linalg.solve(
+            self._certainty + self._evidence, faded + (chance - taken) @ table
+        )
         self.weights = self._mean + self._moved
 
     def to_record(self) -> dict[str, Any]:
@@ -134,7 +167,11 @@ class Law:
         worth = self._worth + self._verdicts
         share = min(1.0, CERTAINTY / worth)
         precision = self._certainty + (self._evidence + self._evidence.T) / 2
-        return {"weights": self.weights.tolist(), "precision": (share * precision).tolist(), "worth": share * worth}
+        return {
+            "weights": self.weights.tolist(),
+            "precision": (share * precision).tolist(),
+            "worth": share * worth,
+        }
 
 
 class RankRates:
@@ -146,8 +183,14 @@ class RankRates:
     def __init__(self, tries: ArrayLike, hits: ArrayLike) -> None:
         self.tries, self.hits = np.array(tries, dtype=np.float64), np.array(hits, dtype=np.float64)
         if self.tries.shape != (RANKS,) or self.hits.shape != (RANKS,):
-            raise InvalidRequest(f"rates have {RANKS} ranks: got {self.tries.shape} tries and {self.hits.shape} hits")
-        if not (np.isfinite(self.tries).all() and (self.hits > 0).all() and (self.hits < self.tries).all()):
+            raise InvalidRequest(
+                f"rates have {RANKS} ranks: got {self.tries.shape} tries and {self.hits.shape} hits"
+            )
+        if not (
+            np.isfinite(self.tries).all()
+            and (self.hits > 0).all()
+            and (self.hits < self.tries).all()
+        ):
             raise InvalidRequest("each rank's hits must lie between 0 and its tries")
         self._prior = self.tries.copy(), self.hits.copy()
         self._edges: dict[int, FloatArray] = {}  # by k, until the next verdict
@@ -182,7 +225,11 @@ class Walk:
 
     def __init__(self, chances: ArrayLike) -> None:
         prior = np.array(chances, dtype=np.float64)
-        if prior.ndim != 1 or not 0 < len(prior) <= PRIOR_PATH or not ((prior >= 0) & (prior <= 1)).all():
+        if (
+            prior.ndim != 1
+            or not 0 < len(prior) <= PRIOR_PATH
+            or not ((prior >= 0) & (prior <= 1)).all()
+        ):
             raise InvalidRequest(f"a path is a row of 1 to {PRIOR_PATH} chances between 0 and 1")
         self._prior, self._seen = deque(prior.tolist()), deque[float](maxlen=PATH)
 
@@ -223,9 +270,13 @@ class AcceptanceModel:
         """laws, paths: of sampled decoding, then of greedy decoding."""
         self._laws, self._rates, self._paths = laws, rates, paths
         self._rounds: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._correction = 0.0  # log odds: what single verdicts do not show, since a tree's errors go the same way
+        self._correction = (
+            0.0  # log odds: what single verdicts do not show, since a tree's errors go the same way
+        )
 
-    def edges(self, scores: NDArray[np.float32], depths: ArrayLike, greedy: bool) -> FloatArray:  # [m, k], [m] -> [m, k]
+    def edges(
+        self, scores: NDArray[np.float32], depths: ArrayLike, greedy: bool
+    ) -> FloatArray:  # [m, k], [m] -> [m, k]
         """Probability that the target takes each child, given that its path reaches the node. A row's sum is below 1.
 
         depths: edges between the root and each of the m nodes. A child that top-k or top-p excludes has none.
@@ -234,11 +285,15 @@ class AcceptanceModel:
         chances[scores < _EXCLUDED] = 0
         return chances
 
-    def observe(self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None) -> None:
+    def observe(
+        self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None
+    ) -> None:
         """The target's token at a node of this depth was its child of rank `taken`, or none of these k.  scores: [k]"""
         come_to = len(scores) if taken is None else taken + 1
         table = features(scores[None], np.array([depth]), greedy)[0, :come_to]
-        self._paths[greedy].learn(0.0 if taken is None else float(self._chances(table, greedy)[taken]))
+        self._paths[greedy].learn(
+            0.0 if taken is None else float(self._chances(table, greedy)[taken])
+        )
         self._laws[greedy].learn(table, np.arange(come_to) == (-1 if taken is None else taken))
         self._rates.learn(come_to, taken)
 
@@ -271,20 +326,30 @@ class AcceptanceModel:
     def calibration(self) -> float:
         """Predicted over actual acceptance length (the target's own token included) of the last WINDOW rounds; 1 before the first."""
         rounds = len(self._rounds)
-        predicted, actual = (sum(column) for column in zip(*self._rounds, strict=True)) if rounds else (0.0, 0)
+        predicted, actual = (
+            (sum(column) for column in zip(*self._rounds, strict=True)) if rounds else (0.0, 0)
+        )
         return (rounds + predicted) / (rounds + actual) if rounds else 1.0
 
     def to_record(self) -> dict[str, Any]:
         """What was learnt, as a prior for other sessions: plain values for JSON."""
         laws = {kind: law.to_record() for kind, law in zip(KINDS, self._laws, strict=True)}
         paths = {kind: path.to_record() for kind, path in zip(KINDS, self._paths, strict=True)}
-        return {"version": VERSION, "features": list(FEATURES), "laws": laws, "rates": self._rates.to_record(), "paths": paths}
+        return {
+            "version": VERSION,
+            "features": list(FEATURES),
+            "laws": laws,
+            "rates": self._rates.to_record(),
+            "paths": paths,
+        }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> AcceptanceModel:
         """The model that to_record described; other fields are ignored. Raises InvalidRequest for what it cannot use."""
         if record.get("version") != VERSION or record.get("features") != list(FEATURES):
-            raise InvalidRequest(f"an acceptance record of version {VERSION} is needed: got version {record.get('version')!r}")
+            raise InvalidRequest(
+                f"an acceptance record of version {VERSION} is needed: got version {record.get('version')!r}"
+            )
         try:
             sampled, greedy = (Law(**record["laws"][kind]) for kind in KINDS)
             paths = Walk(record["paths"]["sampled"]), Walk(record["paths"]["greedy"])

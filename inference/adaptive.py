@@ -42,7 +42,11 @@ def decode_adaptive(
     loop.open(prompt, params)
     remaining = max_new_tokens
     while remaining > 0:
-        steps = loop.rounds(remaining) if navigator.course.architecture == DISTRIBUTED else loop.stretch(remaining)
+        steps = (
+            loop.rounds(remaining)
+            if navigator.course.architecture == DISTRIBUTED
+            else loop.stretch(remaining)
+        )
         for step in steps:
             remaining -= len(step.tokens)
             yield step
@@ -81,8 +85,20 @@ class _Pace:
 class _Loop:
     """One text being made."""
 
-    def __init__(self, prompt: Sequence[int], drafter: AdaptiveDrafter, verifier: Verifier, navigator: Navigator, stop_ids: frozenset[int]) -> None:
-        self._drafter, self._pilot, self._verifier, self._navigator = drafter, drafter.pilot, verifier, navigator
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        drafter: AdaptiveDrafter,
+        verifier: Verifier,
+        navigator: Navigator,
+        stop_ids: frozenset[int],
+    ) -> None:
+        self._drafter, self._pilot, self._verifier, self._navigator = (
+            drafter,
+            drafter.pilot,
+            verifier,
+            navigator,
+        )
         self._root, self._stop_ids = prompt[-1], stop_ids
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -93,7 +109,9 @@ class _Loop:
         self._take_course()
         opened.result()
         now = self._verifier.traffic
-        at_target = now.queue_seconds - before.queue_seconds + now.prefill_seconds - before.prefill_seconds
+        at_target = (
+            now.queue_seconds - before.queue_seconds + now.prefill_seconds - before.prefill_seconds
+        )
         moved = now.bytes_up - before.bytes_up + now.bytes_down - before.bytes_down
         self._pilot.known.link.observe(now.away_seconds - before.away_seconds, at_target, moved)
 
@@ -106,7 +124,9 @@ class _Loop:
                 tree = self._drafter.draft(self._root, self._budget(most))
                 flights.append(_Flight(tree, self._verifier.submit(tree), 0))
             due = made in FIRST_DECISIONS or (made and made % ROUNDS_A_DECISION == 0)
-            if due and not self._navigator.settled:  # while a verdict is under way there is time for it
+            if (
+                due and not self._navigator.settled
+            ):  # while a verdict is under way there is time for it
                 self._navigator.measured(self._pilot.tokens, self._pilot.effort)
                 self._decide()
             staying = self._navigator.course.architecture == DISTRIBUTED
@@ -116,7 +136,9 @@ class _Loop:
             if not self._drafter.goes_on:
                 flights.clear()
             self._root, most, made = verdict.next_token, most - len(step.tokens), made + 1
-            self._pilot.arrived(self._verifier.traffic, len(step.tree), len(step.tokens), bool(flights))
+            self._pilot.arrived(
+                self._verifier.traffic, len(step.tree), len(step.tokens), bool(flights)
+            )
             yield step
             if not flights and self._navigator.course.architecture != DISTRIBUTED:
                 return
@@ -139,13 +161,19 @@ class _Loop:
     def stretch(self, most: int) -> Iterator[Step]:
         """Tokens that the target makes without waiting for anybody, with its own draft or without, until another course is taken; the draft
         here comes after them."""
-        architecture, before, asked = self._navigator.course.architecture, self._verifier.traffic.copy(), self._pilot.clock()
+        architecture, before, asked = (
+            self._navigator.course.architecture,
+            self._verifier.traffic.copy(),
+            self._pilot.clock(),
+        )
         pace, behind = _Pace(), list[int]()
 
         def left() -> bool:
             return self._navigator.course.architecture != architecture
 
-        for token in self._verifier.generate(most, self._stop_ids, fused=architecture == FUSED, enough=left):
+        for token in self._verifier.generate(
+            most, self._stop_ids, fused=architecture == FUSED, enough=left
+        ):
             pace.came(self._pilot.clock())
             yield Step(TokenTree.chain([self._root]), Verdict((), token), architecture)
             self._root = token
@@ -159,8 +187,14 @@ class _Loop:
                     self._decide()
         if behind:
             self._drafter.follow(behind)
-        if pace.tokens and architecture != FUSED:  # a draft there takes in the text before its first round
-            self._pilot.known.link.observe(pace.first - asked, self._pilot.known.target.seconds(1, 1) + self._pilot.known.queue, 0)
+        if (
+            pace.tokens and architecture != FUSED
+        ):  # a draft there takes in the text before its first round
+            self._pilot.known.link.observe(
+                pace.first - asked,
+                self._pilot.known.target.seconds(1, 1) + self._pilot.known.queue,
+                0,
+            )
 
     def _decide(self) -> None:
         self._navigator.decide()
@@ -169,4 +203,6 @@ class _Loop:
     def _take_course(self) -> None:
         course = self._navigator.course
         self._pilot.tariff = course.tariff
-        self._pilot.expect(course.forecast.tokens, course.forecast.effort.times(course.forecast.tokens))
+        self._pilot.expect(
+            course.forecast.tokens, course.forecast.effort.times(course.forecast.tokens)
+        )

@@ -18,7 +18,12 @@ from inference.errors import BadArtifact
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +47,9 @@ class Bucket:
         if not (self.rows >= 1 and self.nodes >= 1 and 1 <= self.slots <= self.junk + 1):
             raise BadArtifact(f"no such bucket: {self}")
         if self.picks not in (1, self.nodes) or not 1 <= self.levels <= self.nodes:
-            raise BadArtifact(f"a bucket picks one node or all, on as many levels as it has nodes at most: got {self}")
+            raise BadArtifact(
+                f"a bucket picks one node or all, on as many levels as it has nodes at most: got {self}"
+            )
 
     @property
     def name(self) -> str:
@@ -71,13 +78,21 @@ class RoundBucket(Bucket):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.nodes, self.picks, self.levels) != (self.shape.nodes, self.shape.nodes, self.shape.depth + 1):
-            raise BadArtifact(f"a round's target chooses at every node of a {self.shape}: got {self}")
+        if (self.nodes, self.picks, self.levels) != (
+            self.shape.nodes,
+            self.shape.nodes,
+            self.shape.depth + 1,
+        ):
+            raise BadArtifact(
+                f"a round's target chooses at every node of a {self.shape}: got {self}"
+            )
 
     @classmethod
     def of(cls, shape: Branches, rows: int, slots: int, junk: int, *, sampled: bool) -> RoundBucket:
         """The bucket for trees of this shape."""
-        return cls(rows, shape.nodes, slots, shape.nodes, shape.depth + 1, sampled, junk, shape.branches)
+        return cls(
+            rows, shape.nodes, slots, shape.nodes, shape.depth + 1, sampled, junk, shape.branches
+        )
 
     @property
     def shape(self) -> Branches:
@@ -86,7 +101,9 @@ class RoundBucket(Bucket):
     @property
     def name(self) -> str:
         branches = "x".join(map(str, self.branches))
-        return f"round_b{self.rows}_{branches}_s{self.slots}_{'sampled' if self.sampled else 'greedy'}"
+        return (
+            f"round_b{self.rows}_{branches}_s{self.slots}_{'sampled' if self.sampled else 'greedy'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -104,8 +121,13 @@ class FusedPart:
     rounds: tuple[RoundBucket, ...]
 
     def __post_init__(self) -> None:
-        if not (self.prefill and self.rounds) or len({bucket.branches for bucket in self.rounds}) > 1:
-            raise BadArtifact("a fused artefact needs graphs for the draft's prompts, and rounds of one shape")
+        if (
+            not (self.prefill and self.rounds)
+            or len({bucket.branches for bucket in self.rounds}) > 1
+        ):
+            raise BadArtifact(
+                "a fused artefact needs graphs for the draft's prompts, and rounds of one shape"
+            )
 
     @property
     def shape(self) -> Branches:
@@ -148,7 +170,11 @@ class Manifest:
     @property
     def graphs(self) -> tuple[Bucket, ...]:
         """All that was compiled: the target's, then the draft's, then those of both."""
-        return self.buckets if self.fused is None else (*self.buckets, *self.fused.prefill, *self.fused.rounds)
+        return (
+            self.buckets
+            if self.fused is None
+            else (*self.buckets, *self.fused.prefill, *self.fused.rounds)
+        )
 
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical form, which covers every file of the artefact."""
@@ -158,7 +184,9 @@ class Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Written last and at once, so that a directory with a manifest is complete."""
     partial = directory / f".{MANIFEST}.partial"
-    partial.write_text(json.dumps(_plain(manifest), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    partial.write_text(
+        json.dumps(_plain(manifest), indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
     partial.replace(directory / MANIFEST)
 
 
@@ -166,21 +194,32 @@ def read_manifest(directory: Path) -> Manifest:
     """Raises BadArtifact when there is none, or it is of another schema, or not one at all."""
     path = directory / MANIFEST
     if not path.is_file():
-        raise BadArtifact(f"{directory} is not an artefact, or was not finished: it has no {MANIFEST}; build it with python -m compile")
+        raise BadArtifact(
+            f"{directory} is not an artefact, or was not finished: it has no {MANIFEST}; build it with python -m compile"
+        )
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadArtifact(f"{path} is not JSON: {error}") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         found = raw.get("schema") if isinstance(raw, dict) else None
-        raise BadArtifact(f"{path} has schema {found}, this Outrider reads {SCHEMA}: build it again with python -m compile")
+        raise BadArtifact(
+            f"{path} has schema {found}, this Outrider reads {SCHEMA}: build it again with python -m compile"
+        )
     known = {entry.name for entry in fields(Manifest)}
     raw.setdefault("fused", None)
     if raw.keys() != known:
         raise BadArtifact(f"{path}: fields {sorted(raw.keys() ^ known)} are missing or unknown")
     try:
         buckets = tuple(Bucket(**bucket) for bucket in raw["buckets"])
-        return Manifest(**{**raw, "buckets": buckets, "stop_ids": tuple(raw["stop_ids"]), "fused": _fused(raw["fused"])})
+        return Manifest(
+            **{
+                **raw,
+                "buckets": buckets,
+                "stop_ids": tuple(raw["stop_ids"]),
+                "fused": _fused(raw["fused"]),
+            }
+        )
     except (TypeError, KeyError) as error:
         raise BadArtifact(f"{path}: {error}") from error
 
@@ -192,7 +231,9 @@ def check_files(directory: Path, manifest: Manifest) -> None:
         if not path.is_file():
             raise BadArtifact(f"{path} is missing: copy or build the artefact again")
         if hash_file(path) != expected:
-            raise BadArtifact(f"{path} is not the file that was built (its SHA-256 differs): copy or build the artefact again")
+            raise BadArtifact(
+                f"{path} is not the file that was built (its SHA-256 differs): copy or build the artefact again"
+            )
 
 
 def hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
@@ -213,13 +254,19 @@ def _fused(raw: Mapping[str, Any] | None) -> FusedPart | None:
     if raw is None:
         return None
     prefill = tuple(DraftBucket(**bucket) for bucket in raw["prefill"])
-    rounds = tuple(RoundBucket(**{**bucket, "branches": tuple(bucket["branches"])}) for bucket in raw["rounds"])
+    rounds = tuple(
+        RoundBucket(**{**bucket, "branches": tuple(bucket["branches"])}) for bucket in raw["rounds"]
+    )
     return FusedPart(**{**raw, "prefill": prefill, "rounds": rounds})
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:
     """A target without a draft beside it has no field for one, as before there were any: its digest stays what it was."""
-    plain = {**asdict(manifest), "buckets": [asdict(bucket) for bucket in manifest.buckets], "stop_ids": list(manifest.stop_ids)}
+    plain = {
+        **asdict(manifest),
+        "buckets": [asdict(bucket) for bucket in manifest.buckets],
+        "stop_ids": list(manifest.stop_ids),
+    }
     if manifest.fused is None:
         del plain["fused"]
     return plain

@@ -22,7 +22,9 @@ class Branches:
 
     def __post_init__(self) -> None:
         if not self.branches or min(self.branches) < 1:
-            raise InvalidRequest(f"a drafted tree has at least one child a node on every level: got {self.branches}")
+            raise InvalidRequest(
+                f"a drafted tree has at least one child a node on every level: got {self.branches}"
+            )
 
     @classmethod
     def chain(cls, length: int) -> Branches:
@@ -65,4 +67,6 @@ class Branches:
     def __str__(self) -> str:
         if max(self.branches) == 1:
             return f"chain of {self.depth}"
-        return f"tree of {self.nodes - 1} nodes ({', '.join(map(str, self.branches))} children a node)"
+        return (
+            f"tree of {self.nodes - 1} nodes ({', '.join(map(str, self.branches))} children a node)"
+        )

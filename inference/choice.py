@@ -27,12 +27,16 @@ _PARITY = 0x1BD11BDA
 
 
 def _left(x: Tensor, bits: int) -> Tensor:
-    return torch.bitwise_left_shift(x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device))
+    return torch.bitwise_left_shift(
+        x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device)
+    )
 
 
 def _right(x: Tensor, bits: int) -> Tensor:
     """Copies of the sign come in from the left. By tensors, as torch_xla makes x >> number a division, which rounds towards zero."""
-    return torch.bitwise_right_shift(x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device))
+    return torch.bitwise_right_shift(
+        x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device)
+    )
 
 
 def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
@@ -42,7 +46,9 @@ def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
     return _left(high & 0xFFFF, 16) | (low & 0xFFFF)
 
 
-def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add: Add = operator.add) -> tuple[Tensor, Tensor]:
+def threefry2x32(
+    key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add: Add = operator.add
+) -> tuple[Tensor, Tensor]:
     """13 rounds of Threefry-2x32 (Salmon et al. 2011) on int32 tensors that broadcast; `add` wraps at 32 bits."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x, y = add(counter[0], keys[0]), add(counter[1], keys[1])
@@ -123,67 +129,100 @@ def _candidates(logits: Tensor, sampling: Sampling) -> Candidates:
     scaled = sampling.scaled(logits)
     scores, ids = torch.topk(scaled, min(CANDIDATES, logits.shape[-1]), dim=-1)
     best = scores[..., :1]
-    log_mass = best + torch.log(torch.exp(scaled - best).sum(-1, keepdim=True))  # logsumexp, without its comparison with infinity
+    log_mass = best + torch.log(
+        torch.exp(scaled - best).sum(-1, keepdim=True)
+    )  # logsumexp, without its comparison with infinity
     mass = torch.exp(scores - log_mass)
     before = torch.cumsum(mass, -1) - mass
     rank = torch.arange(scores.shape[-1], dtype=torch.int32, device=logits.device)
-    drawn = sampling.temperature > 0  # top-k and top-p leave the argmax as it is, and a greedy draft's ranking whole
-    limit = torch.where(drawn & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
+    drawn = (
+        sampling.temperature > 0
+    )  # top-k and top-p leave the argmax as it is, and a greedy draft's ranking whole
+    limit = torch.where(drawn & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[
+        :, None, None
+    ]
     top_p = torch.where(drawn & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
     kept = (rank < limit) & (before < top_p)
     least = torch.where(kept, scores, best).amin(-1, keepdim=True)
     kept = scores >= least  # the order of equal scores is the kernel's own: all of them are kept
-    return Candidates(ids.to(torch.int32), torch.where(kept, scores, scores - OUT_OF_REACH), log_mass)
+    return Candidates(
+        ids.to(torch.int32), torch.where(kept, scores, scores - OUT_OF_REACH), log_mass
+    )
 
 
-def choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, add: Add = operator.add) -> Tensor:
+def choose_truncated(
+    logits: Tensor, sampling: Sampling, positions: Tensor, add: Add = operator.add
+) -> Tensor:
     """The choice where every row is truncated (SamplingParams.truncated): noise for the candidates only.
 
     logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens; returns [B, P] int32.
     """
     found = _candidates(logits, sampling)
-    return _best_candidate(logits, sampling, found, sampling.weigh(noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)))
+    return _best_candidate(
+        logits,
+        sampling,
+        found,
+        sampling.weigh(noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)),
+    )
 
 
 def _best_candidate(logits: Tensor, sampling: Sampling, found: Candidates, drawn: Tensor) -> Tensor:
     best = _best(found.scores + drawn, found.ids)
-    return torch.where(sampling.temperature[:, None] > 0, best, choose_greedy(logits))  # more tokens can tie than there are candidates
+    return torch.where(
+        sampling.temperature[:, None] > 0, best, choose_greedy(logits)
+    )  # more tokens can tie than there are candidates
 
 
-def choose_open(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add) -> Tensor:
+def choose_open(
+    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add
+) -> Tensor:
     """The choice among all tokens: noise once per distinct position, shared by the nodes of one depth.
 
     logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens, within `levels` of the row's least.
     Returns [B, P] int32.
     """
-    return _first_best(sampling.scaled(logits) + _shared_noise(logits, sampling, positions, levels, add))
+    return _first_best(
+        sampling.scaled(logits) + _shared_noise(logits, sampling, positions, levels, add)
+    )
 
 
-def _shared_noise(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add) -> Tensor:  # [B, P, V]
+def _shared_noise(
+    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add
+) -> Tensor:  # [B, P, V]
     """Noise of every token at each position, weighed, made once for `levels` positions from the row's least on."""
     base = positions.amin(-1, keepdim=True)
     drawn = noise_table(sampling, base, levels, logits.shape[-1], add)
-    first = torch.arange(0, len(logits) * levels, levels, dtype=torch.int32, device=logits.device)[:, None]
+    first = torch.arange(0, len(logits) * levels, levels, dtype=torch.int32, device=logits.device)[
+        :, None
+    ]
     return F.embedding(first + positions - base, drawn.flatten(0, 1))
 
 
-def choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add) -> Tensor:
+def choose_mixed(
+    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add
+) -> Tensor:
     """The choice for any mixture of rows; arguments as choose_open. Noise is made once for both ways: compilers see half the operations."""
     return choose_drawn(logits, sampling, _shared_noise(logits, sampling, positions, levels, add))
 
 
-def noise_table(sampling: Sampling, first: Tensor, levels: int, vocabulary: int, add: Add = operator.add) -> Tensor:  # [B, levels, V]
+def noise_table(
+    sampling: Sampling, first: Tensor, levels: int, vocabulary: int, add: Add = operator.add
+) -> Tensor:  # [B, levels, V]
     """Noise of every token at `levels` positions, weighed.  first: [B, 1] int32, the first of them."""
     level = first + torch.arange(levels, dtype=torch.int32, device=first.device)  # [B, levels]
     ids = torch.arange(vocabulary, dtype=torch.int32, device=first.device)
     return sampling.weigh(noise(sampling.seed[:, None, None], level[:, :, None], ids, add))
 
 
-def choose_drawn(logits: Tensor, sampling: Sampling, drawn: Tensor) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
+def choose_drawn(
+    logits: Tensor, sampling: Sampling, drawn: Tensor
+) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
     """choose_mixed() by noise that was made before."""
     found = _candidates(logits, sampling)
     truncated = _best_candidate(logits, sampling, found, torch.gather(drawn, -1, found.ids))
-    return torch.where(sampling.truncated[:, None], truncated, _first_best(sampling.scaled(logits) + drawn))
+    return torch.where(
+        sampling.truncated[:, None], truncated, _first_best(sampling.scaled(logits) + drawn)
+    )
 
 
 def probabilities_open(logits: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V] -> [B, P, V]
@@ -194,9 +233,13 @@ def probabilities_open(logits: Tensor, sampling: Sampling) -> Tensor:  # [B, P, 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V] -> [B, P, V]
     """What the choice is drawn from: zeros where top-k or top-p excludes, and all on the argmax where T is 0. Not for Neuron's graphs."""
     found = _candidates(logits, sampling)
-    among = torch.zeros_like(logits).scatter_(-1, found.ids.to(torch.int64), found.scores.softmax(-1))
+    among = torch.zeros_like(logits).scatter_(
+        -1, found.ids.to(torch.int64), found.scores.softmax(-1)
+    )
     greedy = F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    drawn = torch.where(sampling.truncated[:, None, None], among, probabilities_open(logits, sampling))
+    drawn = torch.where(
+        sampling.truncated[:, None, None], among, probabilities_open(logits, sampling)
+    )
     return torch.where(sampling.temperature[:, None, None] > 0, drawn, greedy)
 
 
@@ -206,7 +249,9 @@ def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return ids.to(torch.int32), scores
 
 
-def rank(logits: Tensor, sampling: Sampling, positions: Tensor, k: int, add: Add = operator.add) -> tuple[Tensor, Tensor]:
+def rank(
+    logits: Tensor, sampling: Sampling, positions: Tensor, k: int, add: Add = operator.add
+) -> tuple[Tensor, Tensor]:
     """A draft's k likeliest choices at each node under the same noise: ids [B, P, k] int32, scores [B, P, k] float32.
 
     Scores are perturbed at T > 0 and log-probabilities at T = 0, so that their softmax estimates what the target takes.
@@ -222,8 +267,12 @@ def guess_greedy(logits: Tensor, k: int) -> Tensor:  # [B, P, V] -> [B, P, k] in
     return torch.topk(logits, k, dim=-1).indices.to(torch.int32)
 
 
-def guess_drawn(logits: Tensor, sampling: Sampling, drawn: Tensor, k: int) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
+def guess_drawn(
+    logits: Tensor, sampling: Sampling, drawn: Tensor, k: int
+) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
     """The ids of rank(), by noise that was made before."""
     found = _candidates(logits, sampling)
-    order = torch.topk(found.scores - found.log_mass + torch.gather(drawn, -1, found.ids), k, dim=-1).indices.to(torch.int32)
+    order = torch.topk(
+        found.scores - found.log_mass + torch.gather(drawn, -1, found.ids), k, dim=-1
+    ).indices.to(torch.int32)
     return torch.gather(found.ids, -1, order)

@@ -12,14 +12,25 @@ from inference.errors import OutriderError
 FAILED, INTERRUPTED = 1, 130
 
 
-def add_flag(record: type, group: argparse._ActionsContainer, name: str, text: str, alias: str | None = None, **settings: Any) -> None:
+def add_flag(
+    record: type,
+    group: argparse._ActionsContainer,
+    name: str,
+    text: str,
+    alias: str | None = None,
+    **settings: Any,
+) -> None:
     """A flag under its underscore and its dash spelling, and those of its alias, for the record's field of this name and with its default.
 
     settings: further arguments of argparse; a default among them wins.
     """
     names = [name] if alias is None else [name, alias]
-    spellings = dict.fromkeys(f"--{spelling}" for one in names for spelling in (one, one.replace("_", "-")))
-    group.add_argument(*spellings, dest=name, help=text, **{"default": getattr(record, name)} | settings)
+    spellings = dict.fromkeys(
+        f"--{spelling}" for one in names for spelling in (one, one.replace("_", "-"))
+    )
+    group.add_argument(
+        *spellings, dest=name, help=text, **{"default": getattr(record, name)} | settings
+    )
 
 
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:

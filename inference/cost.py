@@ -63,9 +63,13 @@ class Usage:
         if not 0 < self.tokens < float("inf"):
             raise ValueError(f"cost is counted by the token, and there are {self.tokens}")
         if not 0 < self.target_share <= 1:
-            raise ValueError(f"target_share is above 0, and 1 is the whole target: got {self.target_share}")
+            raise ValueError(
+                f"target_share is above 0, and 1 is the whole target: got {self.target_share}"
+            )
         if self.bytes_to_target < 0 or self.bytes_from_target < 0:
-            raise ValueError(f"bytes cannot be negative: {self.bytes_to_target} up, {self.bytes_from_target} down")
+            raise ValueError(
+                f"bytes cannot be negative: {self.bytes_to_target} up, {self.bytes_from_target} down"
+            )
 
     @property
     def idle_seconds(self) -> Figure:
@@ -108,12 +112,20 @@ class Bill:
     @property
     def _costs(self) -> list[Figure]:
         own = [] if self.target_electricity_cost is None else [self.target_electricity_cost]
-        return [self.api_cost, self.draft_electricity_cost, *own, self.upload_cost, self.download_cost]
+        return [
+            self.api_cost,
+            self.draft_electricity_cost,
+            *own,
+            self.upload_cost,
+            self.download_cost,
+        ]
 
 
 def bill(usage: Usage, rates: Rates) -> Bill:
     """What a token costs: target_share of the hours held, electricity, and traffic, over the tokens made."""
-    usd_per_second = hire_usd(usage.target_share, rates.target_usd_per_hour + rates.standing_usd_per_hour)
+    usd_per_second = hire_usd(
+        usage.target_share, rates.target_usd_per_hour + rates.standing_usd_per_hour
+    )
     draft_energy = usage.draft_joules.times(1 / usage.tokens)
     target_energy = usage.target_joules.times(usage.target_share / usage.tokens)
     return Bill(
@@ -121,9 +133,15 @@ def bill(usage: Usage, rates: Rates) -> Bill:
         api_cost=usage.wall_seconds.times(usd_per_second / usage.tokens),
         idle_cost=usage.idle_seconds.times(usd_per_second / usage.tokens),
         draft_electricity_cost=_electricity(draft_energy, rates.usd_per_kwh),
-        target_electricity_cost=_electricity(target_energy, rates.usd_per_kwh) if rates.pays_target_electricity else None,
-        upload_cost=_traffic(usage.bytes_to_target / usage.tokens, rates.usd_per_gb_to_target, "to"),
-        download_cost=_traffic(usage.bytes_from_target / usage.tokens, rates.usd_per_gb_from_target, "from"),
+        target_electricity_cost=_electricity(target_energy, rates.usd_per_kwh)
+        if rates.pays_target_electricity
+        else None,
+        upload_cost=_traffic(
+            usage.bytes_to_target / usage.tokens, rates.usd_per_gb_to_target, "to"
+        ),
+        download_cost=_traffic(
+            usage.bytes_from_target / usage.tokens, rates.usd_per_gb_from_target, "from"
+        ),
         draft_energy=draft_energy,
         target_energy=target_energy,
     )
@@ -160,21 +178,31 @@ def assumed_joules(watts: float, seconds: float) -> Figure:
 def expected_chain_tokens(length: int, acceptance: float) -> float:
     """Tokens of a round that drafts a chain, the target's own included: B = 1 + a + ... + a^length (Leviathan et al. 2023, equation 1)."""
     if length < 0 or not 0 <= acceptance <= 1:
-        raise ValueError(f"a chain has a length of 0 or more and an acceptance of 0 to 1: got {length} and {acceptance}")
+        raise ValueError(
+            f"a chain has a length of 0 or more and an acceptance of 0 to 1: got {length} and {acceptance}"
+        )
     return sum(acceptance**depth for depth in range(length + 1))
 
 
-def chain_cost_per_token(length: int, acceptance: float, draft: float, verify: float, fixed: float, one_way: float) -> float:
+def chain_cost_per_token(
+    length: int, acceptance: float, draft: float, verify: float, fixed: float, one_way: float
+) -> float:
     """C(k, d) = (k (c_draft + c_verify) + 2 d + c_fixed) / B(a, k), in the unit of its arguments (seconds, or dollars of them).
 
     draft, verify: of one drafted token.  fixed: of a verification whatever its length.  one_way: delay between the two machines.
     A ratio of expectations, never a mean of ratios (arXiv 2606.20591, where the fixed cost is that of one more token).
     """
-    return (length * (draft + verify) + 2 * one_way + fixed) / expected_chain_tokens(length, acceptance)
+    return (length * (draft + verify) + 2 * one_way + fixed) / expected_chain_tokens(
+        length, acceptance
+    )
 
 
 def _electricity(joules: Figure, usd_per_kwh: float | None) -> Figure:
-    return Figure.unavailable("no price of electricity was given") if usd_per_kwh is None else joules.times(usd_per_kwh / JOULES_PER_KWH)
+    return (
+        Figure.unavailable("no price of electricity was given")
+        if usd_per_kwh is None
+        else joules.times(usd_per_kwh / JOULES_PER_KWH)
+    )
 
 
 def _traffic(size: float, usd_per_gb: float | None, direction: str) -> Figure:

@@ -52,7 +52,13 @@ class Verifier(Protocol):
         ...
 
     def generate(
-        self, max_tokens: int, stop_ids: frozenset[int], *, fused: bool = False, policy: Policy | None = None, enough: Callable[[], bool] = never
+        self,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        *,
+        fused: bool = False,
+        policy: Policy | None = None,
+        enough: Callable[[], bool] = never,
     ) -> Iterator[int]:
         """Let the target go on from here, alone or (fused) with the draft beside it; a stop id is yielded and ends it.
 
@@ -101,7 +107,13 @@ class Step(NamedTuple):
         return [*self.tree.tokens[list(self.verdict.path)].tolist(), self.verdict.next_token]
 
 
-def decode(prompt: Sequence[int], params: SamplingParams, drafter: Drafter, verifier: Verifier, max_new_tokens: int) -> Iterator[Step]:
+def decode(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    drafter: Drafter,
+    verifier: Verifier,
+    max_new_tokens: int,
+) -> Iterator[Step]:
     """Rounds whose tokens, put together, are the first `max_new_tokens` of the target's own seeded decoding."""
     opened = verifier.open(prompt, params)
     drafter.open(prompt, params)

@@ -39,7 +39,9 @@ class Chance(NamedTuple):
 
     seed: int
 
-    def uniforms(self, position: int, purpose: Purpose, count: int) -> NDArray[np.float64]:  # [count]
+    def uniforms(
+        self, position: int, purpose: Purpose, count: int
+    ) -> NDArray[np.float64]:  # [count]
         """Independent numbers, greater than 0 and less than 1: Philox-4x64 of (seed, purpose; position), 52 bits of each word."""
         key = np.array([self.seed, purpose], dtype=np.uint64)
         counter = np.array([0, position, 0, 0], dtype=np.uint64)
@@ -62,7 +64,9 @@ class DrawnTree(TokenTree):
         return np.flatnonzero(self.parents == node).astype(np.int32)
 
 
-def draw_tree(root: int, shape: Sequence[Edge], position: int, chance: Chance, likely: Likely) -> DrawnTree:
+def draw_tree(
+    root: int, shape: Sequence[Edge], position: int, chance: Chance, likely: Likely
+) -> DrawnTree:
     """A tree of this shape under `root`, where an edge's rank is the order of drawing; `position` is that of the root's children.
 
     A node with fewer possible children than the shape wants has those, and what the shape has below the others is left out. The shape
@@ -70,7 +74,9 @@ def draw_tree(root: int, shape: Sequence[Edge], position: int, chance: Chance, l
     """
     tokens, parents, place = [root], [-1], {0: 0}  # place: node of the shape -> node of the tree
     drawn_from: dict[int, Distribution] = {}
-    for depth, level in groupby(sorted(shape, key=lambda edge: edge.depth), key=lambda edge: edge.depth):
+    for depth, level in groupby(
+        sorted(shape, key=lambda edge: edge.depth), key=lambda edge: edge.depth
+    ):
         edges = [edge for edge in level if edge.parent in place]
         if not edges:
             break
@@ -78,7 +84,10 @@ def draw_tree(root: int, shape: Sequence[Edge], position: int, chance: Chance, l
         tree = TokenTree(np.array(tokens), np.array(parents))
         given = likely(tree, [place[parent] for parent in wanted])
         clocks = -np.log(chance.uniforms(position + depth - 1, Purpose.DRAWING, given.shape[-1]))
-        drawn = {parent: draw(one, clocks, wanted[parent]) for parent, one in zip(wanted, given, strict=True)}
+        drawn = {
+            parent: draw(one, clocks, wanted[parent])
+            for parent, one in zip(wanted, given, strict=True)
+        }
         drawn_from |= {place[parent]: one for parent, one in zip(wanted, given, strict=True)}
         for edge in edges:
             if edge.rank < len(drawn[edge.parent]):
@@ -88,7 +97,9 @@ def draw_tree(root: int, shape: Sequence[Edge], position: int, chance: Chance, l
     return DrawnTree(np.array(tokens), np.array(parents), drawn_from)
 
 
-def draw(distribution: Distribution, clocks: NDArray[np.float64], count: int) -> IntArray:  # [V], [V] -> [at most count]
+def draw(
+    distribution: Distribution, clocks: NDArray[np.float64], count: int
+) -> IntArray:  # [V], [V] -> [at most count]
     """Tokens drawn one after the other, each in proportion to its probability among those left: the first clocks to ring.
 
     clocks: independent and exponential; that of a token runs at the rate of its probability. The order is that of log-probabilities

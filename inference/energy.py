@@ -51,7 +51,9 @@ class Energy:
             return total([self.known, idle.watts])
         joules = self.known.value - idle.watts.value * self.seconds
         if joules <= 0:
-            return Figure.unavailable(f"{self.known.source}: not above the {idle.watts.value:.2f} W of idling")
+            return Figure.unavailable(
+                f"{self.known.source}: not above the {idle.watts.value:.2f} W of idling"
+            )
         source = f"{self.known.source}, less {idle.watts.value:.2f} W of idling"
         return Figure(joules, max(self.known.quality, idle.known.quality), source)
 
@@ -62,7 +64,12 @@ class EnergyMeter:
     sample_seconds: how often they are asked in between, for counters that wrap and for readers that integrate power.
     """
 
-    def __init__(self, readers: Sequence[EnergyReader], sample_seconds: float = 0.2, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        readers: Sequence[EnergyReader],
+        sample_seconds: float = 0.2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._readers, self._sample_seconds, self._clock = tuple(readers), sample_seconds, clock
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="energy", daemon=True)
@@ -74,11 +81,21 @@ class EnergyMeter:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._ended.set()
         self._thread.join()
         last, seconds = self._read(), self._clock() - self._started
-        self._energy = Energy(seconds, tuple(_used(first, then, seconds) for first, then in zip(self._first, last, strict=True)))
+        self._energy = Energy(
+            seconds,
+            tuple(
+                _used(first, then, seconds) for first, then in zip(self._first, last, strict=True)
+            ),
+        )
 
     @property
     def energy(self) -> Energy:

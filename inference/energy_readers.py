@@ -27,7 +27,11 @@ def find_readers(neuron_max_watts: float | None = None) -> list[EnergyReader]:
     """
     if sys.platform == "darwin":
         return apple_readers()
-    return [*rapl_readers(POWERCAP), *nvml_readers(), *neuron_readers(NEURON_DEVICES, neuron_max_watts)]
+    return [
+        *rapl_readers(POWERCAP),
+        *nvml_readers(),
+        *neuron_readers(NEURON_DEVICES, neuron_max_watts),
+    ]
 
 
 class Unreadable:
@@ -56,7 +60,9 @@ class RaplReader:
             now = int(self._counter.read_text())
         except OSError as error:
             return Figure.unavailable(f"{self._source}: {error.strerror}")
-        self._microjoules += now - self._last if now >= self._last else now - self._last + self._range
+        self._microjoules += (
+            now - self._last if now >= self._last else now - self._last + self._range
+        )
         self._last = now
         return Figure.measured(self._microjoules / 1e6, self._source)
 
@@ -71,8 +77,14 @@ def rapl_readers(powercap: Path) -> list[EnergyReader]:
         try:
             readers.append(RaplReader(zone))
         except OSError as error:
-            readers.append(Unreadable(f"RAPL {name}: {error.strerror} ({zone / 'energy_uj'} is readable by root only)"))
-    return readers or [Unreadable(f"CPU: no counter under {powercap}, as in virtual machines and on EC2")]
+            readers.append(
+                Unreadable(
+                    f"RAPL {name}: {error.strerror} ({zone / 'energy_uj'} is readable by root only)"
+                )
+            )
+    return readers or [
+        Unreadable(f"CPU: no counter under {powercap}, as in virtual machines and on EC2")
+    ]
 
 
 class NvmlCounter:
@@ -92,7 +104,9 @@ class NvmlCounter:
 class NvmlPower:
     """A board without a counter: its power, in mW, integrated by trapezoids between the calls."""
 
-    def __init__(self, nvml: Any, board: Any, source: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, nvml: Any, board: Any, source: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._nvml, self._board, self._source, self._clock = nvml, board, source, clock
         self._joules = 0.0
         self._last: tuple[float, float] | None = None  # seconds, watts
@@ -145,7 +159,11 @@ class AppleReader:
             metrics = self._monitor.get_cumulative_energy()
         except RuntimeError as error:
             return Figure.unavailable(f"{self._source}: {error}")
-        millijoules = [value for value in (getattr(metrics, field) for field in self._fields) if value is not None]
+        millijoules = [
+            value
+            for value in (getattr(metrics, field) for field in self._fields)
+            if value is not None
+        ]
         if not millijoules:
             return Figure.unavailable(f"{self._source}: not counted on this processor")
         return Figure.measured(sum(millijoules) / 1e3, self._source)
@@ -174,8 +192,19 @@ class NeuronReader:
     first call. Before that nothing is counted. Always an estimate.
     """
 
-    def __init__(self, utilization: Path, device: str, max_watts: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._device, self._max_watts, self._clock = utilization, device, max_watts, clock
+    def __init__(
+        self,
+        utilization: Path,
+        device: str,
+        max_watts: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._device, self._max_watts, self._clock = (
+            utilization,
+            device,
+            max_watts,
+            clock,
+        )
         self._published: int | None = None  # seconds since the epoch
         self._counted_until = 0.0
         self._joules = 0.0
@@ -190,7 +219,9 @@ class NeuronReader:
         if status != "POWER_STATUS_VALID":
             return Figure.unavailable(f"{self._device}: {status}")
         if self._max_watts is None:
-            return Figure.unavailable(f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish (state one for an estimate)")
+            return Figure.unavailable(
+                f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish (state one for an estimate)"
+            )
         if self._published is None:
             self._published, self._counted_until = published, now
         elif published != self._published:

@@ -67,17 +67,34 @@ class Engine:
     max_tree_nodes counts the root; vocabulary: ids the tokenizer knows; waiting: sessions that may stand in line for a row.
     """
 
-    def __init__(self, model: Model, *, sequence_length: int, max_tree_nodes: int, vocabulary: int, waiting: int = 64) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        sequence_length: int,
+        max_tree_nodes: int,
+        vocabulary: int,
+        waiting: int = 64,
+    ) -> None:
         self.model, self.sequence_length = model, sequence_length
         self.max_tree_nodes, self.vocabulary = max_tree_nodes, vocabulary
         self.observer = Observer()
         self._lock = threading.Condition()  # guards the roster, its rows and its sessions
         self._roster, self._turns = Roster(model, waiting), Turns(model)
-        self._in_hand = False  # a forward is being made: rows stay with their sessions until it is settled
+        self._in_hand = (
+            False  # a forward is being made: rows stay with their sessions until it is settled
+        )
         self._last_end = time.perf_counter()
         self._running = False
 
-    def open(self, prompt: Sequence[int], params: SamplingParams, *, tenant: str = "", limit: int | None = None) -> tuple[Session, Future[Opened]]:
+    def open(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        tenant: str = "",
+        limit: int | None = None,
+    ) -> tuple[Session, Future[Opened]]:
         """A session, and the future that is done when its prompt is prefilled.
 
         limit: tokens it may come to, if fewer than the engine's.  Raises InvalidRequest for a prompt that cannot be served,
@@ -100,7 +117,13 @@ class Engine:
             self._ask(session, work)
         return work.future
 
-    def generate(self, session: Session, max_tokens: int, stop_ids: frozenset[int], on_token: Callable[[Answer, bool], None]) -> Future[None]:
+    def generate(
+        self,
+        session: Session,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        on_token: Callable[[Answer, bool], None],
+    ) -> Future[None]:
         """The target alone: on_token(answer, last) hears of each token, on the engine's thread; a stop id is passed on and ends it."""
         session.check_room(max_tokens)
         work = Generation(time.perf_counter(), max_tokens, stop_ids, on_token)
@@ -114,7 +137,9 @@ class Engine:
             if session.work is not None:
                 raise Mismatch("the session's last request is not answered yet")
             if not session.prompt_length <= length <= session.length:
-                raise Mismatch(f"{length} tokens: the session has {session.length}, of which {session.prompt_length} were its prompt")
+                raise Mismatch(
+                    f"{length} tokens: the session has {session.length}, of which {session.prompt_length} were its prompt"
+                )
             session.rewind(length)
 
     def halt(self, session: Session) -> None:
@@ -149,11 +174,15 @@ class Engine:
         if not len(prompt):
             raise InvalidRequest("the prompt is empty: at least one token is needed")
         if len(prompt) >= limit:
-            raise LimitExceeded(f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {limit}, prompt and output together")
+            raise LimitExceeded(
+                f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {limit}, prompt and output together"
+            )
         ids = np.asarray(prompt)
         outside = ids[(ids < 0) | (ids >= self.vocabulary)]
         if outside.size:
-            raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary of {self.vocabulary}")
+            raise InvalidRequest(
+                f"token id {outside[0]} is outside the vocabulary of {self.vocabulary}"
+            )
 
     @property
     def free_rows(self) -> int:
@@ -226,10 +255,20 @@ class Engine:
         begun = time.perf_counter()
         with self._lock:
             tell = self._bury()
-            tell += [partial(self.observer.evicted, session) for session in self._roster.hand_out_rows()]
-            tell += [self._answer_opening(session, begun) for session in self._roster.working if session.prefilled]
+            tell += [
+                partial(self.observer.evicted, session) for session in self._roster.hand_out_rows()
+            ]
+            tell += [
+                self._answer_opening(session, begun)
+                for session in self._roster.working
+                if session.prefilled
+            ]
             turn = self._turns.next(self._roster.working)
-            shares = [share for session, tree in turn.shares for share in self._prepare(session, tree, turn, tell)]
+            shares = [
+                share
+                for session, tree in turn.shares
+                for share in self._prepare(session, tree, turn, tell)
+            ]
             self._in_hand = bool(shares)
         for call in tell:
             call()
@@ -237,10 +276,16 @@ class Engine:
             self._forward(shares, turn.prefill, begun)
         return bool(shares or tell)
 
-    def _prepare(self, session: Session, tree: TokenTree, turn: Turn, tell: list[Tell]) -> list[_Share]:
+    def _prepare(
+        self, session: Session, tree: TokenTree, turn: Turn, tell: list[Tell]
+    ) -> list[_Share]:
         """The session's share, or none when it cannot take part: then it has failed."""
         try:
-            segment = session.live.prepare_chunk(tree) if turn.prefill else with_draft(tree, session.live.prepare(tree))
+            segment = (
+                session.live.prepare_chunk(tree)
+                if turn.prefill
+                else with_draft(tree, session.live.prepare(tree))
+            )
         except OutriderError as error:
             tell += self._fail(session, error)
             return []
@@ -249,7 +294,9 @@ class Engine:
     def _forward(self, shares: Sequence[_Share], prefill: bool, begun: float) -> None:
         idle = max(0.0, min(share.session.asked for share in shares) - self._last_end)
         started = time.perf_counter()
-        results = self._ask_model(asking(self.model, shares[0].tree), [share.segment for share in shares])
+        results = self._ask_model(
+            asking(self.model, shares[0].tree), [share.segment for share in shares]
+        )
         ended = time.perf_counter()
         tell: list[Tell] = []
         with self._lock:
@@ -268,7 +315,16 @@ class Engine:
         if not any(isinstance(result, Exception) for result in results):
             self._turns.record(padded, self._last_end - begun, idle)
         nodes = sum(len(share.tree) for share in shares)
-        self.observer.forward(Forward(prefill, len(shares), nodes, *padded, ended - started, self._last_end - begun - (ended - started)))
+        self.observer.forward(
+            Forward(
+                prefill,
+                len(shares),
+                nodes,
+                *padded,
+                ended - started,
+                self._last_end - begun - (ended - started),
+            )
+        )
 
     def _ask_model(self, ask: Ask, segments: list[Segment]) -> list[NDArray[Any] | Exception]:
         """What the model answers for each; when a call with several fails, each is tried alone, and only who fails then fails."""
@@ -283,7 +339,11 @@ class Engine:
         """Commit what a tree brought; returns what tells the client."""
         session, tree, work = share.session, share.tree, share.session.work
         assert isinstance(work, Round | Generation)
-        budget = len(tree) if len(tree) < session.wants else min(self.max_tree_nodes, 2 * max(len(tree), LEAST_CHUNK))
+        budget = (
+            len(tree)
+            if len(tree) < session.wants
+            else min(self.max_tree_nodes, 2 * max(len(tree), LEAST_CHUNK))
+        )
         verdict = accept(tree, answered, session.params, session.length)
         session.commits(tree, verdict)
         answer = Answer(verdict, max(0.0, started - work.asked), ended - started, budget)
@@ -300,7 +360,9 @@ class Engine:
         self.observer.answered(session, tree, answer)
         work.future.set_result(answer)
 
-    def _tell_token(self, session: Session, tree: TokenTree, work: Generation, answer: Answer, last: bool) -> None:
+    def _tell_token(
+        self, session: Session, tree: TokenTree, work: Generation, answer: Answer, last: bool
+    ) -> None:
         self.observer.answered(session, tree, answer)
         if session.closed is None:
             work.on_token(answer, last)
@@ -310,7 +372,11 @@ class Engine:
     def _answer_opening(self, session: Session, now: float) -> Tell:
         work = session.work
         assert isinstance(work, Opening)
-        opened = Opened(session.reused, max(0.0, now - work.asked - session.prefill_seconds), session.prefill_seconds)
+        opened = Opened(
+            session.reused,
+            max(0.0, now - work.asked - session.prefill_seconds),
+            session.prefill_seconds,
+        )
         session.answered(now, 1)
 
         def tell() -> None:
@@ -331,7 +397,11 @@ class Engine:
 
     def _bury(self) -> list[Tell]:
         """Take closed sessions away; what they waited for fails."""
-        return [call for session in self._roster.remove_closed() for call in self._fail(session, session.closed)]
+        return [
+            call
+            for session in self._roster.remove_closed()
+            for call in self._fail(session, session.closed)
+        ]
 
     def _fail(self, session: Session, error: Exception | None) -> list[Tell]:
         """End the session; returns what tells whoever waits for it."""
@@ -342,11 +412,19 @@ class Engine:
     def _check_tree(self, session: Session, tree: TokenTree) -> None:
         asking(self.model, tree)
         if tree.tokens[0] != session.root:
-            raise Mismatch(f"the tree's root is token {tree.tokens[0]}, the last committed token is {session.root}")
+            raise Mismatch(
+                f"the tree's root is token {tree.tokens[0]}, the last committed token is {session.root}"
+            )
         if tree.tokens.max() >= self.vocabulary:
-            raise InvalidRequest(f"token id {tree.tokens.max()} is outside the vocabulary of {self.vocabulary}")
+            raise InvalidRequest(
+                f"token id {tree.tokens.max()} is outside the vocabulary of {self.vocabulary}"
+            )
         if len(tree) > self.max_tree_nodes:
-            raise LimitExceeded(f"a tree of {len(tree)} nodes, the root included: at most {self.max_tree_nodes} are taken")
+            raise LimitExceeded(
+                f"a tree of {len(tree)} nodes, the root included: at most {self.max_tree_nodes} are taken"
+            )
         if session.length + int(tree.depths.max()) + 1 > session.limit:
             deep = f"{session.length} committed tokens and a tree {tree.depths.max()} deep"
-            raise LimitExceeded(f"{deep} do not fit the sequence length of {session.limit} with the token chosen below it")
+            raise LimitExceeded(
+                f"{deep} do not fit the sequence length of {session.limit} with the token chosen below it"
+            )

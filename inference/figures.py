@@ -26,7 +26,9 @@ class Figure:
 
     def __post_init__(self) -> None:
         if (self.value is None) != (self.quality is Quality.UNAVAILABLE):
-            raise ValueError(f"a figure has a value unless it is unavailable: {self.value} is {self.quality.name.lower()}")
+            raise ValueError(
+                f"a figure has a value unless it is unavailable: {self.value} is {self.quality.name.lower()}"
+            )
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"a figure is finite: got {self.value} from {self.source}")
 
@@ -44,7 +46,9 @@ class Figure:
 
     def times(self, factor: float) -> Figure:
         """The same figure in another unit, or a share of it."""
-        return self if self.value is None else Figure(self.value * factor, self.quality, self.source)
+        return (
+            self if self.value is None else Figure(self.value * factor, self.quality, self.source)
+        )
 
     def record(self) -> dict[str, object]:
         """As plain data for JSON."""
@@ -56,7 +60,11 @@ def total(parts: Sequence[Figure]) -> Figure:
     missing = [part.source for part in parts if part.value is None]
     if missing or not parts:
         return Figure.unavailable(_joined(missing) or "there is nothing to add up")
-    return Figure(sum(part.value or 0.0 for part in parts), max(part.quality for part in parts), _joined([part.source for part in parts]))
+    return Figure(
+        sum(part.value or 0.0 for part in parts),
+        max(part.quality for part in parts),
+        _joined([part.source for part in parts]),
+    )
 
 
 def at_least(parts: Sequence[Figure]) -> Figure:
@@ -66,7 +74,11 @@ def at_least(parts: Sequence[Figure]) -> Figure:
     if not known or not missing:
         return total(parts)
     have = total(known)
-    return Figure(have.value, Quality.ESTIMATED, f"at least, from {have.source}; not counted: {_joined(missing)}")
+    return Figure(
+        have.value,
+        Quality.ESTIMATED,
+        f"at least, from {have.source}; not counted: {_joined(missing)}",
+    )
 
 
 def _joined(sources: Sequence[str]) -> str:

@@ -77,7 +77,12 @@ class Forecast(NamedTuple):
 def forecasts(now: Situation) -> list[Forecast]:
     """Of every architecture that is possible, in every setting that is looked at; target-only first."""
     seen = look_back(now.path)
-    made = [Forecast(TARGET_ONLY, 0, 0, 0, 1.0, Effort(now.verify(1) + now.queue, 0.0, 0.0, VERDICT_BYTES)), _root_alone(now)]
+    made = [
+        Forecast(
+            TARGET_ONLY, 0, 0, 0, 1.0, Effort(now.verify(1) + now.queue, 0.0, 0.0, VERDICT_BYTES)
+        ),
+        _root_alone(now),
+    ]
     made += _distributed(now, seen)
     if now.call_there is not None:
         made += _fused(now, seen, now.call_there)
@@ -97,13 +102,23 @@ class Tree(NamedTuple):
 def trees(seen: Hindsight, call: Seconds, most_nodes: int) -> Iterator[Tree]:
     """Those that hold something, and whose depth is not far beyond what they come to. call: seconds of ranking, by width."""
     ranking = _Calls(call).seconds(seen.levels[:, :-1])  # of a level, which makes the next one
-    nodes, tokens, drafting = seen.to_depth(seen.levels[:, 1:]), 1 + seen.to_depth(seen.inside[:, 1:]), seen.to_depth(ranking)
+    nodes, tokens, drafting = (
+        seen.to_depth(seen.levels[:, 1:]),
+        1 + seen.to_depth(seen.inside[:, 1:]),
+        seen.to_depth(ranking),
+    )
     for least in range(len(LEAST_VALUES)):
         for index, depth in enumerate(DEPTHS):
             size = max(round(nodes[least, index]), 1)
             if seen.inside[least, depth] < SELDOM or size > most_nodes:
                 break
-            yield Tree((least, index), size, depth, float(tokens[least, index]), float(drafting[least, index]))
+            yield Tree(
+                (least, index),
+                size,
+                depth,
+                float(tokens[least, index]),
+                float(drafting[least, index]),
+            )
 
 
 def _root_alone(now: Situation) -> Forecast:
@@ -115,8 +130,17 @@ def _root_alone(now: Situation) -> Forecast:
 def _fused(now: Situation, seen: Hindsight, call: Seconds) -> Iterator[Forecast]:
     for tree in trees(seen, call, now.most_nodes):
         if tree.nodes < now.room_there:
-            wall = fused_time(Round(tree.drafting, now.verify(tree.nodes + 1), tree.tokens), now.queue)
-            yield Forecast(FUSED, tree.nodes, tree.depth, 0, tree.tokens, Effort(wall, 0.0, 0.0, VERDICT_BYTES / tree.tokens))
+            wall = fused_time(
+                Round(tree.drafting, now.verify(tree.nodes + 1), tree.tokens), now.queue
+            )
+            yield Forecast(
+                FUSED,
+                tree.nodes,
+                tree.depth,
+                0,
+                tree.tokens,
+                Effort(wall, 0.0, 0.0, VERDICT_BYTES / tree.tokens),
+            )
 
 
 def _distributed(now: Situation, seen: Hindsight) -> Iterator[Forecast]:
@@ -124,11 +148,19 @@ def _distributed(now: Situation, seen: Hindsight) -> Iterator[Forecast]:
     betting = _Betting(seen, now.call) if now.bets else None
     for tree in trees(seen, now.call, now.most_nodes):
         up = ROUND_BYTES + NODE_BYTES * tree.nodes
-        between, verify = now.exchange(int(up + VERDICT_BYTES)) + now.queue, now.verify(tree.nodes + 1)
+        between, verify = (
+            now.exchange(int(up + VERDICT_BYTES)) + now.queue,
+            now.verify(tree.nodes + 1),
+        )
         wall = synchronous_time(Round(tree.drafting, verify, tree.tokens), between)
         best = betting.best(tree, between + verify) if betting else _NO_BETS
         for bets, saved, spent in (_NO_BETS, best) if best.outcomes else (_NO_BETS,):
-            effort = Effort(wall - saved / tree.tokens, (spent + tree.drafting - saved) / tree.tokens, up / tree.tokens, VERDICT_BYTES / tree.tokens)
+            effort = Effort(
+                wall - saved / tree.tokens,
+                (spent + tree.drafting - saved) / tree.tokens,
+                up / tree.tokens,
+                VERDICT_BYTES / tree.tokens,
+            )
             yield Forecast(DISTRIBUTED, tree.nodes, tree.depth, bets, tree.tokens, effort)
 
 
@@ -159,9 +191,15 @@ class _Betting:
         """As many levels as there is time for while the round is `away` for so many seconds."""
         counts, spent = self._counts[tree.at], self._spent[tree.at]
         levels = (spent <= away).sum(axis=-1)  # [b]
-        saved = np.where(levels * counts > 0, self._saved[tree.at][np.arange(len(levels)), levels - 1], 0.0)
+        saved = np.where(
+            levels * counts > 0, self._saved[tree.at][np.arange(len(levels)), levels - 1], 0.0
+        )
         bets = int(saved.argmax())
-        return _Bets(int(counts[bets]), float(saved[bets]), float(spent[bets, levels[bets] - 1])) if saved[bets] else _NO_BETS
+        return (
+            _Bets(int(counts[bets]), float(saved[bets]), float(spent[bets, levels[bets] - 1]))
+            if saved[bets]
+            else _NO_BETS
+        )
 
 
 class _Calls:

@@ -50,7 +50,12 @@ class StopwatchDrafter:
 
 
 def fused_rounds(
-    prompt: Sequence[int], params: SamplingParams, drafter: Drafter, verifier: LocalVerifier, max_tokens: int, stop_ids: frozenset[int]
+    prompt: Sequence[int],
+    params: SamplingParams,
+    drafter: Drafter,
+    verifier: LocalVerifier,
+    max_tokens: int,
+    stop_ids: frozenset[int],
 ) -> Iterator[Round]:
     """The target's own seeded decoding, several tokens a round; a stop id is part of it and ends it.
 
@@ -64,7 +69,11 @@ def fused_rounds(
 
 
 def target_rounds(
-    prompt: Sequence[int], params: SamplingParams, verifier: LocalVerifier, max_tokens: int, stop_ids: frozenset[int]
+    prompt: Sequence[int],
+    params: SamplingParams,
+    verifier: LocalVerifier,
+    max_tokens: int,
+    stop_ids: frozenset[int],
 ) -> Iterator[Round]:
     """The same by the target alone, a token a round."""
     verifier.open(prompt, params).result()

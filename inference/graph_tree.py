@@ -35,7 +35,11 @@ class Branching:
         growth, level = Growth(root, min(self.shape.nodes - 1, budget.nodes)), [0]
         for branch in self.shape.branches[: budget.depth]:
             ids = rank(growth.tree, level, branch).ids
-            level = [growth.add(parent, token, 1.0) for parent, tokens in zip(level, ids.tolist(), strict=True) for token in tokens]
+            level = [
+                growth.add(parent, token, 1.0)
+                for parent, tokens in zip(level, ids.tolist(), strict=True)
+                for token in tokens
+            ]
         return growth
 
 
@@ -47,7 +51,9 @@ def blank_tree(shape: Branches) -> TokenTree:
 
 def inner_tree(shape: Branches, root: int) -> TokenTree:
     """What the draft forwards, the tokens below the root still unknown."""
-    return TokenTree(_unknown(root, shape.inner), np.array(shape.parents[: shape.inner], dtype=np.int32))
+    return TokenTree(
+        _unknown(root, shape.inner), np.array(shape.parents[: shape.inner], dtype=np.int32)
+    )
 
 
 class GraphTree(TokenTree):
@@ -76,7 +82,9 @@ class GraphTree(TokenTree):
         answer: [nodes - 1 + depth + 1] int32: the drafted tokens, the accepted node of each depth or NONE, the target's token after them.
         """
         drafted, path, next_token = np.split(answer, [len(self) - 1, len(answer) - 1])
-        tokens = TokenTree(np.concatenate([self.tokens[:1], drafted.astype(np.int32)]), self.parents).tokens  # checked: siblings are distinct
+        tokens = TokenTree(
+            np.concatenate([self.tokens[:1], drafted.astype(np.int32)]), self.parents
+        ).tokens  # checked: siblings are distinct
         self.__dict__.pop("_children", None)
         self.__dict__.update(tokens=tokens)
         accepted = tuple(int(node) for node in path if node != NONE)

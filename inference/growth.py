@@ -31,7 +31,9 @@ class Growth:
 
     @property
     def tree(self) -> TokenTree:
-        return TokenTree(np.array(self.tokens, dtype=np.int32), np.array(self.parents, dtype=np.int32))
+        return TokenTree(
+            np.array(self.tokens, dtype=np.int32), np.array(self.parents, dtype=np.int32)
+        )
 
     def select(self, nodes: Sequence[int]) -> TokenTree:
         """The tree of these nodes, the first of which becomes the root; each stands after its parent."""
@@ -47,7 +49,14 @@ class Growth:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`, if there is one."""
-        return next((child for child in range(node + 1, len(self)) if self.parents[child] == node and self.tokens[child] == token), None)
+        return next(
+            (
+                child
+                for child in range(node + 1, len(self))
+                if self.parents[child] == node and self.tokens[child] == token
+            ),
+            None,
+        )
 
     def least_of_best(self, more: Sequence[float]) -> float:
         """The value of the `limit`-th most valuable node if nodes of these values joined; 0 when there are fewer."""
@@ -57,7 +66,9 @@ class Growth:
 
     def best(self, depth: int | None = None, root: int = 0) -> list[int]:
         """`root` and the `limit` most valuable nodes below it, none deeper than `depth`, in order of value; parents before children."""
-        allowed = (node for node in self._below(root) if depth is None or self.depths[node] <= depth)
+        allowed = (
+            node for node in self._below(root) if depth is None or self.depths[node] <= depth
+        )
         return [root, *sorted(allowed, key=self.values.__getitem__, reverse=True)[: self.limit]]
 
     def _below(self, root: int) -> Iterable[int]:
@@ -75,7 +86,11 @@ class Growth:
         for old in range(node + 1, len(self)):
             if self.parents[old] in place:
                 place[old] = len(place)
-        growth, value, depth = Growth(self.tokens[node], self.limit), self.values[node], self.depths[node]
+        growth, value, depth = (
+            Growth(self.tokens[node], self.limit),
+            self.values[node],
+            self.depths[node],
+        )
         growth.tokens = [self.tokens[old] for old in place]
         growth.parents = [place.get(self.parents[old], -1) for old in place]
         growth.values = [self.values[old] / value for old in place]

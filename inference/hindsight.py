@@ -52,14 +52,23 @@ def look_back(chances: ArrayLike) -> Hindsight:
     if path.ndim != 1 or not len(path) or not ((path >= 0) & (path <= 1)).all():
         raise ValueError("a path is a row of one or more chances between 0 and 1")
     deepest = max(DEPTHS)
-    ahead = np.lib.stride_tricks.sliding_window_view(np.resize(path, len(path) + deepest), deepest + 1)[: len(path)]
+    ahead = np.lib.stride_tricks.sliding_window_view(
+        np.resize(path, len(path) + deepest), deepest + 1
+    )[: len(path)]
     values = np.multiply.accumulate(ahead, axis=1)  # [n, deepest + 1]
     kinds = 1 / np.maximum(values, _NEVER)
     within = values[None, :, :deepest] >= np.array(LEAST_VALUES)[:, None, None]  # [t, n, deepest]
     root = np.ones((len(LEAST_VALUES), 1))
     levels = np.concatenate([root, (within * kinds[None, :, :deepest]).mean(axis=1)], axis=1)
     inside = np.concatenate([root, within.mean(axis=1)], axis=1)
-    first_outside = np.minimum(within.sum(axis=2)[:, None, :], np.array(DEPTHS)[None, :, None])  # [t, d, n]
+    first_outside = np.minimum(
+        within.sum(axis=2)[:, None, :], np.array(DEPTHS)[None, :, None]
+    )  # [t, d, n]
     outcomes = values[np.arange(len(path))[None, None, :], first_outside]
     likely = outcomes[..., None] >= np.array(LEAST_BETS)  # [t, d, n, b]
-    return Hindsight(levels, inside, (likely / np.maximum(outcomes, _NEVER)[..., None]).mean(axis=2), likely.mean(axis=2))
+    return Hindsight(
+        levels,
+        inside,
+        (likely / np.maximum(outcomes, _NEVER)[..., None]).mean(axis=2),
+        likely.mean(axis=2),
+    )

@@ -38,7 +38,13 @@ class LocalVerifier:
         return _done(lambda: self._verify(tree))
 
     def generate(
-        self, max_tokens: int, stop_ids: frozenset[int], *, fused: bool = False, policy: Policy | None = None, enough: Callable[[], bool] = never
+        self,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        *,
+        fused: bool = False,
+        policy: Policy | None = None,
+        enough: Callable[[], bool] = never,
     ) -> Iterator[int]:
         if fused:
             raise InvalidRequest("no draft runs beside this target")
@@ -54,7 +60,9 @@ class LocalVerifier:
             self._session = None
 
     def _open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._session, future = self._engine.open(prompt, params, tenant=self._tenant, limit=self._limit)
+        self._session, future = self._engine.open(
+            prompt, params, tenant=self._tenant, limit=self._limit
+        )
         opened = self._wait(future)
         self.traffic.queue_seconds += opened.queue_seconds
         self.traffic.prefill_seconds += opened.prefill_seconds

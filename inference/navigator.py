@@ -67,7 +67,11 @@ class Navigator:
     greedy: bool = False
 
     def __post_init__(self) -> None:
-        self._cost = SPEED if self.wish.speed_alone or self.terms is None else self.terms.tariff(self.wish.objective)
+        self._cost = (
+            SPEED
+            if self.wish.speed_alone or self.terms is None
+            else self.terms.tariff(self.wish.objective)
+        )
         self._forecast: Forecast | None = None  # of what is running, uncorrected
         self._better = 0  # decisions in a row for another architecture
         self._course: Course | None = None
@@ -86,16 +90,35 @@ class Navigator:
         """What lately made tokens took, under the present course: few of them say little."""
         if self._forecast is not None and tokens > 0:
             before = self.known.corrections.get(self._forecast.architecture, 1.0)
-            off = (effort.wall / self._forecast.effort.wall + BELIEVED * before) / (tokens + BELIEVED)
-            self.known.corrections[self._forecast.architecture] = min(max(off, LEAST_CORRECTION), MOST_CORRECTION)
+            off = (effort.wall / self._forecast.effort.wall + BELIEVED * before) / (
+                tokens + BELIEVED
+            )
+            self.known.corrections[self._forecast.architecture] = min(
+                max(off, LEAST_CORRECTION), MOST_CORRECTION
+            )
 
     def decide(self) -> Course:
         """The course from here on."""
-        plain = [one for one in forecasts(self._situation) if one.architecture in self.allowed | {TARGET_ONLY}]
+        plain = [
+            one
+            for one in forecasts(self._situation)
+            if one.architecture in self.allowed | {TARGET_ONLY}
+        ]
         corrected = [self._corrected(one) for one in plain]
-        reference = min((one.effort for one in corrected if one.architecture in self._possible), key=SPEED.of)
-        best = {name: min(group, key=partial(self._worth, reference=reference)) for name, group in _grouped(corrected).items()}
-        taken = self._taken({name: self._worth(one, reference) for name, one in best.items() if name in self._possible})
+        reference = min(
+            (one.effort for one in corrected if one.architecture in self._possible), key=SPEED.of
+        )
+        best = {
+            name: min(group, key=partial(self._worth, reference=reference))
+            for name, group in _grouped(corrected).items()
+        }
+        taken = self._taken(
+            {
+                name: self._worth(one, reference)
+                for name, one in best.items()
+                if name in self._possible
+            }
+        )
         self._forecast = plain[corrected.index(best[taken])]
         for name in self.known.corrections.keys() - {taken}:
             self.known.corrections[name] **= FORGIVING
@@ -132,7 +155,11 @@ class Navigator:
             return best
         present = self._forecast.architecture
         kept, left = possible[best], possible[present]
-        self._better = self._better + 1 if kept.breaks == left.breaks and kept.price < CLEARLY * left.price else 0
+        self._better = (
+            self._better + 1
+            if kept.breaks == left.breaks and kept.price < CLEARLY * left.price
+            else 0
+        )
         if kept.breaks == left.breaks and self._better < IN_A_ROW:
             return present
         self._better = 0
@@ -146,7 +173,9 @@ class Navigator:
         blends = [blend(self._cost, weight, reference) for weight in WEIGHTS]
         dearest_first = blends if wish.min_tps is None else blends[::-1]
         for tariff in dearest_first:
-            if not self._worth(min(settings, key=lambda one: tariff.of(one.effort)), reference).breaks:
+            if not self._worth(
+                min(settings, key=lambda one: tariff.of(one.effort)), reference
+            ).breaks:
                 return tariff
         return dearest_first[-1]
 
@@ -157,7 +186,10 @@ class Navigator:
             return None
         if wish.min_tps is not None:
             return f"{wish.min_tps:g} tokens/s cannot be had: the most is {taken.tokens_per_second:.1f} ({taken.words})"
-        wanted, least = (price_words(wish.objective, price) for price in (wish.max_per_token or 0.0, self._cost.of(taken.effort)))
+        wanted, least = (
+            price_words(wish.objective, price)
+            for price in (wish.max_per_token or 0.0, self._cost.of(taken.effort))
+        )
         return f"{wanted} cannot be had: the least is {least} ({taken.words})"
 
     def _corrected(self, one: Forecast) -> Forecast:

@@ -91,9 +91,13 @@ class Terms:
     def tariff(self, objective: str) -> Tariff:
         """Prices of the units; raises InvalidRequest, naming what is not known, where the objective cannot be computed."""
         prices = [self.price(objective, 1.0, unit) for unit in UNITS]
-        missing = dict.fromkeys(reason for price in prices if price.value is None for reason in price.source.split("; "))
+        missing = dict.fromkeys(
+            reason for price in prices if price.value is None for reason in price.source.split("; ")
+        )
         if missing:
-            raise InvalidRequest(f"the objective {objective} cannot be computed: {'; '.join(missing)} (give 0 for what costs nothing)")
+            raise InvalidRequest(
+                f"the objective {objective} cannot be computed: {'; '.join(missing)} (give 0 for what costs nothing)"
+            )
         return Tariff(*(price.value or 0.0 for price in prices))
 
     def known_costs(self) -> Tariff:
@@ -117,9 +121,13 @@ class Wish:
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
-            raise InvalidRequest(f"an objective is one of {', '.join(OBJECTIVES)}: got {self.objective!r}")
+            raise InvalidRequest(
+                f"an objective is one of {', '.join(OBJECTIVES)}: got {self.objective!r}"
+            )
         if not 0 <= self.weight <= 1:
-            raise InvalidRequest(f"--cs is tps, balanced, cost or 0 to 100: got {self.weight * 100:g}")
+            raise InvalidRequest(
+                f"--cs is tps, balanced, cost or 0 to 100: got {self.weight * 100:g}"
+            )
         if self.min_tps is not None and self.max_per_token is not None:
             raise InvalidRequest("one limit at a time: tokens a second, or what a token may cost")
         for limit in (self.min_tps, self.max_per_token):
@@ -146,7 +154,11 @@ def price_words(objective: str, per_token: float) -> str:
     """A price of a token in the unit in which people state it."""
     if objective.endswith("cost"):
         return f"${per_token * PER_MILLION:.4g} a million tokens"
-    return f"{per_token * 1e3:.4g} ms a token" if objective == "latency" else f"{per_token:.4g} J a token"
+    return (
+        f"{per_token * 1e3:.4g} ms a token"
+        if objective == "latency"
+        else f"{per_token:.4g} J a token"
+    )
 
 
 def blend(cost: Tariff, weight: float, reference: Effort) -> Tariff:
@@ -158,4 +170,8 @@ def blend(cost: Tariff, weight: float, reference: Effort) -> Tariff:
 def _joules(watts: float | None, seconds: float, whose: str) -> Figure:
     if seconds == 0 or watts == 0:
         return Figure.measured(0.0, f"no time of the {whose}")
-    return Figure.unavailable(f"nobody has stated the watts of the {whose}") if watts is None else assumed_joules(watts, seconds)
+    return (
+        Figure.unavailable(f"nobody has stated the watts of the {whose}")
+        if watts is None
+        else assumed_joules(watts, seconds)
+    )

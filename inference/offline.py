@@ -35,7 +35,12 @@ class Unverified(NamedTuple):
 
 
 def decode_offline(
-    prompt: Sequence[int], params: SamplingParams, drafter: Drafter, verifier: LinkedVerifier, max_new_tokens: int, stop_ids: frozenset[int]
+    prompt: Sequence[int],
+    params: SamplingParams,
+    drafter: Drafter,
+    verifier: LinkedVerifier,
+    max_new_tokens: int,
+    stop_ids: frozenset[int],
 ) -> Iterator[Step | Unverified]:
     """decode(), and the draft's own tokens while the target is away; the Steps alone are the target's own seeded decoding."""
     opened = verifier.open(prompt, params)
@@ -46,7 +51,9 @@ def decode_offline(
     while len(made) < max_new_tokens:
         root = [*prompt, *made][-1]
         budget = Budget(verifier.tree_budget - 1, max_new_tokens - len(made) - 1)
-        tree = TokenTree.chain([root, *guess[: min(budget)]]) if guess else drafter.draft(root, budget)
+        tree = (
+            TokenTree.chain([root, *guess[: min(budget)]]) if guess else drafter.draft(root, budget)
+        )
         future = verifier.submit(tree)
         if not guess and _away(future, verifier):
             for token in _alone(root, drafter, future, max_new_tokens - len(made), stop_ids):
@@ -76,7 +83,9 @@ def _away(future: Future[Verdict], verifier: LinkedVerifier) -> bool:
     return False
 
 
-def _alone(root: int, drafter: Drafter, future: Future[Verdict], most: int, stop_ids: frozenset[int]) -> Iterator[int]:
+def _alone(
+    root: int, drafter: Drafter, future: Future[Verdict], most: int, stop_ids: frozenset[int]
+) -> Iterator[int]:
     """The draft's own decoding, until the target answers, `most` tokens are made, or the text ends."""
     for _ in range(most):
         tree = drafter.draft(root, Budget(1, 1))

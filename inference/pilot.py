@@ -47,9 +47,13 @@ class Knowledge:
     link: LinkTimes
     acceptance: AcceptanceModel
     queue: float = 0.0  # seconds that a round waits at the target, lately
-    call_there: Callable[[int], float] | None = None  # seconds of a call of the draft beside the target, by width
+    call_there: Callable[[int], float] | None = (
+        None  # seconds of a call of the draft beside the target, by width
+    )
     room_there: int = 0  # nodes that that draft may rank for a tree
-    corrections: dict[str, float] = field(default_factory=dict)  # by architecture: how much longer a token took than was forecast
+    corrections: dict[str, float] = field(
+        default_factory=dict
+    )  # by architecture: how much longer a token took than was forecast
 
     def situation(self, most_nodes: int, bets: bool, greedy: bool) -> Situation:
         return Situation(
@@ -100,10 +104,14 @@ class Pilot:
     bets: bool = True
     onward: bool = True
     clock: Callable[[], float] = time.perf_counter
-    effort: Effort = field(default_factory=Effort)  # of lately made tokens, those of the forecast included
+    effort: Effort = field(
+        default_factory=Effort
+    )  # of lately made tokens, those of the forecast included
     tokens: float = 0.0
     _round_began: float = 0.0
-    _arrivals: deque[_Arrival] = field(default_factory=deque)  # when each verdict under way is expected
+    _arrivals: deque[_Arrival] = field(
+        default_factory=deque
+    )  # when each verdict under way is expected
     _sent_at: float = 0.0  # when the last tree was sent
     _drafting: float = 0.0  # seconds of drafting in this round
     _silent: int = 0  # rounds since the draft was last called
@@ -130,12 +138,23 @@ class Pilot:
 
         values: of nodes that were not ranked, most valuable first.  least: value that a child must have to be of use.
         """
-        worth, now = (self.token_price * np.cumsum(self._gains(np.asarray(values), least))).tolist(), self.clock()
+        worth, now = (
+            (self.token_price * np.cumsum(self._gains(np.asarray(values), least))).tolist(),
+            self.clock(),
+        )
         calls = [(count, self.known.draft.seconds(count)) for count in _widths(len(values))]
-        nets = [(worth[count - 1] - self._call_cost(seconds, now), count, seconds) for count, seconds in calls]
+        nets = [
+            (worth[count - 1] - self._call_cost(seconds, now), count, seconds)
+            for count, seconds in calls
+        ]
         paying = [one for one in nets if one[0] > 0]
         if not paying:
-            return int(self._silent >= SILENT_ROUNDS and self._drafting == 0 and not self._arrivals and len(values) > 0)
+            return int(
+                self._silent >= SILENT_ROUNDS
+                and self._drafting == 0
+                and not self._arrivals
+                and len(values) > 0
+            )
         if not self._arrivals:
             return max(paying)[1]
         return max(paying, key=lambda one: worth[one[1] - 1] / max(one[2], 1e-9))[1]
@@ -148,7 +167,11 @@ class Pilot:
     def least_value(self, most: int) -> float:
         """Of a node that is worth sending, on average over trees of up to `most` nodes."""
         none, all_ = self._round_costs([0, most]).tolist()
-        return min((all_ - none) / max(most, 1) / self.token_price, 1.0) if self.token_price > 0 else 0.0
+        return (
+            min((all_ - none) / max(most, 1) / self.token_price, 1.0)
+            if self.token_price > 0
+            else 0.0
+        )
 
     def called(self, width: int, seconds: float) -> None:
         """The draft was called."""
@@ -161,7 +184,9 @@ class Pilot:
         verify, self._sent_at = self.known.target.seconds(1, nodes), self.clock()
         alone = self._sent_at + self._exchange(nodes - 1) + self.known.queue + verify
         ahead = bool(self._arrivals)
-        self._arrivals.append(_Arrival(max(alone, self._arrivals[-1].at + verify) if ahead else alone, ahead))
+        self._arrivals.append(
+            _Arrival(max(alone, self._arrivals[-1].at + verify) if ahead else alone, ahead)
+        )
 
     def sends_onward(self, chance: float, tokens: float) -> bool:
         """Whether a tree is sent before the verdict of the last one is there, which makes it the right one with this chance, and is then
@@ -169,12 +194,21 @@ class Pilot:
         now = self.clock()
         saved = chance * (self._arrivals[-1].at - now)
         paced = now - self._sent_at >= self.known.target.seconds(1, 1) + self.known.queue
-        return self.onward and paced and chance >= LEAST_CHANCE and tokens >= LEAST_ONWARD and saved > self.known.draft.seconds(1)
+        return (
+            self.onward
+            and paced
+            and chance >= LEAST_CHANCE
+            and tokens >= LEAST_ONWARD
+            and saved > self.known.draft.seconds(1)
+        )
 
     def arrived(self, traffic: Traffic, nodes: int, tokens: int, goes_on: bool) -> None:
         """The first verdict under way has come, and brought so many tokens. goes_on: trees sent ahead of it are still waited for."""
         before, arrival = self._before, self._arrivals.popleft()
-        away, queue, model = (getattr(traffic, name) - getattr(before, name) for name in ("away_seconds", "queue_seconds", "model_seconds"))
+        away, queue, model = (
+            getattr(traffic, name) - getattr(before, name)
+            for name in ("away_seconds", "queue_seconds", "model_seconds")
+        )
         up, down = traffic.bytes_up - before.bytes_up, traffic.bytes_down - before.bytes_down
         if traffic.reopenings == before.reopenings and traffic.resumes == before.resumes:
             self.known.target.observe(1, nodes, model)
@@ -183,20 +217,26 @@ class Pilot:
                 self.known.link.observe(away, queue + model, up + down)
         self._silent += 1
         kept = 1 - 1 / REMEMBERED_ROUNDS
-        self.effort = self.effort.times(kept).plus(Effort(self.clock() - self._round_began, self._drafting, up, down))
+        self.effort = self.effort.times(kept).plus(
+            Effort(self.clock() - self._round_began, self._drafting, up, down)
+        )
         self.tokens = self.tokens * kept + tokens
         self._before, self._round_began, self._drafting = traffic.copy(), self.clock(), 0.0
         if not goes_on:
             self._arrivals.clear()
 
-    def _gains(self, values: NDArray[np.float64], least: float) -> NDArray[np.float64]:  # [n] -> [n]
+    def _gains(
+        self, values: NDArray[np.float64], least: float
+    ) -> NDArray[np.float64]:  # [n] -> [n]
         """Tokens that ranking each of these nodes is expected to add to a tree that has room for children of `least` value and above."""
         children = values[:, None] * self.known.acceptance.mean_edges(WIDTH)
         return np.asarray(np.maximum(children - least, 0.0).sum(axis=-1))
 
     def _call_cost(self, seconds: float, now: float) -> float:
         """Of a call of the draft that takes so long from now on."""
-        waited = max(0.0, now + seconds - max(self._arrivals[0].at, now)) if self._arrivals else seconds
+        waited = (
+            max(0.0, now + seconds - max(self._arrivals[0].at, now)) if self._arrivals else seconds
+        )
         return self.tariff.of(Effort(waited, seconds, 0.0, 0.0))
 
     def _round_costs(self, sizes: Sequence[int]) -> NDArray[np.float64]:  # [n]
@@ -213,4 +253,8 @@ class Pilot:
 
 def _widths(most: int) -> list[int]:
     """Those that are looked at: few shapes of calls, since some devices compile each."""
-    return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most] if most else []
+    return (
+        [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
+        if most
+        else []
+    )

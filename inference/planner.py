@@ -27,13 +27,21 @@ class Round:
 
     def __post_init__(self) -> None:
         if self.drafting < 0 or self.verify < 0:
-            raise ValueError(f"times are 0 or more: got {self.drafting} of drafting and {self.verify} of verifying")
+            raise ValueError(
+                f"times are 0 or more: got {self.drafting} of drafting and {self.verify} of verifying"
+            )
         if self.tokens < 1:
             raise ValueError(f"a round brings the target's own token at least: got {self.tokens}")
 
 
 def exchange(
-    round_trip: float, bytes_up: float = 0.0, bytes_down: float = 0.0, byte_time: float = 0.0, *, queue: float = 0.0, host: float = 0.0
+    round_trip: float,
+    bytes_up: float = 0.0,
+    bytes_down: float = 0.0,
+    byte_time: float = 0.0,
+    *,
+    queue: float = 0.0,
+    host: float = 0.0,
 ) -> float:
     """What lies between a finished draft and its verdict, the target's pass apart.
 
@@ -91,9 +99,14 @@ class BestChain(NamedTuple):
     time: float
 
 
-def best_chain(acceptance: float, round_time: Callable[[int], float], longest: int = LONGEST) -> BestChain:
+def best_chain(
+    acceptance: float, round_time: Callable[[int], float], longest: int = LONGEST
+) -> BestChain:
     """Of the chains of 1 to `longest`, whose whole round takes round_time(length). The shortest of equals."""
-    times = [BestChain(length, round_time(length) / expected_chain_tokens(length, acceptance)) for length in range(1, longest + 1)]
+    times = [
+        BestChain(length, round_time(length) / expected_chain_tokens(length, acceptance))
+        for length in range(1, longest + 1)
+    ]
     return min(times, key=lambda chain: chain.time)
 
 

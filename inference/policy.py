@@ -83,8 +83,15 @@ class Static:
 
     def __post_init__(self) -> None:
         rates = np.array(self.rates)
-        if not len(rates) or rates.min() <= 0 or rates.sum() > 1 + 1e-9 or (np.diff(rates) > 0).any():
-            raise InvalidRequest(f"rank rates must be positive, non-increasing and add up to at most 1: got {self.rates}")
+        if (
+            not len(rates)
+            or rates.min() <= 0
+            or rates.sum() > 1 + 1e-9
+            or (np.diff(rates) > 0).any()
+        ):
+            raise InvalidRequest(
+                f"rank rates must be positive, non-increasing and add up to at most 1: got {self.rates}"
+            )
 
     @property
     def most_ranked(self) -> int:
@@ -96,10 +103,18 @@ class Static:
         place = {0: 0}  # node of the shape -> node of the growth
         for level in _levels(shape):
             parents = sorted({edge.parent for edge in level})
-            ranked = rank(growth.tree, [place[parent] for parent in parents], 1 + max(edge.rank for edge in level))
+            ranked = rank(
+                growth.tree,
+                [place[parent] for parent in parents],
+                1 + max(edge.rank for edge in level),
+            )
             row = {parent: index for index, parent in enumerate(parents)}
             for edge in level:
-                place[edge.node] = growth.add(place[edge.parent], ranked.ids[row[edge.parent], edge.rank], self.rates[edge.rank])
+                place[edge.node] = growth.add(
+                    place[edge.parent],
+                    ranked.ids[row[edge.parent], edge.rank],
+                    self.rates[edge.rank],
+                )
         return growth
 
 
@@ -147,7 +162,9 @@ class BestFirst:
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.depth < 1 or self.width < 1:
-            raise InvalidRequest(f"a tree needs at least one node, depth and width: got {self.nodes}, {self.depth}, {self.width}")
+            raise InvalidRequest(
+                f"a tree needs at least one node, depth and width: got {self.nodes}, {self.depth}, {self.width}"
+            )
 
     @property
     def most_ranked(self) -> int:
@@ -163,8 +180,17 @@ class BestFirst:
             edges = edge_values(ranked.scores)  # [m, k]
             worth = (np.array([growth.values[node] for node in level])[:, None] * edges).ravel()
             least = growth.least_of_best(worth.tolist())
-            best = [index for index in np.argsort(-worth, kind="stable")[: growth.limit].tolist() if worth[index] >= least and worth[index] > 0]
-            level = [growth.add(level[index // edges.shape[1]], ranked.ids.ravel()[index], edges.ravel()[index]) for index in best]
+            best = [
+                index
+                for index in np.argsort(-worth, kind="stable")[: growth.limit].tolist()
+                if worth[index] >= least and worth[index] > 0
+            ]
+            level = [
+                growth.add(
+                    level[index // edges.shape[1]], ranked.ids.ravel()[index], edges.ravel()[index]
+                )
+                for index in best
+            ]
         return growth
 
 

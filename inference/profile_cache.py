@@ -59,11 +59,17 @@ def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, f
 
 def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]) -> Path | None:
     """The file that was written, whole or not at all; None where the directory cannot be written to: the times are known anyway."""
-    content = {"schema": SCHEMA, "subject": asdict(subject), "seconds": [[*shape, seconds] for shape, seconds in times.items()]}
+    content = {
+        "schema": SCHEMA,
+        "subject": asdict(subject),
+        "seconds": [[*shape, seconds] for shape, seconds in times.items()],
+    }
     path = subject.path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".json", delete=False, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=directory, suffix=".json", delete=False, encoding="utf-8"
+        ) as file:
             json.dump(content, file)
         os.replace(file.name, path)
     except OSError:
@@ -73,7 +79,11 @@ def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]
 
 def _times(raw: object, subject: Subject) -> dict[Shape, float] | None:
     """The seconds in a file's contents; None unless they are a profile of the subject."""
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA or raw.get("subject") != asdict(subject):
+    if (
+        not isinstance(raw, dict)
+        or raw.get("schema") != SCHEMA
+        or raw.get("subject") != asdict(subject)
+    ):
         return None
     entries = raw.get("seconds")
     if not isinstance(entries, list) or not entries or not all(map(_is_entry, entries)):
@@ -86,4 +96,6 @@ def _is_entry(entry: object) -> bool:
         return False
     sizes, seconds = entry[:2], entry[2]
     is_time = isinstance(seconds, float) and isfinite(seconds) and seconds > 0
-    return is_time and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
+    return is_time and all(
+        isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes
+    )

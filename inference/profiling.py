@@ -46,26 +46,51 @@ def profile_draft(model: Model, length: int, width: int, tell: Tell) -> dict[int
     length: positions that the model has, which is the longest sequence it was loaded for.
     """
     widths = list(_doublings(min(width, model.max_nodes, model.capacity)))
-    measured = _measure([(1, size) for size in widths], lambda shape: model.rank([_siblings(model, length, shape[1])], RANKED), tell)
+    measured = _measure(
+        [(1, size) for size in widths],
+        lambda shape: model.rank([_siblings(model, length, shape[1])], RANKED),
+        tell,
+    )
     return {size: seconds for (_, size), seconds in measured.items()}
 
 
-def profile_target(model: Model, length: int, rows: int, nodes: int, tell: Tell) -> dict[Shape, float]:
+def profile_target(
+    model: Model, length: int, rows: int, nodes: int, tell: Tell
+) -> dict[Shape, float]:
     """Seconds of a forward by what it is computed as, up to `rows` rows of `nodes` nodes, as far as the model takes so many.
 
     1, 2, 4, ... rows and nodes are measured; for 3, 6, 12, ... nodes, where they are a shape of their own, the middle is taken.
     length: positions that the model has.
     """
     rows, nodes = min(rows, model.rows), min(nodes, model.max_nodes, model.capacity, length)
-    shapes = {model.padded(row, node): (row, node) for row in _doublings(rows) for node in reversed(list(_doublings(nodes)))}
-    measured = _measure(sorted(shapes), lambda shape: model.choose(_chains(model, length, *shapes[shape])), tell)
-    between = {model.padded(row, 3 * node // 2) for row in _doublings(rows) for node in _doublings(nodes) if node > 1 and 3 * node // 2 < nodes}
-    return dict(sorted((measured | {shape: _middle(measured, shape) for shape in between - measured.keys()}).items()))
+    shapes = {
+        model.padded(row, node): (row, node)
+        for row in _doublings(rows)
+        for node in reversed(list(_doublings(nodes)))
+    }
+    measured = _measure(
+        sorted(shapes), lambda shape: model.choose(_chains(model, length, *shapes[shape])), tell
+    )
+    between = {
+        model.padded(row, 3 * node // 2)
+        for row in _doublings(rows)
+        for node in _doublings(nodes)
+        if node > 1 and 3 * node // 2 < nodes
+    }
+    return dict(
+        sorted(
+            (
+                measured | {shape: _middle(measured, shape) for shape in between - measured.keys()}
+            ).items()
+        )
+    )
 
 
 def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
     """The same for a target whose time is emulated: the profile's own arithmetic at CONTEXT slots, nothing is measured."""
-    shapes = {profile.padded(row, node) for row in range(1, rows + 1) for node in range(1, nodes + 1)}
+    shapes = {
+        profile.padded(row, node) for row in range(1, rows + 1) for node in range(1, nodes + 1)
+    }
     return {shape: profile.seconds(*shape, CONTEXT) for shape in sorted(shapes)}
 
 
@@ -78,7 +103,9 @@ def _doublings(most: int) -> Iterator[int]:
     yield most
 
 
-def _measure(shapes: Sequence[Shape], call: Callable[[Shape], object], tell: Tell) -> dict[Shape, float]:
+def _measure(
+    shapes: Sequence[Shape], call: Callable[[Shape], object], tell: Tell
+) -> dict[Shape, float]:
     """Seconds of a call by shape, in the order given, the smallest first: of medians, and of a line where there may be no time for calls."""
     call(shapes[0])  # brings the weights in
     start = told = time.perf_counter()
@@ -94,7 +121,9 @@ def _measure(shapes: Sequence[Shape], call: Callable[[Shape], object], tell: Tel
     line = ForwardTimes()
     for shape, seconds in measured.items():
         line.record(*shape, seconds)
-    return _smooth({shape: measured[shape] if shape in measured else line.seconds(*shape) for shape in shapes})
+    return _smooth(
+        {shape: measured[shape] if shape in measured else line.seconds(*shape) for shape in shapes}
+    )
 
 
 def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
@@ -125,7 +154,11 @@ def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
 def _median_seconds(call: Callable[[], object], share: float) -> float:
     """Of as many calls as fit into `share` seconds, the first always among them; while there are fewer than TRUSTED, the last."""
     samples = [_seconds(call)]
-    while len(samples) < CALLS and sum(samples) + samples[-1] < share and not (len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS):
+    while (
+        len(samples) < CALLS
+        and sum(samples) + samples[-1] < share
+        and not (len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS)
+    ):
         samples.append(_seconds(call))
     return median(samples) if len(samples) >= TRUSTED else samples[-1]
 
@@ -138,7 +171,9 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _middle(measured: dict[Shape, float], shape: Shape) -> float:
     """On the line between the next smaller and the next larger number of nodes in as many rows."""
-    points = sorted((nodes, seconds) for (rows, nodes), seconds in measured.items() if rows == shape[0])
+    points = sorted(
+        (nodes, seconds) for (rows, nodes), seconds in measured.items() if rows == shape[0]
+    )
     nodes, seconds = zip(*points, strict=True)
     return float(np.interp(shape[1], nodes, seconds))
 
@@ -147,17 +182,31 @@ def _chains(model: Model, length: int, rows: int, nodes: int) -> list[Segment]:
     """A chain of so many nodes in each of the first rows, chosen at every node: what every target takes."""
     context = min(CONTEXT, model.capacity - nodes, length - nodes)
     at = np.arange(context, context + nodes, dtype=np.int32)
-    return [_segment(row, context, at, at, np.tri(nodes, dtype=np.bool_), contexts=1) for row in range(rows)]
+    return [
+        _segment(row, context, at, at, np.tri(nodes, dtype=np.bool_), contexts=1)
+        for row in range(rows)
+    ]
 
 
 def _siblings(model: Model, length: int, width: int) -> Segment:
     """A level of a tree that grows over several calls: each node has a context of its own."""
     context = min(CONTEXT, model.capacity - width, length - 1)
-    slots, positions = np.arange(context, context + width, dtype=np.int32), np.full(width, context, dtype=np.int32)
+    slots, positions = (
+        np.arange(context, context + width, dtype=np.int32),
+        np.full(width, context, dtype=np.int32),
+    )
     return _segment(0, context, slots, positions, np.eye(width, dtype=np.bool_), contexts=width)
 
 
-def _segment(row: int, context: int, slots: IntArray, positions: IntArray, mask: NDArray[np.bool_], *, contexts: int) -> Segment:
+def _segment(
+    row: int,
+    context: int,
+    slots: IntArray,
+    positions: IntArray,
+    mask: NDArray[np.bool_],
+    *,
+    contexts: int,
+) -> Segment:
     nodes = len(slots)
     return Segment(
         row, np.ones(nodes, dtype=np.int32), slots, positions, np.ones((contexts, context), dtype=np.bool_), mask,

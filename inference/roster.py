@@ -31,7 +31,11 @@ class Roster:
     @property
     def working(self) -> list[Session]:
         """Those on a row that wait for something."""
-        return [session for session in self._sessions if session.row is not None and session.work is not None]
+        return [
+            session
+            for session in self._sessions
+            if session.row is not None and session.work is not None
+        ]
 
     @property
     def in_line(self) -> int:
@@ -91,5 +95,13 @@ class Roster:
     def _silent(self) -> list[Session]:
         """Those on a row that have been silent for long, the longest first."""
         now = time.perf_counter()
-        silent = [(session.silent_for(now), session) for session in self._sessions if session.row is not None]
-        return [session for seconds, session in sorted(silent, key=lambda pair: -pair[0]) if seconds > SILENT_SECONDS]
+        silent = [
+            (session.silent_for(now), session)
+            for session in self._sessions
+            if session.row is not None
+        ]
+        return [
+            session
+            for seconds, session in sorted(silent, key=lambda pair: -pair[0])
+            if seconds > SILENT_SECONDS
+        ]

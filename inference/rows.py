@@ -60,12 +60,20 @@ class RowPool:
         if not free:
             return None
         wanted = np.asarray(tokens[:-1], dtype=np.int64)
-        shared = {row.index: common_prefix(row.tokens, wanted) for row in self._rows if row.tenant == tenant and row.tokens}
+        shared = {
+            row.index: common_prefix(row.tokens, wanted)
+            for row in self._rows
+            if row.tenant == tenant and row.tokens
+        }
         source = max(self._rows, key=lambda row: (shared.get(row.index, 0), not row.held))
         length = shared.get(source.index, 0)
         oldest = min(free, key=lambda row: (bool(row.tokens), row.given_back))
         copies = self._model.copies_rows
-        if not source.held and length and (source is oldest or not copies or 2 * length >= len(source.tokens)):
+        if (
+            not source.held
+            and length
+            and (source is oldest or not copies or 2 * length >= len(source.tokens))
+        ):
             row = source
         else:
             row = oldest

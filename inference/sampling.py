@@ -32,7 +32,10 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature <= GREATEST_TEMPERATURE:
+        if (
+            self.temperature != 0
+            and not LEAST_TEMPERATURE <= self.temperature <= GREATEST_TEMPERATURE
+        ):
             allowed = f"0 (greedy) or {LEAST_TEMPERATURE} to {GREATEST_TEMPERATURE}"
             raise InvalidRequest(f"temperature must be {allowed}: got {self.temperature}")
         if not 0 <= self.top_k <= CANDIDATES:

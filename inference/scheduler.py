@@ -42,7 +42,9 @@ class Survival:
         self._accepted[:nodes] *= FORGET
         self._sent[:nodes] += 1
         self._accepted[list(path)] += 1
-        self._accepted[nodes:] += (1 - FORGET) / 3 * (FIRST_RATE * self._sent[nodes:] - self._accepted[nodes:])
+        self._accepted[nodes:] += (
+            (1 - FORGET) / 3 * (FIRST_RATE * self._sent[nodes:] - self._accepted[nodes:])
+        )
 
     def gains(self, nodes: int) -> NDArray[np.float64]:  # [nodes]
         """[k]: tokens expected of a tree cut after k + 1 nodes; the root alone brings one."""
@@ -66,7 +68,12 @@ def plan_batch(gains: Sequence[NDArray[np.float64]], seconds: Seconds, idle: flo
     """
     sizes = np.array([len(one) for one in gains])
     most = int(sizes.max())
-    tokens = np.stack([np.concatenate([one, np.full(most - len(one), one[-1])]) if len(one) < most else one for one in gains])
+    tokens = np.stack(
+        [
+            np.concatenate([one, np.full(most - len(one), one[-1])]) if len(one) < most else one
+            for one in gains
+        ]
+    )
     best, best_rate, whole = Batch(tuple(range(len(gains))), most), 0.0, seconds(len(gains), most)
     for nodes in _steps(sizes.tolist()):
         for members, brought, worth in _memberships(sizes, nodes, tokens[:, nodes - 1]):
@@ -83,14 +90,20 @@ def _steps(sizes: Sequence[int]) -> list[int]:
     return sorted({*sizes, *(1 << power for power in range(most.bit_length()))}, reverse=True)
 
 
-def _memberships(sizes: NDArray[np.int_], nodes: int, tokens: NDArray[np.float64]) -> Iterator[tuple[Sequence[int], float, float]]:
+def _memberships(
+    sizes: NDArray[np.int_], nodes: int, tokens: NDArray[np.float64]
+) -> Iterator[tuple[Sequence[int], float, float]]:
     """Who may be part of a forward of so many nodes, the tokens that it brings, and how much better than the best so far it must be.
 
     Everybody, the oldest few, or the oldest and whose trees need no cut.  tokens: [n], those that each one's tree brings.
     """
     of_oldest = np.cumsum(tokens).tolist()
     for count in _steps([len(sizes)]):
-        yield range(count), of_oldest[count - 1], WORTH_CUTTING if count == len(sizes) else WORTH_LEAVING
+        yield (
+            range(count),
+            of_oldest[count - 1],
+            WORTH_CUTTING if count == len(sizes) else WORTH_LEAVING,
+        )
     fitting = [0, *(1 + np.flatnonzero(sizes[1:] <= nodes)).tolist()]
     if 1 < len(fitting) < len(sizes):
         yield fitting, float(tokens[fitting].sum()), WORTH_CUTTING
@@ -103,7 +116,9 @@ class Arrival(NamedTuple):
     tokens: float
 
 
-def waiting_time(tokens: float, rows: int, nodes: int, arrivals: Sequence[Arrival], seconds: Seconds) -> float:
+def waiting_time(
+    tokens: float, rows: int, nodes: int, arrivals: Sequence[Arrival], seconds: Seconds
+) -> float:
     """Seconds to wait for others before a forward of `rows` rows that brings `tokens`: 0 unless waiting brings more a second."""
     best_rate, best_wait = tokens / max(seconds(rows, nodes), 1e-9), 0.0
     for joined, arrival in enumerate(sorted(arrivals), start=1):

@@ -23,7 +23,9 @@ from inference.tree import IntArray, Nodes, TokenTree, sight
 class ModelSequence:
     """A row of `model` between two calls; `slots` may hold a prefix already (the engine reuses rows)."""
 
-    def __init__(self, model: Model, row: int, params: SamplingParams, slots: Slots | None = None) -> None:
+    def __init__(
+        self, model: Model, row: int, params: SamplingParams, slots: Slots | None = None
+    ) -> None:
         self.model, self._row, self._params = model, row, params
         self.slots = Slots(model.capacity) if slots is None else slots
         self.cached = int(self.slots.committed.sum())  # tokens whose keys are committed
@@ -58,15 +60,24 @@ class ModelSequence:
         """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on the same growing tree."""
         return self.model.rank([self._segment(tree, nodes)], k)[0]
 
-    def commit(self, tree: Nodes, path: Sequence[int], place: Mapping[int, int] | None = None) -> None:
+    def commit(
+        self, tree: Nodes, path: Sequence[int], place: Mapping[int, int] | None = None
+    ) -> None:
         """Keep the root and the path, free the rest; nodes that were never evaluated become pending.
 
         place: nodes that are not freed, and which nodes of the next tree they are: of those under the next root, the root included.
         """
         kept = [0, *path]
         evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
-        self._node_slots = {new: self._node_slots[old] for old, new in (place or {}).items() if old in self._node_slots}
-        self.slots.commit(np.array(evaluated, dtype=np.int32), np.array(list(self._node_slots.values()), dtype=np.int32))
+        self._node_slots = {
+            new: self._node_slots[old]
+            for old, new in (place or {}).items()
+            if old in self._node_slots
+        }
+        self.slots.commit(
+            np.array(evaluated, dtype=np.int32),
+            np.array(list(self._node_slots.values()), dtype=np.int32),
+        )
         self.cached += len(evaluated)
         self._pending += [int(tree.tokens[node]) for node in kept[len(evaluated) :]]
 
@@ -88,9 +99,14 @@ class ModelSequence:
             self.extend(pending)
         above = len(self._pending)
         if above + len(nodes) > self.model.max_nodes:
-            raise LimitExceeded(f"a tree of {len(nodes)} nodes: this model takes {self.model.max_nodes} in one call")
+            raise LimitExceeded(
+                f"a tree of {len(nodes)} nodes: this model takes {self.model.max_nodes} in one call"
+            )
         context, mask = self._context(tree, nodes), sight(tree, nodes)
-        tokens, depths = (np.array([part[node] for node in nodes], dtype=np.int32) for part in (tree.tokens, tree.depths))
+        tokens, depths = (
+            np.array([part[node] for node in nodes], dtype=np.int32)
+            for part in (tree.tokens, tree.depths)
+        )
         if above:
             tokens, depths, mask = _under_chain(self._pending, tokens, depths, mask)
         positions = self.cached + depths
@@ -104,10 +120,14 @@ class ModelSequence:
 
     def _context(self, tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
         """Committed slots and, for a tree grown over several calls, the slots of each node's earlier ancestors."""
-        committed: NDArray[np.bool_] = np.array(self.slots.committed[None, : self.slots.high_water])  # no view: pending nodes are marked after this
+        committed: NDArray[np.bool_] = np.array(
+            self.slots.committed[None, : self.slots.high_water]
+        )  # no view: pending nodes are marked after this
         if not self._node_slots:
             return committed
-        lines = {parent: self._line(tree, parent) for parent in {tree.parents[node] for node in nodes}}
+        lines = {
+            parent: self._line(tree, parent) for parent in {tree.parents[node] for node in nodes}
+        }
         seen = np.repeat(committed, len(nodes), axis=0)
         for row, node in enumerate(nodes):
             seen[row, lines[tree.parents[node]]] = True
@@ -131,4 +151,8 @@ def _under_chain(
     whole = np.tri(above + len(tokens), dtype=np.bool_)
     whole[above:, above:] = mask
     every = np.arange(above, dtype=np.int32)
-    return np.concatenate([np.array(chain, dtype=np.int32), tokens]), np.concatenate([every, above + depths]), whole
+    return (
+        np.concatenate([np.array(chain, dtype=np.int32), tokens]),
+        np.concatenate([every, above + depths]),
+        whole,
+    )

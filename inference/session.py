@@ -77,7 +77,14 @@ class Session:
     row, sequence: where its keys are; None while it waits for a row.
     """
 
-    def __init__(self, prompt: Sequence[int], params: SamplingParams, tenant: str, limit: int, most_nodes: int) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        tenant: str,
+        limit: int,
+        most_nodes: int,
+    ) -> None:
         self.tokens, self.params, self.tenant, self.limit = list(prompt), params, tenant, limit
         self.prompt_length = len(prompt)
         self.survival = Survival(most_nodes)
@@ -178,7 +185,9 @@ class Session:
         del self.tokens[length:]
         if self.row is not None:
             self.row.keep(length - 1)
-            self.sequence = ModelSequence(self.live.model, self.row.index, self.params, self.row.slots)
+            self.sequence = ModelSequence(
+                self.live.model, self.row.index, self.params, self.row.slots
+            )
 
     def asks(self, work: Opening | Round | Generation) -> None:
         if self._answered_at:
@@ -214,7 +223,9 @@ class Pause:
 
     def count(self, seconds: float) -> None:
         weight = max(0.2, 1 / (self._rounds + 1))
-        self._deviation += weight * (abs(seconds - self._mean) - self._deviation) if self._rounds else 0.0
+        self._deviation += (
+            weight * (abs(seconds - self._mean) - self._deviation) if self._rounds else 0.0
+        )
         self._mean += weight * (seconds - self._mean)
         self._rounds += 1
 

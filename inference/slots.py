@@ -20,16 +20,22 @@ class Slots:
     """`capacity` slots; each is free, provisional (a tree's node) or committed. high_water: one past the highest slot in use."""
 
     def __init__(self, capacity: int) -> None:
-        self.positions: IntArray = np.full(capacity, FREE, dtype=np.int32)  # [capacity] position held, or FREE
+        self.positions: IntArray = np.full(
+            capacity, FREE, dtype=np.int32
+        )  # [capacity] position held, or FREE
         self.committed: NDArray[np.bool_] = np.zeros(capacity, dtype=np.bool_)  # [capacity]
         self.high_water = 0
 
     def take(self, positions: IntArray) -> IntArray:
         """The lowest free slots, now provisionally holding these positions; raises LimitExceeded when there are too few."""
-        within = self.positions[: self.high_water + len(positions)]  # enough of them are free, unless the row ends here
+        within = self.positions[
+            : self.high_water + len(positions)
+        ]  # enough of them are free, unless the row ends here
         free: NDArray[np.intp] = (within == FREE).nonzero()[0][: len(positions)]
         if len(free) < len(positions):
-            raise LimitExceeded(f"the row is full: {len(positions)} slots needed, {len(free)} of {len(self.positions)} free")
+            raise LimitExceeded(
+                f"the row is full: {len(positions)} slots needed, {len(free)} of {len(self.positions)} free"
+            )
         self.positions[free] = positions
         self.high_water = max(self.high_water, int(free[-1]) + 1 if free.size else 0)
         return free.astype(np.int32)
@@ -47,7 +53,11 @@ class Slots:
     def committed_copy(self) -> Slots:
         """The same committed slots; provisional ones are free."""
         copy = Slots(len(self.positions))
-        copy.positions[:], copy.committed[:], copy.high_water = self.positions, self.committed, self.high_water
+        copy.positions[:], copy.committed[:], copy.high_water = (
+            self.positions,
+            self.committed,
+            self.high_water,
+        )
         copy._free_provisional()
         return copy
 

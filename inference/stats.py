@@ -38,7 +38,9 @@ class Statistics:
     rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_at_depth: list[int] = field(default_factory=list)  # [depth - 1] rounds that accepted a node of this depth
+    accepted_at_depth: list[int] = field(
+        default_factory=list
+    )  # [depth - 1] rounds that accepted a node of this depth
 
     def count(self, drafted: int, accepted: int) -> None:
         """Add one round: nodes sent below the root, and how many of them were accepted."""

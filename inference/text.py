@@ -22,7 +22,9 @@ class Tokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
         except (OSError, ValueError, KeyError) as error:
-            raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({error})") from error
+            raise UnsupportedModel(
+                f"{directory}: its tokenizer cannot be read ({error})"
+            ) from error
         if not self._tokenizer.is_fast:
             raise UnsupportedModel(f"{directory}: it has no tokenizer.json, which is needed")
         self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
@@ -34,14 +36,22 @@ class Tokenizer:
         if not chat:
             return [int(token) for token in self._tokenizer.encode(prompt)]
         if not self._tokenizer.chat_template:
-            raise InvalidRequest("--chat needs a model with a chat template: this tokenizer has none")
+            raise InvalidRequest(
+                "--chat needs a model with a chat template: this tokenizer has none"
+            )
         turns = [{"role": "user", "content": prompt}]
-        text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        text = self._tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, tokenize=False
+        )
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
         """Turns ids that follow `prompt` into text piece by piece."""
@@ -53,11 +63,22 @@ class Tokenizer:
         Not of file bytes, padding of the vocabulary or the decoder: families differ there from size to size.
         """
         backend = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        model = {key: value for key, value in backend["model"].items() if key not in ("vocab", "merges", "dropout")}
-        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in backend["model"].get("merges") or []]
+        model = {
+            key: value
+            for key, value in backend["model"].items()
+            if key not in ("vocab", "merges", "dropout")
+        }
+        merges = [
+            " ".join(merge) if isinstance(merge, list) else merge
+            for merge in backend["model"].get("merges") or []
+        ]
         parts = {
             "ids": sorted(self._tokenizer.get_vocab().items()),
-            "special": sorted((token["id"], token["content"]) for token in backend["added_tokens"] if token["special"]),
+            "special": sorted(
+                (token["id"], token["content"])
+                for token in backend["added_tokens"]
+                if token["special"]
+            ),
             "merges": merges,
             "model": _without_defaults(model),
             "normalizer": _without_defaults(backend["normalizer"]),
@@ -69,7 +90,9 @@ class Tokenizer:
 def _without_defaults(value: Any) -> Any:
     """Without nulls and falses, which library versions write or leave out."""
     if isinstance(value, dict):
-        return {key: _without_defaults(part) for key, part in value.items() if part not in (None, False)}
+        return {
+            key: _without_defaults(part) for key, part in value.items() if part not in (None, False)
+        }
     return [_without_defaults(part) for part in value] if isinstance(value, list) else value
 
 

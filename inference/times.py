@@ -61,7 +61,9 @@ def middle(samples: Sequence[float]) -> Estimate:
     centre = median(samples)
     if len(samples) < TRUSTED:
         return Estimate(centre, GUESS_ERROR * abs(centre))
-    deviation = 1.4826 * median(abs(sample - centre) for sample in samples)  # of normal samples the standard deviation
+    deviation = 1.4826 * median(
+        abs(sample - centre) for sample in samples
+    )  # of normal samples the standard deviation
     return Estimate(centre, 1.2533 * deviation / math.sqrt(len(samples)))
 
 
@@ -96,11 +98,17 @@ class ForwardTimes:
         computed = np.array([rows * nodes for rows, nodes in self._medians], dtype=np.float64)
         seconds = np.array(list(self._medians.values()))
         weights = np.array([len(samples) for samples in self._samples.values()], dtype=np.float64)
-        mean_computed, mean_seconds = np.average(computed, weights=weights), np.average(seconds, weights=weights)
+        mean_computed, mean_seconds = (
+            np.average(computed, weights=weights),
+            np.average(seconds, weights=weights),
+        )
         spread = np.average((computed - mean_computed) ** 2, weights=weights)
         if spread == 0:
             return float(mean_seconds), 0.0
-        slope = np.average((computed - mean_computed) * (seconds - mean_seconds), weights=weights) / spread
+        slope = (
+            np.average((computed - mean_computed) * (seconds - mean_seconds), weights=weights)
+            / spread
+        )
         slope = min(max(float(slope), 0.0), float(mean_seconds / mean_computed))
         return float(mean_seconds - slope * mean_computed), slope
 
@@ -144,7 +152,9 @@ class _Followed:
         if self._profile is not None:
             profiled = self._profile(shape)
             seconds = profiled * self._drift.seconds
-            return Estimate(seconds, math.hypot(profiled * self._drift.spread, PROFILE_ERROR * seconds))
+            return Estimate(
+                seconds, math.hypot(profiled * self._drift.spread, PROFILE_ERROR * seconds)
+            )
         seconds = self._line.seconds(*shape)
         return Estimate(seconds, GUESS_ERROR * seconds) if self._latest else UNKNOWN
 
@@ -225,7 +235,11 @@ class TargetTimes:
         if shape in self._profile:
             return self._profile[shape]
         largest = max(self._profile, key=math.prod)
-        return self._profile[largest] * math.ceil(shape[0] / largest[0]) * math.ceil(shape[1] / largest[1])
+        return (
+            self._profile[largest]
+            * math.ceil(shape[0] / largest[0])
+            * math.ceil(shape[1] / largest[1])
+        )
 
 
 class LinkTimes:
@@ -239,7 +253,9 @@ class LinkTimes:
 
     def __init__(self) -> None:
         self._latest: deque[tuple[int, float]] = deque(maxlen=KEPT)  # bytes, seconds
-        self._steps: deque[tuple[int, float]] = deque(maxlen=STEPS)  # between two exchanges: bytes more (or less), seconds more
+        self._steps: deque[tuple[int, float]] = deque(
+            maxlen=STEPS
+        )  # between two exchanges: bytes more (or less), seconds more
         self.round_trip, self.byte_seconds = UNKNOWN, NOTHING
 
     @property
@@ -254,9 +270,13 @@ class LinkTimes:
             size, before = self._latest[-1]
             self._steps.append((transferred - size, seconds - before))
         self._latest.append((transferred, seconds))
-        self.byte_seconds = _slope(np.array(self._steps, dtype=np.float64)) if self._steps else NOTHING
+        self.byte_seconds = (
+            _slope(np.array(self._steps, dtype=np.float64)) if self._steps else NOTHING
+        )
         each = self.byte_seconds.seconds
-        self.round_trip = middle([max(seconds - each * size, 0.0) for size, seconds in self._latest])
+        self.round_trip = middle(
+            [max(seconds - each * size, 0.0) for size, seconds in self._latest]
+        )
 
     def seconds(self, transferred: int) -> float:
         """Of an exchange of so many bytes, up and down; 0 while nothing is known."""
@@ -265,7 +285,10 @@ class LinkTimes:
     def estimate(self, transferred: int) -> Estimate:
         """UNKNOWN while nothing is known."""
         fixed, each = self.round_trip, self.byte_seconds
-        return Estimate(fixed.seconds + each.seconds * transferred, math.hypot(fixed.spread, each.spread * transferred))
+        return Estimate(
+            fixed.seconds + each.seconds * transferred,
+            math.hypot(fixed.spread, each.spread * transferred),
+        )
 
 
 def _slope(steps: NDArray[np.float64]) -> Estimate:  # [n, 2]

@@ -47,19 +47,27 @@ class TokenTree:
     def __post_init__(self) -> None:
         tokens, parents = _int32(self.tokens, "tokens"), _int32(self.parents, "parents")
         if tokens.ndim != 1 or tokens.shape != parents.shape or len(tokens) == 0:
-            raise InvalidRequest(f"a tree needs as many parents as tokens, and a root: got {tokens.shape} tokens, {parents.shape} parents")
+            raise InvalidRequest(
+                f"a tree needs as many parents as tokens, and a root: got {tokens.shape} tokens, {parents.shape} parents"
+            )
         if parents[0] != -1:
-            raise InvalidRequest(f"node 0 is the root and has no parent: got parents[0] = {parents[0]}, need -1")
+            raise InvalidRequest(
+                f"node 0 is the root and has no parent: got parents[0] = {parents[0]}, need -1"
+            )
         late = np.flatnonzero((parents[1:] < 0) | (parents[1:] >= np.arange(1, len(parents))))
         if late.size:
             node = int(late[0]) + 1
-            raise InvalidRequest(f"parents must stand before their children: node {node} has parent {parents[node]}")
+            raise InvalidRequest(
+                f"parents must stand before their children: node {node} has parent {parents[node]}"
+            )
         if tokens.min() < 0:
             raise InvalidRequest(f"token ids are 0 or more: got {tokens.min()}")
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "parents", parents)
         if len(self._children) != len(tokens) - 1:
-            raise InvalidRequest("siblings must be distinct tokens: two children of one node carry the same token")
+            raise InvalidRequest(
+                "siblings must be distinct tokens: two children of one node carry the same token"
+            )
 
     @classmethod
     def chain(cls, tokens: ArrayLike) -> TokenTree:
@@ -105,7 +113,10 @@ def select(tree: Nodes, nodes: Sequence[int]) -> TokenTree:
     """The tree of these nodes in this order: one that is to be the root, and nodes below it, each after its parent."""
     place = {node: index for index, node in enumerate(nodes)}
     parents = [place.get(tree.parents[node], -1) for node in nodes]
-    return TokenTree(np.array([tree.tokens[node] for node in nodes], dtype=np.int32), np.array(parents, dtype=np.int32))
+    return TokenTree(
+        np.array([tree.tokens[node] for node in nodes], dtype=np.int32),
+        np.array(parents, dtype=np.int32),
+    )
 
 
 def sight(tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]

@@ -32,7 +32,9 @@ class Turns:
         self._model, self._times = model, ForwardTimes()
         self._filled_last = False
         self._idle = 0.0
-        self._free_since: float | None = None  # when somebody was first seen ready since the last forward
+        self._free_since: float | None = (
+            None  # when somebody was first seen ready since the last forward
+        )
 
     def next(self, working: Sequence[Session]) -> Turn:
         """Chunks and trees take turns when there are both, so that neither starves."""
@@ -67,17 +69,29 @@ class Turns:
         nodes = max(session.wants for session in working)
         self._free_since = now if self._free_since is None else self._free_since
         patience = self._seconds(1, nodes) - (now - self._free_since)
-        coming = ((session.expected_in(now), session) for session in roster.sessions if session.row is not None)
-        arrivals = [Arrival(seconds, session.gain) for seconds, session in coming if seconds is not None and seconds <= patience]
+        coming = (
+            (session.expected_in(now), session)
+            for session in roster.sessions
+            if session.row is not None
+        )
+        arrivals = [
+            Arrival(seconds, session.gain)
+            for seconds, session in coming
+            if seconds is not None and seconds <= patience
+        ]
         if not arrivals:
             return 0.0
-        return waiting_time(sum(session.gain for session in working), len(working), nodes, arrivals, self._seconds)
+        return waiting_time(
+            sum(session.gain for session in working), len(working), nodes, arrivals, self._seconds
+        )
 
     def _chunk_size(self, ready: Sequence[Session]) -> int:
         """Prompt tokens in one forward: as many as the model takes, fewer while others decode."""
         most = self._model.max_nodes
         if ready:
-            allowed = PREFILL_SHARE * self._seconds(len(ready), max(session.wants for session in ready))
+            allowed = PREFILL_SHARE * self._seconds(
+                len(ready), max(session.wants for session in ready)
+            )
             while most > LEAST_CHUNK and self._seconds(1, most) > allowed:
                 most //= 2
         return most
@@ -102,7 +116,9 @@ class Turns:
         ready = [session for session in ready if session.kind is ready[0].kind]
         if ready[0].kind is not TokenTree:
             return [(session, session.next_tree(session.wants)) for session in ready]
-        batch = plan_batch([session.survival.gains(session.wants) for session in ready], self._seconds, self._idle)
+        batch = plan_batch(
+            [session.survival.gains(session.wants) for session in ready], self._seconds, self._idle
+        )
         return [(ready[index], ready[index].next_tree(batch.nodes)) for index in batch.members]
 
     def _seconds(self, rows: int, nodes: int) -> float:

@@ -59,5 +59,7 @@ def probabilities_of(model: Model) -> Probabilities:
 def rounds_of(model: Model) -> RoundModel:
     """The model as one whose graphs draft; raises InvalidRequest if they do not."""
     if not isinstance(model, RoundModel):
-        raise InvalidRequest(f"this target ({type(model).__name__}) has no draft in its graphs: build one with python -m compile --fused")
+        raise InvalidRequest(
+            f"this target ({type(model).__name__}) has no draft in its graphs: build one with python -m compile --fused"
+        )
     return model

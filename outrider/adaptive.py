@@ -40,7 +40,14 @@ Complete = Callable[[Request, Show, threading.Event], Completion]
 
 
 @contextmanager
-def adapting(options: Options, checkpoint: Checkpoint, target: Connection, rows: int, length: int, rates: Rates | None) -> Iterator[Complete]:
+def adapting(
+    options: Options,
+    checkpoint: Checkpoint,
+    target: Connection,
+    rows: int,
+    length: int,
+    rates: Rates | None,
+) -> Iterator[Complete]:
     """Completes requests as the options wish; what was learned is kept at the end."""
     wish = read_wish(options, rates)
     note = fallback_note(options, rates, wish)
@@ -50,15 +57,35 @@ def adapting(options: Options, checkpoint: Checkpoint, target: Connection, rows:
     if terms is not None and not wish.speed_alone:
         terms.tariff(wish.objective)  # before anything is loaded: whether it can be computed
     aims = Aims(wish, terms, options.architecture == "auto", not options.no_bets, options.explain)
-    model = load_model(options, checkpoint, rows=rows, sequence_length=length, spare=MOST_RANKED, max_nodes=PREFILL_NODES)
+    model = load_model(
+        options,
+        checkpoint,
+        rows=rows,
+        sequence_length=length,
+        spare=MOST_RANKED,
+        max_nodes=PREFILL_NODES,
+    )
     profile = user_profiles().draft(checkpoint, model, length)
     learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
     pool = AdaptivePool(model, profile, target, aims, learned)
 
     def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
         with pool.drafter() as (drafter, navigator):
-            tell = partial(pool.teller.tell, streamed=show is not silent) if navigator.tell is not None else None
-            return speculate_adaptive(request, drafter, target.verifier(), navigator, checkpoint.tokenizer, show, cancelled, tell=tell)
+            tell = (
+                partial(pool.teller.tell, streamed=show is not silent)
+                if navigator.tell is not None
+                else None
+            )
+            return speculate_adaptive(
+                request,
+                drafter,
+                target.verifier(),
+                navigator,
+                checkpoint.tokenizer,
+                show,
+                cancelled,
+                tell=tell,
+            )
 
     try:
         yield complete
@@ -96,12 +123,21 @@ class AdaptivePool:
     learned: the file of what earlier runs learned; None to begin with the shipped prior and to keep nothing.
     """
 
-    def __init__(self, model: Model, profile: dict[int, float], target: Connection, aims: Aims, learned: Path | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        profile: dict[int, float],
+        target: Connection,
+        aims: Aims,
+        learned: Path | None,
+    ) -> None:
         self._model, self._target, self._aims = together(model), target, aims
         self.teller = Teller(aims)
         self._learned, self._free = learned, SimpleQueue[_Row]()
         known = self._knowledge(profile)
-        self._rows = [_Row(index, deepcopy(known)) for index in range(model.rows)]  # texts are made at once: each row learns alone
+        self._rows = [
+            _Row(index, deepcopy(known)) for index in range(model.rows)
+        ]  # texts are made at once: each row learns alone
         for row in self._rows:
             self._free.put(row)
 
@@ -109,7 +145,9 @@ class AdaptivePool:
     def drafter(self) -> Iterator[tuple[AdaptiveDrafter, Navigator]]:
         """Waits until a row is free."""
         row = self._free.get()
-        drafter = AdaptiveDrafter(self._model, Pilot(row.known, bets=self._aims.bets), row=row.index)
+        drafter = AdaptiveDrafter(
+            self._model, Pilot(row.known, bets=self._aims.bets), row=row.index
+        )
         try:
             yield drafter, self._navigator(row.known)
         finally:
@@ -129,15 +167,24 @@ class AdaptivePool:
     def _knowledge(self, profile: dict[int, float]) -> Knowledge:
         description = self._target.description
         link = link_times(probe_link(self._target.probe, say))
-        known = Knowledge(DraftTimes(profile), TargetTimes(dict(description.times)), link, self._acceptance())
+        known = Knowledge(
+            DraftTimes(profile), TargetTimes(dict(description.times)), link, self._acceptance()
+        )
         if description.draft_times:
-            known.call_there, known.room_there = DraftTimes(dict(description.draft_times)).seconds, description.draft_nodes
+            known.call_there, known.room_there = (
+                DraftTimes(dict(description.draft_times)).seconds,
+                description.draft_nodes,
+            )
         return known
 
     def _acceptance(self) -> AcceptanceModel:
         """What was learned in earlier runs, else the shipped prior."""
         try:
-            return read_acceptance(self._learned) if self._learned is not None and self._learned.exists() else read_acceptance()
+            return (
+                read_acceptance(self._learned)
+                if self._learned is not None and self._learned.exists()
+                else read_acceptance()
+            )
         except (InvalidRequest, OSError) as error:
             print(f"note: {self._learned} is not used: {error}", file=sys.stderr)
             return read_acceptance()
@@ -150,7 +197,9 @@ class AdaptivePool:
             allowed |= {TARGET_ONLY, FUSED} if seeded else {TARGET_ONLY}
         most = description.max_tree_nodes - 1
         tell = self.teller.tell if aims.explain or aims.auto or not aims.wish.speed_alone else None
-        return Navigator(known, aims.wish, aims.terms, frozenset(allowed), most, bets=aims.bets, tell=tell)
+        return Navigator(
+            known, aims.wish, aims.terms, frozenset(allowed), most, bets=aims.bets, tell=tell
+        )
 
 
 class Teller:
@@ -158,16 +207,27 @@ class Teller:
 
     def __init__(self, aims: Aims) -> None:
         self._aims, self._said = aims, set[str]()
-        self._order: dict[int, list[str]] = {}  # text -> architectures as they were last shown, the chosen one first
-        self._broken_at = 0  # characters of the streamed text after which its line was last broken off
+        self._order: dict[
+            int, list[str]
+        ] = {}  # text -> architectures as they were last shown, the chosen one first
+        self._broken_at = (
+            0  # characters of the streamed text after which its line was last broken off
+        )
 
-    def tell(self, course: Course, done: Completion | None = None, *, streamed: bool = False) -> None:
+    def tell(
+        self, course: Course, done: Completion | None = None, *, streamed: bool = False
+    ) -> None:
         """done: the text so far; streamed: it stands on the terminal, perhaps in the middle of a line."""
         lines = self._notes(course)
         if self._aims.explain:
             best_first = sorted(course.alternatives, key=lambda one: course.tariff.of(one.effort))
-            order, index = [course.architecture, *(one.architecture for one in best_first)], -1 if done is None else done.index
-            plan, *table = explained(course, self._aims, done, best_first if self._order.get(index) != order else ())
+            order, index = (
+                [course.architecture, *(one.architecture for one in best_first)],
+                -1 if done is None else done.index,
+            )
+            plan, *table = explained(
+                course, self._aims, done, best_first if self._order.get(index) != order else ()
+            )
             lines += [plan if done is None or streamed else f"prompt {done.index}, {plan}", *table]
             self._order[index] = order
         if lines and streamed and done is not None and len(done.text) != self._broken_at:
@@ -180,13 +240,17 @@ class Teller:
         """That are new in this run."""
         notes = {} if course.notice is None else {"limit": f"note: {course.notice}"}
         if course.architecture != DISTRIBUTED:
-            notes[course.architecture] = f"note: {course.architecture} goes on from here: drafting on this machine does not pay now"
+            notes[course.architecture] = (
+                f"note: {course.architecture} goes on from here: drafting on this machine does not pay now"
+            )
         new = [line for what, line in notes.items() if what not in self._said]
         self._said |= notes.keys()
         return new
 
 
-def explained(course: Course, aims: Aims, done: Completion | None, table: Sequence[Forecast]) -> Iterator[str]:
+def explained(
+    course: Course, aims: Aims, done: Completion | None, table: Sequence[Forecast]
+) -> Iterator[str]:
     """A line for the decision, with what was predicted and what the text so far was made at, and one for each of the table's settings."""
     told = all(math.isfinite(one.tokens_per_second) for one in course.alternatives)
     speed = "" if done is None else _speed(done)
@@ -204,7 +268,11 @@ def _predicted(one: Forecast, aims: Aims) -> str:
     if aims.terms is None:
         return speed
     price = aims.terms.price(aims.wish.objective, 1.0, one.effort)
-    return speed if price.value is None else f"{speed}, {price_words(aims.wish.objective, price.value)}"
+    return (
+        speed
+        if price.value is None
+        else f"{speed}, {price_words(aims.wish.objective, price.value)}"
+    )
 
 
 def _speed(done: Completion) -> str:

@@ -32,7 +32,9 @@ def open_artifact(options: Options) -> tuple[Manifest, Checkpoint]:
     manifest = _read(options.device, directory)
     tokenizer = Tokenizer(directory)
     if tokenizer.fingerprint() != manifest.tokenizer_fingerprint:
-        raise BadArtifact(f"{directory / 'tokenizer.json'} is not the tokenizer that the model was compiled with")
+        raise BadArtifact(
+            f"{directory / 'tokenizer.json'} is not the tokenizer that the model was compiled with"
+        )
     config = parse_config(manifest.config, frozenset(manifest.stop_ids))
     return manifest, Checkpoint(manifest.model, directory, False, config, tokenizer)
 
@@ -43,7 +45,9 @@ def _read(device: str, directory: Path) -> Manifest:
     from inference.backends.compiled import read_compiled
 
     if device not in ("auto", "cpu", "neuron"):
-        raise InvalidRequest(f"--device {device}: artefacts are for cpu or neuron; leave --device out to take what it was built for")
+        raise InvalidRequest(
+            f"--device {device}: artefacts are for cpu or neuron; leave --device out to take what it was built for"
+        )
     if device == "cpu" or (device == "auto" and read_manifest(directory).target == "cpu"):
         return read_compiled(directory)
     from inference.backends.neuron import check_machine
@@ -62,17 +66,26 @@ def load_artifact(options: Options, manifest: Manifest) -> CompiledModel:
     if manifest.target != "cpu":
         from inference.backends.neuron import load_neuron
 
-        return load_neuron(directory, manifest, lambda line: print(line, file=sys.stderr, flush=True))
+        return load_neuron(
+            directory, manifest, lambda line: print(line, file=sys.stderr, flush=True)
+        )
     if manifest.dtype == "int8":
         from inference.backends.openvino import DECODER_WEIGHTS, load_openvino
 
         set_threads(options, (directory / DECODER_WEIGHTS).stat().st_size)
         model = load_openvino(directory, manifest)
     else:
-        model = _load_fused(directory, manifest) if manifest.fused else load_compiled(directory, manifest)
+        model = (
+            _load_fused(directory, manifest)
+            if manifest.fused
+            else load_compiled(directory, manifest)
+        )
         set_threads(options, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
     beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
-    print(f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, {manifest.rows} rows{beside}", file=sys.stderr)
+    print(
+        f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, {manifest.rows} rows{beside}",
+        file=sys.stderr,
+    )
     return model
 
 
@@ -93,7 +106,9 @@ def with_neuron_artifact(options: Options) -> Options:
 
     target = instance_family() if has_device() else None
     if target not in _CORES:
-        raise InvalidRequest("--device neuron: no trn1, inf2 or trn2 instance is recognised here; build with python -m compile, then --artifact DIR")
+        raise InvalidRequest(
+            "--device neuron: no trn1, inf2 or trn2 instance is recognised here; build with python -m compile, then --artifact DIR"
+        )
     asked = CompileOptions(
         model=options.target_model or options.model,
         target=target,
@@ -104,9 +119,16 @@ def with_neuron_artifact(options: Options) -> Options:
         tensor_parallel=_CORES[target],
     )
     checkpoint = find_checkpoint(asked)
-    spec, command = make_request(asked, checkpoint).spec, f"main.py --role {options.role} --device neuron"
+    spec, command = (
+        make_request(asked, checkpoint).spec,
+        f"main.py --role {options.role} --device neuron",
+    )
     directory = neuron_artifact(
-        spec, checkpoint.directory, cache_directory("artifacts"), command=command, say=lambda line: print(line, file=sys.stderr, flush=True)
+        spec,
+        checkpoint.directory,
+        cache_directory("artifacts"),
+        command=command,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     return replace(options, artifact=str(directory), model=None, target_model=None, dtype=None)
 
@@ -115,5 +137,7 @@ def artifact_length(options: Options, manifest: Manifest) -> int:
     """Prompt and output together; raises InvalidRequest beyond what was built."""
     asked = options.sequence_length or manifest.sequence_length
     if not 2 <= asked <= manifest.sequence_length:
-        raise InvalidRequest(f"--sequence_length {asked}: the artefact was built for 2 to {manifest.sequence_length}; build one for more")
+        raise InvalidRequest(
+            f"--sequence_length {asked}: the artefact was built for 2 to {manifest.sequence_length}; build one for more"
+        )
     return asked

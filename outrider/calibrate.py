@@ -27,9 +27,13 @@ def calibrate(options: Options) -> int:
     """Print what a call of the draft takes by width, and what the target and the link to it take when it answers."""
     checkpoint = find_checkpoint(options, "draft")
     length = checkpoint.sequence_length(options.sequence_length)
-    model = load_model(options, checkpoint, rows=1, sequence_length=length, spare=WIDEST, max_nodes=PREFILL_NODES)
+    model = load_model(
+        options, checkpoint, rows=1, sequence_length=length, spare=WIDEST, max_nodes=PREFILL_NODES
+    )
     times = user_profiles(afresh=True).draft(checkpoint, model, length)
-    print(f"draft {checkpoint.name} on {describe(model.device)}: milliseconds of a call by the nodes that it ranks")
+    print(
+        f"draft {checkpoint.name} on {describe(model.device)}: milliseconds of a call by the nodes that it ranks"
+    )
     print(_row("nodes", times))
     print(_row("ms", [_ms(seconds) for seconds in times.values()]))
     try:
@@ -53,7 +57,9 @@ def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
             break
         if slow and not told:
             told = True
-            tell(f"measuring the link to the target: an exchange without work takes {_ms(probes[-1].seconds)} ms")
+            tell(
+                f"measuring the link to the target: an exchange without work takes {_ms(probes[-1].seconds)} ms"
+            )
         probes.append(probe())
     return probes
 
@@ -79,7 +85,10 @@ def described(target: Description) -> Iterator[str]:
     sizes = sorted({nodes for _, nodes in times})
     yield _row("nodes", sizes)
     for rows in sorted({rows for rows, _ in times}):
-        yield _row(f"{rows} rows", [_ms(times[rows, nodes]) if (rows, nodes) in times else "-" for nodes in sizes])
+        yield _row(
+            f"{rows} rows",
+            [_ms(times[rows, nodes]) if (rows, nodes) in times else "-" for nodes in sizes],
+        )
     if target.draft_times:
         yield f"  milliseconds of a call of its own draft, {target.draft_model}"
         yield _row("nodes", [width for width, _ in target.draft_times])

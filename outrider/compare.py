@@ -34,6 +34,10 @@ def _run(options: CompareOptions, profile: str | None) -> None:
     words = verdict(options, comparison)
     print_comparison(comparison, words)
     if options.out:
-        directory = Path(options.out) / Path(profile).stem if profile and len(options.emulate) > 1 else Path(options.out)
+        directory = (
+            Path(options.out) / Path(profile).stem
+            if profile and len(options.emulate) > 1
+            else Path(options.out)
+        )
         for path in write_results(directory, options, comparison, words):
             print(f"wrote {path}", file=sys.stderr)

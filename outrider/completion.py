@@ -85,9 +85,13 @@ class Completion:
     target_seconds: float = 0.0
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
-    arrivals: list[float] = field(default_factory=list)  # [chunk] from the request to the tokens that came together
+    arrivals: list[float] = field(
+        default_factory=list
+    )  # [chunk] from the request to the tokens that came together
     chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many those were
-    accepted_at_depth: list[int] = field(default_factory=list)  # [depth - 1] rounds that accepted a node of this depth
+    accepted_at_depth: list[int] = field(
+        default_factory=list
+    )  # [depth - 1] rounds that accepted a node of this depth
     device: str = ""  # of the target, as it describes itself: an emulated one says so; empty for a model in this process
     baseline: Completion | None = None
     speedup: float | None = None
@@ -110,8 +114,19 @@ def new_completion(request: Request) -> Completion:
 class _Run:
     """A completion being made: clock, text, counts and the end condition. traffic: of the session that makes it.  architecture: of its rounds."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, show: Show, traffic: Traffic, architecture: str) -> None:
-        self.done, self._statistics, self._architecture = new_completion(request), Statistics(), architecture
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        show: Show,
+        traffic: Traffic,
+        architecture: str,
+    ) -> None:
+        self.done, self._statistics, self._architecture = (
+            new_completion(request),
+            Statistics(),
+            architecture,
+        )
         self._request, self._show, self._traffic = request, show, traffic
         self._tokenizer = tokenizer
         self._text = tokenizer.stream(request.ids)
@@ -182,10 +197,17 @@ class _Run:
         done.rounds, done.num_draft_tokens = statistics.rounds, statistics.num_draft_tokens
         done.num_accepted_tokens = statistics.num_accepted_tokens
         done.accepted_at_depth = statistics.accepted_at_depth
-        done.acceptance_length, done.acceptance_rate = statistics.acceptance_length, statistics.acceptance_rate
+        done.acceptance_length, done.acceptance_rate = (
+            statistics.acceptance_length,
+            statistics.acceptance_rate,
+        )
         done.bytes_up, done.bytes_down = traffic.bytes_up, traffic.bytes_down
         done.resumes, done.reopenings = traffic.resumes, traffic.reopenings
-        done.target_seconds, done.queue_seconds, done.prefill_seconds = traffic.model_seconds, traffic.queue_seconds, traffic.prefill_seconds
+        done.target_seconds, done.queue_seconds, done.prefill_seconds = (
+            traffic.model_seconds,
+            traffic.queue_seconds,
+            traffic.prefill_seconds,
+        )
         done.draft_seconds = draft_seconds
         done.tokens_per_second = len(done.token_ids) / done.seconds if done.seconds else 0.0
         return done
@@ -196,9 +218,19 @@ class _Run:
             self._show(Piece(text, accepted))
 
 
-def speculate(request: Request, drafter: Drafter, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
+def speculate(
+    request: Request,
+    drafter: Drafter,
+    verifier: Verifier,
+    tokenizer: Tokenizer,
+    show: Show,
+    cancelled: Event,
+) -> Completion:
     """Draft and verify until the text ends or `cancelled` is set; the sessions are closed."""
-    run, timed = _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED), StopwatchDrafter(drafter)
+    run, timed = (
+        _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED),
+        StopwatchDrafter(drafter),
+    )
     with closing(verifier), closing(drafter):
         for step in decode(request.ids, request.params, timed, verifier, request.max_new_tokens):
             if not run.take(step.tokens, len(step.tree) - 1, timed.seconds) or cancelled.is_set():
@@ -225,7 +257,15 @@ def speculate_adaptive(
     if tell is not None:
         navigator.tell = lambda course: tell(course, run.done)
     with closing(verifier), closing(drafter):
-        for step in decode_adaptive(request.ids, request.params, drafter, verifier, navigator, request.max_new_tokens, request.stop_ids):
+        for step in decode_adaptive(
+            request.ids,
+            request.params,
+            drafter,
+            verifier,
+            navigator,
+            request.max_new_tokens,
+            request.stop_ids,
+        ):
             drafting = drafted.seconds + drafted.seconds_ahead
             if step.stretch is None:
                 going_on = run.take(step.tokens, len(step.tree) - 1, drafting)
@@ -236,16 +276,35 @@ def speculate_adaptive(
         done = run.finish(drafted.seconds)
     done.ahead_seconds, done.bet_hits = drafted.seconds_ahead, drafted.hits
     done.bet_nodes, done.bet_nodes_used = drafted.prepared, drafted.used
-    done.expected_acceptance_length = 1 + drafted.expected / drafted.rounds if drafted.rounds else 0.0
+    done.expected_acceptance_length = (
+        1 + drafted.expected / drafted.rounds if drafted.rounds else 0.0
+    )
     return done
 
 
-def speculate_offline(request: Request, drafter: Drafter, verifier: LinkedVerifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
+def speculate_offline(
+    request: Request,
+    drafter: Drafter,
+    verifier: LinkedVerifier,
+    tokenizer: Tokenizer,
+    show: Show,
+    cancelled: Event,
+) -> Completion:
     """As speculate(), and the draft goes on alone while the target is away; what nobody verified in the end is marked as such."""
-    run, timed = _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED), StopwatchDrafter(drafter)
+    run, timed = (
+        _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED),
+        StopwatchDrafter(drafter),
+    )
     with closing(verifier), closing(drafter):
         try:
-            for made in decode_offline(request.ids, request.params, timed, verifier, request.max_new_tokens, request.stop_ids):
+            for made in decode_offline(
+                request.ids,
+                request.params,
+                timed,
+                verifier,
+                request.max_new_tokens,
+                request.stop_ids,
+            ):
                 if isinstance(made, Unverified):
                     run.guess(made.token)
                 elif not run.take(made.tokens, len(made.tree) - 1, timed.seconds):
@@ -259,7 +318,9 @@ def speculate_offline(request: Request, drafter: Drafter, verifier: LinkedVerifi
         return run.finish(timed.seconds)
 
 
-def target_only(request: Request, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event) -> Completion:
+def target_only(
+    request: Request, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event
+) -> Completion:
     """The target's own decoding of the same request, streamed: the baseline. A round is one token here."""
     run = _Run(request, tokenizer, show, verifier.traffic, TARGET_ONLY)
     with closing(verifier):
@@ -271,7 +332,14 @@ def target_only(request: Request, verifier: Verifier, tokenizer: Tokenizer, show
 
 
 def made_there(
-    request: Request, target: Connection, fused: bool, tokenizer: Tokenizer, show: Show, cancelled: Event, *, policy: Policy | None = None
+    request: Request,
+    target: Connection,
+    fused: bool,
+    tokenizer: Tokenizer,
+    show: Show,
+    cancelled: Event,
+    *,
+    policy: Policy | None = None,
 ) -> Completion:
     """The text made at the target in one request and streamed: by itself, or (fused) with the draft beside it.
 
@@ -279,7 +347,15 @@ def made_there(
     """
     traffic, draft_seconds = Traffic(), 0.0
     run = _Run(request, tokenizer, show, traffic, FUSED if fused else TARGET_ONLY)
-    made = target.generate(request.ids, request.params, request.max_new_tokens, request.stop_ids, fused=fused, traffic=traffic, policy=policy)
+    made = target.generate(
+        request.ids,
+        request.params,
+        request.max_new_tokens,
+        request.stop_ids,
+        fused=fused,
+        traffic=traffic,
+        policy=policy,
+    )
     with closing(made):
         for tokens, drafted, draft_seconds in made:  # noqa: B007  # the last is read below
             if not run.take(tokens, drafted) or cancelled.is_set():

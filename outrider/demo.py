@@ -17,12 +17,25 @@ def read_lines(path, encoding="utf-8"):
 
 def main() -> int:
     """Start a target, draft against it, stop it."""
-    print("starting a target process and a draft process on loopback, with the models that ship here", file=sys.stderr)
+    print(
+        "starting a target process and a draft process on loopback, with the models that ship here",
+        file=sys.stderr,
+    )
     with target_process() as address:
-        command = role_command("draft", "--target_host", address, "--prompt", PROMPT, "--max_new_tokens", "200", "--baseline")
+        command = role_command(
+            "draft",
+            "--target_host",
+            address,
+            "--prompt",
+            PROMPT,
+            "--max_new_tokens",
+            "200",
+            "--baseline",
+        )
         command += ["--temperature", "0.7", "--top_p", "0.9", "--seed", "7"]
         print(
-            f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the draft, bold is the target's own):", file=sys.stderr
+            f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the draft, bold is the target's own):",
+            file=sys.stderr,
         )
         return subprocess.run(command, check=False, env=role_environment()).returncode  # noqa: S603
 

@@ -44,25 +44,57 @@ def with_draft(target: Target, options: Options) -> Target:
         probabilities_of(target.engine.model)
     if isinstance(target.engine.model, RoundModel):
         return _with_graph(target, target.engine.model, options)
-    checkpoint, policy = find_checkpoint(replace(options, artifact=None), "draft"), read_policy(options)
+    checkpoint, policy = (
+        find_checkpoint(replace(options, artifact=None), "draft"),
+        read_policy(options),
+    )
     fingerprint = checkpoint.tokenizer.fingerprint()
     if fingerprint != target.description.tokenizer_fingerprint:
         theirs = target.description.tokenizer_fingerprint
-        raise Mismatch(f"the tokenizers differ: that of the draft {checkpoint.name} is {fingerprint}, that of {target.description.model} is {theirs}")
+        raise Mismatch(
+            f"the tokenizers differ: that of the draft {checkpoint.name} is {fingerprint}, that of {target.description.model} is {theirs}"
+        )
     largest = max(policy, LARGEST_ASKED, key=lambda one: one.most_ranked)
     rows, room = target.engine.model.rows, max(largest.most_ranked, MOST_OF_A_TREE)
-    model = load_model(options, checkpoint, rows=rows, sequence_length=target.engine.sequence_length, spare=room, max_nodes=max(PREFILL_NODES, room))
-    times = tuple(user_profiles(afresh=options.calibrate).draft(checkpoint, model, target.engine.sequence_length).items())
-    own = _adapting(target, dict(times), rows, room) if asked_policy(options) is None and not classic else None
-    drafts = DraftPool(model, policy, room, ClassicDrafter if classic else ModelDrafter, own=own, seeded=not classic)
+    model = load_model(
+        options,
+        checkpoint,
+        rows=rows,
+        sequence_length=target.engine.sequence_length,
+        spare=room,
+        max_nodes=max(PREFILL_NODES, room),
+    )
+    times = tuple(
+        user_profiles(afresh=options.calibrate)
+        .draft(checkpoint, model, target.engine.sequence_length)
+        .items()
+    )
+    own = (
+        _adapting(target, dict(times), rows, room)
+        if asked_policy(options) is None and not classic
+        else None
+    )
+    drafts = DraftPool(
+        model,
+        policy,
+        room,
+        ClassicDrafter if classic else ModelDrafter,
+        own=own,
+        seeded=not classic,
+    )
     name = checkpoint.name + CLASSIC * classic
-    description = replace(target.description, draft_model=name, draft_nodes=drafts.room, draft_times=times)
+    description = replace(
+        target.description, draft_model=name, draft_nodes=drafts.room, draft_times=times
+    )
     return replace(target, drafts=drafts, description=description)
 
 
 def _adapting(target: Target, draft: dict[int, float], rows: int, room: int) -> Own:
     """Trees as deep and wide as they pay on this host."""
-    hosts = [Host(draft, dict(target.description.times), target.engine.max_tree_nodes - 1, room) for _ in range(rows)]
+    hosts = [
+        Host(draft, dict(target.description.times), target.engine.max_tree_nodes - 1, room)
+        for _ in range(rows)
+    ]
     return lambda model, row: HostedDrafter(model, hosts[row], row=row)
 
 
@@ -70,14 +102,22 @@ def _with_graph(target: Target, model: RoundModel, options: Options) -> Target:
     """The target with the draft that is compiled into its graphs, whose trees have the shape that they were built for."""
     manifest = read_manifest(Path(options.artifact or ""))
     if options.draft_model is not None:
-        raise InvalidRequest(f"--artifact holds a draft, too ({fused_part(manifest).model}): leave out --draft_model")
+        raise InvalidRequest(
+            f"--artifact holds a draft, too ({fused_part(manifest).model}): leave out --draft_model"
+        )
     if model.shape.nodes > target.engine.max_tree_nodes:
-        raise InvalidRequest(f"--max_tree_nodes {target.engine.max_tree_nodes}: a round of this artefact has {model.shape.nodes} nodes")
+        raise InvalidRequest(
+            f"--max_tree_nodes {target.engine.max_tree_nodes}: a round of this artefact has {model.shape.nodes} nodes"
+        )
     drafts, policy = GraphPool(model), asked_policy(options)
     if policy is not None:
         drafts.check(policy)
     name = f"{fused_part(manifest).model} (in the target's graph: {model.shape})"
-    return replace(target, drafts=drafts, description=replace(target.description, draft_model=name, draft_nodes=drafts.room))
+    return replace(
+        target,
+        drafts=drafts,
+        description=replace(target.description, draft_model=name, draft_nodes=drafts.room),
+    )
 
 
 def fused_client(options: Options) -> int:
@@ -85,11 +125,19 @@ def fused_client(options: Options) -> int:
     prompts, tokenizer = read_prompts(options), find_tokenizer(options)
     with connect_target(options, tokenizer) as target:
         description = target.description
-        requests = make_requests(options, prompts, tokenizer, description.sequence_length, description.stop_ids)
+        requests = make_requests(
+            options, prompts, tokenizer, description.sequence_length, description.stop_ids
+        )
         fused, policy = bool(description.draft_model), asked_policy(options)
         if policy is not None and not fused:
-            raise InvalidRequest(f"{description.model} has no draft beside it whose trees could be asked for: leave --gamma and --tree_* out")
-        beside = f"with {description.draft_model} beside it" if fused else "alone: no draft runs beside it"
+            raise InvalidRequest(
+                f"{description.model} has no draft beside it whose trees could be asked for: leave --gamma and --tree_* out"
+            )
+        beside = (
+            f"with {description.draft_model} beside it"
+            if fused
+            else "alone: no draft runs beside it"
+        )
         print(f"{description.model} {beside}", file=sys.stderr)
 
         def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:

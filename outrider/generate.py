@@ -27,7 +27,15 @@ from inference.policy import BestFirst, Chain, Policy, Static
 from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
-from outrider.completion import Completion, Request, Show, new_completion, speculate, speculate_offline, target_only
+from outrider.completion import (
+    Completion,
+    Request,
+    Show,
+    new_completion,
+    speculate,
+    speculate_offline,
+    target_only,
+)
 from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model, security_of
 from outrider.options import Options
 from outrider.purse import Purse, open_purse
@@ -53,7 +61,9 @@ def draft(options: Options) -> int:
         stated = read_prices(options, target.description.usd_per_hour)
         purse, rates = open_purse(options, stated), stated.rates if stated is not None else None
         told = partial(account, purse=purse, wish=read_wish(options, rates))
-        requests = make_requests(options, prompts, checkpoint.tokenizer, length, target.description.stop_ids)
+        requests = make_requests(
+            options, prompts, checkpoint.tokenizer, length, target.description.stop_ids
+        )
         rows = min(options.batch, len(requests))
         with _drafting(options, checkpoint, target, rows, length, rates) as make:
 
@@ -61,8 +71,14 @@ def draft(options: Options) -> int:
                 done = _paid(request, purse, make, show, cancelled)
                 done.device = target.description.device
                 if options.baseline and done.token_ids and not cancelled.is_set():
-                    same = request if done.whole else replace(request, max_new_tokens=len(done.token_ids))
-                    done.baseline = target_only(same, target.verifier(), checkpoint.tokenizer, silent, cancelled)
+                    same = (
+                        request
+                        if done.whole
+                        else replace(request, max_new_tokens=len(done.token_ids))
+                    )
+                    done.baseline = target_only(
+                        same, target.verifier(), checkpoint.tokenizer, silent, cancelled
+                    )
                     done.baseline.device = target.description.device
                     done.speedup = done.baseline.seconds / done.seconds
                 return done
@@ -70,7 +86,9 @@ def draft(options: Options) -> int:
             return run(options, requests, complete, workers=rows, told=told)
 
 
-def _paid(request: Request, purse: Purse, make: Complete, show: Show, cancelled: threading.Event) -> Completion:
+def _paid(
+    request: Request, purse: Purse, make: Complete, show: Show, cancelled: threading.Event
+) -> Completion:
     """The text, paid from this purse; none begins once that is empty."""
     if purse.empty:
         return replace(new_completion(request), finish_reason="spent", usd=0.0)
@@ -79,7 +97,14 @@ def _paid(request: Request, purse: Purse, make: Complete, show: Show, cancelled:
 
 
 @contextmanager
-def _drafting(options: Options, checkpoint: Checkpoint, target: Connection, rows: int, length: int, rates: Rates | None) -> Iterator[Complete]:
+def _drafting(
+    options: Options,
+    checkpoint: Checkpoint,
+    target: Connection,
+    rows: int,
+    length: int,
+    rates: Rates | None,
+) -> Iterator[Complete]:
     """How a text is drafted: with trees as the command line fixes them, else adapting."""
     if options.fixed_tree or options.offline == "draft":
         policy = read_policy(options)
@@ -88,7 +113,9 @@ def _drafting(options: Options, checkpoint: Checkpoint, target: Connection, rows
 
         def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
             with pool.drafter() as drafter:
-                return make(request, drafter, target.verifier(), checkpoint.tokenizer, show, cancelled)
+                return make(
+                    request, drafter, target.verifier(), checkpoint.tokenizer, show, cancelled
+                )
 
         yield complete
     else:
@@ -102,8 +129,12 @@ def verify(options: Options) -> int:
     """One model alone in this process: what the other roles' text is compared with."""
     prompts = read_prompts(options)
     checkpoint, length, load = _alone(options)
-    requests = make_requests(options, prompts, checkpoint.tokenizer, length, checkpoint.config.stop_ids)
-    engine = Engine(load(), sequence_length=length, max_tree_nodes=1, vocabulary=checkpoint.tokenizer.vocabulary)
+    requests = make_requests(
+        options, prompts, checkpoint.tokenizer, length, checkpoint.config.stop_ids
+    )
+    engine = Engine(
+        load(), sequence_length=length, max_tree_nodes=1, vocabulary=checkpoint.tokenizer.vocabulary
+    )
 
     def complete(request: Request, show: Show, cancelled: threading.Event) -> Completion:
         return target_only(request, LocalVerifier(engine), checkpoint.tokenizer, show, cancelled)
@@ -117,10 +148,25 @@ def _alone(options: Options) -> tuple[Checkpoint, int, Callable[[], Model]]:
         options = with_neuron_artifact(options)
     if options.artifact and options.role == "verify_target":
         manifest, checkpoint = open_artifact(options)
-        return checkpoint, artifact_length(options, manifest), lambda: load_artifact(options, manifest)
+        return (
+            checkpoint,
+            artifact_length(options, manifest),
+            lambda: load_artifact(options, manifest),
+        )
     checkpoint = find_checkpoint(options, options.role.removeprefix("verify_"))
     length = checkpoint.sequence_length(options.sequence_length)
-    return checkpoint, length, lambda: load_model(options, checkpoint, rows=1, sequence_length=length, spare=1, max_nodes=options.max_tree_nodes)
+    return (
+        checkpoint,
+        length,
+        lambda: load_model(
+            options,
+            checkpoint,
+            rows=1,
+            sequence_length=length,
+            spare=1,
+            max_nodes=options.max_tree_nodes,
+        ),
+    )
 
 
 @contextmanager
@@ -131,9 +177,19 @@ def connect_target(options: Options, tokenizer: Tokenizer) -> Iterator[Connectio
     """
     patience = Patience(options.patience, lambda line: print(line, file=sys.stderr, flush=True))
     fingerprint = tokenizer.fingerprint()
-    name, seconds = options.model_name or "", max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
+    name, seconds = (
+        options.model_name or "",
+        max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS,
+    )
     security = security_of(options)
-    with connect(_addresses(options), security=security, tokenizer_fingerprint=fingerprint, model=name, timeout=seconds, patience=patience) as target:
+    with connect(
+        _addresses(options),
+        security=security,
+        tokenizer_fingerprint=fingerprint,
+        model=name,
+        timeout=seconds,
+        patience=patience,
+    ) as target:
         yield target
 
 
@@ -148,13 +204,24 @@ def _address(host: str, port: int) -> str:
 
 def session_length(options: Options, checkpoint: Checkpoint, target: Connection) -> int:
     """Prompt and output together: what the draft, the target and the user allow."""
-    return min(checkpoint.sequence_length(options.sequence_length), target.description.sequence_length)
+    return min(
+        checkpoint.sequence_length(options.sequence_length), target.description.sequence_length
+    )
 
 
-def load_draft(options: Options, checkpoint: Checkpoint, policy: Policy, rows: int, length: int) -> EagerModel | LegacyNeuronModel:
+def load_draft(
+    options: Options, checkpoint: Checkpoint, policy: Policy, rows: int, length: int
+) -> EagerModel | LegacyNeuronModel:
     """The draft model, with room for the trees that the policy grows."""
     ranked = policy.most_ranked
-    return load_model(options, checkpoint, rows=rows, sequence_length=length, spare=ranked, max_nodes=max(PREFILL_NODES, ranked))
+    return load_model(
+        options,
+        checkpoint,
+        rows=rows,
+        sequence_length=length,
+        spare=ranked,
+        max_nodes=max(PREFILL_NODES, ranked),
+    )
 
 
 def read_prompts(options: Options) -> list[str]:
@@ -167,7 +234,9 @@ def read_prompts(options: Options) -> list[str]:
         try:
             prompts = Path(options.prompt_text or "").read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"--prompt_text {options.prompt_text} cannot be read: {error}") from error
+            raise InvalidRequest(
+                f"--prompt_text {options.prompt_text} cannot be read: {error}"
+            ) from error
         prompts = [prompt for prompt in prompts if prompt.strip()]
     if not prompts or not prompts[0]:
         raise InvalidRequest("the prompt is empty: at least one character is needed")
@@ -176,20 +245,33 @@ def read_prompts(options: Options) -> list[str]:
 
 def read_policy(options: Options) -> Policy:
     """The tree that --gamma, --tree_rates or --tree_nodes and --tree_depth ask for."""
-    nodes, depth = options.tree_nodes or DEFAULT_TREE.nodes, options.tree_depth or DEFAULT_TREE.depth
+    nodes, depth = (
+        options.tree_nodes or DEFAULT_TREE.nodes,
+        options.tree_depth or DEFAULT_TREE.depth,
+    )
     if options.gamma is not None:
         if options.tree_nodes or options.tree_depth or options.tree_rates:
-            raise InvalidRequest("--gamma drafts a chain: it does not go with --tree_nodes, --tree_depth or --tree_rates")
+            raise InvalidRequest(
+                "--gamma drafts a chain: it does not go with --tree_nodes, --tree_depth or --tree_rates"
+            )
         return Chain(options.gamma)
     if options.tree_rates is not None:
         try:
-            return Static(tuple(float(rate) for rate in options.tree_rates.split(",")), nodes, depth)
+            return Static(
+                tuple(float(rate) for rate in options.tree_rates.split(",")), nodes, depth
+            )
         except ValueError as error:
             raise InvalidRequest(f"--tree_rates {options.tree_rates}: {error}") from error
     return BestFirst(nodes, depth)
 
 
-def make_requests(options: Options, prompts: Sequence[str], tokenizer: Tokenizer, length: int, stop_ids: frozenset[int]) -> list[Request]:
+def make_requests(
+    options: Options,
+    prompts: Sequence[str],
+    tokenizer: Tokenizer,
+    length: int,
+    stop_ids: frozenset[int],
+) -> list[Request]:
     """Prompts as ids, each with its own seed; raises InvalidRequest for one that does not fit."""
     if options.max_new_tokens < 1:
         raise InvalidRequest(f"--max_new_tokens {options.max_new_tokens}: at least one is needed")
@@ -201,11 +283,18 @@ def make_requests(options: Options, prompts: Sequence[str], tokenizer: Tokenizer
     for index, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, chat=options.chat)
         if len(ids) >= length:
-            raise InvalidRequest(f"prompt {index} has {len(ids)} tokens: the sequence length is {length}, prompt and output together")
+            raise InvalidRequest(
+                f"prompt {index} has {len(ids)} tokens: the sequence length is {length}, prompt and output together"
+            )
         room = min(options.max_new_tokens, length - len(ids))
-        requests.append(Request(index, prompt, ids, replace(base, seed=seed + index), room, stop_ids))
+        requests.append(
+            Request(index, prompt, ids, replace(base, seed=seed + index), room, stop_ids)
+        )
     if any(request.max_new_tokens < options.max_new_tokens for request in requests):
-        print(f"note: output is limited by the sequence length of {length}, prompt and output together", file=sys.stderr)
+        print(
+            f"note: output is limited by the sequence length of {length}, prompt and output together",
+            file=sys.stderr,
+        )
     if not base.greedy:
         print(f"seed {seed}", file=sys.stderr)
     return requests
@@ -217,7 +306,11 @@ class _Failure:
     error: OutriderError
 
     def record(self) -> dict[str, object]:
-        return {"index": self.request.index, "prompt": self.request.prompt, "error": str(self.error)}
+        return {
+            "index": self.request.index,
+            "prompt": self.request.prompt,
+            "error": str(self.error),
+        }
 
 
 def run(
@@ -233,7 +326,9 @@ def run(
     show = LiveText() if len(requests) == 1 and not options.json else silent
     start, finished, failures = time.perf_counter(), [], 0
     with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(_attempt, complete, request, show, cancelled) for request in requests]
+        futures = [
+            pool.submit(_attempt, complete, request, show, cancelled) for request in requests
+        ]
         try:
             for future in futures:
                 outcome = future.result()
@@ -244,17 +339,27 @@ def run(
         except KeyboardInterrupt:
             cancelled.set()
             pool.shutdown(cancel_futures=True)
-            finished = [done for done in (future.result() for future in futures if not future.cancelled()) if isinstance(done, Completion)]
+            finished = [
+                done
+                for done in (future.result() for future in futures if not future.cancelled())
+                if isinstance(done, Completion)
+            ]
             print("\ninterrupted", file=sys.stderr)
     if finished:
         lines = [summary(finished, time.perf_counter() - start), told(finished)]
         print("\n".join(line for line in lines if line), file=sys.stderr)
     if options.profile is not None:
-        print("profile: " + ", ".join(str(path) for path in write_profile(Path(options.profile), finished)), file=sys.stderr)
+        print(
+            "profile: "
+            + ", ".join(str(path) for path in write_profile(Path(options.profile), finished)),
+            file=sys.stderr,
+        )
     return 130 if cancelled.is_set() else int(failures > 0)
 
 
-def _attempt(complete: Complete, request: Request, show: Show, cancelled: threading.Event) -> Completion | _Failure:
+def _attempt(
+    complete: Complete, request: Request, show: Show, cancelled: threading.Event
+) -> Completion | _Failure:
     try:
         return complete(request, show, cancelled)
     except OutriderError as error:
@@ -266,10 +371,16 @@ def _print(options: Options, outcome: Completion | _Failure, *, streamed: bool) 
         print(json.dumps(outcome.record()), flush=True)
     elif isinstance(outcome, Completion):
         if not streamed:
-            print(f"--- prompt {outcome.index} (seed {outcome.seed}), {len(outcome.token_ids)} tokens", file=sys.stderr)
+            print(
+                f"--- prompt {outcome.index} (seed {outcome.seed}), {len(outcome.token_ids)} tokens",
+                file=sys.stderr,
+            )
             sys.stdout.write(outcome.text)
         print(flush=True)
         if outcome.finish_reason == "unverified":
-            print(f"the target did not come back; the draft alone went on, unverified:\n{outcome.unverified_text}", file=sys.stderr)
+            print(
+                f"the target did not come back; the draft alone went on, unverified:\n{outcome.unverified_text}",
+                file=sys.stderr,
+            )
     if isinstance(outcome, _Failure):
         print(f"error: prompt {outcome.request.index}: {outcome.error}", file=sys.stderr)

@@ -60,7 +60,9 @@ class Shape:
     def __post_init__(self) -> None:
         for name in ("delay_ms", "jitter_ms"):
             if not 0 <= getattr(self, name) <= 60_000:
-                raise InvalidRequest(f"--{name} {getattr(self, name)}: milliseconds from 0 to 60000")
+                raise InvalidRequest(
+                    f"--{name} {getattr(self, name)}: milliseconds from 0 to 60000"
+                )
         for name in ("mbit", "cut_every_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -79,15 +81,23 @@ class Shape:
             return
         chance, moment = random.Random(self.seed), 0.0  # noqa: S311
         while True:
-            moment += chance.expovariate(1 / self.cut_every_s) if self.cut_random else self.cut_every_s
+            moment += (
+                chance.expovariate(1 / self.cut_every_s) if self.cut_random else self.cut_every_s
+            )
             yield moment
 
     def __str__(self) -> str:
         said = [f"{self.delay_ms:g} ms each way"]
         said += [f"up to {self.jitter_ms:g} ms more"] * (self.jitter_ms > 0)
         said += [] if self.mbit is None else [f"{self.mbit:g} Mbit/s"]
-        said += [f"cut at {', '.join(f'{moment:g}' for moment in self.cut_at_s)} s"] * bool(self.cut_at_s)
-        said += [] if self.cut_every_s is None else [f"cut {'at random ' * self.cut_random}every {self.cut_every_s:g} s"]
+        said += [f"cut at {', '.join(f'{moment:g}' for moment in self.cut_at_s)} s"] * bool(
+            self.cut_at_s
+        )
+        said += (
+            []
+            if self.cut_every_s is None
+            else [f"cut {'at random ' * self.cut_random}every {self.cut_every_s:g} s"]
+        )
         return "emulated link: " + ", ".join(said)
 
 
@@ -109,7 +119,9 @@ class _Direction:
 class _Way:
     """One direction of a connection: nothing is sent before `opened`, and nothing overtakes."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, direction: _Direction, opened: float) -> None:
+    def __init__(
+        self, source: socket.socket, sink: socket.socket, direction: _Direction, opened: float
+    ) -> None:
         self._source, self._sink, self._direction, self._opened = source, sink, direction, opened
         self._flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_IN_FLIGHT)
 
@@ -138,7 +150,9 @@ class _Link:
 
     def __init__(self, to: Address, shape: Shape) -> None:
         self._to, self._shape, self._delay = to, shape, shape.delay_ms / 1e3
-        self._up, self._down = (_Direction(shape, f"{shape.seed} {name}") for name in ("up", "down"))
+        self._up, self._down = (
+            _Direction(shape, f"{shape.seed} {name}") for name in ("up", "down")
+        )
         self._connections: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
@@ -190,7 +204,9 @@ class _Link:
         """Until both directions have ended. TCP's handshake takes a round trip, and the target hears its end half a one later."""
         up = _Way(client, target, self._up, accepted + 2 * self._delay)
         down = _Way(target, client, self._down, accepted + 3 * self._delay)
-        tasks = [asyncio.create_task(part) for way in (up, down) for part in (way.take(), way.deliver())]
+        tasks = [
+            asyncio.create_task(part) for way in (up, down) for part in (way.take(), way.deliver())
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -225,7 +241,9 @@ def run(listen: Address, to: Address, shape: Shape, on_ready: Callable[[Address]
         loop.close()
 
 
-async def _until_signal(listen: Address, to: Address, shape: Shape, on_ready: Callable[[Address], None]) -> None:
+async def _until_signal(
+    listen: Address, to: Address, shape: Shape, on_ready: Callable[[Address], None]
+) -> None:
     loop, stopped, link = asyncio.get_running_loop(), asyncio.Event(), _Link(to, shape)
     try:
         listener = socket.create_server(listen, family=_family(listen))
@@ -255,16 +273,33 @@ class ShapedLink(NamedTuple):
 @contextmanager
 def shaped_link(to: str, shape: Shape = Shape()) -> Iterator[ShapedLink]:
     """A link to HOST:PORT, in a process that ends with this context. Raises Unavailable when it does not start."""
-    command = [sys.executable, "-m", "outrider.link", "--listen", "127.0.0.1:0", "--to", to, *_flags(shape)]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.link",
+        "--listen",
+        "127.0.0.1:0",
+        "--to",
+        to,
+        *_flags(shape),
+    ]
     process = subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
     )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith(READY):
-            raise Unavailable(f"the link to {to} did not start: {line.strip() or 'its own message says why'}")
-        yield ShapedLink(line.removeprefix(READY).split()[0], lambda: process.send_signal(signal.SIGUSR1))
+            raise Unavailable(
+                f"the link to {to} did not start: {line.strip() or 'its own message says why'}"
+            )
+        yield ShapedLink(
+            line.removeprefix(READY).split()[0], lambda: process.send_signal(signal.SIGUSR1)
+        )
     finally:
         process.terminate()
         try:
@@ -281,26 +316,48 @@ def _flags(shape: Shape) -> list[str]:
         value = getattr(shape, field.name)
         if value != field.default:
             flags += [f"--{field.name}"]
-            flags += [] if value is True else [",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+            flags += (
+                []
+                if value is True
+                else [",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+            )
     return flags
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Address, Address, Shape]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0 lets the system choose (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="port 0 lets the system choose (default: %(default)s)",
+    )
     parser.add_argument("--to", required=True, metavar="HOST:PORT", help="where the target is")
     numbers: dict[str, tuple[Any, str]] = {
         "delay_ms": (float, "one way, in each direction (default: %(default)g)"),
         "jitter_ms": (float, "up to so much more, evenly spread, in order (default: %(default)g)"),
-        "mbit": (float, "megabits a second of each direction, for all connections together (default: no limit)"),
+        "mbit": (
+            float,
+            "megabits a second of each direction, for all connections together (default: no limit)",
+        ),
         "cut_at_s": (_moments, "S,S,...: break all connections at these moments"),
         "cut_every_s": (float, "break all connections at this interval"),
         "seed": (int, "of jitter and random cuts (default: %(default)s)"),
     }
     for name, (kind, text) in numbers.items():
         parser.add_argument(f"--{name}", type=kind, default=getattr(Shape, name), help=text)
-    parser.add_argument("--cut_random", action="store_true", help="--cut_every_s is a mean: cuts come at random")
-    parser.add_argument("--cut_fin", action="store_true", help="cuts end connections in order (FIN) instead of resetting them (RST)")
+    parser.add_argument(
+        "--cut_random", action="store_true", help="--cut_every_s is a mean: cuts come at random"
+    )
+    parser.add_argument(
+        "--cut_fin",
+        action="store_true",
+        help="cuts end connections in order (FIN) instead of resetting them (RST)",
+    )
     given = vars(parser.parse_args(arguments))
     listen, to = parse_address(given.pop("listen")), parse_address(given.pop("to"))
     return listen, to, Shape(**given)
@@ -314,7 +371,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a link; 0 when it ended by a signal."""
     try:
         listen, to, shape = _parse(arguments)
-        run(listen, to, shape, lambda bound: print(f"{READY}{bound} (to {to}; {shape})", flush=True))
+        run(
+            listen, to, shape, lambda bound: print(f"{READY}{bound} (to {to}; {shape})", flush=True)
+        )
     except OutriderError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -57,7 +57,9 @@ def read_listed(path: Path, options: Options) -> dict[str, Options]:
     listed: dict[str, Options] = {}
     for number, entry in enumerate(_entries(path), 1):
         if not isinstance(entry, dict):
-            raise InvalidRequest(f"--models {path}: entry {number} is not an object with a name and a model or an artifact")
+            raise InvalidRequest(
+                f"--models {path}: entry {number} is not an object with a name and a model or an artifact"
+            )
         name = _name(entry.pop("name", None), f"--models {path}: entry {number}")
         where = f"--models {path}: {name}"
         if name in listed:
@@ -84,7 +86,13 @@ def lazily(name: str, options: Options, load: Load) -> Callable[[], Served]:
     def loader() -> Served:
         try:
             return load_listed(name, options, load)
-        except (OutriderError, OSError, RuntimeError, ValueError, MemoryError) as error:  # of weights, devices and memory
+        except (
+            OutriderError,
+            OSError,
+            RuntimeError,
+            ValueError,
+            MemoryError,
+        ) as error:  # of weights, devices and memory
             log.error("%s could not be loaded: %s: %s", name, type(error).__name__, error)
             raise Unavailable(f"{name} could not be loaded: its target's log says why") from error
 
@@ -97,27 +105,46 @@ def _entries(path: Path) -> list[Any]:
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"--models {path} cannot be read: {error}") from error
     if not isinstance(raw, dict) or raw.keys() != {"models"} or not isinstance(raw["models"], list):
-        raise InvalidRequest(f'--models {path}: {{"models": [{{"name": NAME, "model": DIR_OR_NAME}}, ...]}} is needed')
+        raise InvalidRequest(
+            f'--models {path}: {{"models": [{{"name": NAME, "model": DIR_OR_NAME}}, ...]}} is needed'
+        )
     return raw["models"]
 
 
 def _name(name: object, where: str) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise InvalidRequest(f'{where}: "name" is to be 1 to {LONGEST_NAME} printable characters: got {name!r}')
+        raise InvalidRequest(
+            f'{where}: "name" is to be 1 to {LONGEST_NAME} printable characters: got {name!r}'
+        )
     return name
 
 
 def _options(entry: Mapping[str, Any], options: Options, where: str) -> Options:
     """The command line's, but with the entry's model and fields."""
-    given: dict[str, Any] = {"model": None, "artifact": None, "target_model": None, "draft_model": None, "models": None}
+    given: dict[str, Any] = {
+        "model": None,
+        "artifact": None,
+        "target_model": None,
+        "draft_model": None,
+        "models": None,
+    }
     for name, value in entry.items():
         field = _FIELDS.get(name)
         if field is None:
-            raise InvalidRequest(f'{where}: unknown field "{name}"; there are name, {", ".join(_FIELDS)}')
-        if not isinstance(value, field.kind) or isinstance(value, bool) or not value or (isinstance(value, int) and value < 1):
+            raise InvalidRequest(
+                f'{where}: unknown field "{name}"; there are name, {", ".join(_FIELDS)}'
+            )
+        if (
+            not isinstance(value, field.kind)
+            or isinstance(value, bool)
+            or not value
+            or (isinstance(value, int) and value < 1)
+        ):
             raise InvalidRequest(f'{where}: "{name}" cannot be {value!r}')
         if field.decided and "artifact" in entry:
-            raise InvalidRequest(f'{where}: "{name}" was decided when the artefact was built: leave it out')
+            raise InvalidRequest(
+                f'{where}: "{name}" was decided when the artefact was built: leave it out'
+            )
         given[field.option] = value
     if ("model" in entry) == ("artifact" in entry):
         raise InvalidRequest(f'{where}: give one of "model" and "artifact"')
@@ -132,19 +159,33 @@ def _check(options: Options, entry: Mapping[str, Any]) -> None:
         manifest = read_manifest(Path(options.artifact))
         artifact_length(options, manifest)
         if entry.get("dtype", manifest.dtype) != manifest.dtype:
-            raise InvalidRequest(f'"dtype" is {entry["dtype"]}, the artefact was built in {manifest.dtype}: build another, or leave it out')
-        if options.device != "auto" and options.device != ("cpu" if manifest.target == "cpu" else "neuron"):
-            raise InvalidRequest(f'"device" is {options.device}, the artefact was built for {manifest.target}')
+            raise InvalidRequest(
+                f'"dtype" is {entry["dtype"]}, the artefact was built in {manifest.dtype}: build another, or leave it out'
+            )
+        if options.device != "auto" and options.device != (
+            "cpu" if manifest.target == "cpu" else "neuron"
+        ):
+            raise InvalidRequest(
+                f'"device" is {options.device}, the artefact was built for {manifest.target}'
+            )
         return
     if options.device.startswith("neuron"):
-        raise InvalidRequest("for neuron a model is listed as an artifact, which python -m compile builds")
+        raise InvalidRequest(
+            "for neuron a model is listed as an artifact, which python -m compile builds"
+        )
     pick_device(options.device)
     if options.dtype == "int8":
-        raise InvalidRequest("int8 is built ahead of time: list the artifact that python -m compile --target cpu --dtype int8 makes")
+        raise InvalidRequest(
+            "int8 is built ahead of time: list the artifact that python -m compile --target cpu --dtype int8 makes"
+        )
     if options.dtype not in (None, *PRECISIONS):
-        raise InvalidRequest(f'"dtype" {options.dtype}: one of {", ".join(PRECISIONS)} is needed, or an int8 artifact')
+        raise InvalidRequest(
+            f'"dtype" {options.dtype}: one of {", ".join(PRECISIONS)} is needed, or an int8 artifact'
+        )
     from inference.model.checkpoint import find_model
 
     directory = find_model(options.model or "", weights=False)
-    checkpoint = Checkpoint(options.model or "", directory, False, read_config(directory), Tokenizer(directory))
+    checkpoint = Checkpoint(
+        options.model or "", directory, False, read_config(directory), Tokenizer(directory)
+    )
     checkpoint.sequence_length(options.sequence_length)

@@ -33,7 +33,11 @@ def start_log(form: str, level: str) -> None:
     """
     handler = _StderrHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    logging.basicConfig(level=max(logging.WARNING, logging.getLevelName(level.upper())), handlers=[handler], force=True)
+    logging.basicConfig(
+        level=max(logging.WARNING, logging.getLevelName(level.upper())),
+        handlers=[handler],
+        force=True,
+    )
     for room in _ROOMS:
         logging.getLogger(room).setLevel(level.upper())
 
@@ -52,8 +56,15 @@ class EventLog(ServiceObserver):
     def session_opened(self, session: Session, session_id: str, tenant: str) -> None:
         entry = self._ledger.entry(session)
         entry.session_id, entry.tenant = session_id, tenant
-        counts = {"model": entry.model, "prompt_tokens": entry.prompt_tokens, "reused_tokens": entry.reused_tokens}
-        seconds = {"queue_seconds": _round(entry.queue_seconds), "prefill_seconds": _round(entry.prefill_seconds)}
+        counts = {
+            "model": entry.model,
+            "prompt_tokens": entry.prompt_tokens,
+            "reused_tokens": entry.reused_tokens,
+        }
+        seconds = {
+            "queue_seconds": _round(entry.queue_seconds),
+            "prefill_seconds": _round(entry.prefill_seconds),
+        }
         _say("session opened", {**_who(entry), **counts, **seconds})
 
     def session_lost(self, session: Session) -> None:
@@ -64,7 +75,10 @@ class EventLog(ServiceObserver):
 
     def session_ended(self, session: Session, reason: Ending) -> None:
         entry = self._ledger.entry(session)
-        counts = {name: getattr(entry, name) for name in ("prompt_tokens", "tokens", "rounds", "drafted", "accepted")}
+        counts = {
+            name: getattr(entry, name)
+            for name in ("prompt_tokens", "tokens", "rounds", "drafted", "accepted")
+        }
         seconds = entry.last_at - entry.asked_at if entry.rounds else 0.0
         rates = {"acceptance_length": _round(entry.acceptance_length), "seconds": _round(seconds)}
         _say("session ended", {**_who(entry), "reason": reason.value, **counts, **rates})
@@ -96,14 +110,26 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, event, and what the event's record holds."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps({"time": _time(record), "level": record.levelname.lower(), "event": record.getMessage(), **_fields(record)}, default=str)
+        return json.dumps(
+            {
+                "time": _time(record),
+                "level": record.levelname.lower(),
+                "event": record.getMessage(),
+                **_fields(record),
+            },
+            default=str,
+        )
 
 
 class TextFormatter(logging.Formatter):
     """The same for people: values that are not there are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = [f"{name}={value}" for name, value in _fields(record).items() if value not in (None, "", [])]
+        fields = [
+            f"{name}={value}"
+            for name, value in _fields(record).items()
+            if value not in (None, "", [])
+        ]
         line = " ".join([_time(record), f"{record.levelname:<7}", record.getMessage(), *fields])
         return line.replace("\n", " ")
 
@@ -132,7 +158,9 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 def _places(trace: TracebackType | None) -> list[str]:
     """File, line and function of each call, the innermost last."""
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)]
+    return [
+        f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)
+    ]
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -45,7 +45,9 @@ class Checkpoint:
             return min(_DEFAULT_SEQUENCE_LENGTH, limit)
         if not 2 <= asked <= limit:
             field = self.config.limited_by
-            raise InvalidRequest(f"--sequence_length {asked}: {self.name} takes 2 to {limit} (config.json field {field})")
+            raise InvalidRequest(
+                f"--sequence_length {asked}: {self.name} takes 2 to {limit} (config.json field {field})"
+            )
         return asked
 
 
@@ -54,10 +56,18 @@ def find_checkpoint(options: Options, kind: str) -> Checkpoint:
     from inference.model.checkpoint import find_model
 
     if options.artifact:
-        raise InvalidRequest(f"--artifact is for roles target and verify_target: --role {options.role} loads a model directory")
+        raise InvalidRequest(
+            f"--artifact is for roles target and verify_target: --role {options.role} loads a model directory"
+        )
     name = (options.target_model if kind == "target" else options.draft_model) or options.model
     directory = find_model(name) if name else EMBEDDED / kind
-    return Checkpoint(name or f"outrider-embedded-{kind}", directory, name is None, read_config(directory), Tokenizer(directory))
+    return Checkpoint(
+        name or f"outrider-embedded-{kind}",
+        directory,
+        name is None,
+        read_config(directory),
+        Tokenizer(directory),
+    )
 
 
 def find_tokenizer(options: Options) -> Tokenizer:
@@ -69,7 +79,13 @@ def find_tokenizer(options: Options) -> Tokenizer:
 
 
 def load_model(
-    options: Options, checkpoint: Checkpoint, *, rows: int, sequence_length: int, spare: int, max_nodes: int
+    options: Options,
+    checkpoint: Checkpoint,
+    *,
+    rows: int,
+    sequence_length: int,
+    spare: int,
+    max_nodes: int,
 ) -> EagerModel | LegacyNeuronModel:
     """The checkpoint on the chosen device; `spare` slots a row beyond the sequence hold trees. Says what was chosen on stderr."""
     from inference.model.checkpoint import DTYPES, load_decoder
@@ -90,19 +106,28 @@ def load_model(
     parameters = sum(parameter.numel() for parameter in decoder.parameters())
     if device.type == "cpu":
         set_threads(options, parameters)
-    model = _on_device(decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
+    model = _on_device(
+        decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+    )
     precision = str(model.dtype).removeprefix("torch.")
-    print(f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}", file=sys.stderr)
+    print(
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}",
+        file=sys.stderr,
+    )
     return model
 
 
-def _load_legacy(options: Options, checkpoint: Checkpoint, sequence_length: int) -> LegacyNeuronModel:
+def _load_legacy(
+    options: Options, checkpoint: Checkpoint, sequence_length: int
+) -> LegacyNeuronModel:
     """A target on transformers-neuronx: one row, chains of up to --max_tree_nodes tokens."""
     from inference.backends.legacy_neuron import load_legacy_neuron
     from inference.model.checkpoint import DTYPES
 
     if options.role not in ("target", "verify_target"):
-        raise InvalidRequest("--device neuron-legacy is for roles target and verify_target: draft on cpu or cuda")
+        raise InvalidRequest(
+            "--device neuron-legacy is for roles target and verify_target: draft on cpu or cuda"
+        )
     return load_legacy_neuron(
         checkpoint.directory,
         checkpoint.config,
@@ -115,12 +140,16 @@ def _load_legacy(options: Options, checkpoint: Checkpoint, sequence_length: int)
     )
 
 
-def _on_device(decoder: Decoder, device: torch.device, *, rows: int, capacity: int, max_nodes: int) -> EagerModel:
+def _on_device(
+    decoder: Decoder, device: torch.device, *, rows: int, capacity: int, max_nodes: int
+) -> EagerModel:
     """On CUDA the decoder's calls are recorded and replayed; not yet run on a GPU."""
     if device.type == "cuda":
         from inference.backends.cuda import CudaGraphs, CudaModel
 
-        return CudaModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes, recorder=CudaGraphs(device))
+        return CudaModel(
+            decoder, rows=rows, capacity=capacity, max_nodes=max_nodes, recorder=CudaGraphs(device)
+        )
     from inference.backends.eager import EagerModel
 
     return EagerModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
@@ -136,16 +165,22 @@ def set_threads(options: Options, parameters: int) -> None:
 def pick_device(name: str) -> torch.device:
     """The torch device of a --device; auto takes CUDA where there is one. cuda:1 and others are not yet run on hardware."""
     if name == "neuron":
-        raise InvalidRequest("--device neuron is for roles target and verify_target: draft on cpu or cuda")
+        raise InvalidRequest(
+            "--device neuron is for roles target and verify_target: draft on cpu or cuda"
+        )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not is_device(name):
         raise InvalidRequest(f"--device {name}: one of {', '.join(DEVICES)} or cuda:N is needed")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest(f"--device {name}: torch finds no CUDA device here; use --device cpu, or install torch with CUDA")
+        raise InvalidRequest(
+            f"--device {name}: torch finds no CUDA device here; use --device cpu, or install torch with CUDA"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here, the first is cuda:0")
+        raise InvalidRequest(
+            f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here, the first is cuda:0"
+        )
     return device
 
 

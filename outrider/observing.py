@@ -27,8 +27,14 @@ def observed(options: Options) -> Iterator[ServiceObserver]:
 
             metrics = Metrics()
             observers.append(metrics)
-            bound = stack.enter_context(serve_metrics(metrics, Address(options.metrics_host, options.metrics_port)))
-            print(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz", file=sys.stderr, flush=True)
+            bound = stack.enter_context(
+                serve_metrics(metrics, Address(options.metrics_host, options.metrics_port))
+            )
+            print(
+                f"metrics on http://{bound}/metrics, health on http://{bound}/healthz",
+                file=sys.stderr,
+                flush=True,
+            )
         if options.watch:
             from rich.console import Console
 

@@ -12,7 +12,16 @@ from inference.command import add_flag
 from inference.cost import OBJECTIVES
 
 SERVING, ASKING = ("target", "fused_target"), ("draft", "fused_client")
-ROLES = ("target", "draft", "fused_target", "fused_client", "verify_target", "verify_draft", "make-cert", "make-key")
+ROLES = (
+    "target",
+    "draft",
+    "fused_target",
+    "fused_client",
+    "verify_target",
+    "verify_draft",
+    "make-cert",
+    "make-key",
+)
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 TREES = ("gamma", "tree_nodes", "tree_depth", "tree_rates")
 ACCEPTANCES = ("match", "classic")
@@ -132,22 +141,38 @@ _EXAMPLES = """examples:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """The options of a command line; prints help or a usage error and exits as argparse does."""
     parser = argparse.ArgumentParser(
-        prog="main.py", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        prog="main.py",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     _add(parser, "role", "what this process is", choices=ROLES, required=True)
     _model_flags(parser.add_argument_group("models and devices"))
     _text_flags(parser.add_argument_group("text (draft, verify_target, verify_draft)"))
-    _tree_flags(parser.add_argument_group("drafting (draft, fused_target; fused_client asks the host for it)"))
-    _wish_flags(parser.add_argument_group("adapting (draft): trees and bets are chosen from measured times, unless a tree is asked for"))
+    _tree_flags(
+        parser.add_argument_group(
+            "drafting (draft, fused_target; fused_client asks the host for it)"
+        )
+    )
+    _wish_flags(
+        parser.add_argument_group(
+            "adapting (draft): trees and bets are chosen from measured times, unless a tree is asked for"
+        )
+    )
     _network_flags(parser.add_argument_group("network"))
     _observing_flags(parser.add_argument_group("observing (target)"))
     _add(parser, "debug", "show tracebacks", action="store_true")
     options = Options(**vars(parser.parse_args(arguments)))
     if options.emulate and options.role not in SERVING:
-        parser.error(f"--emulate is for --role target: a draft reports the device of the target that it is given (got --role {options.role})")
+        parser.error(
+            f"--emulate is for --role target: a draft reports the device of the target that it is given (got --role {options.role})"
+        )
     if options.acceptance != Options.acceptance and options.role != "fused_target":
         needs = "both models must be in one process"
-        parser.error(f"--acceptance {options.acceptance} is for --role fused_target: {needs} (got --role {options.role})")
+        parser.error(
+            f"--acceptance {options.acceptance} is for --role fused_target: {needs} (got --role {options.role})"
+        )
     _check_listing(parser, options)
     _check_observing(parser, options)
     _check_wishes(parser, options)
@@ -166,22 +191,77 @@ def _device(name: str) -> str:
 
 
 def _model_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "model", "model directory or hub name (default: the embedded model of the role)", metavar="DIR_OR_NAME")
+    _add(
+        group,
+        "model",
+        "model directory or hub name (default: the embedded model of the role)",
+        metavar="DIR_OR_NAME",
+    )
     _add(group, "draft_model", "the same for roles draft and verify_draft", metavar="DIR_OR_NAME")
-    _add(group, "target_model", "the same for roles target and verify_target", metavar="DIR_OR_NAME")
-    _add(group, "artifact", "target, fused_target, verify_target: serve this compiled target (python -m compile) instead of a model", metavar="DIR")
+    _add(
+        group, "target_model", "the same for roles target and verify_target", metavar="DIR_OR_NAME"
+    )
+    _add(
+        group,
+        "artifact",
+        "target, fused_target, verify_target: serve this compiled target (python -m compile) instead of a model",
+        metavar="DIR",
+    )
     listed = "target: also serve the models listed in this JSON file, each loaded when a client first names it (outrider/listed.py)"
     _add(group, "models", listed, metavar="FILE")
-    _add(group, "model_name", "draft: use this one of the models that the target lists (default: its first)", metavar="NAME")
-    _add(group, "list_models", "draft: print the names of the models that the target lists, and end", action="store_true")
-    device = f"{', '.join(DEVICES)} or cuda:N; auto takes CUDA where there is one (default: %(default)s)"
+    _add(
+        group,
+        "model_name",
+        "draft: use this one of the models that the target lists (default: its first)",
+        metavar="NAME",
+    )
+    _add(
+        group,
+        "list_models",
+        "draft: print the names of the models that the target lists, and end",
+        action="store_true",
+    )
+    device = (
+        f"{', '.join(DEVICES)} or cuda:N; auto takes CUDA where there is one (default: %(default)s)"
+    )
     _add(group, "device", device, type=_device, metavar="DEVICE")
-    _add(group, "dtype", "default: float32 for the embedded pair, else the checkpoint's", choices=PRECISIONS)
-    _add(group, "threads", "CPU threads (default: one for small models, else torch's choice)", type=int)
-    _add(group, "tensor_parallel", "neuron-legacy: NeuronCores that share the target (default: %(default)s)", alias="tp_degree", type=int)
-    _add(group, "batch", "sequences held at once: KV rows of the target, prompts drafted at once (default: %(default)s)", type=int)
-    _add(group, "sequence_length", "prompt and output together (default: the smaller of 2048 and the model's limit)", type=int)
-    _add(group, "max_tree_nodes", "target: largest tree taken, its root included (default: %(default)s)", type=int)
+    _add(
+        group,
+        "dtype",
+        "default: float32 for the embedded pair, else the checkpoint's",
+        choices=PRECISIONS,
+    )
+    _add(
+        group,
+        "threads",
+        "CPU threads (default: one for small models, else torch's choice)",
+        type=int,
+    )
+    _add(
+        group,
+        "tensor_parallel",
+        "neuron-legacy: NeuronCores that share the target (default: %(default)s)",
+        alias="tp_degree",
+        type=int,
+    )
+    _add(
+        group,
+        "batch",
+        "sequences held at once: KV rows of the target, prompts drafted at once (default: %(default)s)",
+        type=int,
+    )
+    _add(
+        group,
+        "sequence_length",
+        "prompt and output together (default: the smaller of 2048 and the model's limit)",
+        type=int,
+    )
+    _add(
+        group,
+        "max_tree_nodes",
+        "target: largest tree taken, its root included (default: %(default)s)",
+        type=int,
+    )
     emulate = "target: the model chooses, each pass takes the time of this profile; all that is reported says emulated (unknown names list them)"
     _add(group, "emulate", emulate, metavar="PROFILE")
     calibrate = "measure the models of this role afresh (a draft: and the link, if a target answers), print and keep what was found, and end"
@@ -189,7 +269,11 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _text_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "prompt", "raw text; the tokenizer's beginning-of-text token is put in front where it defines one")
+    _add(
+        group,
+        "prompt",
+        "raw text; the tokenizer's beginning-of-text token is put in front where it defines one",
+    )
     _add(group, "prompt_text", "one prompt a line, --batch of them at once", metavar="FILE")
     _add(group, "chat", "apply the model's chat template to the prompt", action="store_true")
     _add(group, "max_new_tokens", "default: %(default)s", type=int)
@@ -197,60 +281,188 @@ def _text_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "top_p", "1 is off (default: %(default)s)", type=float)
     _add(group, "top_k", "0 is off, at most 256 (default: %(default)s)", type=int)
     _add(group, "seed", "prompt i uses seed + i (default: random, printed)", type=int)
-    _add(group, "json", "one JSON object a prompt on stdout, and nothing else there", action="store_true")
-    _add(group, "profile", "write outrider-profile.csv and .json into DIR (default: here)", nargs="?", const=".", metavar="DIR")
+    _add(
+        group,
+        "json",
+        "one JSON object a prompt on stdout, and nothing else there",
+        action="store_true",
+    )
+    _add(
+        group,
+        "profile",
+        "write outrider-profile.csv and .json into DIR (default: here)",
+        nargs="?",
+        const=".",
+        metavar="DIR",
+    )
 
 
 def _tree_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "gamma", "draft chains of this length instead of adapting", alias="speculation_length", type=int)
-    _add(group, "tree_nodes", "draft trees of this many nodes instead of adapting (default beside --tree_depth, --offline draft: 16)", type=int)
+    _add(
+        group,
+        "gamma",
+        "draft chains of this length instead of adapting",
+        alias="speculation_length",
+        type=int,
+    )
+    _add(
+        group,
+        "tree_nodes",
+        "draft trees of this many nodes instead of adapting (default beside --tree_depth, --offline draft: 16)",
+        type=int,
+    )
     _add(group, "tree_depth", "and this depth (default: 6)", type=int)
-    _add(group, "tree_rates", "a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05", metavar="R,R,...")
+    _add(
+        group,
+        "tree_rates",
+        "a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05",
+        metavar="R,R,...",
+    )
     acceptance = "fused_target: match makes the target's seeded text; classic (p/q rejection, trees of fixed shape) another of the same distribution"
     _add(group, "acceptance", acceptance, choices=ACCEPTANCES)
-    _add(group, "baseline", "also run target-only with the same prompt and seed, for the speed-up", action="store_true")
+    _add(
+        group,
+        "baseline",
+        "also run target-only with the same prompt and seed, for the speed-up",
+        action="store_true",
+    )
 
 
 def _wish_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "cs", "cost against speed: tps, balanced, cost or 0 to 100 (default: %(default)s)", metavar="KNOB")
+    _add(
+        group,
+        "cs",
+        "cost against speed: tps, balanced, cost or 0 to 100 (default: %(default)s)",
+        metavar="KNOB",
+    )
     objective = f"what cost is: {', '.join(OBJECTIVES)} (default: total_cost where all its prices are given, else api_cost)"
     _add(group, "objective", objective, choices=OBJECTIVES, metavar="NAME")
-    _add(group, "min_tps", "tokens a second that must be kept, at least cost", type=float, metavar="N")
-    _add(group, "max_usd_per_1m", "US dollars a million tokens that must be kept, at most speed", type=float, metavar="USD")
+    _add(
+        group,
+        "min_tps",
+        "tokens a second that must be kept, at least cost",
+        type=float,
+        metavar="N",
+    )
+    _add(
+        group,
+        "max_usd_per_1m",
+        "US dollars a million tokens that must be kept, at most speed",
+        type=float,
+        metavar="USD",
+    )
     _add(group, "max_joules_per_token", "the same in joules", type=float, metavar="J")
-    _add(group, "max_usd", "end the run, with what was made, when it has cost so much", type=float, metavar="USD")
-    _add(group, "architecture", "auto: the target alone, or its own draft, may go on where that is better", choices=ARCHITECTURES)
+    _add(
+        group,
+        "max_usd",
+        "end the run, with what was made, when it has cost so much",
+        type=float,
+        metavar="USD",
+    )
+    _add(
+        group,
+        "architecture",
+        "auto: the target alone, or its own draft, may go on where that is better",
+        choices=ARCHITECTURES,
+    )
     _add(group, "no_bets", "draft nothing while a verdict is under way", action="store_true")
-    _add(group, "explain", "say on stderr what is decided and what the alternatives were", action="store_true")
+    _add(
+        group,
+        "explain",
+        "say on stderr what is decided and what the alternatives were",
+        action="store_true",
+    )
     _add(group, "instance", "price the target by EC2 type, such as trn1.2xlarge", metavar="TYPE")
     _add(group, "region", "of --instance (default: %(default)s)")
     _add(group, "pricing", "of --instance (default: %(default)s)", choices=PRICINGS)
     _add(group, "no_live", "price from the bundled snapshot: ask nobody", action="store_true")
-    _add(group, "target_share", "part of the target's hour that is charged: 1/n where n such sessions share it (default: %(default)g)", type=float)
+    _add(
+        group,
+        "target_share",
+        "part of the target's hour that is charged: 1/n where n such sessions share it (default: %(default)g)",
+        type=float,
+    )
     _add(group, "usd_per_kwh", "price of this machine's electricity", type=float, metavar="USD")
-    _add(group, "usd_per_gb_up", "price of traffic to the target (default: that of --instance)", type=float, metavar="USD")
+    _add(
+        group,
+        "usd_per_gb_up",
+        "price of traffic to the target (default: that of --instance)",
+        type=float,
+        metavar="USD",
+    )
     _add(group, "usd_per_gb_down", "and from it", type=float, metavar="USD")
     _add(group, "draft_watts", "what this machine draws while it drafts", type=float, metavar="W")
     _add(group, "target_watts", "what the target's machine draws", type=float, metavar="W")
 
 
 def _network_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "host", "target: address to listen on; make-cert: name in the certificate (default: %(default)s)")
+    _add(
+        group,
+        "host",
+        "target: address to listen on; make-cert: name in the certificate (default: %(default)s)",
+    )
     _add(group, "port", "of the target; 0 lets the system choose (default: %(default)s)", type=int)
-    _add(group, "target_host", "draft: where the target is, HOST or HOST:PORT; several of one model: A,B (default: %(default)s)", metavar="HOST")
-    _add(group, "patience", "draft: seconds to look for a target that is full or went away (default: %(default)s)", type=float)
-    _add(group, "offline", "draft: while the target is away, wait, or go on with the draft's own text, corrected later", choices=("wait", "draft"))
-    _add(group, "waiting", "target: sessions that may stand in line for a row (default: %(default)s)", type=int)
-    _add(group, "lease", "target: seconds that a silent client's session is held (default: %(default)s)", type=float)
-    _add(group, "grace", "target: seconds that sessions have to leave after the first signal (default: %(default)s)", type=float)
-    _add(group, "share_prefixes", "target: sessions may start from the prompts of other keys", action="store_true")
-    _add(group, "reflection", "target: tell callers the protocol (gRPC reflection)", action="store_true")
+    _add(
+        group,
+        "target_host",
+        "draft: where the target is, HOST or HOST:PORT; several of one model: A,B (default: %(default)s)",
+        metavar="HOST",
+    )
+    _add(
+        group,
+        "patience",
+        "draft: seconds to look for a target that is full or went away (default: %(default)s)",
+        type=float,
+    )
+    _add(
+        group,
+        "offline",
+        "draft: while the target is away, wait, or go on with the draft's own text, corrected later",
+        choices=("wait", "draft"),
+    )
+    _add(
+        group,
+        "waiting",
+        "target: sessions that may stand in line for a row (default: %(default)s)",
+        type=int,
+    )
+    _add(
+        group,
+        "lease",
+        "target: seconds that a silent client's session is held (default: %(default)s)",
+        type=float,
+    )
+    _add(
+        group,
+        "grace",
+        "target: seconds that sessions have to leave after the first signal (default: %(default)s)",
+        type=float,
+    )
+    _add(
+        group,
+        "share_prefixes",
+        "target: sessions may start from the prompts of other keys",
+        action="store_true",
+    )
+    _add(
+        group,
+        "reflection",
+        "target: tell callers the protocol (gRPC reflection)",
+        action="store_true",
+    )
     _add(group, "tls_cert", "certificate of this side; a target needs one for TLS", metavar="FILE")
     _add(group, "tls_key", "its private key", metavar="FILE")
-    _add(group, "tls_ca", "authority that signed the other side's certificate; a target given one demands client certificates", metavar="FILE")
+    _add(
+        group,
+        "tls_ca",
+        "authority that signed the other side's certificate; a target given one demands client certificates",
+        metavar="FILE",
+    )
     _add(group, "tls", "draft: TLS with the system's authorities", action="store_true")
     _add(group, "token_file", "file whose first line is the bearer token", metavar="FILE")
-    keys = "target: its clients' keys, each with limits; make-key: the file that the key is added to"
+    keys = (
+        "target: its clients' keys, each with limits; make-key: the file that the key is added to"
+    )
     _add(group, "keys_file", keys, metavar="FILE")
     _add(group, "name", "make-key: whose key it is")
     _add(group, "insecure", "go without TLS and token beyond this machine", action="store_true")
@@ -258,27 +470,61 @@ def _network_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _check_listing(parser: argparse.ArgumentParser, options: Options) -> None:
-    for name, roles in (("models", SERVING), ("model_name", ASKING), ("list_models", ("draft",)), ("calibrate", ("draft", *SERVING))):
+    for name, roles in (
+        ("models", SERVING),
+        ("model_name", ASKING),
+        ("list_models", ("draft",)),
+        ("calibrate", ("draft", *SERVING)),
+    ):
         if getattr(options, name) and options.role not in roles:
-            parser.error(f"--{name} is for --role {' and '.join(roles)} (got --role {options.role})")
+            parser.error(
+                f"--{name} is for --role {' and '.join(roles)} (got --role {options.role})"
+            )
     if options.calibrate and options.emulate:
         parser.error("--calibrate measures a target, --emulate states its times: give one of them")
     if options.calibrate and options.models:
-        parser.error("--calibrate measures one model, --models lists several: name it with --model or --artifact")
+        parser.error(
+            "--calibrate measures one model, --models lists several: name it with --model or --artifact"
+        )
 
 
 _OBSERVING = ("metrics_port", "metrics_host", "log", "log_level", "watch")
-_WISHES = ("cs", "objective", "min_tps", "max_usd_per_1m", "max_joules_per_token", "architecture", "no_bets", "explain")
+_WISHES = (
+    "cs",
+    "objective",
+    "min_tps",
+    "max_usd_per_1m",
+    "max_joules_per_token",
+    "architecture",
+    "no_bets",
+    "explain",
+)
 
 _AMOUNTS = ("usd_per_kwh", "usd_per_gb_up", "usd_per_gb_down", "draft_watts", "target_watts")
 
 
 def _observing_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "metrics_port", "serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose", type=int, metavar="PORT")
+    _add(
+        group,
+        "metrics_port",
+        "serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose",
+        type=int,
+        metavar="PORT",
+    )
     _add(group, "metrics_host", "where they are served (default: %(default)s)", metavar="HOST")
     _add(group, "log", "form of the log on stderr (default: %(default)s)", choices=LOG_FORMS)
-    _add(group, "log_level", "info has a line for each session's start and end (default: %(default)s)", choices=LOG_LEVELS)
-    _add(group, "watch", "show sessions, batch, acceptance and tokens a second on stderr while serving", action="store_true")
+    _add(
+        group,
+        "log_level",
+        "info has a line for each session's start and end (default: %(default)s)",
+        choices=LOG_LEVELS,
+    )
+    _add(
+        group,
+        "watch",
+        "show sessions, batch, acceptance and tokens a second on stderr while serving",
+        action="store_true",
+    )
     price = "price of the target's machine; a target tells its clients, and --watch shows dollars per million tokens, idle time included"
     _add(group, "usd_per_hour", price, type=float, metavar="USD")
 
@@ -299,9 +545,13 @@ def _check_wishes(parser: argparse.ArgumentParser, options: Options) -> None:
         parser.error(f"--{given[0]} is for --role draft (got --role {options.role})")
     fixed = [name for name in TREES if getattr(options, name) is not None]
     if given and fixed:
-        parser.error(f"--{given[0]} lets the tree be chosen, --{fixed[0]} fixes it: give one of them")
+        parser.error(
+            f"--{given[0]} lets the tree be chosen, --{fixed[0]} fixes it: give one of them"
+        )
     if given and options.offline != Options.offline:
-        parser.error(f"--{given[0]} does not go with --offline {options.offline}, whose trees are fixed")
+        parser.error(
+            f"--{given[0]} does not go with --offline {options.offline}, whose trees are fixed"
+        )
     if options.max_usd is not None and options.role != "draft":
         parser.error(f"--max_usd is for --role draft (got --role {options.role})")
     if options.instance is not None and options.usd_per_hour is not None:
@@ -310,4 +560,6 @@ def _check_wishes(parser: argparse.ArgumentParser, options: Options) -> None:
         if (amount := getattr(options, name)) is not None and not 0 <= amount < float("inf"):
             parser.error(f"--{name} is 0 or more (got {amount:g})")
     if not 0 < options.target_share <= 1:
-        parser.error(f"--target_share is above 0, and 1 is the whole target (got {options.target_share:g})")
+        parser.error(
+            f"--target_share is above 0, and 1 is the whole target (got {options.target_share:g})"
+        )

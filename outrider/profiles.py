@@ -43,16 +43,30 @@ class Profiles:
         from inference.model.checkpoint import fingerprint
 
         width = min(WIDEST, model.max_nodes)
-        subject = _subject("draft", model, length, fingerprint(checkpoint.directory), rows=1, nodes=width)
-        times = self._times(subject, f"the draft {checkpoint.name}", lambda: _in_one_row(profile_draft(model, length, width, self.tell)))
+        subject = _subject(
+            "draft", model, length, fingerprint(checkpoint.directory), rows=1, nodes=width
+        )
+        times = self._times(
+            subject,
+            f"the draft {checkpoint.name}",
+            lambda: _in_one_row(profile_draft(model, length, width, self.tell)),
+        )
         return {nodes: seconds for (_, nodes), seconds in times.items()}
 
-    def target(self, name: str, made_from: str, model: Measurable, length: int, nodes: int) -> dict[Shape, float]:
+    def target(
+        self, name: str, made_from: str, model: Measurable, length: int, nodes: int
+    ) -> dict[Shape, float]:
         """Seconds of a forward by rows and nodes of each, for TargetTimes. made_from: fingerprint of its weights, and of its artefact."""
         subject = _subject("target", model, length, made_from, rows=model.rows, nodes=nodes)
-        return self._times(subject, f"the target {name}", lambda: profile_target(model, length, model.rows, nodes, self.tell))
+        return self._times(
+            subject,
+            f"the target {name}",
+            lambda: profile_target(model, length, model.rows, nodes, self.tell),
+        )
 
-    def _times(self, subject: Subject, what: str, measure: Callable[[], dict[Shape, float]]) -> dict[Shape, float]:
+    def _times(
+        self, subject: Subject, what: str, measure: Callable[[], dict[Shape, float]]
+    ) -> dict[Shape, float]:
         kept = None if self.afresh else load_profile(self.directory, subject, self.tell)
         if kept is not None:
             return kept
@@ -61,7 +75,10 @@ class Profiles:
         times = measure()
         path = keep_profile(self.directory, subject, times)
         took = time.perf_counter() - start
-        self.tell(f"measured in {took:.1f} s, " + (f"kept in {path}" if path else f"not kept: {self.directory} cannot be written to"))
+        self.tell(
+            f"measured in {took:.1f} s, "
+            + (f"kept in {path}" if path else f"not kept: {self.directory} cannot be written to")
+        )
         return times
 
 
@@ -83,7 +100,9 @@ def outrider_version() -> str:
         return "checkout"
 
 
-def _subject(part: str, model: Measurable, length: int, made_from: str, *, rows: int, nodes: int) -> Subject:
+def _subject(
+    part: str, model: Measurable, length: int, made_from: str, *, rows: int, nodes: int
+) -> Subject:
     return Subject(
         part=part,
         device=_device(model.device),
@@ -109,7 +128,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return "unknown processor"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown processor",
+    )
 
 
 def _in_one_row(seconds: dict[int, float]) -> dict[Shape, float]:

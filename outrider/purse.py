@@ -70,7 +70,12 @@ class Purse:
     """
 
     def __init__(
-        self, terms: Terms, limit: float | None = None, *, source: str | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        terms: Terms,
+        limit: float | None = None,
+        *,
+        source: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if limit is not None and not limit > 0:
             raise InvalidRequest(f"--max_usd is above 0: got {limit}")

@@ -56,20 +56,32 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
     ]
     if drafted:
         length = (accepted + rounds) / rounds
-        lines.insert(1, f"drafted {drafted}, accepted {accepted} ({accepted / drafted:.1%}), {length:.2f} tokens a round (acceptance length)")
+        lines.insert(
+            1,
+            f"drafted {drafted}, accepted {accepted} ({accepted / drafted:.1%}), {length:.2f} tokens a round (acceptance length)",
+        )
     lines += [*_between(completions), *_prepared(completions), *_bytes(completions, tokens, rounds)]
     spent = [done for done in completions if done.finish_reason == "spent"]
     if spent:
         never = sum(not done.token_ids for done in spent)
-        lines.append(f"ended by --max_usd: {len(spent)} of {len(completions)} texts" + f", {never} of them before they began" * bool(never))
-    lines += [f"target on {device}" for device in sorted({done.device for done in completions if done.device})]
+        lines.append(
+            f"ended by --max_usd: {len(spent)} of {len(completions)} texts"
+            + f", {never} of them before they began" * bool(never)
+        )
+    lines += [
+        f"target on {device}"
+        for device in sorted({done.device for done in completions if done.device})
+    ]
     return "\n".join([*lines, *_against_baseline(completions)])
 
 
 def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
     """Of the run; where target-only runs are part of it, the texts' own seconds one after the other."""
     beside = any(done.baseline is not None for done in completions)
-    tokens, seconds = sum(len(done.token_ids) for done in completions), sum(done.seconds for done in completions) if beside else wall_seconds
+    tokens, seconds = (
+        sum(len(done.token_ids) for done in completions),
+        sum(done.seconds for done in completions) if beside else wall_seconds,
+    )
     whole = f" of {wall_seconds:.2f} s with target-only runs" * beside
     return f"time {seconds:.2f} s{whole}, {tokens / seconds if seconds else 0:.1f} tokens/s"
 
@@ -83,19 +95,35 @@ def account(completions: Sequence[Completion], purse: Purse, wish: Wish) -> str:
     if purse.source is not None:
         all_told = purse.terms.price("total_cost", tokens, effort)
         least = "" if all_told.value is not None else f", at least ({all_told.source})"
-        lines.append(f"cost ${purse.spent:.6f}, {price_words('total_cost', purse.spent / tokens)}{least}")
-        share = "" if purse.terms.target_share == 1 else f"; {purse.terms.target_share:g} of the hour is charged"
+        lines.append(
+            f"cost ${purse.spent:.6f}, {price_words('total_cost', purse.spent / tokens)}{least}"
+        )
+        share = (
+            ""
+            if purse.terms.target_share == 1
+            else f"; {purse.terms.target_share:g} of the hour is charged"
+        )
         lines.append(f"prices: {purse.source}{share}")
     return "\n".join([*lines, *_energy(tokens, purse), *_limit(completions, purse, wish)])
 
 
 def _energy(tokens: int, purse: Purse) -> list[str]:
     """Of both machines, or of the one whose power is known."""
-    known = {"draft_energy": purse.terms.draft_watts is not None, "target_energy": purse.terms.target_watts is not None}
-    name = "energy_total" if all(known.values()) else next((name for name, is_known in known.items() if is_known), None)
+    known = {
+        "draft_energy": purse.terms.draft_watts is not None,
+        "target_energy": purse.terms.target_watts is not None,
+    }
+    name = (
+        "energy_total"
+        if all(known.values())
+        else next((name for name, is_known in known.items() if is_known), None)
+    )
     if name is None:
         return []
-    joules, whose = purse.terms.price(name, tokens, purse.effort), {"draft_energy": " of the draft", "target_energy": " of the target"}
+    joules, whose = (
+        purse.terms.price(name, tokens, purse.effort),
+        {"draft_energy": " of the draft", "target_energy": " of the target"},
+    )
     assert joules.value is not None, "its power is known"
     return [f"energy{whose.get(name, '')} {price_words(name, joules.value)} ({joules.source})"]
 
@@ -105,13 +133,23 @@ def _limit(completions: Sequence[Completion], purse: Purse, wish: Wish) -> list[
     tokens = sum(len(done.token_ids) for done in completions)
     if wish.min_tps is not None:
         speed = tokens / sum(done.seconds for done in completions)
-        return [_verdict("--min_tps", speed >= wish.min_tps, f"{speed:.4g} tokens/s", f"{wish.min_tps:g}")]
+        return [
+            _verdict(
+                "--min_tps", speed >= wish.min_tps, f"{speed:.4g} tokens/s", f"{wish.min_tps:g}"
+            )
+        ]
     if wish.max_per_token is None:
         return []
-    figure, of_money = purse.terms.price(wish.objective, tokens, purse.effort), wish.objective.endswith("cost")
+    figure, of_money = (
+        purse.terms.price(wish.objective, tokens, purse.effort),
+        wish.objective.endswith("cost"),
+    )
     assert figure.value is not None, "a limit is of what can be computed"
     flag, unit = ("--max_usd_per_1m", PER_MILLION) if of_money else ("--max_joules_per_token", 1.0)
-    kept, wanted = figure.value <= wish.max_per_token, f"{'$' * of_money}{wish.max_per_token * unit:.4g}"
+    kept, wanted = (
+        figure.value <= wish.max_per_token,
+        f"{'$' * of_money}{wish.max_per_token * unit:.4g}",
+    )
     return [_verdict(flag, kept, price_words(wish.objective, figure.value), wanted)]
 
 
@@ -131,8 +169,12 @@ def _between(completions: Sequence[Completion]) -> list[str]:
 
 def _bytes(completions: Sequence[Completion], tokens: int, rounds: int) -> list[str]:
     """A round, or a token where not all were made in rounds."""
-    each, what = (tokens, "token") if any(done.stretch_tokens for done in completions) else (rounds, "round")
-    up, down = (sum(getattr(done, side) for done in completions) for side in ("bytes_up", "bytes_down"))
+    each, what = (
+        (tokens, "token") if any(done.stretch_tokens for done in completions) else (rounds, "round")
+    )
+    up, down = (
+        sum(getattr(done, side) for done in completions) for side in ("bytes_up", "bytes_down")
+    )
     return [f"bytes a {what} {up / each:.0f} up, {down / each:.0f} down"] if up and each else []
 
 
@@ -147,7 +189,9 @@ def _prepared(completions: Sequence[Completion]) -> list[str]:
     lines = [f"expected {expected:.2f} tokens a round, got {actual:.2f}"]
     if nodes:
         used, hits = sum(done.bet_nodes_used for done in told), sum(done.bet_hits for done in told)
-        lines.append(f"while verdicts were under way: {nodes} nodes ranked, {used} of them used; {hits} of {rounds} next trees begun")
+        lines.append(
+            f"while verdicts were under way: {nodes} nodes ranked, {used} of them used; {hits} of {rounds} next trees begun"
+        )
     return lines
 
 
@@ -156,13 +200,24 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
     pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
     if not pairs:
         return []
-    same, cut = sum(done.token_ids == baseline.token_ids for done, baseline in pairs), sum(not done.whole for done, _ in pairs)
+    same, cut = (
+        sum(done.token_ids == baseline.token_ids for done, baseline in pairs),
+        sum(not done.whole for done, _ in pairs),
+    )
     ours, theirs = (sum(run.seconds for run in side) for side in zip(*pairs, strict=True))
-    rounds, alone = sum(done.rounds for done, _ in pairs), sum(baseline.rounds for _, baseline in pairs)
-    passes = "" if any(done.stretch_tokens for done, _ in pairs) else f"{alone} passes instead of {rounds}, "
+    rounds, alone = (
+        sum(done.rounds for done, _ in pairs),
+        sum(baseline.rounds for _, baseline in pairs),
+    )
+    passes = (
+        ""
+        if any(done.stretch_tokens for done, _ in pairs)
+        else f"{alone} passes instead of {rounds}, "
+    )
     return [
         f"target-only, same prompts and seeds: {passes}{theirs:.2f} s instead of {ours:.2f} s: speed-up {theirs / ours:.2f}",
-        f"identical texts: {same} of {len(pairs)}" + f", {cut} of them as far as they were made" * bool(cut),
+        f"identical texts: {same} of {len(pairs)}"
+        + f", {cut} of them as far as they were made" * bool(cut),
     ]
 
 
@@ -172,7 +227,10 @@ def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Pa
     paths = [directory / "outrider-profile.json", directory / "outrider-profile.csv"]
     records = [done.record() for done in completions]
     paths[0].write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    rows: list[dict[str, object]] = [{key: value for key, value in record.items() if isinstance(value, int | float)} for record in records]
+    rows: list[dict[str, object]] = [
+        {key: value for key, value in record.items() if isinstance(value, int | float)}
+        for record in records
+    ]
     for row, done in zip(rows, completions, strict=True):
         row["baseline_seconds"] = done.baseline.seconds if done.baseline else ""
         row["speedup"] = done.speedup or ""

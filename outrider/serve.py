@@ -21,7 +21,14 @@ from inference.profiling import emulated_target
 from inference.times import Shape
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.listed import lazily, load_listed, read_listed
-from outrider.models import PREFILL_NODES, Checkpoint, describe, find_checkpoint, load_model, security_of
+from outrider.models import (
+    PREFILL_NODES,
+    Checkpoint,
+    describe,
+    find_checkpoint,
+    load_model,
+    security_of,
+)
 from outrider.observing import observed
 from outrider.options import Options
 from outrider.profiles import outrider_version, user_profiles
@@ -39,7 +46,9 @@ def serve(options: Options) -> int:
     """Serve a target until a signal; with --calibrate measure it afresh, say and keep what was found, and end."""
     if options.calibrate:
         return _calibrate(options)
-    server_security(security_of(options), Address(options.host, options.port))  # before minutes are spent on loading
+    server_security(
+        security_of(options), Address(options.host, options.port)
+    )  # before minutes are spent on loading
     with observed(options) as observer:
         target = replace(_load(options), observer=observer)
         serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)
@@ -82,7 +91,9 @@ def load_target(options: Options) -> Target:
     else:
         first = load_served(options)
     if first.description.model in listed:
-        raise InvalidRequest(f"--models lists {first.description.model}, which is the name of the model on the command line: name it otherwise")
+        raise InvalidRequest(
+            f"--models lists {first.description.model}, which is the name of the model on the command line: name it otherwise"
+        )
     return Target(
         first.engine,
         first.description,
@@ -98,11 +109,17 @@ def load_target(options: Options) -> Target:
 def load_served(options: Options) -> Served:
     """A target model in an engine, described for its clients."""
     if options.max_tree_nodes < 1:
-        raise InvalidRequest(f"--max_tree_nodes {options.max_tree_nodes}: at least the root is needed")
+        raise InvalidRequest(
+            f"--max_tree_nodes {options.max_tree_nodes}: at least the root is needed"
+        )
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
-    model, checkpoint, vocabulary = loaded.model, loaded.checkpoint, loaded.checkpoint.tokenizer.vocabulary
+    model, checkpoint, vocabulary = (
+        loaded.model,
+        loaded.checkpoint,
+        loaded.checkpoint.tokenizer.vocabulary,
+    )
     where = describe(model.device) + (", chains only" if options.device == "neuron-legacy" else "")
     description = Description(
         server_version=outrider_version(),
@@ -147,15 +164,35 @@ def _load_checkpoint(options: Options) -> _Loaded:
 
     checkpoint, nodes = find_checkpoint(options, "target"), options.max_tree_nodes
     length = checkpoint.sequence_length(options.sequence_length)
-    model = load_model(options, checkpoint, rows=options.batch, sequence_length=length, spare=nodes, max_nodes=max(nodes, PREFILL_NODES))
+    model = load_model(
+        options,
+        checkpoint,
+        rows=options.batch,
+        sequence_length=length,
+        spare=nodes,
+        max_nodes=max(nodes, PREFILL_NODES),
+    )
     weights = fingerprint(checkpoint.directory)
-    return _Loaded(model, checkpoint, weights, weights, length, nodes, str(model.dtype).removeprefix("torch."))
+    return _Loaded(
+        model, checkpoint, weights, weights, length, nodes, str(model.dtype).removeprefix("torch.")
+    )
 
 
 def _load_artifact(options: Options) -> _Loaded:
     manifest, checkpoint = open_artifact(options)
-    length, nodes = artifact_length(options, manifest), min(options.max_tree_nodes, manifest.max_tree_nodes)
-    return _Loaded(load_artifact(options, manifest), checkpoint, manifest.model_fingerprint, manifest.digest(), length, nodes, manifest.dtype)
+    length, nodes = (
+        artifact_length(options, manifest),
+        min(options.max_tree_nodes, manifest.max_tree_nodes),
+    )
+    return _Loaded(
+        load_artifact(options, manifest),
+        checkpoint,
+        manifest.model_fingerprint,
+        manifest.digest(),
+        length,
+        nodes,
+        manifest.dtype,
+    )
 
 
 def _times(loaded: _Loaded, emulated: TimeProfile | None, *, afresh: bool) -> dict[Shape, float]:
@@ -170,7 +207,10 @@ def make_cert(options: Options) -> int:
     """Write a self-signed authority and a certificate for --host."""
     hosts = list(dict.fromkeys([options.host, "localhost", "127.0.0.1"]))
     files = make_certificate(Path(options.out), hosts)
-    print(f"target: --tls_cert {files.certificate} --tls_key {files.key}\ndraft:  --tls_ca {files.ca}", file=sys.stderr)
+    print(
+        f"target: --tls_cert {files.certificate} --tls_key {files.key}\ndraft:  --tls_ca {files.ca}",
+        file=sys.stderr,
+    )
     return 0
 
 
@@ -179,6 +219,9 @@ def make_key(options: Options) -> int:
     if not (options.name and options.keys_file):
         raise InvalidRequest("a key needs a name and a file: --name NAME --keys_file FILE")
     token = keys.make_key(Path(options.keys_file), options.name)
-    print(f"{options.name} may call; the token is shown this once, limits can be added to the entry in {options.keys_file}:", file=sys.stderr)
+    print(
+        f"{options.name} may call; the token is shown this once, limits can be added to the entry in {options.keys_file}:",
+        file=sys.stderr,
+    )
     print(token)
     return 0

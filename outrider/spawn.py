@@ -57,7 +57,9 @@ def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]
     try:
         address = _address(process, said)
         assert process.stderr is not None
-        listener = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)  # a full pipe would stop the target
+        listener = threading.Thread(
+            target=said.extend, args=(process.stderr,), daemon=True
+        )  # a full pipe would stop the target
         listener.start()
         yield StartedTarget(address, process.pid, said)
     finally:

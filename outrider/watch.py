@@ -27,7 +27,10 @@ from inference.session import Answer, Opened, Session
 from inference.tree import TokenTree
 
 WINDOW_SECONDS = 60.0
-_VIEW_SECONDS, _LINE_SECONDS = 0.5, 5.0  # between two views on a terminal, and between two lines elsewhere
+_VIEW_SECONDS, _LINE_SECONDS = (
+    0.5,
+    5.0,
+)  # between two views on a terminal, and between two lines elsewhere
 _MOST_SESSIONS = 20  # shown
 
 
@@ -132,7 +135,12 @@ class View(NamedTuple):
 class Watch(ServiceObserver):
     """Counts what happens and, while its context lasts, shows it on the console."""
 
-    def __init__(self, console: Console, usd_per_hour: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        console: Console,
+        usd_per_hour: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._console, self._usd_per_hour, self._clock = console, usd_per_hour, clock
         self._ledger = Ledger()
         self._engines: list[tuple[Engine, Description, _EngineTotals]] = []
@@ -152,31 +160,47 @@ class Watch(ServiceObserver):
     def view(self) -> View:
         """This moment; adds a sample to the window."""
         engines = list(self._engines)
-        title = ", ".join(f"{description.model} on {description.device}" for _, description, _ in engines)
+        title = ", ".join(
+            f"{description.model} on {description.device}" for _, description, _ in engines
+        )
         sessions = [session for engine, _, _ in engines for session in engine.sessions]
-        lines = [SessionLine(self._ledger.entry(session), session.length, state_of(session)) for session in sessions]
+        lines = [
+            SessionLine(self._ledger.entry(session), session.length, state_of(session))
+            for session in sessions
+        ]
         totals = Totals()
         for _, _, counted in engines:
             totals = totals.combined(counted.totals)
         rates = self._window.add(self._clock(), totals, len(engines))
-        return View(title, lines, [occupancy(engine) for engine, _, _ in engines], rates, self._usd_per_hour)
+        return View(
+            title, lines, [occupancy(engine) for engine, _, _ in engines], rates, self._usd_per_hour
+        )
 
     def __enter__(self) -> Watch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
-        live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        live = (
+            Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        )
         with live or nullcontext():
             while not self._stopped.wait(_VIEW_SECONDS if live else _LINE_SECONDS):
                 if live:
                     live.update(as_table(self.view()), refresh=True)
                 else:
-                    self._console.print(as_line(self.view()), soft_wrap=True, highlight=False, markup=False)
+                    self._console.print(
+                        as_line(self.view()), soft_wrap=True, highlight=False, markup=False
+                    )
 
 
 class _EngineTotals(Observer):
@@ -188,7 +212,9 @@ class _EngineTotals(Observer):
 
     def forward(self, done: Forward) -> None:
         computed = done.padded_rows * done.padded_nodes
-        self.totals = self.totals.combined(Totals(1, done.rows, done.nodes, computed, done.model_seconds))
+        self.totals = self.totals.combined(
+            Totals(1, done.rows, done.nodes, computed, done.model_seconds)
+        )
 
     def opened(self, session: Session, opened: Opened) -> None:
         self._ledger.opened(self._model, session, opened)
@@ -196,7 +222,9 @@ class _EngineTotals(Observer):
     def answered(self, session: Session, tree: TokenTree, answer: Answer) -> None:
         self._ledger.answered(session, tree, answer)
         accepted = len(answer.verdict.path)
-        self.totals = self.totals.combined(Totals(tokens=accepted + 1, drafts=len(tree) > 1, accepted=accepted))
+        self.totals = self.totals.combined(
+            Totals(tokens=accepted + 1, drafts=len(tree) > 1, accepted=accepted)
+        )
 
 
 def as_line(view: View) -> str:
@@ -206,19 +234,45 @@ def as_line(view: View) -> str:
 
 def as_table(view: View) -> RenderableType:
     """Totals above the sessions."""
-    table = Table("session", "key", "model", "tokens", "acceptance", "tokens/s", "state", box=None, header_style="bold")
+    table = Table(
+        "session",
+        "key",
+        "model",
+        "tokens",
+        "acceptance",
+        "tokens/s",
+        "state",
+        box=None,
+        header_style="bold",
+    )
     for line in view.sessions[:_MOST_SESSIONS]:
         entry = line.entry
-        numbers = str(line.length), _shown(entry.acceptance_length, "{:.2f}"), _shown(entry.tokens_per_second, "{:.1f}")
-        table.add_row(Text(entry.name), Text(entry.tenant), Text(entry.model), *numbers, line.state.value.replace("_", " "))
+        numbers = (
+            str(line.length),
+            _shown(entry.acceptance_length, "{:.2f}"),
+            _shown(entry.tokens_per_second, "{:.1f}"),
+        )
+        table.add_row(
+            Text(entry.name),
+            Text(entry.tenant),
+            Text(entry.model),
+            *numbers,
+            line.state.value.replace("_", " "),
+        )
     left = len(view.sessions) - _MOST_SESSIONS
     more = [Text(f"and {left} more")] if left > 0 else []
-    heads = [Text(view.title, style="bold"), *(Text(", ".join(parts)) for parts in (_load(view), _rates(view), _price(view)) if parts)]
+    heads = [
+        Text(view.title, style="bold"),
+        *(Text(", ".join(parts)) for parts in (_load(view), _rates(view), _price(view)) if parts),
+    ]
     return Group(*heads, table, *more)
 
 
 def _load(view: View) -> list[str]:
-    held, rows, in_line = (sum(getattr(one, name) for one in view.occupancies) for name in ("rows_held", "rows", "in_line"))
+    held, rows, in_line = (
+        sum(getattr(one, name) for one in view.occupancies)
+        for name in ("rows_held", "rows", "in_line")
+    )
     return [f"sessions {len(view.sessions)}", f"rows held {held} of {rows}", f"in line {in_line}"]
 
 
@@ -241,7 +295,9 @@ def _price(view: View) -> list[str]:
     price = view.rates.usd_per_million(view.usd_per_hour)
     if price is None:
         return [f"no tokens to share ${view.usd_per_hour:g} an hour"]
-    return [f"${price:.2f} per million tokens at ${view.usd_per_hour:g} an hour, idle time included"]
+    return [
+        f"${price:.2f} per million tokens at ${view.usd_per_hour:g} an hour, idle time included"
+    ]
 
 
 def _shown(number: float | None, form: str) -> str:

@@ -26,18 +26,31 @@ def read_wish(options: Options, rates: Rates | None) -> Wish:
 
     Cost is the total where all its prices are stated, else what the target's hours cost, unless --objective says.
     """
-    weight, limits = read_knob(options.cs), (options.min_tps, options.max_usd_per_1m, options.max_joules_per_token)
+    weight, limits = (
+        read_knob(options.cs),
+        (options.min_tps, options.max_usd_per_1m, options.max_joules_per_token),
+    )
     if sum(limit is not None for limit in limits) > 1:
-        raise InvalidRequest("one limit at a time: --min_tps, --max_usd_per_1m or --max_joules_per_token")
+        raise InvalidRequest(
+            "one limit at a time: --min_tps, --max_usd_per_1m or --max_joules_per_token"
+        )
     if weight and any(limit is not None for limit in limits):
         raise InvalidRequest("--cs weighs speed against cost, a limit decides it: give one of them")
     cost = "total_cost" if rates is not None and not _unstated(options, rates) else "api_cost"
-    objective = options.objective or ("energy_total" if options.max_joules_per_token is not None else cost)
+    objective = options.objective or (
+        "energy_total" if options.max_joules_per_token is not None else cost
+    )
     if options.max_joules_per_token is not None and objective not in ENERGIES:
-        raise InvalidRequest(f"--max_joules_per_token limits an energy, and --objective is {objective}")
+        raise InvalidRequest(
+            f"--max_joules_per_token limits an energy, and --objective is {objective}"
+        )
     if options.max_usd_per_1m is not None and objective not in ("total_cost", "api_cost"):
         raise InvalidRequest(f"--max_usd_per_1m limits a cost, and --objective is {objective}")
-    limit = options.max_usd_per_1m / PER_MILLION if options.max_usd_per_1m is not None else options.max_joules_per_token
+    limit = (
+        options.max_usd_per_1m / PER_MILLION
+        if options.max_usd_per_1m is not None
+        else options.max_joules_per_token
+    )
     return Wish(objective, weight, options.min_tps, limit)
 
 
@@ -50,13 +63,24 @@ def read_terms(options: Options, rates: Rates | None, wish: Wish) -> Terms | Non
         return None
     if rates is None and wish.objective not in (*ENERGIES, "latency"):
         raise InvalidRequest(f"{wish.objective} needs a price of the target: {UNPRICED}")
-    return Terms(rates or Rates(0.0), options.target_share, options.draft_watts, options.target_watts)
+    return Terms(
+        rates or Rates(0.0), options.target_share, options.draft_watts, options.target_watts
+    )
 
 
 def fallback_note(options: Options, rates: Rates | None, wish: Wish) -> str | None:
     """What to say where the target's hours alone are weighed although the user has stated other prices; None where there is nothing to say."""
-    also = (options.usd_per_kwh, options.draft_watts, options.usd_per_gb_up, options.usd_per_gb_down)
-    asked = options.objective is None and not wish.speed_alone and any(value is not None for value in also)
+    also = (
+        options.usd_per_kwh,
+        options.draft_watts,
+        options.usd_per_gb_up,
+        options.usd_per_gb_down,
+    )
+    asked = (
+        options.objective is None
+        and not wish.speed_alone
+        and any(value is not None for value in also)
+    )
     if not asked or rates is None or wish.objective != "api_cost":
         return None
     missing = " and ".join(_unstated(options, rates))
@@ -87,13 +111,28 @@ def read_prices(options: Options, described_usd_per_hour: float) -> Stated | Non
         from deploy.pricing import open_prices
 
         prices = open_prices(live=not options.no_live)
-        price = prices.quote(Offer(options.instance, options.region, Pricing(options.pricing))).price
+        price = prices.quote(
+            Offer(options.instance, options.region, Pricing(options.pricing))
+        ).price
         hourly, source = price.usd_per_hour, str(price)
         if up is None or down is None:
             listed = prices.transfer(options.region)
-            unstated = [f"${listed.usd_per_gb_in:g} a GB to it"] * (up is None) + [f"${listed.usd_per_gb_out:g} a GB from it"] * (down is None)
+            unstated = [f"${listed.usd_per_gb_in:g} a GB to it"] * (up is None) + [
+                f"${listed.usd_per_gb_out:g} a GB from it"
+            ] * (down is None)
             source += f"; {' and '.join(unstated)} ({listed.source}, {listed.as_of})"
-            up, down = listed.usd_per_gb_in if up is None else up, listed.usd_per_gb_out if down is None else down
+            up, down = (
+                listed.usd_per_gb_in if up is None else up,
+                listed.usd_per_gb_out if down is None else down,
+            )
     if not hourly:
         return None
-    return Stated(Rates(hourly, usd_per_kwh=options.usd_per_kwh, usd_per_gb_to_target=up, usd_per_gb_from_target=down), source)
+    return Stated(
+        Rates(
+            hourly,
+            usd_per_kwh=options.usd_per_kwh,
+            usd_per_gb_to_target=up,
+            usd_per_gb_from_target=down,
+        ),
+        source,
+    )

@@ -55,7 +55,14 @@ def small_spec(**changes: Any) -> CompileSpec:
     """A spec of few graphs: greedy, one size of cache."""
     buckets = graphs_of(Sizes(slots=(128,), trees=(2, 8), sampling="greedy"), LIMITS)
     return CompileSpec(
-        **{"model": "tiny", "target": "cpu", "vocabulary": 61, "buckets": buckets, "rows": 2, "sequence_length": 120}
+        **{
+            "model": "tiny",
+            "target": "cpu",
+            "vocabulary": 61,
+            "buckets": buckets,
+            "rows": 2,
+            "sequence_length": 120,
+        }
         | {"max_tree_nodes": 8}
         | changes
     )
@@ -70,11 +77,16 @@ def checkpoint(directory: Path) -> Source:
 
 
 def build(
-    directory: Path, builder: FakeBuilder | None = None, spec: CompileSpec | None = None, say: Callable[[str], None] = lambda line: None
+    directory: Path,
+    builder: FakeBuilder | None = None,
+    spec: CompileSpec | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Manifest:
     """An artefact in `directory`, from a checkpoint beside it."""
     source = checkpoint(directory.parent / "checkpoint")
-    return build_artifact(spec or small_spec(), source, builder or FakeBuilder(), directory, command="a test", say=say)
+    return build_artifact(
+        spec or small_spec(), source, builder or FakeBuilder(), directory, command="a test", say=say
+    )
 
 
 def _file(directory: Path, name: str, content: bytes) -> str:

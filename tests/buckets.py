@@ -20,7 +20,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama 2 layers": {},
     "llama 290 ids": {"num_hidden_layers": 1, "vocab_size": 300},
     "qwen2": {"num_hidden_layers": 1, "model_type": "qwen2"},
-    "qwen3": {"num_hidden_layers": 1, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+    "qwen3": {
+        "num_hidden_layers": 1,
+        "model_type": "qwen3",
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -37,7 +42,12 @@ class Case:
     family: str = "llama"
 
     def __str__(self) -> str:
-        words = ["stateful" if self.stateful else "verify", self.bucket.name, str(self.dtype).removeprefix("torch."), self.family]
+        words = [
+            "stateful" if self.stateful else "verify",
+            self.bucket.name,
+            str(self.dtype).removeprefix("torch."),
+            self.family,
+        ]
         return " ".join(words)
 
     @property
@@ -54,13 +64,20 @@ class Case:
         shape = (2, config.layers, self.rows, config.kv_heads, JUNK + 1, config.head_dim)
         keys, values = torch.randn(shape, generator=torch.Generator().manual_seed(5)).to(self.dtype)
         if self.stateful:
-            return StatefulGraph(decoder, keys.clone(), values.clone(), self.bucket.levels, add_in_halves)
+            return StatefulGraph(
+                decoder, keys.clone(), values.clone(), self.bucket.levels, add_in_halves
+            )
         return VerifyGraph(decoder, keys.clone(), values.clone(), self.bucket.levels)
 
     def inputs(self, call: int) -> dict[str, Tensor]:
         """Of the first or second call: trees (chains in a prefill) with context, whose second context holds the first's nodes."""
         batch, nodes = self.rows, self.nodes
-        order = torch.stack([torch.randperm(SLOTS, generator=torch.Generator().manual_seed(row)) for row in range(batch)])
+        order = torch.stack(
+            [
+                torch.randperm(SLOTS, generator=torch.Generator().manual_seed(row))
+                for row in range(batch)
+            ]
+        )
         context = torch.zeros(batch, 1, SLOTS).scatter(2, order[:, None, : 7 + call * nodes], 1.0)
         slots = order[:, 7 + call * nodes :][:, :nodes].clone()
         ancestors, depths = _tree(nodes, chain=self.prefill)
@@ -68,9 +85,15 @@ class Case:
         if nodes >= 8:  # the last node is padding
             slots[:, -1] = JUNK
             tree[:, -1] = torch.eye(nodes)[-1]
-        pick = torch.full((batch, 1), nodes - 2) if self.prefill else torch.arange(nodes).repeat(batch, 1)
+        pick = (
+            torch.full((batch, 1), nodes - 2)
+            if self.prefill
+            else torch.arange(nodes).repeat(batch, 1)
+        )
         whole = {
-            "tokens": torch.randint(0, 61, (batch, nodes), generator=torch.Generator().manual_seed(call)),
+            "tokens": torch.randint(
+                0, 61, (batch, nodes), generator=torch.Generator().manual_seed(call)
+            ),
             "rows": torch.arange(batch),
             "slots": slots,
             "positions": (7 + call * nodes + depths).repeat(batch, 1),
@@ -88,7 +111,9 @@ class Case:
             "temperature": torch.tensor([0.8, 1.0, 0.0])[turn],
             "top_k": torch.tensor([5, 0, 0], dtype=torch.int32)[turn],
             "top_p": torch.tensor([0.9, 1.0, 1.0])[turn],
-            "seed": torch.tensor([[-1234567890, 7], [2023406814, -(2**31)], [1, 2]], dtype=torch.int32)[turn],
+            "seed": torch.tensor(
+                [[-1234567890, 7], [2023406814, -(2**31)], [1, 2]], dtype=torch.int32
+            )[turn],
         }
 
 
@@ -100,10 +125,14 @@ def _tree(nodes: int, chain: bool) -> tuple[Tensor, Tensor]:
     return mask, mask.sum(1) - 1
 
 
-def write(caches: dict[str, Tensor], inputs: dict[str, Tensor], keys: Tensor, values: Tensor) -> None:
+def write(
+    caches: dict[str, Tensor], inputs: dict[str, Tensor], keys: Tensor, values: Tensor
+) -> None:
     """What the caller of a VerifyGraph does with the new keys and values."""
     for name, new in (("keys", keys), ("values", values)):
-        caches[name][:, inputs["rows"][:, None].long(), :, inputs["slots"].long()] = new.permute(1, 3, 0, 2, 4)
+        caches[name][:, inputs["rows"][:, None].long(), :, inputs["slots"].long()] = new.permute(
+            1, 3, 0, 2, 4
+        )
 
 
 PREFILL, BFLOAT16 = True, torch.bfloat16

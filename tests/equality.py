@@ -40,17 +40,38 @@ def full_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:  # [n,
     """Logits after every token by one plain causal pass over an empty cache, in the decoder's precision."""
     chain = TokenTree.chain(tokens)
     config, n = decoder.config, len(tokens)
-    cache = torch.zeros(config.layers, 1, config.kv_heads, 1, config.head_dim, dtype=decoder.model.embed_tokens.weight.dtype)
-    ids, positions = (torch.from_numpy(np.array(part, dtype=np.int32))[None] for part in (chain.tokens, chain.depths))
+    cache = torch.zeros(
+        config.layers,
+        1,
+        config.kv_heads,
+        1,
+        config.head_dim,
+        dtype=decoder.model.embed_tokens.weight.dtype,
+    )
+    ids, positions = (
+        torch.from_numpy(np.array(part, dtype=np.int32))[None]
+        for part in (chain.tokens, chain.depths)
+    )
     pick = torch.arange(n, dtype=torch.int32)[None]
     mask = torch.from_numpy(chain.mask.astype(np.int32))[None]
     with torch.no_grad():
-        out = decoder(ids, torch.zeros(1, dtype=torch.int32), positions, torch.zeros(1, 1, 1, dtype=torch.int32), mask, pick, cache, cache)
+        out = decoder(
+            ids,
+            torch.zeros(1, dtype=torch.int32),
+            positions,
+            torch.zeros(1, 1, 1, dtype=torch.int32),
+            mask,
+            pick,
+            cache,
+            cache,
+        )
         weight = decoder.model.embed_tokens.weight if config.tied else decoder.lm_head.weight
         return (out.states @ weight[: decoder.vocabulary].T)[0]
 
 
-def is_near_tie(decoder: Decoder, prefix: Sequence[int], params: SamplingParams, ours: int, theirs: int) -> bool:
+def is_near_tie(
+    decoder: Decoder, prefix: Sequence[int], params: SamplingParams, ours: int, theirs: int
+) -> bool:
     """Whether float32 cannot tell these two tokens apart after this prefix."""
     single = full_logits(decoder, prefix)[-1].double()
     double = full_logits(copy.deepcopy(decoder).double(), prefix)[-1]
@@ -59,13 +80,22 @@ def is_near_tie(decoder: Decoder, prefix: Sequence[int], params: SamplingParams,
     if not params.greedy:
         sampling = Sampling.of([params], torch.device("cpu"))
         ids = torch.arange(len(double), dtype=torch.int32)
-        scores = scores + noise(sampling.seed[:, None], torch.tensor([[len(prefix)]], dtype=torch.int32), ids[None])[0].double()
+        scores = (
+            scores
+            + noise(
+                sampling.seed[:, None], torch.tensor([[len(prefix)]], dtype=torch.int32), ids[None]
+            )[0].double()
+        )
     if abs(float(scores[ours] - scores[theirs])) <= allowed:
         return True
-    return params.top_p < 1 and _nucleus_edge(double / params.temperature, params.top_p, allowed, (ours, theirs))
+    return params.top_p < 1 and _nucleus_edge(
+        double / params.temperature, params.top_p, allowed, (ours, theirs)
+    )
 
 
-def _nucleus_edge(scaled: torch.Tensor, top_p: float, allowed: float, tokens: tuple[int, int]) -> bool:
+def _nucleus_edge(
+    scaled: torch.Tensor, top_p: float, allowed: float, tokens: tuple[int, int]
+) -> bool:
     """Whether one of the tokens lies at the boundary of the nucleus within the allowed error."""
     mass, order = torch.softmax(scaled, -1).sort(descending=True)
     before = dict(zip(order.tolist(), (mass.cumsum(-1) - mass).tolist(), strict=True))
@@ -73,7 +103,12 @@ def _nucleus_edge(scaled: torch.Tensor, top_p: float, allowed: float, tokens: tu
 
 
 def assert_same_text(
-    decoder: Decoder, prompt: Sequence[int], params: SamplingParams, reference: list[int], produce: Produce, count: NearTies
+    decoder: Decoder,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    reference: list[int],
+    produce: Produce,
+    count: NearTies,
 ) -> None:
     """`produce` makes the reference's tokens, near-ties apart."""
     count.tokens += len(reference)
@@ -81,11 +116,17 @@ def assert_same_text(
     while done < len(reference):
         made = produce([*prompt, *reference[:done]], len(reference) - done)
         assert len(made) == len(reference) - done
-        differing = [index for index, (ours, theirs) in enumerate(zip(made, reference[done:], strict=True)) if ours != theirs]
+        differing = [
+            index
+            for index, (ours, theirs) in enumerate(zip(made, reference[done:], strict=True))
+            if ours != theirs
+        ]
         if not differing:
             return
         at = done + differing[0]
         prefix = [*prompt, *reference[:at]]
-        assert is_near_tie(decoder, prefix, params, made[differing[0]], reference[at]), f"token {at}: {made[differing[0]]} for {reference[at]}"
+        assert is_near_tie(decoder, prefix, params, made[differing[0]], reference[at]), (
+            f"token {at}: {made[differing[0]]} for {reference[at]}"
+        )
         count.ties += 1
         done = at + 1

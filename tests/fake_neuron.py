@@ -22,10 +22,16 @@ import torch
 from tests import fake_ranks
 from tests.fake_nxd import ModelBuilder, NxDModel
 
-VERSIONS = {"torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360.0", "neuronx-distributed": "0.19.28492"}
+VERSIONS = {
+    "torch-neuronx": "2.9.0.2.15.32035",
+    "neuronx-cc": "2.26.6360.0",
+    "neuronx-distributed": "0.19.28492",
+}
 
 
-def lay_out(patch: pytest.MonkeyPatch, folder: Path, versions: Mapping[str, str], *, device: bool) -> None:
+def lay_out(
+    patch: pytest.MonkeyPatch, folder: Path, versions: Mapping[str, str], *, device: bool
+) -> None:
     """Make this machine one with these packages, whose metadata lies in the folder, with a device or none, and nothing set for Neuron."""
     from inference.backends import neuron_sdk
 
@@ -33,7 +39,9 @@ def lay_out(patch: pytest.MonkeyPatch, folder: Path, versions: Mapping[str, str]
     for name, number in versions.items():
         info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8"
+        )
     patch.syspath_prepend(str(folder))
     if device:
         (folder / "neuron0").touch()
@@ -59,7 +67,9 @@ class Neuron:
 
     def check_platform(self) -> None:
         if not self.device and not self.platform:
-            raise RuntimeError("Unsupported Platform - no device, and NEURON_PLATFORM_TARGET_OVERRIDE was not set before the import")
+            raise RuntimeError(
+                "Unsupported Platform - no device, and NEURON_PLATFORM_TARGET_OVERRIDE was not set before the import"
+            )
 
     @property
     def platform(self) -> str | None:
@@ -110,5 +120,7 @@ class Neuron:
             "torch_neuronx": torch_neuronx_module(self),
             "neuronx_distributed": nxd,
             "neuronx_distributed.parallel_layers.layers": fake_ranks,
-            "neuronx_distributed.utils.model_utils": types.SimpleNamespace(init_on_device=fake_ranks.init_on_device),
+            "neuronx_distributed.utils.model_utils": types.SimpleNamespace(
+                init_on_device=fake_ranks.init_on_device
+            ),
         }

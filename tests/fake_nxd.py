@@ -28,8 +28,21 @@ FORBIDDEN = re.compile(
     r"index_copy_?|one_hot|multinomial|rand\w*|bernoulli\w*)\."
 )
 """Not on Neuron, or silently computed at trace time on the CPU."""
-FLAGS = ("--target", "--lnc", "--logical-nc-config", "--model-type", "--auto-cast", "--auto-cast-type", "--optlevel")
-FLAGS += ("--enable-saturate-infinity", "--enable-mixed-precision-accumulation", "--disable-mixed-precision-accumulation", "--verbose")
+FLAGS = (
+    "--target",
+    "--lnc",
+    "--logical-nc-config",
+    "--model-type",
+    "--auto-cast",
+    "--auto-cast-type",
+    "--optlevel",
+)
+FLAGS += (
+    "--enable-saturate-infinity",
+    "--enable-mixed-precision-accumulation",
+    "--disable-mixed-precision-accumulation",
+    "--verbose",
+)
 
 
 class Operations(TorchDispatchMode):
@@ -52,7 +65,11 @@ class Operations(TorchDispatchMode):
         return out
 
     def _check(self, func: Any, tensor: Tensor) -> None:
-        if not tensor.is_floating_point() or tensor.is_meta or func is torch.ops.aten.empty.memory_format:
+        if (
+            not tensor.is_floating_point()
+            or tensor.is_meta
+            or func is torch.ops.aten.empty.memory_format
+        ):
             return
         if tensor.dtype == torch.float64 and tensor.dim():
             raise RuntimeError(f"{func} makes float64")
@@ -95,7 +112,9 @@ def check_boundary(tensors: Mapping[str, Any]) -> None:
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is not a tensor")
         if tensor.dtype not in BOUNDARY or tensor.device.type != "cpu":
-            raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}: int32 and float32 on the host are taken")
+            raise TypeError(
+                f"{name} is {tensor.dtype} on {tensor.device}: int32 and float32 on the host are taken"
+            )
 
 
 def check_flags(arguments: str | None, device: bool) -> None:
@@ -132,7 +151,9 @@ class ModelBuilder:
         self._model, self._group = model, current_group()
         self._traces: dict[str, Traced] = {}
 
-    def trace(self, args: Any = None, kwargs: Any = None, tag: str | None = None, spmd: bool = True) -> ModelBuilder:
+    def trace(
+        self, args: Any = None, kwargs: Any = None, tag: str | None = None, spmd: bool = True
+    ) -> ModelBuilder:
         assert args is None, "inputs are given by name"
         assert kwargs, "at least one input"
         assert tag, "a graph without a tag is named by a hash"
@@ -152,11 +173,21 @@ class ModelBuilder:
             out = module(**ordered)
         check_boundary({"output": out})
         states = {name: (tensor.shape, tensor.dtype) for name, tensor in changed.items()}
-        self._traces[tag] = Traced(copy.deepcopy(self._model), route_of(ordered), tuple(ordered), states, list(signature.parameters))
+        self._traces[tag] = Traced(
+            copy.deepcopy(self._model),
+            route_of(ordered),
+            tuple(ordered),
+            states,
+            list(signature.parameters),
+        )
         return self
 
     def compile(
-        self, priority_model_key: str | None = None, compiler_workdir: Any = None, compiler_args: Any = None, max_workers: int | None = None
+        self,
+        priority_model_key: str | None = None,
+        compiler_workdir: Any = None,
+        compiler_args: Any = None,
+        max_workers: int | None = None,
     ) -> Any:
         if not self._traces:
             raise ValueError("No traces available for compilation. Call trace() first.")
@@ -179,7 +210,12 @@ class NxDModel:
     neuron: Any
 
     def __init__(
-        self, world_size: int, start_rank: Any = None, local_ranks_size: Any = None, state_initializer: Any = None, layout_transformer: Any = None
+        self,
+        world_size: int,
+        start_rank: Any = None,
+        local_ranks_size: Any = None,
+        state_initializer: Any = None,
+        layout_transformer: Any = None,
     ) -> None:
         self.world_size, self.loaded_on_neuron = world_size, False
         self._graphs: dict[str, Traced] = {}
@@ -205,22 +241,40 @@ class NxDModel:
                 for name in wanted.keys() - graph.states.keys():
                     if name not in shard:
                         raise RuntimeError(f"weight {name} is not in the checkpoint")
-                    if (shard[name].shape, shard[name].dtype) != (wanted[name].shape, wanted[name].dtype):
-                        raise RuntimeError(f"weight {name} is {shard[name].shape} {shard[name].dtype}, traced {wanted[name].shape}")
+                    if (shard[name].shape, shard[name].dtype) != (
+                        wanted[name].shape,
+                        wanted[name].dtype,
+                    ):
+                        raise RuntimeError(
+                            f"weight {name} is {shard[name].shape} {shard[name].dtype}, traced {wanted[name].shape}"
+                        )
         self._weights = sharded_checkpoint
 
     def to_neuron(self) -> None:
         if not self.neuron.device:
             raise RuntimeError("nrt_init failed: no neuron device")
         if self.neuron.busy:
-            raise RuntimeError("NRT:nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:2 Available:0")
+            raise RuntimeError(
+                "NRT:nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:2 Available:0"
+            )
         if self._weights is None:
             raise RuntimeError("to_neuron() before set_weights()")
-        shapes = {name: state for graph in self._graphs.values() for name, state in graph.states.items()}
+        shapes = {
+            name: state for graph in self._graphs.values() for name, state in graph.states.items()
+        }
         for graph in self._graphs.values():
-            assert all(shapes[name] == state for name, state in graph.states.items()), "a state has one shape in all graphs"
-        self._states = [{name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()} for _ in range(self.world_size)]
-        self._loaded = {(tag, rank): self._load(graph, rank) for tag, graph in self._graphs.items() for rank in range(self.world_size)}
+            assert all(shapes[name] == state for name, state in graph.states.items()), (
+                "a state has one shape in all graphs"
+            )
+        self._states = [
+            {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+            for _ in range(self.world_size)
+        ]
+        self._loaded = {
+            (tag, rank): self._load(graph, rank)
+            for tag, graph in self._graphs.items()
+            for rank in range(self.world_size)
+        }
         self.loaded_on_neuron = True
         self.neuron.loaded.append(self)
 
@@ -243,7 +297,13 @@ class NxDModel:
         assert self.loaded_on_neuron, "Model must be loaded on neuron before calling these methods"
         return self._states[rank][buffer_key].clone()
 
-    def forward(self, *args: Any, model_name: str | None = None, forward_mode: str = "default", **kwargs: Any) -> Tensor:
+    def forward(
+        self,
+        *args: Any,
+        model_name: str | None = None,
+        forward_mode: str = "default",
+        **kwargs: Any,
+    ) -> Tensor:
         if not self.loaded_on_neuron:
             raise RuntimeError("Model not initialized. Call set_weights() followed by to_neuron()")
         assert not args, "inputs are given by name"
@@ -273,8 +333,15 @@ class NxDModel:
                 owner, _, leaf = name.rpartition(".")
                 setattr(module.get_submodule(owner), leaf, states[name])
             try:
-                with as_rank(rank, group), torch.no_grad(), Operations(), no_in_place(module) as changed:
-                    out: Tensor = module(**{name: tensor.clone() for name, tensor in inputs.items()})
+                with (
+                    as_rank(rank, group),
+                    torch.no_grad(),
+                    Operations(),
+                    no_in_place(module) as changed,
+                ):
+                    out: Tensor = module(
+                        **{name: tensor.clone() for name, tensor in inputs.items()}
+                    )
             except BaseException:
                 group.abort()
                 raise
@@ -285,7 +352,9 @@ class NxDModel:
             return rank_main(0)
         with ThreadPoolExecutor(self.world_size) as pool:
             outs = list(pool.map(rank_main, range(self.world_size)))
-        assert all(torch.equal(outs[0], out) for out in outs[1:]), "ranks disagree: only rank 0's output is returned"
+        assert all(torch.equal(outs[0], out) for out in outs[1:]), (
+            "ranks disagree: only rank 0's output is returned"
+        )
         return outs[0]
 
     __call__ = forward
@@ -300,5 +369,7 @@ class NxDModel:
     def load(cls, path_to_model: str, start_rank: Any = None, local_ranks_size: Any = None) -> Any:
         if cls.neuron.foreign_package:
             return types.SimpleNamespace(original_name="TorchScriptNxDModel")
-        world_size, graphs = cls.neuron.saved[json.loads(Path(path_to_model).read_text(encoding="utf-8"))["fake"]]
+        world_size, graphs = cls.neuron.saved[
+            json.loads(Path(path_to_model).read_text(encoding="utf-8"))["fake"]
+        ]
         return cls(world_size)._with(graphs)

@@ -83,7 +83,9 @@ class NxDParallelState:
         _state.pop()
 
 
-def _parameter(shape: tuple[int, ...], dtype: torch.dtype, axis: int | None, init: Any) -> nn.Parameter:
+def _parameter(
+    shape: tuple[int, ...], dtype: torch.dtype, axis: int | None, init: Any
+) -> nn.Parameter:
     parameter = nn.Parameter(torch.full(shape, float("nan"), dtype=dtype))
     if init is not None:
         assert isinstance(init(parameter), Tensor), "an init_method returns the tensor"
@@ -121,7 +123,16 @@ class ColumnParallelLinear(_Parallel):
         share = self._divide(output_size)
         self.gather_output = gather_output
         self.weight = _parameter((share, input_size), dtype, 0, init_method)
-        self.bias = _parameter((output_size if gather_output else share,), dtype, None if gather_output else 0, None) if bias else None
+        self.bias = (
+            _parameter(
+                (output_size if gather_output else share,),
+                dtype,
+                None if gather_output else 0,
+                None,
+            )
+            if bias
+            else None
+        )
 
     def forward(self, input: Tensor, *_: Any) -> Tensor:  # noqa: A002 (the real one's name)
         assert input.dim() == 3, "[batch, sequence, hidden] is expected"
@@ -185,15 +196,21 @@ class ParallelEmbedding(_Parallel):
         use_spmd_rank: bool = False,
     ) -> None:
         super().__init__()
-        assert shard_across_embedding, "dealt out by id, the embedding must know its rank, which one program for all ranks does not"
-        self.weight = _parameter((num_embeddings, self._divide(embedding_dim)), dtype, 1, init_method)
+        assert shard_across_embedding, (
+            "dealt out by id, the embedding must know its rank, which one program for all ranks does not"
+        )
+        self.weight = _parameter(
+            (num_embeddings, self._divide(embedding_dim)), dtype, 1, init_method
+        )
 
     def forward(self, input_: Tensor) -> Tensor:
         return torch.cat(self.group.exchange(F.embedding(input_, self.weight)), -1)
 
 
 @contextmanager
-def init_on_device(device: torch.device, include_buffers: bool = False, force_custom_init_on_device: bool = False) -> Iterator[None]:
+def init_on_device(
+    device: torch.device, include_buffers: bool = False, force_custom_init_on_device: bool = False
+) -> Iterator[None]:
     """Parameters made within lie on `device`."""
     register = nn.Module.register_parameter
 
@@ -230,10 +247,15 @@ def shard_checkpoint(
         shard = {}
         for name, tensor in checkpoint.items():
             axis = getattr(parameters.get(name), "partition_axis", None)
-            shard[name] = tensor if axis is None else tensor.chunk(group.size, axis)[rank].contiguous()
+            shard[name] = (
+                tensor if axis is None else tensor.chunk(group.size, axis)[rank].contiguous()
+            )
         if serialize_path is not None:
             Path(serialize_path).mkdir(parents=True, exist_ok=True)
-            save_file({name: tensor.contiguous() for name, tensor in shard.items()}, f"{serialize_path}/tp{rank}_sharded_checkpoint.safetensors")
+            save_file(
+                {name: tensor.contiguous() for name, tensor in shard.items()},
+                f"{serialize_path}/tp{rank}_sharded_checkpoint.safetensors",
+            )
         shards.append(shard)
     checkpoint.clear()
     return shards

@@ -15,13 +15,22 @@ def torch_neuronx_module(neuron: Any) -> Any:
     from tests.fake_nxd import Operations, check_boundary, check_flags, check_signature
 
     class Trace(nn.Module):
-        def __init__(self, module: nn.Module, example: tuple[Tensor, ...], aliases: dict[str, int]) -> None:
+        def __init__(
+            self, module: nn.Module, example: tuple[Tensor, ...], aliases: dict[str, int]
+        ) -> None:
             super().__init__()
-            self.module, self.example, self.aliases, self.on_device = module, example, aliases, False
+            self.module, self.example, self.aliases, self.on_device = (
+                module,
+                example,
+                aliases,
+                False,
+            )
 
         def forward(self, *inputs: Tensor) -> Any:
             if not self.on_device:
-                raise RuntimeError("the weights would travel on every call: move_trace_to_device() comes first")
+                raise RuntimeError(
+                    "the weights would travel on every call: move_trace_to_device() comes first"
+                )
             if [tensor.shape for tensor in inputs] != [tensor.shape for tensor in self.example]:
                 raise RuntimeError("the shapes are fixed at trace time")
             check_boundary({str(index): tensor for index, tensor in enumerate(inputs)})
@@ -29,7 +38,9 @@ def torch_neuronx_module(neuron: Any) -> Any:
                 outputs = self.module(*inputs)
             for name, index in self.aliases.items():
                 self.module.get_parameter(name).data = outputs[index]
-            return tuple(output for index, output in enumerate(outputs) if index not in self.aliases.values())
+            return tuple(
+                output for index, output in enumerate(outputs) if index not in self.aliases.values()
+            )
 
     def trace(
         func: Any,
@@ -51,15 +62,22 @@ def torch_neuronx_module(neuron: Any) -> Any:
         if neuron.compiler_fails:
             raise RuntimeError(neuron.compiler_fails)
         check_boundary({str(index): tensor for index, tensor in enumerate(example_inputs)})
-        names = {id(tensor): name for name, tensor in func.named_parameters()}  # buffers are not looked at
+        names = {
+            id(tensor): name for name, tensor in func.named_parameters()
+        }  # buffers are not looked at
         aliases = {names[id(tensor)]: index for tensor, index in input_output_aliases.items()}
         module = copy.deepcopy(func)
         before = {name: tensor for name, tensor in module.named_parameters() if name in aliases}
         with torch.no_grad(), Operations():
             outputs = module(*example_inputs)
         for name, index in aliases.items():
-            assert getattr(module, name) is before[name], f"{name} is aliased: the graph returns it and does not reassign it"
-            assert (outputs[index].shape, outputs[index].dtype) == (before[name].shape, before[name].dtype), f"{name} changes its shape"
+            assert getattr(module, name) is before[name], (
+                f"{name} is aliased: the graph returns it and does not reassign it"
+            )
+            assert (outputs[index].shape, outputs[index].dtype) == (
+                before[name].shape,
+                before[name].dtype,
+            ), f"{name} changes its shape"
         return Trace(copy.deepcopy(func), tuple(example_inputs), aliases)
 
     def move_trace_to_device(trace: Any, device_id: int) -> None:
@@ -67,4 +85,8 @@ def torch_neuronx_module(neuron: Any) -> Any:
             raise RuntimeError("nrt_init failed: no neuron device")
         trace.on_device = True
 
-    return types.SimpleNamespace(trace=trace, move_trace_to_device=move_trace_to_device, __version__=neuron.versions.get("torch-neuronx"))
+    return types.SimpleNamespace(
+        trace=trace,
+        move_trace_to_device=move_trace_to_device,
+        __version__=neuron.versions.get("torch-neuronx"),
+    )

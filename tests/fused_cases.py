@@ -41,10 +41,15 @@ class Case:
 
     def graph(self) -> RoundGraph | StatefulRoundGraph:
         """Always the same weights and the same full caches."""
-        target, draft = tiny_decoder(1, num_hidden_layers=1).to(self.dtype), tiny_decoder(2, num_hidden_layers=1, hidden_size=8).to(self.dtype)
+        target, draft = (
+            tiny_decoder(1, num_hidden_layers=1).to(self.dtype),
+            tiny_decoder(2, num_hidden_layers=1, hidden_size=8).to(self.dtype),
+        )
         generator = torch.Generator().manual_seed(5)
         caches = tuple(
-            cache.normal_(generator=generator) for model in (target, draft) for cache in empty_caches(model.config, self.rows, JUNK, self.dtype)
+            cache.normal_(generator=generator)
+            for model in (target, draft)
+            for cache in empty_caches(model.config, self.rows, JUNK, self.dtype)
         )
         if self.stateful:
             return StatefulRoundGraph(target, draft, caches, self.bucket.shape, add_in_halves)
@@ -53,7 +58,12 @@ class Case:
     def inputs(self, seed: int) -> dict[str, Tensor]:
         """A busy call; where the graph is stateful, texts lie in other rows of the draft than of the target."""
         inputs = random_round(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
-        slots = torch.stack([torch.randperm(SLOTS, generator=torch.Generator().manual_seed(seed + row)) for row in range(self.rows)]).to(torch.int32)
+        slots = torch.stack(
+            [
+                torch.randperm(SLOTS, generator=torch.Generator().manual_seed(seed + row))
+                for row in range(self.rows)
+            ]
+        ).to(torch.int32)
         for name in ("slots", "draft_slots"):
             inputs[name] = slots[:, : inputs[name].shape[1]].contiguous()
         if self.stateful:

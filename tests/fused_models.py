@@ -15,17 +15,39 @@ from inference.model.graph import VerifyGraph
 torch.set_num_threads(1)
 
 
-def eager_fused(target: Decoder, draft: Decoder, shape: Branches, *, rows: int = 2, length: int = 120, sampled: bool = True) -> FusedModel:
+def eager_fused(
+    target: Decoder,
+    draft: Decoder,
+    shape: Branches,
+    *,
+    rows: int = 2,
+    length: int = 120,
+    sampled: bool = True,
+) -> FusedModel:
     """Graphs for the target alone, for prompts of both models, and rounds of two context sizes for one row and for all."""
     capacity = length + shape.nodes
-    caches, beside = (empty_caches(model.config, rows, capacity, torch.float32) for model in (target, draft))
-    alone = Bucket(rows, max(2, shape.nodes), capacity, max(2, shape.nodes), max(2, shape.nodes), sampled, capacity)
+    caches, beside = (
+        empty_caches(model.config, rows, capacity, torch.float32) for model in (target, draft)
+    )
+    alone = Bucket(
+        rows,
+        max(2, shape.nodes),
+        capacity,
+        max(2, shape.nodes),
+        max(2, shape.nodes),
+        sampled,
+        capacity,
+    )
     fed = Bucket(1, 32, capacity, 1, 1, False, capacity)
     prefill = DraftBucket(1, 32, capacity, 1, 1, False, capacity)
     rounds = {
-        RoundBucket.of(shape, count, slots, capacity, sampled=sampled): RoundGraph(target, draft, (*caches, *beside), shape)
+        RoundBucket.of(shape, count, slots, capacity, sampled=sampled): RoundGraph(
+            target, draft, (*caches, *beside), shape
+        )
         for count in sorted({1, rows})
         for slots in sorted({min(64, capacity), capacity})
     }
     graphs = {bucket: VerifyGraph(target, *caches, bucket.levels) for bucket in (alone, fed)}
-    return FusedModel(graphs, *caches, CompiledModel({prefill: VerifyGraph(draft, *beside, 1)}, *beside), rounds)
+    return FusedModel(
+        graphs, *caches, CompiledModel({prefill: VerifyGraph(draft, *beside, 1)}, *beside), rounds
+    )

@@ -31,7 +31,15 @@ SESSION = "/outrider.v1.Target/Session"
 def keys_file(path: Path, **limits: dict[str, int]) -> Path:
     """A key for each name, with these limits; its token is token_of(name)."""
     digests = {name: hashlib.sha256(token_of(name).encode()).hexdigest() for name in limits}
-    path.write_text(json.dumps({"keys": [{"name": name, "token_sha256": digests[name], **limits[name]} for name in limits]}))
+    path.write_text(
+        json.dumps(
+            {
+                "keys": [
+                    {"name": name, "token_sha256": digests[name], **limits[name]} for name in limits
+                ]
+            }
+        )
+    )
     path.chmod(0o600)
     return path
 
@@ -105,8 +113,14 @@ class Neighbour:
 
     def goes_on(self) -> None:
         root = self._root
-        verdict = self._verifier.submit(tree([root, root + 1, root + 5, root + 2], [-1, 0, 0, 1])).result(WAIT)
-        assert verdict in (Verdict((1, 3), root + 3), Verdict((1,), root + 2), Verdict((), root + 1))  # a busy target cuts trees
+        verdict = self._verifier.submit(
+            tree([root, root + 1, root + 5, root + 2], [-1, 0, 0, 1])
+        ).result(WAIT)
+        assert verdict in (
+            Verdict((1, 3), root + 3),
+            Verdict((1,), root + 2),
+            Verdict((), root + 1),
+        )  # a busy target cuts trees
         self._root = verdict.next_token
 
 
@@ -124,7 +138,12 @@ def neighbour(address: Address, name: str = "", folder: Path | None = None) -> I
 
 
 def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessage:
-    fields = {"session_id": opened.session_id, "protocol_version": PROTOCOL_VERSION, "resume_key": opened.resume_key, "epoch": epoch}
+    fields = {
+        "session_id": opened.session_id,
+        "protocol_version": PROTOCOL_VERSION,
+        "resume_key": opened.resume_key,
+        "epoch": epoch,
+    }
     return pb.ClientMessage(resume=pb.Resume(**(fields | changes)))
 
 
@@ -148,12 +167,22 @@ class RawPeer:
 
     def greet(self, window: int = 65535) -> None:
         """`window`: bytes of messages that it takes before it reads them."""
-        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, window)))
+        self.socket.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, window))
+        )
 
     def call(self, method: str = SESSION, token: str | None = None) -> None:
         """Start a call: the headers, and no message."""
-        headers = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "x"), ("te", "trailers")]
-        headers += [("content-type", "application/grpc")] + ([("authorization", f"Bearer {token}")] if token else [])
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", method),
+            (":authority", "x"),
+            ("te", "trailers"),
+        ]
+        headers += [("content-type", "application/grpc")] + (
+            [("authorization", f"Bearer {token}")] if token else []
+        )
         block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers)
         self.socket.sendall(_frame(1, 4, 1, block))
 
@@ -168,8 +197,14 @@ class RawPeer:
         try:
             while chunk := self.socket.recv(65536):
                 received += chunk
-                while len(received) >= 9 and len(received) >= 9 + int.from_bytes(received[:3], "big"):
-                    kind, flags, stream = received[3], received[4], int.from_bytes(received[5:9], "big")
+                while len(received) >= 9 and len(received) >= 9 + int.from_bytes(
+                    received[:3], "big"
+                ):
+                    kind, flags, stream = (
+                        received[3],
+                        received[4],
+                        int.from_bytes(received[5:9], "big"),
+                    )
                     if stream == 1 and (kind == 3 or (kind in (0, 1) and flags & 1)):
                         return True
                     received = received[9 + int.from_bytes(received[:3], "big") :]
@@ -182,7 +217,9 @@ class RawPeer:
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    return (
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    )
 
 
 def _literal(text: str) -> bytes:

@@ -38,10 +38,14 @@ TINY: dict[str, Any] = {
 
 def tiny_decoder(seed: int = 1, vocabulary: int = 61, **overrides: Any) -> Decoder:
     """A random decoder of the Llama family."""
-    return random_decoder(parse_config(TINY | overrides), positions=256, vocabulary=vocabulary, seed=seed)
+    return random_decoder(
+        parse_config(TINY | overrides), positions=256, vocabulary=vocabulary, seed=seed
+    )
 
 
-def tiny_model(seed: int = 1, rows: int = 1, capacity: int = 200, max_nodes: int = 16) -> EagerModel:
+def tiny_model(
+    seed: int = 1, rows: int = 1, capacity: int = 200, max_nodes: int = 16
+) -> EagerModel:
     """An EagerModel of a random decoder."""
     return EagerModel(tiny_decoder(seed), rows=rows, capacity=capacity, max_nodes=max_nodes)
 
@@ -51,8 +55,13 @@ def write_checkpoint(directory: Path, seed: int = 1, **overrides: Any) -> Path:
     raw = {field: value for field, value in (TINY | overrides).items() if value is not None}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    decoder = random_decoder(parse_config(raw), positions=256, vocabulary=raw["vocab_size"], seed=seed)
-    save_file({name: tensor.contiguous() for name, tensor in decoder.state_dict().items()}, directory / "model.safetensors")
+    decoder = random_decoder(
+        parse_config(raw), positions=256, vocabulary=raw["vocab_size"], seed=seed
+    )
+    save_file(
+        {name: tensor.contiguous() for name, tensor in decoder.state_dict().items()},
+        directory / "model.safetensors",
+    )
     return directory
 
 

@@ -25,28 +25,54 @@ LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59
 JUNK = LENGTH + TREE
 FEW = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True), prefill_bucket(ROWS, 16, JUNK, JUNK))
 MORE: tuple[Bucket, ...] = (
-    *(verify_bucket(ROWS, nodes, slots, JUNK, sampled=sampled) for nodes in (2, TREE) for slots in (32, JUNK) for sampled in (False, True)),
+    *(
+        verify_bucket(ROWS, nodes, slots, JUNK, sampled=sampled)
+        for nodes in (2, TREE)
+        for slots in (32, JUNK)
+        for sampled in (False, True)
+    ),
     prefill_bucket(ROWS, 16, JUNK, JUNK),
 )
 
 
-def spec_of(tensor_parallel: int = 2, buckets: Sequence[Bucket] = FEW, **changes: Any) -> CompileSpec:
-    spec = CompileSpec("tiny", "trn1", VOCABULARY, tuple(buckets), ROWS, LENGTH, TREE, "float32", tensor_parallel)
+def spec_of(
+    tensor_parallel: int = 2, buckets: Sequence[Bucket] = FEW, **changes: Any
+) -> CompileSpec:
+    spec = CompileSpec(
+        "tiny", "trn1", VOCABULARY, tuple(buckets), ROWS, LENGTH, TREE, "float32", tensor_parallel
+    )
     return replace(spec, **changes)
 
 
-def build(directory: Path, checkpoint: Path, spec: CompileSpec, builder: type = NeuronBuilder, said: list[str] | None = None) -> Manifest:
+def build(
+    directory: Path,
+    checkpoint: Path,
+    spec: CompileSpec,
+    builder: type = NeuronBuilder,
+    said: list[str] | None = None,
+) -> Manifest:
     source = Source(checkpoint, fingerprint(checkpoint), "tokenizer", dict(TINY), (2,))
     lines = [] if said is None else said
-    return build_artifact(spec, source, builder(spec, checkpoint, spec.vocabulary), directory, command="test", say=lines.append)
+    return build_artifact(
+        spec,
+        source,
+        builder(spec, checkpoint, spec.vocabulary),
+        directory,
+        command="test",
+        say=lines.append,
+    )
 
 
-def built_model(directory: Path, checkpoint: Path, spec: CompileSpec, builder: type = NeuronBuilder) -> NeuronModel:
+def built_model(
+    directory: Path, checkpoint: Path, spec: CompileSpec, builder: type = NeuronBuilder
+) -> NeuronModel:
     return load_neuron(directory, build(directory, checkpoint, spec, builder), lambda line: None)
 
 
 def whole(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return load_decoder(checkpoint, positions=LENGTH, vocabulary=VOCABULARY, dtype=dtype, device=torch.device("cpu"))
+    return load_decoder(
+        checkpoint, positions=LENGTH, vocabulary=VOCABULARY, dtype=dtype, device=torch.device("cpu")
+    )
 
 
 def eager_of(checkpoint: Path) -> EagerModel:

@@ -62,7 +62,9 @@ class Service:
         )
         self.engine.observer = observer.engine(self.engine, self.description)
 
-    def open(self, prompt: Sequence[int], session_id: str = SESSION_ID, tenant: str = TENANT) -> Session:
+    def open(
+        self, prompt: Sequence[int], session_id: str = SESSION_ID, tenant: str = TENANT
+    ) -> Session:
         session, future = self.engine.open(prompt, SamplingParams())
         self.engine.finish(future)
         future.result()
@@ -85,7 +87,9 @@ class Service:
 def log_as_before() -> Iterator[None]:
     """What is set up for logging ends with the context."""
     handlers = logging.getLogger().handlers[:]
-    levels = {name: logging.getLogger(name).level for name in ("", "inference", "grpc_comm", "outrider")}
+    levels = {
+        name: logging.getLogger(name).level for name in ("", "inference", "grpc_comm", "outrider")
+    }
     yield
     logging.getLogger().handlers[:] = handlers
     for name, level in levels.items():

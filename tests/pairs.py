@@ -33,7 +33,9 @@ def config(layers: int = 2) -> ModelConfig:
 
 
 def decoder(seed: int, layers: int = 2) -> Decoder:
-    return random_decoder(config(layers), positions=SEQUENCE_LENGTH, vocabulary=VOCABULARY, seed=seed)
+    return random_decoder(
+        config(layers), positions=SEQUENCE_LENGTH, vocabulary=VOCABULARY, seed=seed
+    )
 
 
 def perturbed(seed: int, amount: float) -> Decoder:
@@ -46,9 +48,15 @@ def perturbed(seed: int, amount: float) -> Decoder:
 
 
 def engine(target: Decoder, rows: int = 2, max_tree_nodes: int = 64) -> Engine:
-    model = EagerModel(target, rows=rows, capacity=SEQUENCE_LENGTH + max_tree_nodes, max_nodes=max_tree_nodes)
-    return Engine(model, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=max_tree_nodes, vocabulary=VOCABULARY)
+    model = EagerModel(
+        target, rows=rows, capacity=SEQUENCE_LENGTH + max_tree_nodes, max_nodes=max_tree_nodes
+    )
+    return Engine(
+        model, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=max_tree_nodes, vocabulary=VOCABULARY
+    )
 
 
 def drafter(draft: Decoder, policy: Policy) -> ModelDrafter:
-    return ModelDrafter(EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + 512, max_nodes=128), policy)
+    return ModelDrafter(
+        EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + 512, max_nodes=128), policy
+    )

@@ -15,16 +15,37 @@ from deploy.price import Offer
 
 def product(offer: Offer, *dimensions: tuple[str, str, str], **attributes: str) -> str:
     """A row of the price list: dimensions are (unit, dollars, beginning of the tier)."""
-    terms = {"operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used", "preInstalledSw": "NA", "marketoption": "OnDemand"}
+    terms = {
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+        "preInstalledSw": "NA",
+        "marketoption": "OnDemand",
+    }
     terms |= {"licenseModel": "No License required", "operation": "RunInstances"}
     rates = {
-        f"SKU.OFFER.{number}": {"unit": unit, "pricePerUnit": {"USD": usd}, "beginRange": begin, "endRange": "Inf", "description": ""}
+        f"SKU.OFFER.{number}": {
+            "unit": unit,
+            "pricePerUnit": {"USD": usd},
+            "beginRange": begin,
+            "endRange": "Inf",
+            "description": "",
+        }
         for number, (unit, usd, begin) in enumerate(dimensions)
     }
     row = {
-        "product": {"sku": "SKU", "attributes": {"instanceType": offer.instance_type, "regionCode": offer.region} | terms | attributes},
+        "product": {
+            "sku": "SKU",
+            "attributes": {"instanceType": offer.instance_type, "regionCode": offer.region}
+            | terms
+            | attributes,
+        },
         "serviceCode": "AmazonEC2",
-        "terms": {"OnDemand": {"SKU.OFFER": {"effectiveDate": "2026-09-01T00:00:00Z", "priceDimensions": rates}}},
+        "terms": {
+            "OnDemand": {
+                "SKU.OFFER": {"effectiveDate": "2026-09-01T00:00:00Z", "priceDimensions": rates}
+            }
+        },
     }
     return json.dumps(row)
 
@@ -35,7 +56,12 @@ def hourly(offer: Offer, usd: str, **attributes: str) -> str:
 
 def live(service: str, script: Callable[[Stubber], object]) -> LivePrices:
     """LivePrices whose client of this service answers by the script."""
-    client = boto3.client(service, region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing")
+    client = boto3.client(
+        service,
+        region_name="us-east-1",
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
     stubber = Stubber(client)
     script(stubber)
     stubber.activate()

@@ -21,7 +21,9 @@ Caches = tuple[Tensor, Tensor]
 """Keys and values, each [layers, rows, kv heads, slots, head dim]."""
 
 
-def assert_rows_are_independent(model: Model, caches: Caches, nodes: int, vocabulary: int, params: SamplingParams) -> None:
+def assert_rows_are_independent(
+    model: Model, caches: Caches, nodes: int, vocabulary: int, params: SamplingParams
+) -> None:
     """The root and its first child are the same in every call; their siblings, descendants and the other row are drawn anew."""
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, vocabulary, (2, CONTEXT))
@@ -29,26 +31,53 @@ def assert_rows_are_independent(model: Model, caches: Caches, nodes: int, vocabu
         model.choose([_segment(row, TokenTree.chain(prompts[row].tolist()), 0, SamplingParams())])
     seen = []
     for _ in range(6):
-        chosen = model.choose([_segment(0, _tree(nodes, vocabulary, rng), CONTEXT, params), _other_row(vocabulary, rng)])[0]
-        seen.append((torch.from_numpy(chosen[:2].copy()), *(cache[:, 0, :, [CONTEXT, CONTEXT + 1]].clone() for cache in caches)))
+        chosen = model.choose(
+            [
+                _segment(0, _tree(nodes, vocabulary, rng), CONTEXT, params),
+                _other_row(vocabulary, rng),
+            ]
+        )[0]
+        seen.append(
+            (
+                torch.from_numpy(chosen[:2].copy()),
+                *(cache[:, 0, :, [CONTEXT, CONTEXT + 1]].clone() for cache in caches),
+            )
+        )
     for other in seen[1:]:
         for name, first, second in zip(("choices", "keys", "values"), seen[0], other, strict=True):
-            assert torch.equal(first, second), f"{name} of the same nodes differ with the nodes beside them"
+            assert torch.equal(first, second), (
+                f"{name} of the same nodes differ with the nodes beside them"
+            )
 
 
 def _tree(nodes: int, vocabulary: int, rng: np.random.Generator) -> TokenTree:
     """A random tree of the three levels below a fixed root and child."""
     parents = [-1, 0, *(int(rng.integers(0, min(node, 4))) for node in range(2, nodes))]
-    tokens = [vocabulary - 1, vocabulary - 2, *rng.permutation(vocabulary - 2)[: nodes - 2].tolist()]
+    tokens = [
+        vocabulary - 1,
+        vocabulary - 2,
+        *rng.permutation(vocabulary - 2)[: nodes - 2].tolist(),
+    ]
     return TokenTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32))
 
 
 def _other_row(vocabulary: int, rng: np.random.Generator) -> Segment:
-    return _segment(1, TokenTree.chain(rng.integers(0, vocabulary, 2).tolist()), CONTEXT, SamplingParams())
+    return _segment(
+        1, TokenTree.chain(rng.integers(0, vocabulary, 2).tolist()), CONTEXT, SamplingParams()
+    )
 
 
 def _segment(row: int, tree: TokenTree, base: int, params: SamplingParams) -> Segment:
     every = np.arange(len(tree), dtype=np.int32)
     seen = np.ones((1, base), dtype=np.bool_)
     pick = every if base else every[-1:]
-    return Segment(row, tree.tokens, base + every, (base + tree.depths).astype(np.int32), seen, tree.mask, pick, params)
+    return Segment(
+        row,
+        tree.tokens,
+        base + every,
+        (base + tree.depths).astype(np.int32),
+        seen,
+        tree.mask,
+        pick,
+        params,
+    )

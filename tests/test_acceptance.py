@@ -13,7 +13,16 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.acceptance_sessions import EmbeddedPair
-from inference.acceptance import PATH, PRIOR_PATH, RANKS, SHIPPED, WINDOW, AcceptanceModel, read_acceptance, write_acceptance
+from inference.acceptance import (
+    PATH,
+    PRIOR_PATH,
+    RANKS,
+    SHIPPED,
+    WINDOW,
+    AcceptanceModel,
+    read_acceptance,
+    write_acceptance,
+)
 from inference.errors import InvalidRequest
 
 Scores = NDArray[np.float32]
@@ -33,7 +42,13 @@ def draw(generator: np.random.Generator, rows: int, k: int, greedy: bool) -> Sco
     return np.asarray(-np.sort(-scores, axis=1)[:, :k], dtype=np.float32)
 
 
-def follow(model: AcceptanceModel, generator: np.random.Generator, rows: int, law: Callable[[Scores], float], greedy: bool) -> float:
+def follow(
+    model: AcceptanceModel,
+    generator: np.random.Generator,
+    rows: int,
+    law: Callable[[Scores], float],
+    greedy: bool,
+) -> float:
     """Let the model watch a target that takes the first of 4 children with probability law(scores), else none.
 
     Returns the mean error of what it then says.
@@ -48,7 +63,9 @@ def follow(model: AcceptanceModel, generator: np.random.Generator, rows: int, la
 @pytest.mark.parametrize("greedy", [True, False])
 def test_it_learns_a_law_from_what_it_sees(model: AcceptanceModel, greedy: bool) -> None:
     def law(scores: Scores) -> float:
-        return float(1 / (1 + np.exp(2 * (scores[0] - scores[1]) - 2)))  # the surer the draft is, the wronger
+        return float(
+            1 / (1 + np.exp(2 * (scores[0] - scores[1]) - 2))
+        )  # the surer the draft is, the wronger
 
     generator = np.random.default_rng(1)
     assert follow(copy.deepcopy(model), generator, 0, law, greedy) > 0.3
@@ -68,13 +85,18 @@ def test_a_topic_that_is_over_is_forgotten(model: AcceptanceModel) -> None:
     short, long = copy.deepcopy(model), model
     follow(short, generator, 300, lambda scores: 0.2, True)
     follow(long, generator, 3000, lambda scores: 0.2, True)
-    after = [follow(each, np.random.default_rng(4), 600, lambda scores: 0.8, True) for each in (short, long)]
+    after = [
+        follow(each, np.random.default_rng(4), 600, lambda scores: 0.8, True)
+        for each in (short, long)
+    ]
     assert abs(after[0] - after[1]) < 0.05
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 16])
 @pytest.mark.parametrize("greedy", [True, False])
-def test_every_row_is_a_chance_for_each_child_and_leaves_one_for_none(model: AcceptanceModel, k: int, greedy: bool) -> None:
+def test_every_row_is_a_chance_for_each_child_and_leaves_one_for_none(
+    model: AcceptanceModel, k: int, greedy: bool
+) -> None:
     generator = np.random.default_rng(k)
     for scale in (1e-3, 1.0, 1e3):
         scores = -np.sort(-generator.normal(size=(16, k)) * scale, axis=1).astype(np.float32)
@@ -90,7 +112,9 @@ def test_a_model_that_was_told_nonsense_still_gives_probabilities(model: Accepta
     for step in range(3000):
         k = int(generator.integers(1, 17))
         scores = -np.sort(generator.exponential(30, size=k)).astype(np.float32)
-        model.observe(scores, step % 40, bool(step % 2), None if step % 3 else int(generator.integers(k)))
+        model.observe(
+            scores, step % 40, bool(step % 2), None if step % 3 else int(generator.integers(k))
+        )
     for greedy in (True, False):
         edges = model.edges(draw(generator, 16, 8, greedy), np.arange(16), greedy)
         assert np.isfinite(edges).all()
@@ -104,8 +128,12 @@ def test_a_child_that_top_k_or_top_p_excludes_has_no_chance(model: AcceptanceMod
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_the_further_a_child_is_ahead_the_likelier_it_is(model: AcceptanceModel, greedy: bool) -> None:
-    shares = np.array([[share, (1 - share) / 2, (1 - share) / 4] for share in (0.4, 0.6, 0.8, 0.95, 0.99)])
+def test_the_further_a_child_is_ahead_the_likelier_it_is(
+    model: AcceptanceModel, greedy: bool
+) -> None:
+    shares = np.array(
+        [[share, (1 - share) / 2, (1 - share) / 4] for share in (0.4, 0.6, 0.8, 0.95, 0.99)]
+    )
     edges = model.edges(np.log(shares).astype(np.float32), np.zeros(5, dtype=int), greedy)
     assert (np.diff(edges[:, 0]) > 0).all()
     assert (np.diff(edges[:, 1]) < 0).all()
@@ -113,9 +141,13 @@ def test_the_further_a_child_is_ahead_the_likelier_it_is(model: AcceptanceModel,
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_how_many_children_are_asked_for_hardly_changes_what_is_said_of_the_first(model: AcceptanceModel, greedy: bool) -> None:
+def test_how_many_children_are_asked_for_hardly_changes_what_is_said_of_the_first(
+    model: AcceptanceModel, greedy: bool
+) -> None:
     scores = draw(np.random.default_rng(6), 200, 16, greedy)
-    four, sixteen = (model.edges(scores[:, :k], np.zeros(200, dtype=int), greedy)[:, 0] for k in (4, 16))
+    four, sixteen = (
+        model.edges(scores[:, :k], np.zeros(200, dtype=int), greedy)[:, 0] for k in (4, 16)
+    )
     assert np.abs(four - sixteen).mean() < 0.06
 
 
@@ -129,7 +161,9 @@ def test_average_rates_are_those_of_what_was_seen(model: AcceptanceModel) -> Non
 
 def test_average_rates_do_not_count_ranks_that_were_not_asked_for(model: AcceptanceModel) -> None:
     scores = draw(np.random.default_rng(8), 1, 2, True)[0]
-    for step in range(1000):  # the target takes the first child, or the second, equally often; half of the time only the first is named
+    for step in range(
+        1000
+    ):  # the target takes the first child, or the second, equally often; half of the time only the first is named
         taken = step % 2
         named = 1 + step // 2 % 2
         model.observe(scores[:named], 0, True, taken if taken < named else None)
@@ -154,7 +188,9 @@ def test_average_rates_of_other_widths_are_refused(model: AcceptanceModel, k: in
         model.mean_edges(k)
 
 
-def test_calibration_is_predicted_over_actual_length_of_the_last_rounds(model: AcceptanceModel) -> None:
+def test_calibration_is_predicted_over_actual_length_of_the_last_rounds(
+    model: AcceptanceModel,
+) -> None:
     assert model.calibration == 1
     model.count(2.0, 1)
     model.count(3.0, 2)
@@ -164,7 +200,9 @@ def test_calibration_is_predicted_over_actual_length_of_the_last_rounds(model: A
     assert model.calibration == pytest.approx(5 / 4)
 
 
-def test_rounds_that_bring_more_than_was_expected_correct_the_expectation(model: AcceptanceModel) -> None:
+def test_rounds_that_bring_more_than_was_expected_correct_the_expectation(
+    model: AcceptanceModel,
+) -> None:
     scores = draw(np.random.default_rng(12), 16, 8, True)
     told = [model.edges(scores, np.arange(16), True).sum()]
     for expected, accepted in ((2.0, 3), (2.0, 1)):
@@ -181,7 +219,9 @@ def pair() -> EmbeddedPair:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_a_session_of_the_embedded_pair_goes_as_predicted(pair: EmbeddedPair, model: AcceptanceModel, temperature: float) -> None:
+def test_a_session_of_the_embedded_pair_goes_as_predicted(
+    pair: EmbeddedPair, model: AcceptanceModel, temperature: float
+) -> None:
     made = pair.session(model, temperature, nodes=6)
     assert made.statistics.rounds > 80
     assert made.predicted_length == pytest.approx(made.statistics.acceptance_length, rel=0.1)
@@ -196,7 +236,9 @@ def test_a_record_makes_the_same_model_again(model: AcceptanceModel, tmp_path: P
     write_acceptance(model, file)
     again, scores = read_acceptance(file), draw(generator, 16, 8, True)
     for greedy in (True, False):
-        np.testing.assert_allclose(again.edges(scores, np.arange(16), greedy), model.edges(scores, np.arange(16), greedy))
+        np.testing.assert_allclose(
+            again.edges(scores, np.arange(16), greedy), model.edges(scores, np.arange(16), greedy)
+        )
     np.testing.assert_allclose(again.mean_edges(8), model.mean_edges(8))
     assert [path.name for path in file.parent.iterdir()] == ["acceptance.json"]
 

@@ -64,7 +64,12 @@ class LateVerifier(LocalVerifier):
 
 def knowledge(link: float = 0.3) -> Knowledge:
     """A link of this round trip, a fast draft, a slow target."""
-    known = Knowledge(DraftTimes({1: 0.01, 32: 0.02}), TargetTimes({(1, 1): 0.04, (1, 64): 0.05}), LinkTimes(), read_acceptance())
+    known = Knowledge(
+        DraftTimes({1: 0.01, 32: 0.02}),
+        TargetTimes({(1, 1): 0.04, (1, 64): 0.05}),
+        LinkTimes(),
+        read_acceptance(),
+    )
     for _ in range(5):
         known.link.observe(link, 0.0, 100)
     return known
@@ -81,14 +86,21 @@ def navigator(known: Knowledge, allowed: Sequence[str] = (DISTRIBUTED,)) -> Navi
 
 
 def made(
-    verifier: LocalVerifier, drafter: AdaptiveDrafter, course: Navigator, prompt: Sequence[int], params: SamplingParams, tokens: int
+    verifier: LocalVerifier,
+    drafter: AdaptiveDrafter,
+    course: Navigator,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    tokens: int,
 ) -> list[int]:
     with closing(verifier), closing(drafter):
         steps = decode_adaptive(prompt, params, drafter, verifier, course, tokens, frozenset())
         return [token for step in steps for token in step.tokens]
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}")
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
+)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("bets", [True, False], ids=["bets", "no bets"])
 def test_output_equals_the_targets_own_seeded_decoding(

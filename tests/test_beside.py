@@ -31,7 +31,15 @@ from outrider.link import shaped_link
 from tests import pairs
 from tests.hostile import digest, eventually, resume
 from tests.test_streams import Raw
-from tests.wire_fixtures import WAIT, background, connected, opening, raw_stub, status, successor_engine
+from tests.wire_fixtures import (
+    WAIT,
+    background,
+    connected,
+    opening,
+    raw_stub,
+    status,
+    successor_engine,
+)
 
 PROMPT, TOKENS, MANY = [5, 17, 250, 3, 99], 60, 120
 NEVER_STOP: frozenset[int] = frozenset()
@@ -45,13 +53,17 @@ class Counting(EagerModel):
     prefilled = 0
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        self.prefilled += sum(len(segment.tokens) for segment in segments if len(segment.pick) < len(segment.tokens))
+        self.prefilled += sum(
+            len(segment.tokens) for segment in segments if len(segment.pick) < len(segment.tokens)
+        )
         return super().choose(segments)
 
 
 def counting_engine(rows: int = 2) -> Engine:
     model = Counting(pairs.decoder(1), rows=rows, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64)
-    return Engine(model, sequence_length=pairs.SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=pairs.VOCABULARY)
+    return Engine(
+        model, sequence_length=pairs.SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=pairs.VOCABULARY
+    )
 
 
 def pool(draft: Decoder, rows: int = 2, room: int = ROOM) -> DraftPool:
@@ -69,7 +81,9 @@ def host(drafts: DraftPool | None, **options: Any) -> Iterator[tuple[Engine, Con
 @pytest.fixture(scope="module", params=["close", "unrelated"])
 def fused(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Connection]]:
     """A host with a draft that is a little off its target, or has nothing to do with it."""
-    with host(pool(pairs.perturbed(1, 0.02) if request.param == "close" else pairs.decoder(99, layers=1))) as served:
+    with host(
+        pool(pairs.perturbed(1, 0.02) if request.param == "close" else pairs.decoder(99, layers=1))
+    ) as served:
         yield served
 
 
@@ -85,25 +99,40 @@ class Client:
 
     def __init__(self, connection: Connection, params: SamplingParams) -> None:
         self.verifier, self.text = connection.verifier(), list[int]()
-        self._params, self._draft = params, EagerModel(pairs.perturbed(1, 0.03), rows=1, capacity=600, max_nodes=64)
+        self._params, self._draft = (
+            params,
+            EagerModel(pairs.perturbed(1, 0.03), rows=1, capacity=600, max_nodes=64),
+        )
         self.verifier.open(PROMPT, params).result(WAIT)
 
     def rounds(self, count: int) -> None:
         drafter = ModelDrafter(self._draft, BestFirst(6, 3))
         drafter.open([*PROMPT, *self.text], self._params)
         for _ in range(count):
-            tree = drafter.draft([*PROMPT, *self.text][-1], Budget(self.verifier.tree_budget - 1, 20))
+            tree = drafter.draft(
+                [*PROMPT, *self.text][-1], Budget(self.verifier.tree_budget - 1, 20)
+            )
             verdict = self.verifier.submit(tree).result(WAIT)
             drafter.commit(tree, verdict)
             self.text += [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
 
-    def goes_on(self, tokens: int, policy: Policy | None, stop_ids: frozenset[int] = NEVER_STOP) -> None:
-        self.text += self.verifier.generate(tokens, stop_ids, fused=policy is not None, policy=policy)
+    def goes_on(
+        self, tokens: int, policy: Policy | None, stop_ids: frozenset[int] = NEVER_STOP
+    ) -> None:
+        self.text += self.verifier.generate(
+            tokens, stop_ids, fused=policy is not None, policy=policy
+        )
 
     def goes_on_until(self, enough: int, policy: Policy | None) -> int:
         """How many tokens came until the target, which might have made MANY, heard that so many are enough."""
         before, fused = len(self.text), policy is not None
-        for token in self.verifier.generate(MANY, NEVER_STOP, fused=fused, policy=policy, enough=lambda: len(self.text) >= before + enough):
+        for token in self.verifier.generate(
+            MANY,
+            NEVER_STOP,
+            fused=fused,
+            policy=policy,
+            enough=lambda: len(self.text) >= before + enough,
+        ):
             self.text.append(token)
         return len(self.text) - before
 
@@ -125,7 +154,9 @@ def test_a_target_that_is_told_it_is_enough_ends_and_the_session_goes_on(
 
 @pytest.mark.parametrize("policy", [Chain(3), BestFirst(8, 3)], ids=str)
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_rounds_and_continuations_by_either_draft_are_one_text(fused: tuple[Engine, Connection], params: SamplingParams, policy: Policy) -> None:
+def test_rounds_and_continuations_by_either_draft_are_one_text(
+    fused: tuple[Engine, Connection], params: SamplingParams, policy: Policy
+) -> None:
     client = Client(fused[1], params)
     client.rounds(4)
     client.goes_on(13, policy)
@@ -151,7 +182,9 @@ def test_the_target_prefills_nothing_for_it(fused: tuple[Engine, Connection]) ->
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_a_stop_id_ends_it_within_a_round_and_the_session_goes_on_from_there(fused: tuple[Engine, Connection], params: SamplingParams) -> None:
+def test_a_stop_id_ends_it_within_a_round_and_the_session_goes_on_from_there(
+    fused: tuple[Engine, Connection], params: SamplingParams
+) -> None:
     whole = expected(params)
     stop = whole[9]
     client = Client(fused[1], params)
@@ -172,7 +205,11 @@ def test_a_stream_cut_in_the_middle_is_resumed_and_no_token_is_lost(params: Samp
         link = stack.enter_context(shaped_link(str(server.address)))
         client = Client(stack.enter_context(connect(link.address, patience=Patience(WAIT))), params)
         client.rounds(1)
-        for number, token in enumerate(client.verifier.generate(TOKENS - len(client.text), NEVER_STOP, fused=True, policy=Chain(3))):
+        for number, token in enumerate(
+            client.verifier.generate(
+                TOKENS - len(client.text), NEVER_STOP, fused=True, policy=Chain(3)
+            )
+        ):
             client.text.append(token)
             if number in (4, 20):
                 link.cut()
@@ -202,7 +239,9 @@ def test_who_waits_for_a_row_of_the_draft_can_leave() -> None:
     with host(drafts, lease_seconds=1.0) as (engine, connection), ThreadPoolExecutor(1) as asking:
         client = Client(connection, SamplingParams())
         with drafts.drafter():
-            first = asking.submit(next, client.verifier.generate(TOKENS, NEVER_STOP, fused=True, policy=Chain(2)))
+            first = asking.submit(
+                next, client.verifier.generate(TOKENS, NEVER_STOP, fused=True, policy=Chain(2))
+            )
             time.sleep(0.1)  # it waits by now; nothing is lost where it does not yet
             client.verifier.close()
             assert first.exception(WAIT) is not None
@@ -213,7 +252,12 @@ def test_who_waits_for_a_row_of_the_draft_can_leave() -> None:
 
 
 def test_what_an_older_stream_asked_for_ends_when_a_newer_one_comes() -> None:
-    with background(pairs.engine(pairs.decoder(1)), drafts=pool(pairs.decoder(99, layers=1))) as server, raw_stub(server.address) as stub:
+    with (
+        background(
+            pairs.engine(pairs.decoder(1)), drafts=pool(pairs.decoder(99, layers=1))
+        ) as server,
+        raw_stub(server.address) as stub,
+    ):
         older = Raw(stub, opening(prompt=PROMPT), continuing(PROMPT, 400, 2))
         opened = older.answer().opened
         first = older.answer().tokens
@@ -230,7 +274,13 @@ def test_what_an_older_stream_asked_for_ends_when_a_newer_one_comes() -> None:
 
 def continuing(text: Sequence[int], tokens: int, chain: int) -> pb.ClientMessage:
     return pb.ClientMessage(
-        generate=pb.Continue(max_tokens=tokens, base_length=len(text), digest=digest(text), fused=True, shape=pb.Shape(chain=chain))
+        generate=pb.Continue(
+            max_tokens=tokens,
+            base_length=len(text),
+            digest=digest(text),
+            fused=True,
+            shape=pb.Shape(chain=chain),
+        )
     )
 
 
@@ -258,13 +308,19 @@ def test_a_host_without_a_draft_refuses_in_words() -> None:
 
 
 def test_a_draft_that_makes_other_texts_is_not_lent_to_a_session() -> None:
-    model = EagerModel(pairs.decoder(99, layers=1), rows=1, capacity=pairs.SEQUENCE_LENGTH + ROOM, max_nodes=64)
+    model = EagerModel(
+        pairs.decoder(99, layers=1), rows=1, capacity=pairs.SEQUENCE_LENGTH + ROOM, max_nodes=64
+    )
     with host(DraftPool(model, Chain(2), ROOM, ClassicDrafter, seeded=False)) as (_, connection):
         client = Client(connection, SamplingParams(0.7, seed=2))
         client.rounds(2)
         with pytest.raises(InvalidRequest, match="not the seeded one"):
             client.goes_on(5, Chain(2))
-        assert list(connection.generate(PROMPT, SamplingParams(), 5, NEVER_STOP, fused=True, traffic=Traffic()))
+        assert list(
+            connection.generate(
+                PROMPT, SamplingParams(), 5, NEVER_STOP, fused=True, traffic=Traffic()
+            )
+        )
 
 
 SHAPES = [
@@ -281,11 +337,22 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "words"), SHAPES, ids=lambda value: str(value).replace("\n", " "))
+@pytest.mark.parametrize(
+    ("shape", "words"), SHAPES, ids=lambda value: str(value).replace("\n", " ")
+)
 def test_a_shape_that_means_nothing_or_has_no_room_is_refused(shape: pb.Shape, words: str) -> None:
-    with background(pairs.engine(pairs.decoder(1)), drafts=pool(pairs.decoder(99, layers=1))) as server, raw_stub(server.address) as stub:
-        request = pb.GenerateRequest(open=opening(prompt=PROMPT).open, max_tokens=5, fused=True, shape=shape)
-        goes_on = pb.Continue(max_tokens=5, base_length=len(PROMPT), digest=digest(PROMPT), fused=True, shape=shape)
+    with (
+        background(
+            pairs.engine(pairs.decoder(1)), drafts=pool(pairs.decoder(99, layers=1))
+        ) as server,
+        raw_stub(server.address) as stub,
+    ):
+        request = pb.GenerateRequest(
+            open=opening(prompt=PROMPT).open, max_tokens=5, fused=True, shape=shape
+        )
+        goes_on = pb.Continue(
+            max_tokens=5, base_length=len(PROMPT), digest=digest(PROMPT), fused=True, shape=shape
+        )
         for call in _both(stub, request, goes_on):
             code, details = status(call)
             assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -303,14 +370,27 @@ def _both(stub: Any, request: pb.GenerateRequest, goes_on: pb.Continue) -> list[
 
 @pytest.mark.parametrize("tokens", [0, pairs.SEQUENCE_LENGTH])
 def test_more_tokens_than_fit_are_refused(tokens: int) -> None:
-    with background(pairs.engine(pairs.decoder(1)), drafts=pool(pairs.decoder(99, layers=1))) as server, raw_stub(server.address) as stub:
-        code, details = status(stub.Session(iter([opening(prompt=PROMPT), continuing(PROMPT, tokens, 2)]), timeout=WAIT))
+    with (
+        background(
+            pairs.engine(pairs.decoder(1)), drafts=pool(pairs.decoder(99, layers=1))
+        ) as server,
+        raw_stub(server.address) as stub,
+    ):
+        code, details = status(
+            stub.Session(
+                iter([opening(prompt=PROMPT), continuing(PROMPT, tokens, 2)]), timeout=WAIT
+            )
+        )
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "max_tokens must be 1" in details or "do not fit" in details
 
 
-@pytest.mark.parametrize("policy", [Chain(0), Static((0.5, 0.2), 4, 2), BestFirst(8, 3, width=2)], ids=str)
-def test_a_policy_that_the_wire_cannot_carry_is_refused_here(fused: tuple[Engine, Connection], policy: Policy) -> None:
+@pytest.mark.parametrize(
+    "policy", [Chain(0), Static((0.5, 0.2), 4, 2), BestFirst(8, 3, width=2)], ids=str
+)
+def test_a_policy_that_the_wire_cannot_carry_is_refused_here(
+    fused: tuple[Engine, Connection], policy: Policy
+) -> None:
     client = Client(fused[1], SamplingParams())
     with pytest.raises(InvalidRequest, match="can be asked for"):
         client.goes_on(5, policy)
@@ -318,4 +398,8 @@ def test_a_policy_that_the_wire_cannot_carry_is_refused_here(fused: tuple[Engine
 
 def test_a_pool_refuses_a_policy_of_its_own_that_has_no_room() -> None:
     with pytest.raises(LimitExceeded, match="room for 40"):
-        DraftPool(EagerModel(pairs.decoder(99, layers=1), rows=1, capacity=64, max_nodes=64), BestFirst(20, 3), ROOM)
+        DraftPool(
+            EagerModel(pairs.decoder(99, layers=1), rows=1, capacity=64, max_nodes=64),
+            BestFirst(20, 3),
+            ROOM,
+        )

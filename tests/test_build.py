@@ -38,7 +38,10 @@ def test_a_finished_artefact_is_left_as_it_is(tmp_path: Path) -> None:
     again = build(tmp_path / "out", builder, say=said.append)
     assert builder.asked == []
     assert again.digest() == first.digest()
-    assert said == [f"[{index}/{len(EVERYTHING)}] {name}: already built" for index, name in enumerate(EVERYTHING, 1)]
+    assert said == [
+        f"[{index}/{len(EVERYTHING)}] {name}: already built"
+        for index, name in enumerate(EVERYTHING, 1)
+    ]
 
 
 def test_a_build_that_was_broken_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -77,13 +80,17 @@ def test_another_graph_is_added_to_those_that_are_there(tmp_path: Path) -> None:
         (FakeBuilder(), small_spec(compiler_flags={"-O2": ""})),
     ],
 )
-def test_another_compiler_precision_or_flag_builds_everything_again(tmp_path: Path, builder: FakeBuilder, spec: CompileSpec) -> None:
+def test_another_compiler_precision_or_flag_builds_everything_again(
+    tmp_path: Path, builder: FakeBuilder, spec: CompileSpec
+) -> None:
     build(tmp_path / "out")
     build(tmp_path / "out", builder, spec)
     assert builder.asked == EVERYTHING
 
 
-def test_a_compiler_that_changes_its_flags_under_way_does_not_change_the_artefact(tmp_path: Path) -> None:
+def test_a_compiler_that_changes_its_flags_under_way_does_not_change_the_artefact(
+    tmp_path: Path,
+) -> None:
     class Restless(FakeBuilder):
         def flags(self) -> dict[str, str]:
             return {"graphs so far": str(len(self.asked))}
@@ -124,12 +131,17 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "out")
 
 
-def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first(tmp_path: Path) -> None:
+def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first(
+    tmp_path: Path,
+) -> None:
     """The second starts in the middle of the first, and leaves what that one makes alone."""
 
     class Twice(FakeBuilder):
         def build(self, bucket: Bucket, directory: Path) -> list[str]:
-            with pytest.raises(InvalidRequest, match=f"{tmp_path / 'out'} is being built by process {os.getpid()} on "):
+            with pytest.raises(
+                InvalidRequest,
+                match=f"{tmp_path / 'out'} is being built by process {os.getpid()} on ",
+            ):
                 build(tmp_path / "out", FakeBuilder(version="2"))
             build(tmp_path / "elsewhere")
             return super().build(bucket, directory)
@@ -143,7 +155,12 @@ def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -
     lock = tmp_path / "out" / ".build" / "lock"
     lock.parent.mkdir(parents=True)
     code = f"from compile.lock import *\nwith building_alone(Path({str(lock)!r}), 'it'): print('held', flush=True); import time; time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(InvalidRequest, match=f"by process {other.pid} on "):
@@ -163,7 +180,9 @@ def test_the_fake_is_a_builder_and_the_wrong_one_is_refused(tmp_path: Path) -> N
         build(tmp_path / "out", builder)
 
 
-def test_the_command_line_builds_pushes_and_pulls(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_builds_pushes_and_pulls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     built: list[Bucket] = []
 
     def fake(_options: Any, spec: CompileSpec, _checkpoint: Any) -> FakeBuilder:
@@ -176,17 +195,26 @@ def test_the_command_line_builds_pushes_and_pulls(tmp_path: Path, capsys: pytest
     assert command_line.main(["--target", "cpu", "--out", out, *sizes, "--push", store]) == 0
     manifest = read_manifest(Path(out))
     assert [bucket.name for bucket in manifest.buckets] == [bucket.name for bucket in built]
-    assert manifest.command == f"python -m compile --target cpu --out {out} {' '.join(sizes)} --push {store}"
+    assert (
+        manifest.command
+        == f"python -m compile --target cpu --out {out} {' '.join(sizes)} --push {store}"
+    )
     assert manifest.stop_ids == (1,)
     shown = capsys.readouterr()
     assert f"--digest {manifest.digest()}" in shown.out
     assert "[1/" in shown.err
     assert command_line.main(["--pull", store, "--digest", manifest.digest(), "--out", taken]) == 0
     assert read_manifest(Path(taken)) == manifest
-    assert command_line.main(["--pull", store, "--digest", "0" * 64, "--out", str(tmp_path / "other")]) == 1
+    assert (
+        command_line.main(["--pull", store, "--digest", "0" * 64, "--out", str(tmp_path / "other")])
+        == 1
+    )
     assert "has no manifests/" in capsys.readouterr().err
     again = str(tmp_path / "again")
     assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
-    assert f"in place of building, python -m compile --pull {store} --digest {manifest.digest()} --out DIR" in capsys.readouterr().err
+    assert (
+        f"in place of building, python -m compile --pull {store} --digest {manifest.digest()} --out DIR"
+        in capsys.readouterr().err
+    )
     assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
     assert "in place of building" not in capsys.readouterr().err

@@ -10,7 +10,12 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from safetensors.torch import load_file, save_file
 
 from inference.errors import InvalidRequest, UnsupportedModel
@@ -23,7 +28,9 @@ CPU = torch.device("cpu")
 
 
 def load(directory: Path, positions: int = 64, vocabulary: int = 61) -> Decoder:
-    return load_decoder(directory, positions=positions, vocabulary=vocabulary, dtype=None, device=CPU)
+    return load_decoder(
+        directory, positions=positions, vocabulary=vocabulary, dtype=None, device=CPU
+    )
 
 
 def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
@@ -49,14 +56,32 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .*gptq"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, r"layer_types names \['linear_attention'\]"),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            r"layer_types names \['linear_attention'\]",
+        ),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type is 'yarn'"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type is 'dynamic'"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_parameters.rope_type is 'longrope'"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "rope_parameters.partial_rotary_factor is 0.25"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}}, "rope_parameters differs from layer to layer"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_scaling.rope_type is 'dynamic'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            "rope_parameters.rope_type is 'longrope'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+            "rope_parameters.partial_rotary_factor is 0.25",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
+            "rope_parameters differs from layer to layer",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is None: a number"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.original_max_position_embeddings is None: a number"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "rope_scaling.original_max_position_embeddings is None: a number",
+        ),
         ({"hidden_size": None}, "hidden_size is None: a positive integer"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers is '2': a positive integer"),
         ({"vocab_size": 0}, "vocab_size is 0: a positive integer"),
@@ -64,18 +89,29 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_configuration_that_would_be_computed_wrongly_is_refused_by_its_field(fields: dict[str, Any], words: str) -> None:
+def test_a_configuration_that_would_be_computed_wrongly_is_refused_by_its_field(
+    fields: dict[str, Any], words: str
+) -> None:
     raw = {field: value for field, value in (TINY | fields).items() if value is not None}
     with pytest.raises(UnsupportedModel, match=words):
         parse_config(raw)
 
 
 def test_the_older_and_the_newer_spelling_of_rope_give_one_configuration() -> None:
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-    older = parse_config(TINY | {"rope_theta": 5e5, "rope_scaling": scaling | {"rope_type": "llama3"}})
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    older = parse_config(
+        TINY | {"rope_theta": 5e5, "rope_scaling": scaling | {"rope_type": "llama3"}}
+    )
     oldest = parse_config(TINY | {"rope_theta": 5e5, "rope_scaling": scaling | {"type": "llama3"}})
     bare = {field: value for field, value in TINY.items() if field != "rope_theta"}
-    newer = parse_config(bare | {"rope_parameters": scaling | {"rope_type": "llama3", "rope_theta": 5e5}})
+    newer = parse_config(
+        bare | {"rope_parameters": scaling | {"rope_type": "llama3", "rope_theta": 5e5}}
+    )
     assert older == oldest == newer
     assert (newer.rope_theta, newer.rope_scaling) == (5e5, RopeScaling(8.0, 1.0, 4.0, 64))
 
@@ -84,7 +120,10 @@ def test_rope_without_scaling_may_be_absent_null_or_default() -> None:
     plain = parse_config(TINY)
     assert plain.rope_scaling is None
     assert parse_config(TINY | {"rope_scaling": None}) == plain
-    assert parse_config(TINY | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}) == plain
+    assert (
+        parse_config(TINY | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}})
+        == plain
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,13 +132,18 @@ def test_rope_without_scaling_may_be_absent_null_or_default() -> None:
         ({"model_type": "llama"}, (False, False, False, 4)),
         ({"model_type": "llama", "attention_bias": True}, (True, True, False, 4)),
         ({"model_type": "mistral", "sliding_window": None}, (False, False, False, 4)),
-        ({"model_type": "mistral", "sliding_window": None, "head_dim": 12}, (False, False, False, 12)),
+        (
+            {"model_type": "mistral", "sliding_window": None, "head_dim": 12},
+            (False, False, False, 12),
+        ),
         ({"model_type": "qwen2"}, (True, False, False, 4)),
         ({"model_type": "qwen3"}, (False, False, True, 128)),
         ({"model_type": "qwen3", "head_dim": 16}, (False, False, True, 16)),
     ],
 )
-def test_each_family_has_its_biases_norms_and_head_size(fields: dict[str, Any], expected: tuple[bool, bool, bool, int]) -> None:
+def test_each_family_has_its_biases_norms_and_head_size(
+    fields: dict[str, Any], expected: tuple[bool, bool, bool, int]
+) -> None:
     config = parse_config(TINY | fields)
     assert (config.qkv_bias, config.output_bias, config.qk_norm, config.head_dim) == expected
 
@@ -110,35 +154,64 @@ def test_each_family_has_its_biases_norms_and_head_size(fields: dict[str, Any], 
         ({"model_type": "mistral", "sliding_window": 40}, (40, "sliding_window")),
         ({"model_type": "mistral", "sliding_window": None}, (256, "max_position_embeddings")),
         ({"model_type": "mistral", "sliding_window": 4096}, (256, "max_position_embeddings")),
-        ({"model_type": "mistral", "max_position_embeddings": 32768}, (4096, "sliding_window")),  # transformers' default window
-        ({"model_type": "qwen2", "sliding_window": 40, "use_sliding_window": False}, (256, "max_position_embeddings")),
-        ({"model_type": "qwen2", "sliding_window": 40, "use_sliding_window": True}, (40, "sliding_window")),
-        ({"model_type": "qwen3", "sliding_window": 40, "use_sliding_window": True}, (40, "sliding_window")),
+        (
+            {"model_type": "mistral", "max_position_embeddings": 32768},
+            (4096, "sliding_window"),
+        ),  # transformers' default window
+        (
+            {"model_type": "qwen2", "sliding_window": 40, "use_sliding_window": False},
+            (256, "max_position_embeddings"),
+        ),
+        (
+            {"model_type": "qwen2", "sliding_window": 40, "use_sliding_window": True},
+            (40, "sliding_window"),
+        ),
+        (
+            {"model_type": "qwen3", "sliding_window": 40, "use_sliding_window": True},
+            (40, "sliding_window"),
+        ),
         ({"model_type": "llama"}, (256, "max_position_embeddings")),
     ],
 )
-def test_a_sliding_window_limits_the_positions(fields: dict[str, Any], expected: tuple[int, str]) -> None:
+def test_a_sliding_window_limits_the_positions(
+    fields: dict[str, Any], expected: tuple[int, str]
+) -> None:
     config = parse_config(TINY | fields)
     assert (config.max_positions, config.limited_by) == expected
 
 
-def test_a_session_longer_than_the_sliding_window_is_refused_and_a_shorter_one_works(tmp_path: Path) -> None:
+def test_a_session_longer_than_the_sliding_window_is_refused_and_a_shorter_one_works(
+    tmp_path: Path,
+) -> None:
     directory = write_checkpoint(tmp_path, model_type="mistral", sliding_window=40)
     assert load(directory, positions=40).cos.shape[0] == 40
-    with pytest.raises(InvalidRequest, match=r"sequence length 41 is over the model's limit of 40 \(config.json field sliding_window\)"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"sequence length 41 is over the model's limit of 40 \(config.json field sliding_window\)",
+    ):
         load(directory, positions=41)
 
 
 def test_a_session_longer_than_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"257 is over the model's limit of 256 .*max_position_embeddings"):
+    with pytest.raises(
+        InvalidRequest, match=r"257 is over the model's limit of 256 .*max_position_embeddings"
+    ):
         load(write_checkpoint(tmp_path), positions=257)
 
 
 @pytest.mark.parametrize(
     ("generation", "expected"),
-    [(None, {2}), ({"eos_token_id": 7}, {7}), ({"eos_token_id": [7, 9]}, {7, 9}), ({"eos_token_id": 0}, {0}), ({"temperature": 0.6}, {2})],
+    [
+        (None, {2}),
+        ({"eos_token_id": 7}, {7}),
+        ({"eos_token_id": [7, 9]}, {7, 9}),
+        ({"eos_token_id": 0}, {0}),
+        ({"temperature": 0.6}, {2}),
+    ],
 )
-def test_the_ids_that_end_a_text_are_those_of_the_generation_config(generation: dict[str, Any] | None, expected: set[int], tmp_path: Path) -> None:
+def test_the_ids_that_end_a_text_are_those_of_the_generation_config(
+    generation: dict[str, Any] | None, expected: set[int], tmp_path: Path
+) -> None:
     directory = write_checkpoint(tmp_path)
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
@@ -154,9 +227,15 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "model.safetensors.index.json"])
-@pytest.mark.parametrize(("text", "words"), [('{"model_type": ', "is not JSON"), ("[1, 2]", "is not a JSON object")])
-def test_broken_json_is_refused_by_its_file(file: str, text: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "file", ["config.json", "generation_config.json", "model.safetensors.index.json"]
+)
+@pytest.mark.parametrize(
+    ("text", "words"), [('{"model_type": ', "is not JSON"), ("[1, 2]", "is not a JSON object")]
+)
+def test_broken_json_is_refused_by_its_file(
+    file: str, text: str, words: str, tmp_path: Path
+) -> None:
     directory = write_checkpoint(tmp_path)
     (directory / file).write_text(text, encoding="utf-8")
     with pytest.raises(UnsupportedModel, match=f"{re.escape(file)} {words}"):
@@ -180,14 +259,19 @@ def test_a_checkpoint_loads_with_every_tensor_as_written(tmp_path: Path) -> None
 
 
 def test_the_wanted_type_replaces_the_checkpoints(tmp_path: Path) -> None:
-    decoder = load_decoder(write_checkpoint(tmp_path), positions=64, vocabulary=61, dtype=torch.bfloat16, device=CPU)
+    decoder = load_decoder(
+        write_checkpoint(tmp_path), positions=64, vocabulary=61, dtype=torch.bfloat16, device=CPU
+    )
     assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
     assert decoder.cos.dtype == torch.float32
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"tensor model\.layers\.1\.self_attn\.k_proj\.weight is missing \(1 in all\)"):
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"tensor model\.layers\.1\.self_attn\.k_proj\.weight is missing \(1 in all\)",
+    ):
         load(rewrite(tmp_path, **{"model.layers.1.self_attn.k_proj.weight": None}))
 
 
@@ -196,44 +280,75 @@ def test_an_untied_model_without_its_head_is_refused(tmp_path: Path) -> None:
         load(rewrite(write_checkpoint(tmp_path), **{"lm_head.weight": None}))
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.bias", "model.layers.2.mlp.up_proj.weight", "model.layers.0.mlp.gate.weight"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.2.mlp.up_proj.weight",
+        "model.layers.0.mlp.gate.weight",
+    ],
+)
 def test_a_tensor_that_would_be_ignored_is_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=f"tensor {re.escape(name)} is not part of a llama model"):
+    with pytest.raises(
+        UnsupportedModel, match=f"tensor {re.escape(name)} is not part of a llama model"
+    ):
         load(rewrite(write_checkpoint(tmp_path), **{name: torch.zeros(16)}))
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"tensor model\.norm\.weight has shape \(17,\), config\.json says \(16,\)"):
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"tensor model\.norm\.weight has shape \(17,\), config\.json says \(16,\)",
+    ):
         load(rewrite(write_checkpoint(tmp_path), **{"model.norm.weight": torch.ones(17)}))
 
 
 def test_stored_rotary_frequencies_and_a_tied_head_are_passed_over(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tie_word_embeddings=True)
-    rewrite(tmp_path, **{"lm_head.weight": torch.zeros(61, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
+    rewrite(
+        tmp_path,
+        **{
+            "lm_head.weight": torch.zeros(61, 16),
+            "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2),
+        },
+    )
     assert not hasattr(load(tmp_path), "lm_head")
 
 
 def test_weights_in_pickles_only_are_refused(tmp_path: Path) -> None:
     (write_checkpoint(tmp_path) / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModel, match=r"no model\.safetensors: weights are read from safetensors only"):
+    with pytest.raises(
+        UnsupportedModel, match=r"no model\.safetensors: weights are read from safetensors only"
+    ):
         load(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors", "lm_head.weight": "model-00002-of-00002.safetensors"}}
-    (write_checkpoint(tmp_path) / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
+    index = {
+        "weight_map": {
+            "model.norm.weight": "model-00001-of-00002.safetensors",
+            "lm_head.weight": "model-00002-of-00002.safetensors",
+        }
+    }
+    (write_checkpoint(tmp_path) / "model.safetensors").rename(
+        tmp_path / "model-00001-of-00002.safetensors"
+    )
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     with pytest.raises(UnsupportedModel, match=r"has no model-00002-of-00002\.safetensors"):
         weight_files(tmp_path)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="the tokenizer has 62 ids, the model's vocab_size is 61"):
+    with pytest.raises(
+        UnsupportedModel, match="the tokenizer has 62 ids, the model's vocab_size is 61"
+    ):
         load(write_checkpoint(tmp_path), vocabulary=62)
 
 
 def test_a_file_that_is_no_safetensors_is_refused_by_its_name(tmp_path: Path) -> None:
-    (write_checkpoint(tmp_path) / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (write_checkpoint(tmp_path) / "model.safetensors").write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\n"
+    )
     with pytest.raises(UnsupportedModel, match=r"model\.safetensors cannot be read"):
         load(tmp_path)
 
@@ -247,7 +362,9 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize(("file", "at"), [("model.safetensors", 20), ("model.safetensors", -1), ("config.json", 30)])
+@pytest.mark.parametrize(
+    ("file", "at"), [("model.safetensors", 20), ("model.safetensors", -1), ("config.json", 30)]
+)
 def test_a_changed_byte_changes_the_fingerprint(file: str, at: int, tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path)
     before = fingerprint(directory)
@@ -257,7 +374,9 @@ def test_a_changed_byte_changes_the_fingerprint(file: str, at: int, tmp_path: Pa
 
 
 def test_other_weights_of_one_shape_have_another_fingerprint(tmp_path: Path) -> None:
-    assert fingerprint(write_checkpoint(tmp_path / "a", seed=1)) != fingerprint(write_checkpoint(tmp_path / "b", seed=2))
+    assert fingerprint(write_checkpoint(tmp_path / "a", seed=1)) != fingerprint(
+        write_checkpoint(tmp_path / "b", seed=2)
+    )
     assert fingerprint(write_checkpoint(tmp_path / "c", seed=1)) == fingerprint(tmp_path / "a")
 
 
@@ -275,13 +394,21 @@ def hub_error(kind: type[Exception]) -> Exception:
     ("kind", "words"),
     [
         (GatedRepoError, "acme/model is gated: accept its licence .*set HF_TOKEN"),
-        (RepositoryNotFoundError, r"acme/model: no such directory, and no such model on the hub \(a private one needs HF_TOKEN\)"),
-        (LocalEntryNotFoundError, r"acme/model: no such directory, and the hub cannot be reached to download it \(LocalEntryNotFoundError\)"),
+        (
+            RepositoryNotFoundError,
+            r"acme/model: no such directory, and no such model on the hub \(a private one needs HF_TOKEN\)",
+        ),
+        (
+            LocalEntryNotFoundError,
+            r"acme/model: no such directory, and the hub cannot be reached to download it \(LocalEntryNotFoundError\)",
+        ),
         (HfHubHTTPError, "the hub cannot be reached"),
         (ConnectionError, "the hub cannot be reached"),
     ],
 )
-def test_what_the_hub_refuses_is_said_with_its_remedy(kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_refuses_is_said_with_its_remedy(
+    kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def download(*_: Any, **__: Any) -> str:
         raise hub_error(kind)
 
@@ -290,7 +417,9 @@ def test_what_the_hub_refuses_is_said_with_its_remedy(kind: type[Exception], wor
         find_model("acme/model")
 
 
-def test_a_hub_name_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_is_downloaded_without_pickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: dict[str, Any] = {}
 
     def download(name: str, **options: Any) -> str:
@@ -301,11 +430,17 @@ def test_a_hub_name_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: p
     assert find_model("acme/model") == tmp_path
     assert asked["name"] == "acme/model"
     assert "*.safetensors" in asked["allow_patterns"]
-    assert not [pattern for pattern in asked["allow_patterns"] if pattern.endswith((".bin", "*", ".pth", ".pt"))]
+    assert not [
+        pattern
+        for pattern in asked["allow_patterns"]
+        if pattern.endswith((".bin", "*", ".pth", ".pt"))
+    ]
 
 
 @pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c"])
-def test_a_path_that_is_absent_is_not_asked_of_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_absent_is_not_asked_of_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def download(*_: Any, **__: Any) -> str:
         raise AssertionError("the hub was asked")
 

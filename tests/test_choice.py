@@ -35,7 +35,9 @@ Chooser = Callable[[Tensor, Sampling, Tensor], Tensor]
 
 def int32(*words: int) -> Tensor:
     """Unsigned 32-bit words as an int32 tensor."""
-    return torch.tensor([word - WORD if word >= WORD // 2 else word for word in words], dtype=torch.int32)
+    return torch.tensor(
+        [word - WORD if word >= WORD // 2 else word for word in words], dtype=torch.int32
+    )
 
 
 # --- the integers -----------------------------------------------------------------------------------------------------
@@ -90,7 +92,10 @@ additions = pytest.mark.parametrize("add", [torch.add, add_in_halves], ids=["nat
 @additions
 @pytest.mark.parametrize(("counter", "key", "answer"), PUBLISHED)
 def test_threefry_gives_the_published_answers(
-    counter: tuple[int, int], key: tuple[int, int], answer: tuple[int, int], add: Callable[[Tensor, Tensor], Tensor]
+    counter: tuple[int, int],
+    key: tuple[int, int],
+    answer: tuple[int, int],
+    add: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     x, y = threefry2x32((int32(key[0]), int32(key[1])), (int32(counter[0]), int32(counter[1])), add)
     assert (x.item() % WORD, y.item() % WORD) == answer
@@ -112,9 +117,13 @@ EXTREMES = [0, 1, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFF0000, 0xFFFFFFF
 
 def test_adding_in_halves_wraps_like_32_bits() -> None:
     generator = np.random.default_rng(1)
-    pairs = [(a, b) for a in EXTREMES for b in EXTREMES] + [tuple(pair) for pair in generator.integers(0, WORD, (5000, 2)).tolist()]
+    pairs = [(a, b) for a in EXTREMES for b in EXTREMES] + [
+        tuple(pair) for pair in generator.integers(0, WORD, (5000, 2)).tolist()
+    ]
     a, b = (int32(*column) for column in zip(*pairs, strict=True))
-    assert [word % WORD for word in add_in_halves(a, b).tolist()] == [(x + y) % WORD for x, y in pairs]
+    assert [word % WORD for word in add_in_halves(a, b).tolist()] == [
+        (x + y) % WORD for x, y in pairs
+    ]
 
 
 class Watched:
@@ -138,9 +147,13 @@ class Watched:
         return Watched(self.value | other.value)
 
     @classmethod
-    def __torch_function__(cls, shift: object, types: object, args: tuple[Watched, torch.Tensor], kwargs: object = None) -> Watched:
+    def __torch_function__(
+        cls, shift: object, types: object, args: tuple[Watched, torch.Tensor], kwargs: object = None
+    ) -> Watched:
         value, by = args[0].value, int(args[1])
-        return Watched({torch.bitwise_left_shift: value << by, torch.bitwise_right_shift: value >> by}[shift])
+        return Watched(
+            {torch.bitwise_left_shift: value << by, torch.bitwise_right_shift: value >> by}[shift]
+        )
 
 
 @given(a=words, b=words)
@@ -189,7 +202,15 @@ def test_the_noise_is_pinned(seed: int, position: int, token: int, bits: int, va
 
 
 @pytest.mark.parametrize("seed", [0, 42, 2**63 - 1])
-@pytest.mark.parametrize(("word", "value"), [(0x00000000, -2.811541), (0x000001FF, -2.811541), (0xFFFFFE00, 16.635532), (0xFFFFFFFF, 16.635532)])
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (0x00000000, -2.811541),
+        (0x000001FF, -2.811541),
+        (0xFFFFFE00, 16.635532),
+        (0xFFFFFFFF, 16.635532),
+    ],
+)
 def test_the_noise_is_finite_at_the_extreme_bits(seed: int, word: int, value: float) -> None:
     token, position = inverse((seed % WORD, seed >> 32), (word, 0x12345678))
     drawn = noise(seed_words(seed), int32(position)[0], int32(token)[0])
@@ -209,10 +230,19 @@ def pairs_are_independent(first: np.ndarray, second: np.ndarray, kinds: int) -> 
     return float(((counts - expected) ** 2 / expected).sum()) < chi_square_limit(kinds * kinds - 1)
 
 
-def choices_among_equals(seeds: list[int], positions: list[int], kinds: int = 16) -> np.ndarray:  # [seeds, positions]
+def choices_among_equals(
+    seeds: list[int], positions: list[int], kinds: int = 16
+) -> np.ndarray:  # [seeds, positions]
     sampling = Sampling.of([SamplingParams(1.0, seed=seed) for seed in seeds], CPU)
     at = torch.tensor(positions, dtype=torch.int32).expand(len(seeds), -1)
-    return np.asarray(choose_open(torch.zeros(len(seeds), len(positions), kinds), sampling, at, max(positions) - min(positions) + 1))
+    return np.asarray(
+        choose_open(
+            torch.zeros(len(seeds), len(positions), kinds),
+            sampling,
+            at,
+            max(positions) - min(positions) + 1,
+        )
+    )
 
 
 def test_choices_at_neighbouring_positions_and_seeds_are_independent() -> None:
@@ -258,7 +288,10 @@ def draws(choose: Chooser, logits: np.ndarray, params: SamplingParams, count: in
     seeds, positions = count // 50, 50
     chosen = []
     for start in range(0, seeds, 20):
-        rows = [SamplingParams(params.temperature, params.top_k, params.top_p, seed * 7919 + 5) for seed in range(start, min(start + 20, seeds))]
+        rows = [
+            SamplingParams(params.temperature, params.top_k, params.top_p, seed * 7919 + 5)
+            for seed in range(start, min(start + 20, seeds))
+        ]
         at = (torch.arange(positions, dtype=torch.int32) + 1000).expand(len(rows), -1)
         table = torch.from_numpy(logits).expand(len(rows), positions, -1)
         chosen.append(choose(table, Sampling.of(rows, CPU), at).numpy().ravel())
@@ -275,7 +308,9 @@ def follows(chosen: np.ndarray, probabilities: np.ndarray) -> bool:
     observed = np.append(counts[common], counts[~common].sum())
     wanted = np.append(expected[common], expected[~common].sum())
     observed, wanted = (observed, wanted) if wanted[-1] >= 5 else (observed[:-1], wanted[:-1])
-    return len(wanted) == 1 or float(((observed - wanted) ** 2 / wanted).sum()) < chi_square_limit(len(wanted) - 1)
+    return len(wanted) == 1 or float(((observed - wanted) ** 2 / wanted).sum()) < chi_square_limit(
+        len(wanted) - 1
+    )
 
 
 def random_logits(size: int, spread: float) -> np.ndarray:
@@ -285,7 +320,9 @@ def random_logits(size: int, spread: float) -> np.ndarray:
 SMALL, LARGE = random_logits(50, 1.5), random_logits(1000, 2.0)
 OPEN = [SamplingParams(0.7), SamplingParams(1.0)]
 CUT = [
-    SamplingParams(temperature, top_k, top_p) for temperature in (0.7, 1.0) for top_k, top_p in ((5, 1.0), (40, 1.0), (0, 0.9), (0, 0.5), (20, 0.8))
+    SamplingParams(temperature, top_k, top_p)
+    for temperature in (0.7, 1.0)
+    for top_k, top_p in ((5, 1.0), (40, 1.0), (0, 0.9), (0, 0.5), (20, 0.8))
 ]
 
 
@@ -304,7 +341,9 @@ def test_all_tokens_are_drawn_as_the_softmax_says(choose: Chooser, params: Sampl
 
 
 @pytest.mark.parametrize("params", OPEN, ids=str)
-def test_a_vocabulary_above_the_candidates_is_drawn_as_the_softmax_says(params: SamplingParams) -> None:
+def test_a_vocabulary_above_the_candidates_is_drawn_as_the_softmax_says(
+    params: SamplingParams,
+) -> None:
     chosen = draws(choose_from_all, LARGE, params, 20_000)
     assert follows(chosen, expected_probabilities(LARGE, params))
     best = np.argsort(-LARGE)[:256]
@@ -313,13 +352,20 @@ def test_a_vocabulary_above_the_candidates_is_drawn_as_the_softmax_says(params: 
 
 @pytest.mark.parametrize("params", CUT, ids=str)
 @pytest.mark.parametrize("logits", [SMALL, LARGE], ids=["50 tokens", "1000 tokens"])
-def test_top_k_and_top_p_are_drawn_as_the_cut_softmax_says(logits: np.ndarray, params: SamplingParams) -> None:
-    assert follows(draws(choose_truncated, logits, params, 40_000 if len(logits) < 100 else 5_000), expected_probabilities(logits, params))
+def test_top_k_and_top_p_are_drawn_as_the_cut_softmax_says(
+    logits: np.ndarray, params: SamplingParams
+) -> None:
+    assert follows(
+        draws(choose_truncated, logits, params, 40_000 if len(logits) < 100 else 5_000),
+        expected_probabilities(logits, params),
+    )
 
 
 def test_a_mixed_batch_draws_cut_rows_as_the_cut_softmax_says() -> None:
     params = SamplingParams(0.7, 20, 0.8)
-    assert follows(draws(choose_from_any, SMALL, params, 40_000), expected_probabilities(SMALL, params))
+    assert follows(
+        draws(choose_from_any, SMALL, params, 40_000), expected_probabilities(SMALL, params)
+    )
 
 
 def test_a_nucleus_wider_than_the_candidates_is_cut_at_them() -> None:
@@ -335,12 +381,18 @@ def test_a_nucleus_wider_than_the_candidates_is_cut_at_them() -> None:
 
 def temperature_on_the_noise(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
     """argmax of (logit + noise) / T: as if T were 1."""
-    return choose_open(logits, sampling._replace(temperature=torch.ones_like(sampling.temperature)), positions, 50)
+    return choose_open(
+        logits, sampling._replace(temperature=torch.ones_like(sampling.temperature)), positions, 50
+    )
 
 
 def noise_of_half_the_bits(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
     """u with 5 bits instead of 23: no tails."""
-    drawn = noise(sampling.seed[:, None, None], positions[:, :, None], torch.arange(logits.shape[-1], dtype=torch.int32))
+    drawn = noise(
+        sampling.seed[:, None, None],
+        positions[:, :, None],
+        torch.arange(logits.shape[-1], dtype=torch.int32),
+    )
     uniform = (torch.floor(torch.exp(-torch.exp(-drawn)) * 32) + 0.5) / 32
     return (sampling.scaled(logits) - torch.log(-torch.log(uniform))).argmax(-1).to(torch.int32)
 
@@ -365,7 +417,9 @@ def mass_at_temperature_1(logits: Tensor, sampling: Sampling, positions: Tensor)
     mass, ids = torch.sort(torch.softmax(logits, -1), dim=-1, descending=True)
     kept = torch.cumsum(mass, -1) - mass < sampling.top_p[:, None, None]
     drawn = noise(sampling.seed[:, None, None], positions[:, :, None], ids.to(torch.int32))
-    best = torch.where(kept, torch.gather(sampling.scaled(logits), -1, ids) + drawn, -1e9).argmax(-1, keepdim=True)
+    best = torch.where(kept, torch.gather(sampling.scaled(logits), -1, ids) + drawn, -1e9).argmax(
+        -1, keepdim=True
+    )
     return torch.gather(ids, -1, best)[..., 0].to(torch.int32)
 
 
@@ -422,9 +476,19 @@ def test_at_temperature_0_every_choice_is_the_argmax() -> None:
     assert every_choice(logits, SamplingParams()) == [expected] * 4
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=1), SamplingParams(top_k=4, top_p=0.3)], ids=str)
-@pytest.mark.parametrize("tied", [(3, 500), (999, 998), tuple(range(100, 110)), tuple(range(1000))], ids=["2", "last 2", "10", "all"])
-def test_at_temperature_0_a_tie_goes_to_the_lowest_id(tied: tuple[int, ...], params: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(), SamplingParams(top_k=1), SamplingParams(top_k=4, top_p=0.3)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "tied",
+    [(3, 500), (999, 998), tuple(range(100, 110)), tuple(range(1000))],
+    ids=["2", "last 2", "10", "all"],
+)
+def test_at_temperature_0_a_tie_goes_to_the_lowest_id(
+    tied: tuple[int, ...], params: SamplingParams
+) -> None:
     logits = torch.zeros(1, 1, 1000)
     logits[0, 0, list(tied)] = 4.0
     assert every_choice(logits, params) == [[min(tied)]] * 4
@@ -444,7 +508,9 @@ def test_rows_of_a_batch_do_not_depend_on_each_other() -> None:
     logits, at = logits_for(rows, 300, seed=2), positions_for(rows)
     together = choose_mixed(logits, Sampling.of(MIXTURE, CPU), at, 3)
     for row, params in enumerate(MIXTURE):
-        alone = choose_mixed(logits[row : row + 1], Sampling.of([params], CPU), at[row : row + 1], 3)
+        alone = choose_mixed(
+            logits[row : row + 1], Sampling.of([params], CPU), at[row : row + 1], 3
+        )
         assert together[row].tolist() == alone[0].tolist()
     turned = choose_mixed(logits.flip(0), Sampling.of(MIXTURE[::-1], CPU), at.flip(0), 3)
     assert turned.flip(0).tolist() == together.tolist()
@@ -454,7 +520,10 @@ def test_a_node_chooses_the_same_alone_as_among_others() -> None:
     logits, params = logits_for(1, 300, seed=3), SamplingParams(1.0, seed=8)
     sampling = Sampling.of([params], CPU)
     together = choose_open(logits, sampling, AT, 3)[0].tolist()
-    alone = [choose_open(logits[:, node : node + 1], sampling, AT[:, node : node + 1], 1).item() for node in range(4)]
+    alone = [
+        choose_open(logits[:, node : node + 1], sampling, AT[:, node : node + 1], 1).item()
+        for node in range(4)
+    ]
     assert together == alone
 
 
@@ -471,10 +540,17 @@ def test_nodes_of_one_position_share_their_noise() -> None:
     spread=st.sampled_from([0.01, 1.0, 5.0, 30.0, 300.0]),
     temperatures=st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.0]), min_size=1, max_size=3),
 )
-def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(seed: int, spread: float, temperatures: list[float]) -> None:
+def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
+    seed: int, spread: float, temperatures: list[float]
+) -> None:
     rows = len(temperatures)
     logits, at = logits_for(rows, 400, seed % 1000, spread), positions_for(rows)
-    chosen = choose_open(logits, Sampling.of([SamplingParams(temperature, seed=seed) for temperature in temperatures], CPU), at, 3)
+    chosen = choose_open(
+        logits,
+        Sampling.of([SamplingParams(temperature, seed=seed) for temperature in temperatures], CPU),
+        at,
+        3,
+    )
     ids = torch.arange(400, dtype=torch.int32)
     for row, temperature in enumerate(temperatures):
         for node in range(4):
@@ -486,17 +562,33 @@ def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(seed: int,
 @additions
 def test_halved_additions_choose_the_same(add: Callable[[Tensor, Tensor], Tensor]) -> None:
     logits, sampling, at = logits_for(5, 300, seed=5), Sampling.of(MIXTURE, CPU), positions_for(5)
-    assert choose_mixed(logits, sampling, at, 3, add).tolist() == choose_mixed(logits, sampling, at, 3).tolist()
+    assert (
+        choose_mixed(logits, sampling, at, 3, add).tolist()
+        == choose_mixed(logits, sampling, at, 3).tolist()
+    )
 
 
 # --- the draft's ranking ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [SamplingParams(1.0, seed=6), SamplingParams(0.7, 40, seed=7), SamplingParams(0.7, 0, 0.8, seed=8)], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(1.0, seed=6),
+        SamplingParams(0.7, 40, seed=7),
+        SamplingParams(0.7, 0, 0.8, seed=8),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("size", [50, 1000])
-def test_the_first_ranked_child_is_what_a_target_with_these_logits_chooses(params: SamplingParams, size: int) -> None:
+def test_the_first_ranked_child_is_what_a_target_with_these_logits_chooses(
+    params: SamplingParams, size: int
+) -> None:
     for trial in range(20):
-        logits, sampling = logits_for(1, size, seed=100 + trial, spread=4.0), Sampling.of([params], CPU)
+        logits, sampling = (
+            logits_for(1, size, seed=100 + trial, spread=4.0),
+            Sampling.of([params], CPU),
+        )
         ids, scores = rank(logits, sampling, AT + trial, 8)
         assert ids[0, :, 0].tolist() == choose_mixed(logits, sampling, AT + trial, 3)[0].tolist()
         assert (scores[..., :-1] >= scores[..., 1:]).all()
@@ -509,7 +601,9 @@ def test_ranked_scores_are_log_probabilities_plus_the_noise() -> None:
     for node in range(4):
         weights = np.exp(logits[0, node].numpy().astype(np.float64) / np.float32(0.7))
         expected = [
-            math.log(weights[token] / weights.sum()) + exact_gumbel(oracle((9, 0), (token, int(AT[0, node])))[0]) for token in ids[0, node].tolist()
+            math.log(weights[token] / weights.sum())
+            + exact_gumbel(oracle((9, 0), (token, int(AT[0, node])))[0])
+            for token in ids[0, node].tolist()
         ]
         assert sorted(ids[0, node].tolist()) == list(range(50))
         assert scores[0, node].tolist() == pytest.approx(expected, abs=1e-4)
@@ -521,7 +615,9 @@ def test_at_temperature_0_ranked_scores_are_log_probabilities_whatever_top_k_and
     for params in (SamplingParams(), SamplingParams(top_k=1), SamplingParams(top_p=0.4)):
         ids, scores = rank(logits, Sampling.of([params], CPU), AT[:, :1], 4)
         assert ids[0, 0].tolist() == [1, 2, 3, 0]
-        assert scores[0, 0].tolist() == pytest.approx(np.log([0.5, 0.25, 0.2, 0.05]).tolist(), abs=1e-5)
+        assert scores[0, 0].tolist() == pytest.approx(
+            np.log([0.5, 0.25, 0.2, 0.05]).tolist(), abs=1e-5
+        )
 
 
 def test_tokens_that_top_k_or_top_p_exclude_rank_behind_all_others() -> None:

@@ -48,16 +48,29 @@ def records(out: str) -> list[dict[str, object]]:
 
 
 def test_help_names_every_role() -> None:
-    said = subprocess.run([sys.executable, str(MAIN), "--help"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, str(MAIN), "--help"], capture_output=True, text=True, check=True
+    ).stdout
     assert all(role in said for role in ROLES)
 
 
 def test_flags_may_be_spelt_with_underscores_or_dashes() -> None:
-    assert parse(["--role", "draft", "--max_new_tokens", "5"]) == parse(["--role", "draft", "--max-new-tokens", "5"])
+    assert parse(["--role", "draft", "--max_new_tokens", "5"]) == parse(
+        ["--role", "draft", "--max-new-tokens", "5"]
+    )
 
 
-@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.7", "--seed", "3"], ["--temperature", "1", "--top_p", "0.9", "--seed", "4"]])
-def test_a_drafted_text_is_the_text_of_the_target_alone(capsys: pytest.CaptureFixture[str], port: str, sampling: list[str]) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        [],
+        ["--temperature", "0.7", "--seed", "3"],
+        ["--temperature", "1", "--top_p", "0.9", "--seed", "4"],
+    ],
+)
+def test_a_drafted_text_is_the_text_of_the_target_alone(
+    capsys: pytest.CaptureFixture[str], port: str, sampling: list[str]
+) -> None:
     flags = ["--prompt", PROMPT, "--max_new_tokens", "40", "--json", *sampling]
     code, drafted, _ = draft(capsys, port, *flags)
     alone = run(capsys, "--role", "verify_target", *flags)[1]
@@ -70,7 +83,9 @@ def test_a_drafted_text_is_the_text_of_the_target_alone(capsys: pytest.CaptureFi
     assert ours["rounds"] < theirs["rounds"]  # type: ignore[operator]
 
 
-def test_text_goes_to_stdout_and_the_report_to_stderr(capsys: pytest.CaptureFixture[str], port: str) -> None:
+def test_text_goes_to_stdout_and_the_report_to_stderr(
+    capsys: pytest.CaptureFixture[str], port: str
+) -> None:
     code, out, err = draft(capsys, port, "--prompt", PROMPT, "--max_new_tokens", "20", "--baseline")
     assert code == 0
     assert "acceptance length" in err
@@ -80,46 +95,111 @@ def test_text_goes_to_stdout_and_the_report_to_stderr(capsys: pytest.CaptureFixt
     assert "\x1b" not in out
 
 
-def test_no_speed_up_is_claimed_without_a_baseline(capsys: pytest.CaptureFixture[str], port: str) -> None:
+def test_no_speed_up_is_claimed_without_a_baseline(
+    capsys: pytest.CaptureFixture[str], port: str
+) -> None:
     _, _, err = draft(capsys, port, "--prompt", PROMPT, "--max_new_tokens", "5")
     assert "speed-up" not in err
 
 
-def test_prompts_of_a_file_come_out_in_order_with_their_own_seeds(capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path) -> None:
+def test_prompts_of_a_file_come_out_in_order_with_their_own_seeds(
+    capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path
+) -> None:
     prompts = ["import os", "class A:", "def f(x):", "x = 1", "try:"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n\n")
-    flags = ["--prompt_text", str(tmp_path / "prompts.txt"), "--max_new_tokens", "12", "--temperature", "0.9", "--seed", "100", "--json"]
+    flags = [
+        "--prompt_text",
+        str(tmp_path / "prompts.txt"),
+        "--max_new_tokens",
+        "12",
+        "--temperature",
+        "0.9",
+        "--seed",
+        "100",
+        "--json",
+    ]
     code, out, _ = draft(capsys, port, *flags)
     made = records(out)
     assert code == 0
-    assert [(done["index"], done["prompt"], done["seed"]) for done in made] == [(i, prompt, 100 + i) for i, prompt in enumerate(prompts)]
-    single = records(draft(capsys, port, "--prompt", prompts[3], "--max_new_tokens", "12", "--temperature", "0.9", "--seed", "103", "--json")[1])
+    assert [(done["index"], done["prompt"], done["seed"]) for done in made] == [
+        (i, prompt, 100 + i) for i, prompt in enumerate(prompts)
+    ]
+    single = records(
+        draft(
+            capsys,
+            port,
+            "--prompt",
+            prompts[3],
+            "--max_new_tokens",
+            "12",
+            "--temperature",
+            "0.9",
+            "--seed",
+            "103",
+            "--json",
+        )[1]
+    )
     assert single[0]["token_ids"] == made[3]["token_ids"]
 
 
-def test_a_random_seed_is_printed_and_reproduces_the_text(capsys: pytest.CaptureFixture[str], port: str) -> None:
+def test_a_random_seed_is_printed_and_reproduces_the_text(
+    capsys: pytest.CaptureFixture[str], port: str
+) -> None:
     flags = ["--prompt", PROMPT, "--max_new_tokens", "12", "--temperature", "1", "--json"]
     _, out, err = draft(capsys, port, *flags)
     first = records(out)[0]
     assert f"seed {first['seed']}" in err
-    assert records(draft(capsys, port, *flags, "--seed", str(first["seed"]))[1])[0]["token_ids"] == first["token_ids"]
+    assert (
+        records(draft(capsys, port, *flags, "--seed", str(first["seed"]))[1])[0]["token_ids"]
+        == first["token_ids"]
+    )
 
 
-@pytest.mark.parametrize("tree", [["--gamma", "3"], ["--tree_nodes", "6", "--tree_depth", "2"], ["--tree_rates", "0.6,0.1"], ["--gamma", "0"]])
-def test_any_tree_gives_the_same_text(capsys: pytest.CaptureFixture[str], port: str, tree: list[str]) -> None:
+@pytest.mark.parametrize(
+    "tree",
+    [
+        ["--gamma", "3"],
+        ["--tree_nodes", "6", "--tree_depth", "2"],
+        ["--tree_rates", "0.6,0.1"],
+        ["--gamma", "0"],
+    ],
+)
+def test_any_tree_gives_the_same_text(
+    capsys: pytest.CaptureFixture[str], port: str, tree: list[str]
+) -> None:
     flags = ["--prompt", PROMPT, "--max_new_tokens", "15", "--json"]
-    assert records(draft(capsys, port, *flags, *tree)[1])[0]["token_ids"] == records(draft(capsys, port, *flags)[1])[0]["token_ids"]
+    assert (
+        records(draft(capsys, port, *flags, *tree)[1])[0]["token_ids"]
+        == records(draft(capsys, port, *flags)[1])[0]["token_ids"]
+    )
 
 
-def test_the_profile_has_numeric_columns(capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path) -> None:
+def test_the_profile_has_numeric_columns(
+    capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path
+) -> None:
     draft(capsys, port, "--prompt", PROMPT, "--max_new_tokens", "8", "--profile", str(tmp_path))
     rows = list(csv.DictReader((tmp_path / "outrider-profile.csv").open()))
     assert float(rows[0]["seconds"]) > 0
-    assert int(rows[0]["rounds"]) == json.loads((tmp_path / "outrider-profile.json").read_text())[0]["rounds"]
+    assert (
+        int(rows[0]["rounds"])
+        == json.loads((tmp_path / "outrider-profile.json").read_text())[0]["rounds"]
+    )
 
 
-def test_output_ends_with_the_sequence_length_and_says_so(capsys: pytest.CaptureFixture[str], port: str) -> None:
-    code, out, err = draft(capsys, port, "--prompt", PROMPT, "--sequence_length", "20", "--max_new_tokens", "500", "--json")
+def test_output_ends_with_the_sequence_length_and_says_so(
+    capsys: pytest.CaptureFixture[str], port: str
+) -> None:
+    code, out, err = draft(
+        capsys,
+        port,
+        "--prompt",
+        PROMPT,
+        "--sequence_length",
+        "20",
+        "--max_new_tokens",
+        "500",
+        "--json",
+    )
     made = records(out)[0]
     assert code == 0
     assert made["prompt_tokens"] + len(made["token_ids"]) == 20  # type: ignore[arg-type, operator]
@@ -140,7 +220,10 @@ BAD_INPUT = {
     "no tokens": (["--prompt", "x", "--max_new_tokens", "0"], "max_new_tokens"),
     "chain and tree": (["--prompt", "x", "--gamma", "3", "--tree_nodes", "5"], "--gamma"),
     "rates that are none": (["--prompt", "x", "--tree_rates", "a,b"], "--tree_rates"),
-    "sequence length over the model's": (["--prompt", "x", "--sequence_length", "5000"], "max_position_embeddings"),
+    "sequence length over the model's": (
+        ["--prompt", "x", "--sequence_length", "5000"],
+        "max_position_embeddings",
+    ),
     "no rows": (["--prompt", "x", "--batch", "0"], "--batch"),
     "unserved device": (["--prompt", "x", "--device", "neuron"], "neuron"),
     "chat without template": (["--prompt", "x", "--chat"], "chat template"),
@@ -149,7 +232,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
-def test_bad_input_gets_one_clear_line_and_a_non_zero_exit(capsys: pytest.CaptureFixture[str], port: str, arguments: list[str], words: str) -> None:
+def test_bad_input_gets_one_clear_line_and_a_non_zero_exit(
+    capsys: pytest.CaptureFixture[str], port: str, arguments: list[str], words: str
+) -> None:
     code, out, err = draft(capsys, port, *arguments)
     errors = [line for line in err.splitlines() if line.startswith("error:")]
     assert code == 1
@@ -164,7 +249,9 @@ def test_where_no_target_listens_the_address_is_named(capsys: pytest.CaptureFixt
     assert "127.0.0.1:1" in err
 
 
-def test_another_tokenizer_is_refused_before_anything_is_sent(capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused_before_anything_is_sent(
+    capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path
+) -> None:
     for path in (EMBEDDED / "draft").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     raw = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -175,19 +262,42 @@ def test_another_tokenizer_is_refused_before_anything_is_sent(capsys: pytest.Cap
     assert "tokenizers differ" in err
 
 
-def test_a_target_open_to_the_network_needs_tls_and_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_open_to_the_network_needs_tls_and_a_token(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, _, err = run(capsys, "--role", "target", "--host", "0.0.0.0", "--port", "0")
     assert code == 1
     assert "--tls_cert" in err
 
 
-def test_certificates_made_here_serve_a_session_with_a_token(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_certificates_made_here_serve_a_session_with_a_token(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert run(capsys, "--role", "make-cert", "--host", "localhost", "--out", str(tmp_path))[0] == 0
     (tmp_path / "token").write_text("a-secret\n")
     (tmp_path / "wrong").write_text("another\n")
-    server = ["--tls_cert", f"{tmp_path}/cert.pem", "--tls_key", f"{tmp_path}/key.pem", "--token_file", f"{tmp_path}/token", "--batch", "1"]
+    server = [
+        "--tls_cert",
+        f"{tmp_path}/cert.pem",
+        "--tls_key",
+        f"{tmp_path}/key.pem",
+        "--token_file",
+        f"{tmp_path}/token",
+        "--batch",
+        "1",
+    ]
     with target_process(server) as address:
-        client = ["--target_host", address, "--tls_ca", f"{tmp_path}/ca.pem", "--prompt", PROMPT, "--max_new_tokens", "5", "--json"]
+        client = [
+            "--target_host",
+            address,
+            "--tls_ca",
+            f"{tmp_path}/ca.pem",
+            "--prompt",
+            PROMPT,
+            "--max_new_tokens",
+            "5",
+            "--json",
+        ]
         code, out, _ = run(capsys, "--role", "draft", *client, "--token_file", f"{tmp_path}/token")
         assert code == 0
         assert len(records(out)[0]["token_ids"]) == 5  # type: ignore[arg-type]
@@ -197,7 +307,20 @@ def test_certificates_made_here_serve_a_session_with_a_token(capsys: pytest.Capt
 
 
 def test_interrupting_a_draft_ends_it_cleanly_with_what_was_made(port: str) -> None:
-    command = [sys.executable, str(MAIN), "--role", "draft", "--port", port, "--prompt", PROMPT, "--max_new_tokens", "1000", "--gamma", "1"]
+    command = [
+        sys.executable,
+        str(MAIN),
+        "--role",
+        "draft",
+        "--port",
+        port,
+        "--prompt",
+        PROMPT,
+        "--max_new_tokens",
+        "1000",
+        "--gamma",
+        "1",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     first = process.stdout.read(1)

@@ -25,7 +25,15 @@ from outrider.comparison.gauges import Gauges, Reading
 from outrider.comparison.landscape import DISTRIBUTED, landscape
 from outrider.comparison.margins import Margins, first_difference
 from outrider.comparison.options import parse
-from outrider.comparison.prediction import Costs, Network, acceptance, costs_of, host_of, made_across, made_at_the_target
+from outrider.comparison.prediction import (
+    Costs,
+    Network,
+    acceptance,
+    costs_of,
+    host_of,
+    made_across,
+    made_at_the_target,
+)
 from outrider.comparison.rows import Row, summarise
 from outrider.comparison.spread import bootstrap_median, percentiles
 from outrider.comparison.sweep import sweep
@@ -37,20 +45,47 @@ from outrider.options import Options
 from outrider.spawn import started
 
 FREE = Account(None, "no price was given", own_machine=True)
-SHORT = ["--num-runs", "1", "--max_new_tokens", "12", "--chains", "4", "--trees", "8x3", "--rtt", "0"]
+SHORT = [
+    "--num-runs",
+    "1",
+    "--max_new_tokens",
+    "12",
+    "--chains",
+    "4",
+    "--trees",
+    "8x3",
+    "--rtt",
+    "0",
+]
 
 
 def architecture(name: str) -> Any:
     return next(one for one in ARCHITECTURES if one.name == name)
 
 
-def text(rounds: int, per_round: int, round_seconds: float, index: int = 0, **fields: Any) -> Completion:
+def text(
+    rounds: int, per_round: int, round_seconds: float, index: int = 0, **fields: Any
+) -> Completion:
     """A text whose rounds all bring the same, the first one after one second."""
     count = rounds * per_round
-    made = Completion(index, "p", 0, 3, token_ids=list(range(count)), rounds=rounds, seconds=1 + (rounds - 1) * round_seconds)
-    made.arrivals, made.chunk_tokens = [1 + index * round_seconds for index in range(rounds)], [per_round] * rounds
+    made = Completion(
+        index,
+        "p",
+        0,
+        3,
+        token_ids=list(range(count)),
+        rounds=rounds,
+        seconds=1 + (rounds - 1) * round_seconds,
+    )
+    made.arrivals, made.chunk_tokens = (
+        [1 + index * round_seconds for index in range(rounds)],
+        [per_round] * rounds,
+    )
     made.tokens_per_second, made.time_to_first_token = count / made.seconds, 1.0
-    made.num_accepted_tokens, made.accepted_at_depth = rounds * (per_round - 1), [rounds] * (per_round - 1)
+    made.num_accepted_tokens, made.accepted_at_depth = (
+        rounds * (per_round - 1),
+        [rounds] * (per_round - 1),
+    )
     return replace(made, **fields)
 
 
@@ -69,8 +104,31 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole comparison, of a target that it starts and stops itself."""
     directory = tmp_path_factory.mktemp("comparison")
     (directory / "prompts.txt").write_text("def f(x):\nimport os\n")
-    flags = ["--prompt-file", str(directory / "prompts.txt"), "--num-runs", "1", "--max_new_tokens", "16", "--temperature", "0.8", "--seed", "5"]
-    flags += ["--chains", "2,4", "--trees", "8x4", "--fused", "4,8x4", "--rtt", "0,6", "--local", "--usd-per-hour", "1.2"]
+    flags = [
+        "--prompt-file",
+        str(directory / "prompts.txt"),
+        "--num-runs",
+        "1",
+        "--max_new_tokens",
+        "16",
+        "--temperature",
+        "0.8",
+        "--seed",
+        "5",
+    ]
+    flags += [
+        "--chains",
+        "2,4",
+        "--trees",
+        "8x4",
+        "--fused",
+        "4,8x4",
+        "--rtt",
+        "0,6",
+        "--local",
+        "--usd-per-hour",
+        "1.2",
+    ]
     assert main([*flags, "--out", str(directory)]) == 0
     return directory
 
@@ -78,71 +136,143 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_architecture_makes_the_targets_own_text_on_the_embedded_pair(results: Path) -> None:
     found = json.loads((results / "results.json").read_text())
     rows = found["architectures"]
-    assert [(row["rtt_ms"], row["architecture"]) for row in rows] == [(trip, one.name) for trip in (0, 6) for one in ARCHITECTURES]
+    assert [(row["rtt_ms"], row["architecture"]) for row in rows] == [
+        (trip, one.name) for trip in (0, 6) for one in ARCHITECTURES
+    ]
     for row in rows:
         assert row["identical_texts"] == row["texts"] == 2
         assert row["tokens"] == 32
         assert row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
         assert row["usd_per_million"]["value"] != 0
         assert row["joules_per_token"]["value"] != 0
-        assert row["rounds"] == 32 if row["architecture"].startswith(BASELINE) else row["rounds"] < 32
+        assert (
+            row["rounds"] == 32 if row["architecture"].startswith(BASELINE) else row["rounds"] < 32
+        )
     assert all(row["ratio"]["median"] == 1 for row in rows if row["architecture"] == BASELINE)
     assert len(found["texts"]) == 4 * len(ARCHITECTURES)
 
 
-@pytest.mark.parametrize(("name", "settings"), [("distributed chain", {"2", "4"}), (FUSED, {"4", "8x4"})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("distributed chain", {"2", "4"}), (FUSED, {"4", "8x4"})]
+)
 @pytest.mark.parametrize("trip", [0, 6])
-def test_the_settings_are_those_that_a_reported_sweep_found(results: Path, name: str, settings: set[str], trip: float) -> None:
+def test_the_settings_are_those_that_a_reported_sweep_found(
+    results: Path, name: str, settings: set[str], trip: float
+) -> None:
     found = json.loads((results / "results.json").read_text())
-    trials = [trial for trial in found["sweep"] if trial["architecture"] == name and trial["rtt_ms"] == trip]
+    trials = [
+        trial
+        for trial in found["sweep"]
+        if trial["architecture"] == name and trial["rtt_ms"] == trip
+    ]
     assert {trial["setting"] for trial in trials} == settings
     (chosen,) = (trial["setting"] for trial in trials if trial["chosen"])
-    assert {row["setting"] for row in found["architectures"] if row["architecture"] == name and row["rtt_ms"] == trip} == {chosen}
+    assert {
+        row["setting"]
+        for row in found["architectures"]
+        if row["architecture"] == name and row["rtt_ms"] == trip
+    } == {chosen}
 
 
 def test_settings_beside_a_target_that_runs_are_asked_of_it(target: str, tmp_path: Path) -> None:
     flags = ["--architectures", f"{BASELINE},{FUSED}", "--fused", "2,6x3", "--out", str(tmp_path)]
     assert main([*SHORT, "--target_host", target, *flags]) == 0
     found = json.loads((tmp_path / "results.json").read_text())
-    assert {trial["setting"] for trial in found["sweep"] if trial["architecture"] == FUSED} == {"2", "6x3"}
+    assert {trial["setting"] for trial in found["sweep"] if trial["architecture"] == FUSED} == {
+        "2",
+        "6x3",
+    }
     assert all(row["identical_texts"] == row["texts"] for row in found["architectures"])
 
 
-def test_a_setting_that_the_draft_there_has_no_room_for_is_refused(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SHORT, "--target_host", target, "--architectures", FUSED, "--fused", "60x20"]) == 1
+def test_a_setting_that_the_draft_there_has_no_room_for_is_refused(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main([*SHORT, "--target_host", target, "--architectures", FUSED, "--fused", "60x20"]) == 1
+    )
     assert "has room for 257" in capsys.readouterr().err
 
 
 def test_each_cell_has_its_prediction_and_environment_and_options_are_kept(results: Path) -> None:
     found = json.loads((results / "results.json").read_text())
-    assert all(row["predicted"] > 0 and row["prediction_error"] is not None for row in found["architectures"])
+    assert all(
+        row["predicted"] > 0 and row["prediction_error"] is not None
+        for row in found["architectures"]
+    )
     assert found["environment"]["python"]
     assert found["options"]["chains"] == ["2", "4"]
     assert found["options"]["max_new_tokens"] == 16
     with (results / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 2 * len(ARCHITECTURES)
-    assert {"ratio.median", "inter_chunk.p99", "usd_per_million.quality", "predicted"} <= set(lines[0])
+    assert {"ratio.median", "inter_chunk.p99", "usd_per_million.quality", "predicted"} <= set(
+        lines[0]
+    )
     report = (results / "report.md").read_text()
-    assert all(words in report for words in ("## What it says", "## Sweep", "Predictions of the time per token", "max_new_tokens"))
+    assert all(
+        words in report
+        for words in (
+            "## What it says",
+            "## Sweep",
+            "Predictions of the time per token",
+            "max_new_tokens",
+        )
+    )
 
 
 def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert {path.name for path in results.glob("*.png")} == {"speeds.png", "round_trip.png", "winners.png"}
+    assert {path.name for path in results.glob("*.png")} == {
+        "speeds.png",
+        "round_trip.png",
+        "winners.png",
+    }
 
 
 def test_without_matplotlib_there_are_no_plots_and_one_line_says_how_to_get_them(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main([*SHORT, "--target_host", target, "--architectures", f"{BASELINE},{FUSED}", "--out", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                *SHORT,
+                "--target_host",
+                target,
+                "--architectures",
+                f"{BASELINE},{FUSED}",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().err.count("outrider[plots]") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.csv", "report.md"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "results.json",
+        "results.csv",
+        "report.md",
+    }
 
 
-def test_no_speed_up_is_given_without_a_target_only_run(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SHORT, "--target_host", target, "--architectures", "distributed chain", "--out", str(tmp_path)]) == 0
+def test_no_speed_up_is_given_without_a_target_only_run(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                *SHORT,
+                "--target_host",
+                target,
+                "--architectures",
+                "distributed chain",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     (row,) = json.loads((tmp_path / "results.json").read_text())["architectures"]
     assert row["ratio"] is None
     assert row["identical_texts"] is None
@@ -161,13 +291,23 @@ def test_no_speed_up_is_given_without_a_target_only_run(target: str, tmp_path: P
         (["--instance", "nothing.large", "--no_live"], "nothing.large"),
     ],
 )
-def test_a_comparison_that_cannot_be_made_says_why(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_that_cannot_be_made_says_why(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*flags, "--num-runs", "1", "--fused", "4"]) == 1
     assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "flags", [["--rtt", "-1"], ["--rtt", "5,5"], ["--chains", "8x4"], ["--trees", "four"], ["--architectures", "magic"], ["--num_runs", "0"]]
+    "flags",
+    [
+        ["--rtt", "-1"],
+        ["--rtt", "5,5"],
+        ["--chains", "8x4"],
+        ["--trees", "four"],
+        ["--architectures", "magic"],
+        ["--num_runs", "0"],
+    ],
 )
 def test_flags_that_mean_nothing_are_refused(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -194,7 +334,11 @@ def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
     seconds = {2: 0.3, 4: 0.1, 8: 0.2}
 
     def arm(length: int) -> Arm:
-        return Arm(architecture("distributed chain"), Chain(length), lambda request: text(4, 2, seconds[length]))
+        return Arm(
+            architecture("distributed chain"),
+            Chain(length),
+            lambda request: text(4, 2, seconds[length]),
+        )
 
     request = Request(0, "p", [1], SamplingParams(), 8, frozenset())
     alone = Arm(architecture(BASELINE), None, lambda request: text(8, 1, 0.1))
@@ -205,12 +349,17 @@ def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
 
 def test_costs_of_a_round_come_from_texts_and_predict_another_round_trip() -> None:
     """Rounds of 50 ms at 20 ms of round trip, of which 10 are drafted and 12 are the target's: 8 are the programs'."""
-    done = [text(5, 4, 0.05, draft_seconds=0.05, target_seconds=0.06, num_draft_tokens=20) for _ in range(3)]
+    done = [
+        text(5, 4, 0.05, draft_seconds=0.05, target_seconds=0.06, num_draft_tokens=20)
+        for _ in range(3)
+    ]
     host = host_of(done, 0.02)
     costs = costs_of(done, host)
     assert host == pytest.approx(0.008)
     assert costs is not None
-    assert (costs.made.drafting, costs.made.verify, costs.made.tokens) == pytest.approx((0.01, 0.012, 4))
+    assert (costs.made.drafting, costs.made.verify, costs.made.tokens) == pytest.approx(
+        (0.01, 0.012, 4)
+    )
     assert costs.nodes == 5
     assert made_across(costs, Network(0.02)) == pytest.approx(0.05 / 4)
     assert made_across(costs, Network(0.1)) == pytest.approx(0.13 / 4)
@@ -225,7 +374,11 @@ def test_acceptance_counts_a_round_that_went_to_the_end_as_no_miss() -> None:
 
 def test_the_map_gives_a_fast_network_to_the_draft_and_a_slow_one_to_the_target() -> None:
     chain = Costs(Round(0.04, 0.1, 3), 5, 20, 10, 0, 0.002)
-    known = {(BASELINE, ""): Costs(Round(0, 0.09, 1), 1, 0, 0, 0, 0.001), ("distributed chain", "4"): chain, (FUSED, "4"): chain}
+    known = {
+        (BASELINE, ""): Costs(Round(0, 0.09, 1), 1, 0, 0, 0, 0.001),
+        ("distributed chain", "4"): chain,
+        (FUSED, "4"): chain,
+    }
     found = landscape(known)
     assert found is not None
     assert found.fastest([0.9], [0.0, 5.0], [BASELINE, DISTRIBUTED]).tolist() == [[1, 0]]
@@ -239,7 +392,9 @@ def row(ours: list[Completion], alone: list[Completion] | None, account: Account
     return summarise(arm, 0.0, [reading(done) for done in ours], before, account, [], 0.02)
 
 
-def test_a_ratio_is_taken_text_by_text_and_a_difference_is_only_claimed_beyond_its_interval() -> None:
+def test_a_ratio_is_taken_text_by_text_and_a_difference_is_only_claimed_beyond_its_interval() -> (
+    None
+):
     alone = [text(8, 1, 0.5, index) for index in range(6)]
     faster = row([text(4, 2, 0.5, index) for index in range(6)], alone)
     assert faster.ratio is not None
@@ -272,7 +427,10 @@ def test_the_first_difference_of_two_texts_is_found_with_the_margin_of_the_choic
     prompt = tokenizer.encode("import os\nimport s", chat=False)
     greedy = SamplingParams()
     likely, unlikely = tokenizer.encode("ys", chat=False)[-1], tokenizer.encode("?", chat=False)[-1]
-    there, back = margins.margin(prompt, greedy, unlikely, likely), margins.margin(prompt, greedy, likely, unlikely)
+    there, back = (
+        margins.margin(prompt, greedy, unlikely, likely),
+        margins.margin(prompt, greedy, likely, unlikely),
+    )
     assert there.value is not None
     assert back.value == pytest.approx(-there.value)
     assert margins.margin(prompt, greedy, likely, likely).value == pytest.approx(0, abs=1e-4)
@@ -283,7 +441,9 @@ def test_the_first_difference_of_two_texts_is_found_with_the_margin_of_the_choic
 
 
 def test_memory_is_read_for_each_text_and_energy_is_unavailable_without_a_counter() -> None:
-    found = Gauges([], None).read(lambda request: text(2, 1, 0.1), Request(0, "p", [1], SamplingParams(), 8, frozenset()))
+    found = Gauges([], None).read(
+        lambda request: text(2, 1, 0.1), Request(0, "p", [1], SamplingParams(), 8, frozenset())
+    )
     assert found.joules.value is None
     assert found.memory_target is None
     if sys.platform == "linux":

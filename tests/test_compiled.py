@@ -72,11 +72,20 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         verify_bucket(2, NODES, JUNK, JUNK, sampled=False),
         replace(verify_bucket(2, NODES, JUNK, JUNK, sampled=True), levels=LEVELS),
     )
-    spec = CompileSpec("tiny", "cpu", vocabulary, buckets, rows=2, sequence_length=LENGTH, max_tree_nodes=NODES)
+    spec = CompileSpec(
+        "tiny", "cpu", vocabulary, buckets, rows=2, sequence_length=LENGTH, max_tree_nodes=NODES
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         out = tmp_path_factory.mktemp("artifact")
-        build_artifact(spec, read_source(source), CpuBuilder(spec, source, vocabulary), out, command="test", say=print)
+        build_artifact(
+            spec,
+            read_source(source),
+            CpuBuilder(spec, source, vocabulary),
+            out,
+            command="test",
+            say=print,
+        )
         yield out
 
 
@@ -87,7 +96,13 @@ def model(built: Path) -> CompiledModel:
 
 @pytest.fixture(scope="module")
 def target(source: Path, model: CompiledModel) -> Decoder:
-    return load_decoder(source, positions=LENGTH, vocabulary=Tokenizer(source).vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+    return load_decoder(
+        source,
+        positions=LENGTH,
+        vocabulary=Tokenizer(source).vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
 
 
 def engine(model: CompiledModel | EagerModel, vocabulary: int) -> Engine:
@@ -102,43 +117,80 @@ def prompt_of(target: Decoder, length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}")
+@pytest.mark.parametrize(
+    "params",
+    SAMPLINGS,
+    ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}",
+)
 @pytest.mark.parametrize("length", [1, 30, 75])
 def test_the_compiled_target_alone_writes_the_eager_targets_text(
     model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, length: int
 ) -> None:
     prompt, compiled = prompt_of(target, length), engine(model, target.vocabulary)
-    reference = alone(LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 25)
-    assert_same_text(target, prompt, params, reference, lambda prompt, n: alone(LocalVerifier(compiled), prompt, params, n), ties)
+    reference = alone(
+        LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 25
+    )
+    assert_same_text(
+        target,
+        prompt,
+        params,
+        reference,
+        lambda prompt, n: alone(LocalVerifier(compiled), prompt, params, n),
+        ties,
+    )
 
 
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
-def test_text_from_a_copied_row_is_text_from_a_prefilled_one(model: CompiledModel, target: Decoder, params: SamplingParams) -> None:
+def test_text_from_a_copied_row_is_text_from_a_prefilled_one(
+    model: CompiledModel, target: Decoder, params: SamplingParams
+) -> None:
     assert shares(engine(model, target.vocabulary), params) == len(PROMPT) + 8
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}")
-@pytest.mark.parametrize("policy", [Chain(7), BestFirst(7, 2)], ids=["a chain deeper than the noise", "a bushy tree"])
+@pytest.mark.parametrize(
+    "params",
+    SAMPLINGS,
+    ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}",
+)
+@pytest.mark.parametrize(
+    "policy", [Chain(7), BestFirst(7, 2)], ids=["a chain deeper than the noise", "a bushy tree"]
+)
 def test_drafting_for_a_compiled_target_leaves_its_text_as_it_is(
-    model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, policy: Chain | BestFirst
+    model: CompiledModel,
+    target: Decoder,
+    ties: NearTies,
+    params: SamplingParams,
+    policy: Chain | BestFirst,
 ) -> None:
     prompt, compiled = prompt_of(target, 20), engine(model, target.vocabulary)
-    reference = alone(LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 25)
+    reference = alone(
+        LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 25
+    )
 
     def produce(prompt: list[int], n: int) -> list[int]:
         verifier, draft = LocalVerifier(compiled), drafter(target, policy)
-        made = [token for step in decode(prompt, params, draft, verifier, n) for token in step.tokens]
+        made = [
+            token for step in decode(prompt, params, draft, verifier, n) for token in step.tokens
+        ]
         verifier.close()
         return made
 
-    assert_same_text(target, prompt, params, reference, lambda prompt, n: produce(list(prompt), n), ties)
+    assert_same_text(
+        target, prompt, params, reference, lambda prompt, n: produce(list(prompt), n), ties
+    )
 
 
-@pytest.mark.parametrize("params", SAMPLINGS[:4], ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}")
-def test_rows_and_nodes_are_independent(model: CompiledModel, target: Decoder, params: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "params", SAMPLINGS[:4], ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
+)
+def test_rows_and_nodes_are_independent(
+    model: CompiledModel, target: Decoder, params: SamplingParams
+) -> None:
     assert_rows_are_independent(model, (model.keys, model.values), NODES, target.vocabulary, params)
     eager = eager_model(target)
-    assert_rows_are_independent(eager, (eager._keys, eager._values), NODES, target.vocabulary, params)
+    assert_rows_are_independent(
+        eager, (eager._keys, eager._values), NODES, target.vocabulary, params
+    )
 
 
 def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
@@ -155,27 +207,51 @@ def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decod
 
 def replace_graphs(model: CompiledModel, *, prefill: bool) -> CompiledModel:
     """The same model with the graphs of one kind only."""
-    kept = {bucket: graph for bucket, graph in model._graphs.items() if (bucket.picks == 1) == prefill}
+    kept = {
+        bucket: graph for bucket, graph in model._graphs.items() if (bucket.picks == 1) == prefill
+    }
     return CompiledModel(kept, model.keys, model.values)
 
 
-def test_a_session_longer_than_the_artefact_is_refused_at_open_with_the_limit(model: CompiledModel, target: Decoder) -> None:
+def test_a_session_longer_than_the_artefact_is_refused_at_open_with_the_limit(
+    model: CompiledModel, target: Decoder
+) -> None:
     with pytest.raises(LimitExceeded, match=str(LENGTH)):
         engine(model, target.vocabulary).open(prompt_of(target, LENGTH), SamplingParams())
 
 
-def test_a_graph_that_computes_something_else_is_not_written(model: CompiledModel, target: Decoder) -> None:
-    bucket, graph = next((bucket, graph) for bucket, graph in model._graphs.items() if bucket.sampled)
+def test_a_graph_that_computes_something_else_is_not_written(
+    model: CompiledModel, target: Decoder
+) -> None:
+    bucket, graph = next(
+        (bucket, graph) for bucket, graph in model._graphs.items() if bucket.sampled
+    )
     keys, values = (torch.randn_like(part) for part in (model.keys, model.values))
     eager = VerifyGraph(target, keys, values, LEVELS)
     with pytest.raises(BadArtifact, match="keys differ"):
-        check_equivalence(eager, lambda **inputs: tuple(part + 1 for part in graph(**inputs)), bucket, sequence_length=LENGTH)
+        check_equivalence(
+            eager,
+            lambda **inputs: tuple(part + 1 for part in graph(**inputs)),
+            bucket,
+            sequence_length=LENGTH,
+        )
     with pytest.raises(BadArtifact, match="choices differ"):
-        check_equivalence(eager, lambda **inputs: (torch.flip(eager(**inputs)[0], (1,)), *eager(**inputs)[1:]), bucket, sequence_length=LENGTH)
+        check_equivalence(
+            eager,
+            lambda **inputs: (torch.flip(eager(**inputs)[0], (1,)), *eager(**inputs)[1:]),
+            bucket,
+            sequence_length=LENGTH,
+        )
 
 
-def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(model: CompiledModel, target: Decoder) -> None:
-    bucket, graph = next((bucket, graph) for bucket, graph in model._graphs.items() if bucket.picks > 1 and not bucket.sampled)
+def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(
+    model: CompiledModel, target: Decoder
+) -> None:
+    bucket, graph = next(
+        (bucket, graph)
+        for bucket, graph in model._graphs.items()
+        if bucket.picks > 1 and not bucket.sampled
+    )
     check_row_independence(graph, bucket, target.vocabulary, sequence_length=LENGTH)
 
     def per_tensor(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -187,8 +263,12 @@ def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(model: Comp
         check_row_independence(per_tensor, bucket, target.vocabulary, sequence_length=LENGTH)
 
 
-@pytest.mark.parametrize("name", ["weights/model.safetensors", "tokenizer.json", "graphs/prefill_b1_t16_s64_greedy.pt2"])
-def test_a_changed_byte_is_refused_by_the_files_name(artifact: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["weights/model.safetensors", "tokenizer.json", "graphs/prefill_b1_t16_s64_greedy.pt2"]
+)
+def test_a_changed_byte_is_refused_by_the_files_name(
+    artifact: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     path = artifact / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -210,7 +290,9 @@ def test_another_schema_another_machine_and_another_target_are_refused(artifact:
             read_compiled(artifact)
 
 
-def over_grpc(address: str, draft: EagerModel, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
+def over_grpc(
+    address: str, draft: EagerModel, prompt: Sequence[int], params: SamplingParams, tokens: int
+) -> list[int]:
     """A text drafted here and chosen by the target at the address."""
     with connect(address) as connection, closing(connection.verifier()) as verifier:
         steps = decode(prompt, params, ModelDrafter(draft, BestFirst(7, 4)), verifier, tokens)
@@ -220,7 +302,13 @@ def over_grpc(address: str, draft: EagerModel, prompt: Sequence[int], params: Sa
 @pytest.fixture(scope="module")
 def embedded_draft() -> EagerModel:
     directory, cpu = EMBEDDED / "draft", torch.device("cpu")
-    decoder = load_decoder(directory, positions=LENGTH, vocabulary=Tokenizer(directory).vocabulary, dtype=torch.float32, device=cpu)
+    decoder = load_decoder(
+        directory,
+        positions=LENGTH,
+        vocabulary=Tokenizer(directory).vocabulary,
+        dtype=torch.float32,
+        device=cpu,
+    )
     return EagerModel(decoder, rows=1, capacity=LENGTH + 64, max_nodes=256)
 
 
@@ -229,10 +317,21 @@ def test_a_served_artefact_writes_the_eager_targets_text_over_grpc(
     built: Path, target: Decoder, embedded_draft: EagerModel, ties: NearTies, params: SamplingParams
 ) -> None:
     prompt = Tokenizer(EMBEDDED / "draft").encode("def main():\n    return")
-    reference = alone(LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 30)
-    with BackgroundServer(load_target(Options(role="target", port=0, artifact=str(built)))) as server:
+    reference = alone(
+        LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 30
+    )
+    with BackgroundServer(
+        load_target(Options(role="target", port=0, artifact=str(built)))
+    ) as server:
         address = str(server.address)
-        assert_same_text(target, prompt, params, reference, lambda prompt, n: over_grpc(address, embedded_draft, prompt, params, n), ties)
+        assert_same_text(
+            target,
+            prompt,
+            params,
+            reference,
+            lambda prompt, n: over_grpc(address, embedded_draft, prompt, params, n),
+            ties,
+        )
 
 
 SERVING = """
@@ -264,15 +363,32 @@ def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_mod
     """
     cache, prompt, params = tmp_path / "cache", prompt_of(target, 20), SAMPLINGS[1]
     environment = {**role_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    with subprocess.Popen([sys.executable, "-c", SERVING, str(built)], env=environment, stdout=-1, stderr=-1, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVING, str(built)],
+        env=environment,
+        stdout=-1,
+        stderr=-1,
+        text=True,
+    ) as process:
         assert process.stderr is not None
-        address = next((line.removeprefix(READY).split()[0] for line in process.stderr if line.startswith(READY)), "nowhere")
+        address = next(
+            (
+                line.removeprefix(READY).split()[0]
+                for line in process.stderr
+                if line.startswith(READY)
+            ),
+            "nowhere",
+        )
         made = over_grpc(address, embedded_draft, prompt, params, 20)
         process.terminate()
         printed, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
-    assert made == alone(LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 20)
-    assert [name for name in json.loads(printed) if re.fullmatch(f"{MODEL_SOURCE}|{COMPILER}", name)] == []
+    assert made == alone(
+        LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 20
+    )
+    assert [
+        name for name in json.loads(printed) if re.fullmatch(f"{MODEL_SOURCE}|{COMPILER}", name)
+    ] == []
     assert list(cache.glob("*")) == []  # torch makes the directory; nothing was compiled into it
 
 
@@ -284,7 +400,9 @@ def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_mod
         (["--sequence_length", "500"], f"2 to {LENGTH}"),
     ],
 )
-def test_flags_that_contradict_the_artefact_are_refused(built: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+def test_flags_that_contradict_the_artefact_are_refused(
+    built: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
     assert main(["--role", "verify_target", "--artifact", str(built), "--prompt", "a", *flags]) == 1
     assert said in capsys.readouterr().err
 
@@ -302,7 +420,16 @@ def test_without_a_compiler_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_unknown_compiler_flag_is_refused(source: Path) -> None:
     bucket = Bucket(1, NODES, JUNK, NODES, 1, False, JUNK)
-    spec = CompileSpec("tiny", "cpu", 10, (bucket,), rows=1, sequence_length=LENGTH, max_tree_nodes=NODES, compiler_flags={"--O2": ""})
+    spec = CompileSpec(
+        "tiny",
+        "cpu",
+        10,
+        (bucket,),
+        rows=1,
+        sequence_length=LENGTH,
+        max_tree_nodes=NODES,
+        compiler_flags={"--O2": ""},
+    )
     with pytest.raises(InvalidRequest, match="--O2"):
         CpuBuilder(spec, source, 10)
 
@@ -310,4 +437,6 @@ def test_an_unknown_compiler_flag_is_refused(source: Path) -> None:
 def test_graphs_lie_where_the_bucket_says(built: Path) -> None:
     manifest = read_manifest(built)
     assert {graph_path(bucket) for bucket in manifest.buckets} < set(manifest.files)
-    assert {path.relative_to(built).as_posix() for path in (built / "graphs").iterdir()} == {graph_path(bucket) for bucket in manifest.buckets}
+    assert {path.relative_to(built).as_posix() for path in (built / "graphs").iterdir()} == {
+        graph_path(bucket) for bucket in manifest.buckets
+    }

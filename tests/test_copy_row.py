@@ -25,10 +25,23 @@ from inference.session import Session
 from inference.tree import TokenTree
 from tests.fake_neuron import Neuron
 from tests.models import TINY, write_checkpoint
-from tests.neuron_artifacts import FEW, JUNK, ROWS, TREE, VOCABULARY, built_model, eager_of, engine_of, spec_of, whole
+from tests.neuron_artifacts import (
+    FEW,
+    JUNK,
+    ROWS,
+    TREE,
+    VOCABULARY,
+    built_model,
+    eager_of,
+    engine_of,
+    spec_of,
+    whole,
+)
 from tests.test_cuda import Reruns
 
-PROMPT = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()  # no near-ties: with 3 int8's text changes with the order of slots
+PROMPT = (
+    np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
+)  # no near-ties: with 3 int8's text changes with the order of slots
 OWN = [5, 7]
 """Tokens with which the second prompt goes on alone."""
 
@@ -55,10 +68,20 @@ def openvino(checkpoint: Path, folder: Path) -> Model:
     from inference.backends.openvino import load_openvino
 
     checkpoint = write_checkpoint(folder / "wide", hidden_size=64, intermediate_size=96)
-    spec = spec_of(1, [verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True)], target="cpu", dtype="int8")
-    source = Source(checkpoint, fingerprint(checkpoint), "tokenizer", {**TINY, "hidden_size": 64, "intermediate_size": 96}, (2,))
+    spec = spec_of(
+        1, [verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True)], target="cpu", dtype="int8"
+    )
+    source = Source(
+        checkpoint,
+        fingerprint(checkpoint),
+        "tokenizer",
+        {**TINY, "hidden_size": 64, "intermediate_size": 96},
+        (2,),
+    )
     builder = OpenVinoBuilder(spec, checkpoint, VOCABULARY)
-    return load_openvino(folder, build_artifact(spec, source, builder, folder, command="test", say=print))
+    return load_openvino(
+        folder, build_artifact(spec, source, builder, folder, command="test", say=print)
+    )
 
 
 def neuron(checkpoint: Path, folder: Path) -> Model:
@@ -89,18 +112,29 @@ def made(make: Make, checkpoint: Path, folder: Path) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module", params=COPYING, ids=lambda make: make.__name__)
-def model(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def model(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
     with made(request.param, checkpoint, tmp_path_factory.mktemp("backend")) as model:
         yield model
 
 
 def generate(engine: Engine, session: Session, tokens: int) -> list[int]:
     text: list[int] = []
-    engine.finish(engine.generate(session, tokens, frozenset(), lambda answer, last: text.append(answer.verdict.next_token)))
+    engine.finish(
+        engine.generate(
+            session,
+            tokens,
+            frozenset(),
+            lambda answer, last: text.append(answer.verdict.next_token),
+        )
+    )
     return text
 
 
-def prefilled(engine: Engine, tenant: str, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
+def prefilled(
+    engine: Engine, tenant: str, prompt: list[int], params: SamplingParams, tokens: int
+) -> list[int]:
     """What a session makes that shares nothing with any other."""
     session, opened = engine.open(prompt, params, tenant=tenant)
     engine.finish(opened)
@@ -114,7 +148,10 @@ def prefilled(engine: Engine, tenant: str, prompt: list[int], params: SamplingPa
 def tree_of(session: Session, text: list[int]) -> TokenTree:
     """The next two tokens of this text, with a wrong guess before them: what is kept does not lie in order."""
     at = session.length - session.prompt_length
-    return TokenTree(np.array([session.root, (text[at] + 1) % VOCABULARY, *text[at : at + 2]]), np.array([-1, 0, 0, 2]))
+    return TokenTree(
+        np.array([session.root, (text[at] + 1) % VOCABULARY, *text[at : at + 2]]),
+        np.array([-1, 0, 0, 2]),
+    )
 
 
 def shares(engine: Engine, params: SamplingParams) -> int:
@@ -141,12 +178,16 @@ def shares(engine: Engine, params: SamplingParams) -> int:
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-def test_text_from_a_copied_row_is_text_from_a_prefilled_one_and_the_source_goes_on_as_before(model: Model, params: SamplingParams) -> None:
+def test_text_from_a_copied_row_is_text_from_a_prefilled_one_and_the_source_goes_on_as_before(
+    model: Model, params: SamplingParams
+) -> None:
     assert len(PROMPT) >= WORTH_COPYING
     assert shares(engine_of(model), params) == len(PROMPT) + 8
 
 
-def test_where_rows_are_not_copied_the_same_text_comes_from_a_prefilled_row(checkpoint: Path, tmp_path: Path) -> None:
+def test_where_rows_are_not_copied_the_same_text_comes_from_a_prefilled_row(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     with made(neuron_traced, checkpoint, tmp_path) as model:
         assert not model.copies_rows
         for params in SAMPLINGS:
@@ -165,7 +206,9 @@ def test_copying_touches_no_other_row_and_nothing_of_the_source(checkpoint: Path
         assert new[:, 0, :, 30:].equal(old[:, 0, :, 30:])
 
 
-def test_where_rows_are_not_copied_a_free_row_gives_its_prefix_although_it_holds_more(checkpoint: Path, tmp_path: Path) -> None:
+def test_where_rows_are_not_copied_a_free_row_gives_its_prefix_although_it_holds_more(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     """Else a short beginning of a long text would be computed again beside it."""
     with made(neuron_traced, checkpoint, tmp_path) as model:
         engine = engine_of(model)

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost import OBJECTIVES, Rates, Usage, assumed_joules, bill, chain_cost_per_token, expected_chain_tokens, hire_usd, launch_usd
+from inference.cost import (
+    OBJECTIVES,
+    Rates,
+    Usage,
+    assumed_joules,
+    bill,
+    chain_cost_per_token,
+    expected_chain_tokens,
+    hire_usd,
+    launch_usd,
+)
 from inference.figures import Figure, Quality, at_least, total
 
 UNKNOWN = Figure.unavailable("no counter")
@@ -20,7 +30,12 @@ def joules(value: float) -> Figure:
     return Figure.measured(value, "counter")
 
 
-RENTED = Rates(target_usd_per_hour=1.34375, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.09)
+RENTED = Rates(
+    target_usd_per_hour=1.34375,
+    usd_per_kwh=0.36,
+    usd_per_gb_to_target=0.0,
+    usd_per_gb_from_target=0.09,
+)
 USAGE = Usage(
     tokens=200,
     wall_seconds=seconds(5.0),
@@ -34,8 +49,12 @@ USAGE = Usage(
 
 
 def test_trn1_at_40_tokens_a_second_costs_9_3316_dollars_a_million() -> None:
-    alone = replace(USAGE, tokens=40, wall_seconds=seconds(1.0), bytes_from_target=0, draft_joules=joules(0.0))
-    cost = bill(alone, Rates(target_usd_per_hour=1.34375, usd_per_kwh=0.2, usd_per_gb_to_target=0.0)).total_cost
+    alone = replace(
+        USAGE, tokens=40, wall_seconds=seconds(1.0), bytes_from_target=0, draft_joules=joules(0.0)
+    )
+    cost = bill(
+        alone, Rates(target_usd_per_hour=1.34375, usd_per_kwh=0.2, usd_per_gb_to_target=0.0)
+    ).total_cost
     assert round(cost.times(1e6).value or 0, 4) == 9.3316
 
 
@@ -50,12 +69,18 @@ def test_the_parts_of_a_bill_by_hand() -> None:
     assert million["download_cost"] == pytest.approx(20 * 0.09e-3)  # 20 bytes a token
     assert made.target_electricity_cost is None
     assert made.total_cost.times(1e6).value == pytest.approx(9.331597 + 0.05 + 0.0018)
-    assert (made.draft_energy.value, made.target_energy.value, made.energy_total.value) == (0.5, 2.0, 2.5)
+    assert (made.draft_energy.value, made.target_energy.value, made.energy_total.value) == (
+        0.5,
+        2.0,
+        2.5,
+    )
     assert made.total_cost.quality is Quality.MEASURED
 
 
 def test_waiting_is_paid_like_computing() -> None:
-    busy, waiting = (bill(replace(USAGE, busy_seconds=seconds(used)), RENTED) for used in (5.0, 0.5))
+    busy, waiting = (
+        bill(replace(USAGE, busy_seconds=seconds(used)), RENTED) for used in (5.0, 0.5)
+    )
     assert busy.api_cost == waiting.api_cost
     assert busy.idle_cost.value == 0.0
 
@@ -69,7 +94,14 @@ def test_a_shared_target_costs_its_share_of_hours_and_joules() -> None:
 
 def test_own_hardware_pays_electricity_and_rented_hours_include_it() -> None:
     own = bill(
-        USAGE, Rates(target_usd_per_hour=0.0, usd_per_kwh=0.36, pays_target_electricity=True, usd_per_gb_to_target=0, usd_per_gb_from_target=0)
+        USAGE,
+        Rates(
+            target_usd_per_hour=0.0,
+            usd_per_kwh=0.36,
+            pays_target_electricity=True,
+            usd_per_gb_to_target=0,
+            usd_per_gb_from_target=0,
+        ),
     )
     assert own.target_electricity_cost is not None
     assert own.total_cost.times(1e6).value == pytest.approx(0.05 + 0.2)  # 0.5 J and 2 J a token
@@ -94,19 +126,33 @@ def test_a_price_that_nobody_stated_is_not_zero() -> None:
     made = bill(USAGE, Rates(target_usd_per_hour=1.0))
     assert "no price of electricity" in made.total_cost.source
     assert "no price of traffic from the target" in made.total_cost.source
-    assert bill(replace(USAGE, bytes_to_target=0), Rates(target_usd_per_hour=1.0)).upload_cost.value == 0.0
+    assert (
+        bill(replace(USAGE, bytes_to_target=0), Rates(target_usd_per_hour=1.0)).upload_cost.value
+        == 0.0
+    )
 
 
 def test_an_estimate_makes_an_estimate() -> None:
     emulated = replace(USAGE, wall_seconds=Figure.estimated(5.0, "emulated target"))
     assert bill(emulated, RENTED).total_cost.quality is Quality.ESTIMATED
     assumed = assumed_joules(watts=20.0, seconds=5.0)
-    assert (assumed.value, assumed.quality, assumed.source) == (100.0, Quality.ESTIMATED, "20 W assumed")
+    assert (assumed.value, assumed.quality, assumed.source) == (
+        100.0,
+        Quality.ESTIMATED,
+        "20 W assumed",
+    )
 
 
 def test_every_objective_has_a_figure() -> None:
     made = bill(USAGE, RENTED)
-    assert set(OBJECTIVES) == {"total_cost", "api_cost", "energy_total", "draft_energy", "target_energy", "latency"}
+    assert set(OBJECTIVES) == {
+        "total_cost",
+        "api_cost",
+        "energy_total",
+        "draft_energy",
+        "target_energy",
+        "latency",
+    }
     assert all(objective(made).value is not None for objective in OBJECTIVES.values())
 
 
@@ -120,11 +166,18 @@ def test_the_first_minute_of_a_launch_is_paid_in_full() -> None:
     assert launch_usd(90.0, 36.0) == hire_usd(90.0, 36.0) == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(("acceptance", "lengths"), [(0.7, [2, 3, 3, 4, 5, 7]), (0.9, [4, 6, 8, 10, 13, 16])])
+@pytest.mark.parametrize(
+    ("acceptance", "lengths"), [(0.7, [2, 3, 3, 4, 5, 7]), (0.9, [4, 6, 8, 10, 13, 16])]
+)
 def test_the_best_chain_grows_slowly_with_the_delay(acceptance: float, lengths: list[int]) -> None:
     """Against reference/decoding.md 4.2: 10 ms a drafted token, 30 + 0.5 ms a token to verify, round trips of 0 to 320 ms."""
     best = [
-        min(range(1, 40), key=lambda length: chain_cost_per_token(length, acceptance, draft=10.0, verify=0.5, fixed=30.0, one_way=delay / 2))
+        min(
+            range(1, 40),
+            key=lambda length: chain_cost_per_token(
+                length, acceptance, draft=10.0, verify=0.5, fixed=30.0, one_way=delay / 2
+            ),
+        )
         for delay in (0, 20, 40, 80, 160, 320)
     ]
     assert best == lengths
@@ -134,7 +187,9 @@ def test_a_chain_brings_the_targets_own_token_too() -> None:
     assert expected_chain_tokens(0, 0.9) == 1.0
     assert expected_chain_tokens(4, 1.0) == 5.0
     assert expected_chain_tokens(3, 0.5) == 1.875
-    assert chain_cost_per_token(3, 0.5, draft=1.0, verify=0.5, fixed=2.0, one_way=4.0) == pytest.approx(14.5 / 1.875)
+    assert chain_cost_per_token(
+        3, 0.5, draft=1.0, verify=0.5, fixed=2.0, one_way=4.0
+    ) == pytest.approx(14.5 / 1.875)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +224,9 @@ def test_sums_are_as_good_as_their_worst_part() -> None:
     assert total([joules(1.0), estimate]) == Figure.estimated(3.0, "counter; model")
     assert total([joules(1.0), UNKNOWN]) == UNKNOWN
     assert total([]).value is None
-    assert at_least([joules(1.0), UNKNOWN]) == Figure.estimated(1.0, "at least, from counter; not counted: no counter")
+    assert at_least([joules(1.0), UNKNOWN]) == Figure.estimated(
+        1.0, "at least, from counter; not counted: no counter"
+    )
     assert at_least([joules(1.0), estimate]) == total([joules(1.0), estimate])
     assert at_least([UNKNOWN]) == UNKNOWN
     assert UNKNOWN.record() == {"value": None, "quality": "unavailable", "source": "no counter"}

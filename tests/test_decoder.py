@@ -64,15 +64,38 @@ LLAMA3 = {
 }
 FAMILIES: dict[str, tuple[type, type[PreTrainedModel], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "llama without groups, tied": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4, "tie_word_embeddings": True, "rms_norm_eps": 1e-3}),
+    "llama without groups, tied": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"num_key_value_heads": 4, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+    ),
     "llama with one shared head": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 1}),
-    "llama with biases": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "llama with biases": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"attention_bias": True, "mlp_bias": True},
+    ),
     "llama 3 rope": (LlamaConfig, LlamaForCausalLM, {"head_dim": 16, "rope_parameters": LLAMA3}),
-    "linear rope": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
+    "linear rope": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
+    ),
     "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 12, "sliding_window": None}),
-    "mistral, window of the whole context": (MistralConfig, MistralForCausalLM, {"sliding_window": 128}),
+    "mistral, window of the whole context": (
+        MistralConfig,
+        MistralForCausalLM,
+        {"sliding_window": 128},
+    ),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen2 tied": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2 tied": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
 }
 families = pytest.mark.parametrize("family", list(FAMILIES))
@@ -123,7 +146,9 @@ def log_probabilities(family: str, tokens: Sequence[int]) -> Table:
     return torch.log_softmax(logits.double(), -1).numpy()
 
 
-def sequence_after(model: EagerModel, tokens: Sequence[int], row: int = 0, params: SamplingParams | None = None) -> ModelSequence:
+def sequence_after(
+    model: EagerModel, tokens: Sequence[int], row: int = 0, params: SamplingParams | None = None
+) -> ModelSequence:
     sequence = ModelSequence(model, row, params or SamplingParams())
     sequence.extend(tokens)
     return sequence
@@ -156,7 +181,9 @@ def test_a_chain_scores_as_transformers_scores_it(family: str, model: EagerModel
     assert np.abs(found - log_probabilities(family, PROMPT)).max() < 5e-5
 
 
-def test_a_prompt_fed_in_chunks_scores_as_transformers_scores_it(family: str, directory: Path) -> None:
+def test_a_prompt_fed_in_chunks_scores_as_transformers_scores_it(
+    family: str, directory: Path
+) -> None:
     small = EagerModel(decoder_from(directory), rows=1, capacity=70, max_nodes=7)
     found = scores_at(sequence_after(small, PROMPT[:-1]), TokenTree.chain(PROMPT[-1:]), [0])
     assert np.abs(found - log_probabilities(family, PROMPT)[-1:]).max() < 5e-5
@@ -165,7 +192,13 @@ def test_a_prompt_fed_in_chunks_scores_as_transformers_scores_it(family: str, di
 def test_greedy_decoding_gives_the_tokens_of_transformers(family: str, model: EagerModel) -> None:
     prompt = PROMPT[:11]
     reference = original(family)
-    expected = reference.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40, eos_token_id=None, pad_token_id=0)[0, 11:].tolist()
+    expected = reference.generate(
+        torch.tensor([prompt]),
+        do_sample=False,
+        max_new_tokens=40,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[0, 11:].tolist()
     sequence, root, found = sequence_after(model, prompt[:-1]), prompt[-1], []
     for _ in range(40):
         tree = TokenTree.chain([root])
@@ -176,12 +209,20 @@ def test_greedy_decoding_gives_the_tokens_of_transformers(family: str, model: Ea
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_seeded_decoding_follows_the_contract_on_the_logits_of_transformers(family: str, model: EagerModel, temperature: float) -> None:
+def test_seeded_decoding_follows_the_contract_on_the_logits_of_transformers(
+    family: str, model: EagerModel, temperature: float
+) -> None:
     tokens, seed = PROMPT[:5], 2**35 + 11
     sequence = sequence_after(model, tokens[:-1], params=SamplingParams(temperature, seed=seed))
     for _ in range(12):
-        position = torch.tensor(len(tokens), dtype=torch.int32)  # the chosen token is number len(tokens), counted from 0
-        gumbel = noise(torch.tensor([11, 8], dtype=torch.int32), position, torch.arange(VOCABULARY, dtype=torch.int32)).numpy()
+        position = torch.tensor(
+            len(tokens), dtype=torch.int32
+        )  # the chosen token is number len(tokens), counted from 0
+        gumbel = noise(
+            torch.tensor([11, 8], dtype=torch.int32),
+            position,
+            torch.arange(VOCABULARY, dtype=torch.int32),
+        ).numpy()
         expected = int(np.argmax(log_probabilities(family, tokens)[-1] / temperature + gumbel))
         tree = TokenTree.chain(tokens[-1:])
         assert sequence.choose(tree).tolist() == [expected]
@@ -201,19 +242,30 @@ def grown_tree(sequence: ModelSequence, root: int) -> tuple[TokenTree, dict[int,
     return BestFirst(nodes=14, depth=4, width=3).grow(root, Budget(14, 4), rank).tree, seen
 
 
-def test_every_path_of_a_tree_grown_by_levels_scores_as_transformers_scores_it_alone(family: str, model: EagerModel) -> None:
+def test_every_path_of_a_tree_grown_by_levels_scores_as_transformers_scores_it_alone(
+    family: str, model: EagerModel
+) -> None:
     tree, seen = grown_tree(sequence_after(model, PROMPT[:20]), PROMPT[20])
     expanded = [(int(tree.parents[node]), int(tree.depths[node])) for node in seen]
     assert max(depth for _, depth in expanded) >= 2
     assert len(seen) > len({parent for parent, _ in expanded})  # siblings were expanded
-    assert any(depth >= 2 and len({parent for parent, other in expanded if other == depth}) > 1 for _, depth in expanded)  # cousins too
+    assert any(
+        depth >= 2 and len({parent for parent, other in expanded if other == depth}) > 1
+        for _, depth in expanded
+    )  # cousins too
     for node, scores in seen.items():
         expected = log_probabilities(family, PROMPT[:20] + path_to(tree, node))[-1]
         assert np.abs(scores - expected).max() < 5e-5
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0, seed=4), SamplingParams(0.7, 20, 0.9, seed=5)], ids=str)
-def test_every_node_of_a_whole_tree_chooses_what_its_path_chooses_alone(model: EagerModel, params: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(), SamplingParams(1.0, seed=4), SamplingParams(0.7, 20, 0.9, seed=5)],
+    ids=str,
+)
+def test_every_node_of_a_whole_tree_chooses_what_its_path_chooses_alone(
+    model: EagerModel, params: SamplingParams
+) -> None:
     tree, _ = grown_tree(sequence_after(model, PROMPT[:20]), PROMPT[20])
     chosen = sequence_after(model, PROMPT[:20], params=params).choose(tree)
     for node in range(len(tree)):
@@ -224,7 +276,9 @@ def test_every_node_of_a_whole_tree_chooses_what_its_path_chooses_alone(model: E
 
 def test_bfloat16_is_close(family: str, directory: Path) -> None:
     model = EagerModel(decoder_from(directory, torch.bfloat16), rows=1, capacity=70, max_nodes=64)
-    found = scores_at(ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT)))
+    found = scores_at(
+        ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT))
+    )
     apart = np.abs(np.exp(found) - np.exp(log_probabilities(family, PROMPT))).sum(-1) / 2
     assert apart.mean() < 0.05  # total variation
     assert model._keys.dtype == torch.bfloat16
@@ -239,7 +293,9 @@ def test_a_sharded_checkpoint_loads_like_a_whole_one(tmp_path: Path) -> None:
     original("qwen2").save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     model = EagerModel(decoder_from(tmp_path), rows=1, capacity=70, max_nodes=64)
-    found = scores_at(ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT)))
+    found = scores_at(
+        ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT))
+    )
     assert np.abs(found - log_probabilities("qwen2", PROMPT)).max() < 5e-5
 
 
@@ -268,13 +324,22 @@ def rows_in_use() -> tuple[EagerModel, list[tuple[int, list[int], TokenTree]]]:
     model = tiny_model(rows=6, capacity=150, max_nodes=100)
     generator = np.random.default_rng(2)
     prompts = [generator.integers(0, 61, length).tolist() for length in (3, 90, 31)]
-    return model, list(zip((4, 0, 3), prompts, (TREE, TokenTree.chain([8]), TokenTree.chain([5, 6, 7])), strict=True))
+    return model, list(
+        zip(
+            (4, 0, 3),
+            prompts,
+            (TREE, TokenTree.chain([8]), TokenTree.chain([5, 6, 7])),
+            strict=True,
+        )
+    )
 
 
 def test_rows_in_one_call_score_as_one_by_one() -> None:
     model, work = rows_in_use()
     alone = tiny_model(rows=1, capacity=150, max_nodes=100)
-    together = model.rank([segment(sequence_after(model, prompt, row), tree) for row, prompt, tree in work], 61)
+    together = model.rank(
+        [segment(sequence_after(model, prompt, row), tree) for row, prompt, tree in work], 61
+    )
     for (_, prompt, tree), ranked in zip(work, together, strict=True):
         expected = scores_at(sequence_after(alone, prompt), tree, range(len(tree)))
         assert ranked.ids.shape == (len(tree), 61)
@@ -284,12 +349,34 @@ def test_rows_in_one_call_score_as_one_by_one() -> None:
 def test_rows_in_one_call_choose_as_one_by_one_whatever_their_sampling() -> None:
     model, work = rows_in_use()
     alone = tiny_model(rows=1, capacity=150, max_nodes=100)
-    greedy, cut, free = SamplingParams(), SamplingParams(0.7, 9, 0.9, seed=3), SamplingParams(1.0, seed=2**33)
-    for mixture in ((greedy,) * 3, (cut,) * 3, (free,) * 3, (free, greedy, cut), (cut, free, greedy), (greedy, cut, greedy)):
-        sequences = [sequence_after(model, prompt, row, params) for (row, prompt, _), params in zip(work, mixture, strict=True)]
-        together = model.choose([segment(sequence, tree) for sequence, (_, _, tree) in zip(sequences, work, strict=True)])
+    greedy, cut, free = (
+        SamplingParams(),
+        SamplingParams(0.7, 9, 0.9, seed=3),
+        SamplingParams(1.0, seed=2**33),
+    )
+    for mixture in (
+        (greedy,) * 3,
+        (cut,) * 3,
+        (free,) * 3,
+        (free, greedy, cut),
+        (cut, free, greedy),
+        (greedy, cut, greedy),
+    ):
+        sequences = [
+            sequence_after(model, prompt, row, params)
+            for (row, prompt, _), params in zip(work, mixture, strict=True)
+        ]
+        together = model.choose(
+            [
+                segment(sequence, tree)
+                for sequence, (_, _, tree) in zip(sequences, work, strict=True)
+            ]
+        )
         for (_, prompt, tree), params, chosen in zip(work, mixture, together, strict=True):
-            assert chosen.tolist() == sequence_after(alone, prompt, params=params).choose(tree).tolist()
+            assert (
+                chosen.tolist()
+                == sequence_after(alone, prompt, params=params).choose(tree).tolist()
+            )
 
 
 def test_rows_that_grow_trees_share_a_call_with_rows_that_start() -> None:
@@ -329,13 +416,19 @@ def test_a_tree_larger_than_the_model_takes_is_refused() -> None:
         sequence.choose(TREE)
 
 
-@pytest.mark.parametrize(("step", "nodes", "capacity"), [(8, 8, 60), (64, 64, 200), (256, 100, 60), (256, 16, 400)])
-def test_padding_does_not_change_scores(step: int, nodes: int, capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("step", "nodes", "capacity"), [(8, 8, 60), (64, 64, 200), (256, 100, 60), (256, 16, 400)]
+)
+def test_padding_does_not_change_scores(
+    step: int, nodes: int, capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = list(range(3, 44))
     expected = scores_at(sequence_after(tiny_model(capacity=49), prompt), TREE, range(8))
     monkeypatch.setattr(eager, "SLOT_STEP", step)
     model = tiny_model(rows=2, capacity=capacity, max_nodes=nodes)
-    beside = segment(sequence_after(model, [9, 9], row=1), TokenTree.chain(list(range(min(nodes, 40)))))
+    beside = segment(
+        sequence_after(model, [9, 9], row=1), TokenTree.chain(list(range(min(nodes, 40))))
+    )
     ranked = model.rank([segment(sequence_after(model, prompt), TREE), beside], 61)[0]
     assert np.abs(unranked(*ranked) - expected).max() < 1e-5
 
@@ -344,7 +437,9 @@ def test_slots_in_any_order_give_the_same_scores() -> None:
     model, prompt = tiny_model(rows=2, max_nodes=32), TokenTree.chain(list(range(30)))
     slots = Slots(model.capacity)
     slots.take(np.zeros(60, dtype=np.int32))
-    slots.positions[1:60:2] = FREE  # the others are taken by nothing that is seen, until the commit below frees them
+    slots.positions[1:60:2] = (
+        FREE  # the others are taken by nothing that is seen, until the commit below frees them
+    )
     scattered = ModelSequence(model, 1, SamplingParams(), slots)
     scores_at(scattered, prompt, range(30))
     scattered.commit(prompt, range(1, 30))
@@ -363,7 +458,9 @@ PREFIX = list(range(20, 30))
 
 
 @pytest.mark.parametrize("path", [[], [1], [2, 4], [2, 4, 7]])
-def test_after_a_partly_accepted_tree_it_goes_on_as_if_the_path_had_been_the_prompt(path: list[int]) -> None:
+def test_after_a_partly_accepted_tree_it_goes_on_as_if_the_path_had_been_the_prompt(
+    path: list[int],
+) -> None:
     sequence = sequence_after(tiny_model(), PREFIX)
     tokens = list(PREFIX)
     for _ in range(3):  # the third tree lies in the holes of the two before it
@@ -378,14 +475,20 @@ def test_after_a_partly_accepted_tree_it_goes_on_as_if_the_path_had_been_the_pro
 @pytest.mark.parametrize(
     ("levels", "path", "pending"),
     [
-        ([[0], [1, 2]], [2, 4], 1),  # a leaf that was never looked at; its slot is a hole below the high-water mark
+        (
+            [[0], [1, 2]],
+            [2, 4],
+            1,
+        ),  # a leaf that was never looked at; its slot is a hole below the high-water mark
         ([[0], [1, 2], [3, 4, 6]], [2, 4, 5], 1),
         ([[0], [2]], [1], 1),
         ([[0]], [2], 1),
         ([], [], 1),  # not even the root was looked at
     ],
 )
-def test_accepted_nodes_that_were_never_evaluated_are_fed_with_the_next_tree(levels: list[list[int]], path: list[int], pending: int) -> None:
+def test_accepted_nodes_that_were_never_evaluated_are_fed_with_the_next_tree(
+    levels: list[list[int]], path: list[int], pending: int
+) -> None:
     sequence = sequence_after(tiny_model(), PREFIX)
     tokens = list(PREFIX)
     for _ in range(3):
@@ -406,14 +509,21 @@ def test_pending_tokens_that_do_not_fit_beside_the_tree_are_fed_before_it() -> N
     sequence = sequence_after(tiny_model(max_nodes=4), PREFIX)
     sequence.commit(TokenTree.chain([7]), [])
     assert (sequence.length, sequence.cached) == (11, 10)
-    assert np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7], NEXT)).max() < 1e-5
+    assert (
+        np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7], NEXT)).max() < 1e-5
+    )
 
 
 def test_pending_tokens_are_fed_before_a_longer_prompt() -> None:
     sequence = sequence_after(tiny_model(max_nodes=4), PREFIX)
     sequence.commit(TokenTree.chain([7]), [])
     sequence.extend([8, 9, 10, 11, 12])
-    assert np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7, 8, 9, 10, 11, 12], NEXT)).max() < 1e-5
+    assert (
+        np.abs(
+            scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7, 8, 9, 10, 11, 12], NEXT)
+        ).max()
+        < 1e-5
+    )
 
 
 def test_a_row_too_full_for_the_tree_keeps_its_tokens() -> None:
@@ -422,7 +532,9 @@ def test_a_row_too_full_for_the_tree_keeps_its_tokens() -> None:
     with pytest.raises(LimitExceeded, match="row is full"):
         sequence.rank(TREE, range(8), 1)
     assert (sequence.length, sequence.cached) == (11, 10)
-    assert np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7], NEXT)).max() < 1e-5
+    assert (
+        np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7], NEXT)).max() < 1e-5
+    )
 
 
 def test_a_tree_chosen_again_chooses_the_same() -> None:

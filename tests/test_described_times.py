@@ -45,8 +45,17 @@ def port() -> Iterator[str]:
 
 def test_times_price_and_open_sessions_come_over_the_wire() -> None:
     engine = successor_engine()
-    described = replace(describe(engine), times=TIMES, draft_model="d", draft_times=((1, 0.5), (8, 1.0)), usd_per_hour=1.5)
-    with BackgroundServer(Target(engine, described, LOOPBACK)) as server, connect(str(server.address)) as connection:
+    described = replace(
+        describe(engine),
+        times=TIMES,
+        draft_model="d",
+        draft_times=((1, 0.5), (8, 1.0)),
+        usd_per_hour=1.5,
+    )
+    with (
+        BackgroundServer(Target(engine, described, LOOPBACK)) as server,
+        connect(str(server.address)) as connection,
+    ):
         assert connection.description == described
         verifier = opened(connection)
         with connect(str(server.address)) as later:
@@ -65,8 +74,18 @@ def test_a_served_model_says_what_it_takes(port: str) -> None:
     assert said.usd_per_hour == 1.34375
 
 
-def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    target = load_target(Options(role="target", port=0, batch=4, emulate="llama-3.1-8b-trn1.2xlarge-measured", sequence_length=128))
+def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = load_target(
+        Options(
+            role="target",
+            port=0,
+            batch=4,
+            emulate="llama-3.1-8b-trn1.2xlarge-measured",
+            sequence_length=128,
+        )
+    )
     times = TargetTimes(dict(target.description.times))
     assert times.seconds(1, 1) == pytest.approx(0.0368, abs=0.0002)
     assert "measuring" not in capsys.readouterr().err
@@ -74,11 +93,15 @@ def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(caps
 
 WRONG = {
     "a time of 0": pb.Description(times=[pb.ForwardTime(rows=1, nodes=1, seconds=0.0)]),
-    "an endless time": pb.Description(times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("inf"))]),
+    "an endless time": pb.Description(
+        times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("inf"))]
+    ),
     "no time": pb.Description(draft_times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("nan"))]),
     "no rows": pb.Description(times=[pb.ForwardTime(rows=0, nodes=1, seconds=0.1)]),
     "no nodes": pb.Description(times=[pb.ForwardTime(rows=1, nodes=0, seconds=0.1)]),
-    "too many": pb.Description(times=[pb.ForwardTime(rows=1, nodes=1, seconds=0.1)] * (MOST_TIMES + 1)),
+    "too many": pb.Description(
+        times=[pb.ForwardTime(rows=1, nodes=1, seconds=0.1)] * (MOST_TIMES + 1)
+    ),
     "a negative price": pb.Description(usd_per_hour=-1.0),
     "no price": pb.Description(usd_per_hour=float("nan")),
 }
@@ -93,7 +116,10 @@ def test_a_target_that_tells_nonsense_is_refused(message: pb.Description) -> Non
 
 def test_a_link_is_measured_by_exchanges_without_work() -> None:
     engine = successor_engine()
-    with BackgroundServer(Target(engine, describe(engine), LOOPBACK)) as server, connect(str(server.address)) as connection:
+    with (
+        BackgroundServer(Target(engine, describe(engine), LOOPBACK)) as server,
+        connect(str(server.address)) as connection,
+    ):
         assert connection.probe().transferred > 0
         link = link_times(probe_link(connection.probe, list[str]().append))
     assert 0 < link.round_trip.seconds < 1
@@ -117,11 +143,20 @@ def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_tak
 
 def pool_of(connection: Connection, rows: int, learned: Path | None) -> AdaptivePool:
     """Of the embedded draft."""
-    model = load_model(Options(), find_checkpoint(Options(), "draft"), rows=rows, sequence_length=128, spare=MOST_RANKED, max_nodes=PREFILL_NODES)
+    model = load_model(
+        Options(),
+        find_checkpoint(Options(), "draft"),
+        rows=rows,
+        sequence_length=128,
+        spare=MOST_RANKED,
+        max_nodes=PREFILL_NODES,
+    )
     return AdaptivePool(model, {1: 0.002, 64: 0.008}, connection, SPEED_HERE, learned)
 
 
-def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(
+    port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with connect(f"127.0.0.1:{port}") as connection, ExitStack() as stack:
         probes, probe = list[Probe](), connection.probe
 
@@ -139,8 +174,13 @@ def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(p
 
 
 @pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
-def test_what_is_kept_is_what_the_row_learned_that_learned_most(port: str, tmp_path: Path, tokens: tuple[int, int]) -> None:
-    path, tokenizer = tmp_path / "acceptance" / "pair.json", find_checkpoint(Options(), "draft").tokenizer
+def test_what_is_kept_is_what_the_row_learned_that_learned_most(
+    port: str, tmp_path: Path, tokens: tuple[int, int]
+) -> None:
+    path, tokenizer = (
+        tmp_path / "acceptance" / "pair.json",
+        find_checkpoint(Options(), "draft").tokenizer,
+    )
     with connect(f"127.0.0.1:{port}") as connection:
         pool, learned = pool_of(connection, 2, path), list[dict[str, object]]()
         pool.keep()
@@ -148,8 +188,12 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(port: str, tmp_p
         with ExitStack() as stack:
             for index, most in enumerate(tokens):
                 drafter, navigator = stack.enter_context(pool.drafter())
-                request = Request(index, "", tokenizer.encode("def main():"), SamplingParams(), most, frozenset())
-                speculate_adaptive(request, drafter, connection.verifier(), navigator, tokenizer, silent, Event())
+                request = Request(
+                    index, "", tokenizer.encode("def main():"), SamplingParams(), most, frozenset()
+                )
+                speculate_adaptive(
+                    request, drafter, connection.verifier(), navigator, tokenizer, silent, Event()
+                )
                 learned.append(drafter.pilot.known.acceptance.to_record())
         pool.keep()
     assert json.loads(path.read_text()) == learned[tokens.index(40)] != learned[tokens.index(2)]
@@ -170,10 +214,23 @@ def test_calibrate_prints_and_keeps_what_it_measured(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["--role", "draft", "--calibrate", "--port", port]) == 0
     said = capsys.readouterr()
-    for line in ("draft outrider-embedded-draft on cpu", "target outrider-embedded-target on cpu", f"({PROBES} exchanges", "$1.34375 an hour"):
+    for line in (
+        "draft outrider-embedded-draft on cpu",
+        "target outrider-embedded-target on cpu",
+        f"({PROBES} exchanges",
+        "$1.34375 an hour",
+    ):
         assert line in said.out
     (path,) = (tmp_path / "outrider" / "profiles").iterdir()
-    assert [nodes for _, nodes, _ in json.loads(path.read_text())["seconds"]] == [1, 2, 4, 8, 16, 32, 64]
+    assert [nodes for _, nodes, _ in json.loads(path.read_text())["seconds"]] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+    ]
 
 
 def test_calibrate_measures_the_draft_afresh_and_alone_where_no_target_answers(
@@ -184,36 +241,70 @@ def test_calibrate_measures_the_draft_afresh_and_alone_where_no_target_answers(
     assert main(command) == main(command) == 0
     said = capsys.readouterr()
     assert said.err.count("measuring the draft") == 2
-    assert said.err.count("the target and the link were not measured: no Outrider target answers at 127.0.0.1:1") == 2
+    assert (
+        said.err.count(
+            "the target and the link were not measured: no Outrider target answers at 127.0.0.1:1"
+        )
+        == 2
+    )
     assert "link to" not in said.out
 
 
-@pytest.mark.parametrize(("role", "measured"), [("target", ["target"]), ("fused_target", ["draft", "target"])])
+@pytest.mark.parametrize(
+    ("role", "measured"), [("target", ["target"]), ("fused_target", ["draft", "target"])]
+)
 def test_a_target_that_calibrates_measures_afresh_says_and_keeps_it_and_ends(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, role: str, measured: list[str]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    role: str,
+    measured: list[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    command = ["--role", role, "--calibrate", "--batch", "1", "--max_tree_nodes", "4", "--usd_per_hour", "1.5"]
+    command = [
+        "--role",
+        role,
+        "--calibrate",
+        "--batch",
+        "1",
+        "--max_tree_nodes",
+        "4",
+        "--usd_per_hour",
+        "1.5",
+    ]
     assert main(command) == main(command) == 0
     said = capsys.readouterr()
     assert "target outrider-embedded-target on cpu (1 threads), 1 rows, $1.5 an hour\n" in said.out
     assert ("outrider-embedded-draft" in said.out) == ("draft" in measured)
     assert [said.err.count(f"measuring the {part}") for part in measured] == [2] * len(measured)
-    assert sorted(path.name.partition("-")[0] for path in (tmp_path / "outrider" / "profiles").iterdir()) == measured
+    assert (
+        sorted(
+            path.name.partition("-")[0] for path in (tmp_path / "outrider" / "profiles").iterdir()
+        )
+        == measured
+    )
     kept = load_target(Options(role="target", port=0, batch=1, max_tree_nodes=4)).description.times
     assert "measuring" not in capsys.readouterr().err
     assert all(f"{seconds * 1e3:.3g}" in said.out for _, seconds in kept)
 
 
 REFUSED = {
-    "nothing to measure": (["fused_client"], "--calibrate is for --role draft and target and fused_target"),
-    "a stated time": (["target", "--emulate", "llama-3.1-8b-trn1.2xlarge-measured"], "--emulate states its times"),
+    "nothing to measure": (
+        ["fused_client"],
+        "--calibrate is for --role draft and target and fused_target",
+    ),
+    "a stated time": (
+        ["target", "--emulate", "llama-3.1-8b-trn1.2xlarge-measured"],
+        "--emulate states its times",
+    ),
     "several models": (["target", "--models", "list.json"], "--calibrate measures one model"),
 }
 
 
 @pytest.mark.parametrize(("role", "reason"), REFUSED.values(), ids=REFUSED)
-def test_calibrate_is_refused_where_it_would_measure_nothing_or_not_all(capsys: pytest.CaptureFixture[str], role: list[str], reason: str) -> None:
+def test_calibrate_is_refused_where_it_would_measure_nothing_or_not_all(
+    capsys: pytest.CaptureFixture[str], role: list[str], reason: str
+) -> None:
     with pytest.raises(SystemExit):
         parse(["--calibrate", "--role", *role])
     assert reason in capsys.readouterr().err
@@ -224,5 +315,10 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> N
     options, told = Options(), list[str]()
     checkpoint = find_checkpoint(options, "draft")
     model = load_model(options, checkpoint, rows=1, sequence_length=64, spare=8, max_nodes=8)
-    assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {1, 2, 4, 8}
+    assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {
+        1,
+        2,
+        4,
+        8,
+    }
     assert "not kept" in told[-1]

@@ -28,9 +28,17 @@ from outrider.report import silent
 from outrider.serve import load_target
 from tests.equality import NearTies, assert_same_text
 
-SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, top_p=0.9, seed=2).on_the_wire(), SamplingParams(1.0, seed=3)]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=1),
+    SamplingParams(1.0, top_p=0.9, seed=2).on_the_wire(),
+    SamplingParams(1.0, seed=3),
+]
 POLICIES: list[Policy] = [Chain(4), Static((0.6, 0.15, 0.05), 12, 5), BestFirst(16, 6)]
-TEXT = "import os\nimport sys\n\n\ndef walk(top):\n    for name in sorted(os.listdir(top)):\n        path = os.path.join(top, name)\n" * 8
+TEXT = (
+    "import os\nimport sys\n\n\ndef walk(top):\n    for name in sorted(os.listdir(top)):\n        path = os.path.join(top, name)\n"
+    * 8
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,13 @@ def tokenizer() -> Tokenizer:
 
 
 def load(kind: str, tokenizer: Tokenizer) -> Decoder:
-    return load_decoder(EMBEDDED / kind, positions=1024, vocabulary=tokenizer.vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+    return load_decoder(
+        EMBEDDED / kind,
+        positions=1024,
+        vocabulary=tokenizer.vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +83,9 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
     return [long[:1], tokenizer.encode("def main(argv):\n"), long]
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}")
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
+)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 @pytest.mark.parametrize("where", ["in process", "over gRPC"])
 def test_output_equals_the_targets_own_seeded_decoding(
@@ -81,7 +97,11 @@ def test_output_equals_the_targets_own_seeded_decoding(
 
     def produce(prompt: Sequence[int], n: int) -> list[int]:
         remote = verifier()
-        made = [token for step in decode(prompt, params, ModelDrafter(draft, policy), remote, n) for token in step.tokens]
+        made = [
+            token
+            for step in decode(prompt, params, ModelDrafter(draft, policy), remote, n)
+            for token in step.tokens
+        ]
         remote.close()
         return made
 
@@ -95,30 +115,56 @@ def test_output_equals_the_targets_own_seeded_decoding(
 
 def request(tokenizer: Tokenizer, stop_ids: frozenset[int], index: int = 0) -> Request:
     text = ["def main(argv):\n", "class Node:\n", "import re\n", "for line in file:\n"][index % 4]
-    return Request(index, text, tokenizer.encode(text), SamplingParams(0.7, seed=40 + index), 48, stop_ids)
+    return Request(
+        index, text, tokenizer.encode(text), SamplingParams(0.7, seed=40 + index), 48, stop_ids
+    )
 
 
-def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_round(connection: Connection, draft: EagerModel, tokenizer: Tokenizer) -> None:
+def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_round(
+    connection: Connection, draft: EagerModel, tokenizer: Tokenizer
+) -> None:
     """Every token of a text is made the stop id once, so that it stands inside accepted paths, at their end and after them."""
-    full = target_only(request(tokenizer, frozenset()), connection.verifier(), tokenizer, silent, Event())
+    full = target_only(
+        request(tokenizer, frozenset()), connection.verifier(), tokenizer, silent, Event()
+    )
     assert full.finish_reason == "length"
     for token in list(dict.fromkeys(full.token_ids))[:10]:
         cut = full.token_ids[: full.token_ids.index(token) + 1]
         asked = request(tokenizer, frozenset([token]))
         alone = target_only(asked, connection.verifier(), tokenizer, silent, Event())
-        drafted = speculate(asked, ModelDrafter(draft, BestFirst(16, 6)), connection.verifier(), tokenizer, silent, Event())
+        drafted = speculate(
+            asked,
+            ModelDrafter(draft, BestFirst(16, 6)),
+            connection.verifier(),
+            tokenizer,
+            silent,
+            Event(),
+        )
         assert alone.token_ids == drafted.token_ids == cut
-        assert alone.text == drafted.text == tokenizer.decode([*asked.ids, *cut[:-1]]).removeprefix(asked.prompt)
+        assert (
+            alone.text
+            == drafted.text
+            == tokenizer.decode([*asked.ids, *cut[:-1]]).removeprefix(asked.prompt)
+        )
         assert drafted.finish_reason == "stop"
 
 
-def test_eight_sessions_at_once_give_the_texts_of_one_by_one(served: Target, connection: Connection, tokenizer: Tokenizer) -> None:
+def test_eight_sessions_at_once_give_the_texts_of_one_by_one(
+    served: Target, connection: Connection, tokenizer: Tokenizer
+) -> None:
     decoder = load("draft", tokenizer)
 
     def complete(index: int) -> list[int]:
         model = EagerModel(decoder, rows=1, capacity=1152, max_nodes=256)
         drafter = ModelDrafter(model, POLICIES[index % 3])
-        return speculate(request(tokenizer, frozenset(), index), drafter, connection.verifier(), tokenizer, silent, Event()).token_ids
+        return speculate(
+            request(tokenizer, frozenset(), index),
+            drafter,
+            connection.verifier(),
+            tokenizer,
+            silent,
+            Event(),
+        ).token_ids
 
     one_by_one = [complete(index) for index in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -126,19 +172,33 @@ def test_eight_sessions_at_once_give_the_texts_of_one_by_one(served: Target, con
     assert served.engine.free_rows == served.engine.model.rows
 
 
-def test_the_draft_agrees_with_the_target_as_the_card_says(served: Target, connection: Connection, draft: EagerModel, tokenizer: Tokenizer) -> None:
+def test_the_draft_agrees_with_the_target_as_the_card_says(
+    served: Target, connection: Connection, draft: EagerModel, tokenizer: Tokenizer
+) -> None:
     """Metrics are the training script's own; a chain's acceptance here must not be far below what they say."""
     metrics = json.loads((EMBEDDED / "metrics.json").read_text())
     assert metrics["held_out_text"]["draft_covers_target_choice"]["top1"] >= 0.6
     done = [
-        speculate(request(tokenizer, frozenset(), index), ModelDrafter(draft, Chain(1)), connection.verifier(), tokenizer, silent, Event())
+        speculate(
+            request(tokenizer, frozenset(), index),
+            ModelDrafter(draft, Chain(1)),
+            connection.verifier(),
+            tokenizer,
+            silent,
+            Event(),
+        )
         for index in range(4)
     ]
-    assert sum(run.num_accepted_tokens for run in done) / sum(run.num_draft_tokens for run in done) > 0.45
+    assert (
+        sum(run.num_accepted_tokens for run in done) / sum(run.num_draft_tokens for run in done)
+        > 0.45
+    )
 
 
 def test_the_pair_is_small_enough_to_ship() -> None:
     files = [path for path in EMBEDDED.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 15e6
-    sizes = {kind: (EMBEDDED / kind / "model.safetensors").stat().st_size for kind in ("target", "draft")}
+    sizes = {
+        kind: (EMBEDDED / kind / "model.safetensors").stat().st_size for kind in ("target", "draft")
+    }
     assert sizes["draft"] * 6 <= sizes["target"]

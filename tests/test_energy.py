@@ -14,7 +14,15 @@ import pynvml
 import pytest
 
 from inference.energy import Energy, EnergyMeter
-from inference.energy_readers import AppleReader, NeuronReader, Unreadable, find_readers, neuron_readers, nvml_readers, rapl_readers
+from inference.energy_readers import (
+    AppleReader,
+    NeuronReader,
+    Unreadable,
+    find_readers,
+    neuron_readers,
+    nvml_readers,
+    rapl_readers,
+)
 from inference.figures import Figure, Quality
 
 
@@ -28,11 +36,17 @@ class Clock:
         return self.now
 
 
-def zone(powercap: Path, number: str, name: str, microjoules: int, most: int = 262_143_328_850) -> Path:
+def zone(
+    powercap: Path, number: str, name: str, microjoules: int, most: int = 262_143_328_850
+) -> Path:
     """A zone as the kernel shows it."""
     path = powercap / f"intel-rapl:{number}"
     path.mkdir(parents=True)
-    for file, content in (("name", name), ("energy_uj", microjoules), ("max_energy_range_uj", most)):
+    for file, content in (
+        ("name", name),
+        ("energy_uj", microjoules),
+        ("max_energy_range_uj", most),
+    ):
         (path / file).write_text(f"{content}\n")
     return path
 
@@ -52,7 +66,10 @@ def test_rapl_adds_packages_and_memory_but_not_what_a_package_contains(tmp_path:
     with meter:
         for path, after in zip(zones, (8_500_000, 3_000_001, 250_000, 9_000_009), strict=True):
             advance(path, after)
-    assert [(part.value, part.source) for part in meter.energy.parts] == [(3.5, "RAPL package-0"), (0.25, "RAPL dram")]
+    assert [(part.value, part.source) for part in meter.energy.parts] == [
+        (3.5, "RAPL package-0"),
+        (0.25, "RAPL dram"),
+    ]
     assert (meter.energy.total.value, meter.energy.total.quality) == (3.75, Quality.MEASURED)
 
 
@@ -72,7 +89,9 @@ def test_a_counter_that_only_root_may_read_is_unavailable_with_the_reason(tmp_pa
     assert_denied(rapl_readers(tmp_path)[0].joules())
 
 
-def test_a_counter_that_the_kernel_denies_is_unavailable_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_the_kernel_denies_is_unavailable_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zone(tmp_path, "0", "package-0", 1)
     read = Path.read_text
 
@@ -98,7 +117,11 @@ def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
 
 
 def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
-    still = AppleReader(monitor_at(cpu_total_mj=500, dram_mj=20), ("cpu_total_mj", "dram_mj"), "Apple CPU and memory")
+    still = AppleReader(
+        monitor_at(cpu_total_mj=500, dram_mj=20),
+        ("cpu_total_mj", "dram_mj"),
+        "Apple CPU and memory",
+    )
     with EnergyMeter([still]) as meter:
         pass
     (part,) = meter.energy.parts
@@ -114,7 +137,9 @@ def monitor_at(**millijoules: int) -> Any:
 
 
 def test_apples_counters_are_added_where_the_processor_has_them() -> None:
-    reader = AppleReader(monitor_at(gpu_mj=1500, ane_mj=500), ("gpu_mj", "gpu_sram_mj", "ane_mj"), "GPU")
+    reader = AppleReader(
+        monitor_at(gpu_mj=1500, ane_mj=500), ("gpu_mj", "gpu_sram_mj", "ane_mj"), "GPU"
+    )
     assert reader.joules() == Figure.measured(2.0, "GPU")
     assert AppleReader(monitor_at(), ("gpu_mj",), "GPU").joules().value is None
 
@@ -179,7 +204,9 @@ def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]
     assert meter.energy.parts == (Figure.measured(12.5, "NVIDIA Test 0, energy counter"),)
 
 
-def test_a_board_without_a_counter_has_its_power_integrated(nvidia: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_board_without_a_counter_has_its_power_integrated(
+    nvidia: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvidia(Board(None, [20_000, 40_000, 60_000]))
     (reader,) = nvml_readers()
     clock = Clock()
@@ -193,14 +220,20 @@ def test_a_board_without_a_counter_has_its_power_integrated(nvidia: Callable[[An
     assert (lost.value, lost.source) == (None, "NVIDIA Test 0: GPU is lost")
 
 
-def test_a_machine_without_nvidias_driver_has_no_board(nvidia: Callable[[Any], None], tmp_path: Path) -> None:
+def test_a_machine_without_nvidias_driver_has_no_board(
+    nvidia: Callable[[Any], None], tmp_path: Path
+) -> None:
     nvidia(SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
     assert nvml_readers() == []
-    nvidia(SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
+    nvidia(
+        SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    )
     assert "version mismatch" in nvml_readers()[0].joules().source
 
 
-def test_a_driver_without_the_package_names_the_install_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_driver_without_the_package_names_the_install_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_readers(tmp_path / "absent") == []
     assert nvml_readers(tmp_path)[0].joules().source == "NVIDIA: pip install 'outrider[energy]'"
@@ -244,11 +277,14 @@ def test_neurons_percentages_are_no_joules_unless_a_maximum_is_assumed(tmp_path:
         publish(tmp_path / place / "utilization", 1000, "18.86")
     readers = neuron_readers(tmp_path, None)
     assert [reader.joules().source for reader in readers] == [
-        f"neuron{number}: 18.86 % of a maximum that AWS does not publish (state one for an estimate)" for number in (0, 1)
+        f"neuron{number}: 18.86 % of a maximum that AWS does not publish (state one for an estimate)"
+        for number in (0, 1)
     ]
 
 
-@pytest.mark.parametrize("text", ["POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", "", "POWER_STATUS_VALID,now,1,2,3"])
+@pytest.mark.parametrize(
+    "text", ["POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", "", "POWER_STATUS_VALID,now,1,2,3"]
+)
 def test_a_neuron_file_without_data_is_unavailable(text: str, tmp_path: Path) -> None:
     (tmp_path / "utilization").write_text(text)
     assert NeuronReader(tmp_path / "utilization", "neuron0", 100.0).joules().value is None
@@ -258,7 +294,9 @@ def test_a_neuron_file_without_data_is_unavailable(text: str, tmp_path: Path) ->
 def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it() -> None:
     energy = Energy(2.0, (Figure.measured(30.0, "board"), Figure.unavailable("CPU: no counter")))
     assert energy.total == Figure.unavailable("CPU: no counter")
-    assert energy.known == Figure.estimated(30.0, "at least, from board; not counted: CPU: no counter")
+    assert energy.known == Figure.estimated(
+        30.0, "at least, from board; not counted: CPU: no counter"
+    )
     assert energy.watts.value == 15.0
     assert Energy(1.0, ()).known.value is None
 
@@ -267,8 +305,12 @@ def test_idle_power_is_taken_off_and_stated() -> None:
     idle = Energy(10.0, (Figure.measured(40.0, "board"),))
     busy = Energy(2.0, (Figure.measured(30.0, "board"),))
     assert busy.above_idle(idle) == Figure.measured(22.0, "board, less 4.00 W of idling")
-    assert Energy(2.0, (Figure.measured(7.0, "board"),)).above_idle(idle) == Figure.unavailable("board: not above the 4.00 W of idling")
-    assert busy.above_idle(Energy(10.0, (Figure.unavailable("none"),))) == Figure.unavailable("none")
+    assert Energy(2.0, (Figure.measured(7.0, "board"),)).above_idle(idle) == Figure.unavailable(
+        "board: not above the 4.00 W of idling"
+    )
+    assert busy.above_idle(Energy(10.0, (Figure.unavailable("none"),))) == Figure.unavailable(
+        "none"
+    )
 
 
 def test_readers_are_asked_while_the_meter_runs() -> None:

@@ -71,7 +71,9 @@ def running(served: Engine) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def open_(served: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY, tenant: str = "") -> Session:
+def open_(
+    served: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY, tenant: str = ""
+) -> Session:
     session, future = served.open(prompt, params, tenant=tenant)
     served.finish(future)
     future.result(0)
@@ -82,33 +84,49 @@ def prompt_of(seed: int, length: int = 12) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
 
 
-def speculated(served: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int, nodes: int = 8) -> list[int]:
+def speculated(
+    served: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int, nodes: int = 8
+) -> list[int]:
     verifier = LocalVerifier(served)
     draft = drafter(decoder(2), BestFirst(nodes=nodes, depth=3))
     try:
-        return [token for step in decode(prompt, params, draft, verifier, tokens) for token in step.tokens]
+        return [
+            token
+            for step in decode(prompt, params, draft, verifier, tokens)
+            for token in step.tokens
+        ]
     finally:
         verifier.close()
 
 
 def test_trees_of_all_ready_sessions_go_into_one_forward_and_each_gets_its_own_text() -> None:
     served = engine(decoder(1), rows=3)
-    expected = [alone(LocalVerifier(served), prompt_of(number), params, 12) for number, params in enumerate(SAMPLINGS)]
+    expected = [
+        alone(LocalVerifier(served), prompt_of(number), params, 12)
+        for number, params in enumerate(SAMPLINGS)
+    ]
     sessions = [open_(served, prompt_of(number), params) for number, params in enumerate(SAMPLINGS)]
     seen, texts = recorded(served), [list[int]() for _ in sessions]
     while len(texts[0]) < 12:
-        futures = [served.verify(session, TokenTree.chain([session.root, 1, 2])) for session in sessions]
+        futures = [
+            served.verify(session, TokenTree.chain([session.root, 1, 2])) for session in sessions
+        ]
         assert served.step()
         for text, future in zip(texts, futures, strict=True):
             verdict = future.result(0).verdict
             text += [*([1, 2][: len(verdict.path)]), verdict.next_token]
     assert {done.rows for done in seen.forwards} == {3}
-    assert [text[:12] for text in texts] == [text[: len(made)] for text, made in zip(expected, texts, strict=True)]
+    assert [text[:12] for text in texts] == [
+        text[: len(made)] for text, made in zip(expected, texts, strict=True)
+    ]
 
 
 def test_sessions_on_threads_of_their_own_get_the_texts_they_get_alone() -> None:
     served = engine(decoder(1), rows=4)
-    expected = [alone(LocalVerifier(served), prompt_of(number), SAMPLINGS[number % 3], 20) for number in range(10)]
+    expected = [
+        alone(LocalVerifier(served), prompt_of(number), SAMPLINGS[number % 3], 20)
+        for number in range(10)
+    ]
     made: dict[int, list[int]] = {}
 
     def client(number: int) -> None:
@@ -135,18 +153,24 @@ class Costly(Successor):
 def test_nodes_that_never_survive_are_cut_when_they_cost_and_the_client_is_told() -> None:
     served = Engine(Costly(2), sequence_length=4000, max_tree_nodes=32, vocabulary=4000)
     session, budgets = open_(served, [1, 2, 3]), []
-    served.finish(served.generate(session, 5, frozenset(), lambda answer, last: None))  # what one node costs is known
+    served.finish(
+        served.generate(session, 5, frozenset(), lambda answer, last: None)
+    )  # what one node costs is known
     seen = recorded(served)
     for _ in range(25):
         root = session.root
-        junk = TokenTree(np.array([root, *range(root + 100, root + 115)]), np.array([-1] + [0] * 15))
+        junk = TokenTree(
+            np.array([root, *range(root + 100, root + 115)]), np.array([-1] + [0] * 15)
+        )
         future = served.verify(session, junk)
         served.finish(future)
         answer = future.result(0)
         assert answer.verdict == Verdict((), root + 1)
         budgets.append(answer.budget)
     assert seen.trees[0] == 16 > min(seen.trees)
-    assert [budget for budget, nodes in zip(budgets, seen.trees, strict=True) if nodes < 16] == [nodes for nodes in seen.trees if nodes < 16]
+    assert [budget for budget, nodes in zip(budgets, seen.trees, strict=True) if nodes < 16] == [
+        nodes for nodes in seen.trees if nodes < 16
+    ]
 
 
 def test_a_forward_with_cut_trees_makes_the_same_text() -> None:
@@ -192,10 +216,14 @@ def test_a_session_starts_from_the_row_that_an_earlier_one_left(params: Sampling
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_a_session_starts_from_a_copy_of_a_busy_row_and_the_other_goes_on(params: SamplingParams) -> None:
+def test_a_session_starts_from_a_copy_of_a_busy_row_and_the_other_goes_on(
+    params: SamplingParams,
+) -> None:
     served, prompt = engine(decoder(1), rows=2), prompt_of(4, 100)
     asked = [(prompt, GREEDY), ([*prompt[:80], 9, 8], params)]
-    expected = [alone(LocalVerifier(engine(decoder(1))), text, sampling, 10) for text, sampling in asked]
+    expected = [
+        alone(LocalVerifier(engine(decoder(1))), text, sampling, 10) for text, sampling in asked
+    ]
     busy = LocalVerifier(served)
     busy.open(prompt, GREEDY).result()
     tokens = busy.generate(10, frozenset())
@@ -246,9 +274,15 @@ def test_a_silent_session_lends_its_row_and_goes_on_later(monkeypatch: pytest.Mo
 def test_a_fault_ends_the_session_it_is_in_and_no_other() -> None:
     served = successor_engine(rows=3)
     sessions = [open_(served, [1, 2, number]) for number in (10, 20, 30)]
-    futures = [served.verify(session, TokenTree.chain([session.root, guess])) for session, guess in zip(sessions, (11, FAULTY, 31), strict=True)]
+    futures = [
+        served.verify(session, TokenTree.chain([session.root, guess]))
+        for session, guess in zip(sessions, (11, FAULTY, 31), strict=True)
+    ]
     served.step()
-    assert [futures[0].result(0).verdict, futures[2].result(0).verdict] == [Verdict((1,), 12), Verdict((1,), 32)]
+    assert [futures[0].result(0).verdict, futures[2].result(0).verdict] == [
+        Verdict((1,), 12),
+        Verdict((1,), 32),
+    ]
     with pytest.raises(RuntimeError, match="a private reason"):
         futures[1].result(0)
     served.step()
@@ -264,7 +298,10 @@ def test_a_session_closed_in_a_forward_leaves_the_others_alone() -> None:
     with running(served):
         served.model.entered.clear()
         served.model.gate.clear()
-        futures = [served.verify(session, TokenTree.chain([session.root])) for session in (leaving, staying)]
+        futures = [
+            served.verify(session, TokenTree.chain([session.root]))
+            for session in (leaving, staying)
+        ]
         assert served.model.entered.wait(WAIT)
         served.close(leaving)
         assert served.free_rows == 0
@@ -292,13 +329,17 @@ def test_what_is_taken_back_is_made_again() -> None:
     served, params = engine(decoder(1)), SAMPLINGS[2]
     expected = alone(LocalVerifier(served), prompt_of(11), params, 12)
     session, tokens = open_(served, prompt_of(11), params), list[int]()
-    done = served.generate(session, 8, frozenset(), lambda answer, last: tokens.append(answer.verdict.next_token))
+    done = served.generate(
+        session, 8, frozenset(), lambda answer, last: tokens.append(answer.verdict.next_token)
+    )
     served.finish(done)
     served.rewind(session, 12 + 3)
     with pytest.raises(Mismatch, match="12 were its prompt"):
         served.rewind(session, 11)
     del tokens[3:]
-    done = served.generate(session, 9, frozenset(), lambda answer, last: tokens.append(answer.verdict.next_token))
+    done = served.generate(
+        session, 9, frozenset(), lambda answer, last: tokens.append(answer.verdict.next_token)
+    )
     served.finish(done)
     assert tokens == expected
 
@@ -311,7 +352,9 @@ def test_a_session_answers_one_request_at_a_time_and_stays_within_its_limit() ->
     with pytest.raises(Mismatch, match="one at a time"):
         served.verify(session, TokenTree.chain([3]))
     served.step()
-    with pytest.raises(LimitExceeded, match="4 committed tokens and 3 new ones do not fit the sequence length of 6"):
+    with pytest.raises(
+        LimitExceeded, match="4 committed tokens and 3 new ones do not fit the sequence length of 6"
+    ):
         served.generate(session, 3, frozenset(), lambda answer, last: None)
     with pytest.raises(LimitExceeded, match="leaves no room: the sequence length is 6"):
         served.open([1] * 6, GREEDY, limit=6)

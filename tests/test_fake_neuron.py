@@ -77,7 +77,10 @@ def traced(sdk: Sdk, module: nn.Module, *inputs: dict[str, Any]) -> Any:
         builder = sdk.model_builder(module)
         for number, example in enumerate(inputs or (INPUT,)):
             builder.trace(kwargs=example, tag=str(number))
-        return builder.compile(compiler_workdir="work", compiler_args={str(number): FLAGS for number in range(len(inputs) or 1)})
+        return builder.compile(
+            compiler_workdir="work",
+            compiler_args={str(number): FLAGS for number in range(len(inputs) or 1)},
+        )
 
 
 def weights(module: nn.Module) -> list[dict[str, Tensor]]:
@@ -97,12 +100,16 @@ def weights(module: nn.Module) -> list[dict[str, Tensor]]:
         (Decides, "_local_scalar_dense.* is not supported"),
     ],
 )
-def test_a_graph_that_breaks_a_rule_is_not_traced(neuron: Neuron, module: type[Counter], words: str) -> None:
+def test_a_graph_that_breaks_a_rule_is_not_traced(
+    neuron: Neuron, module: type[Counter], words: str
+) -> None:
     with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError), match=words):
         traced(load_sdk(), module())
 
 
-@pytest.mark.parametrize("example", [{"x": torch.ones(2, dtype=torch.int64)}, {"x": 3}, {"z": torch.ones(2)}, {}])
+@pytest.mark.parametrize(
+    "example", [{"x": torch.ones(2, dtype=torch.int64)}, {"x": 3}, {"z": torch.ones(2)}, {}]
+)
 def test_inputs_are_named_int32_or_float32_tensors(neuron: Neuron, example: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError, AssertionError)):
         traced(load_sdk(), Counter(), example)
@@ -148,7 +155,9 @@ def test_every_weight_and_constant_is_needed_in_its_type(neuron: Neuron, name: s
         (INPUT | {"model_name": "other"}, AssertionError),
     ],
 )
-def test_a_call_is_routed_by_exact_names_and_shapes(neuron: Neuron, call: dict[str, Any], error: type[Exception]) -> None:
+def test_a_call_is_routed_by_exact_names_and_shapes(
+    neuron: Neuron, call: dict[str, Any], error: type[Exception]
+) -> None:
     model = traced(load_sdk(), Counter())
     model.set_weights(weights(Counter()))
     model.to_neuron()
@@ -180,14 +189,19 @@ def test_a_second_call_while_one_runs_is_an_error(neuron: Neuron) -> None:
     first.join()
 
 
-@pytest.mark.parametrize("flags", ["--target trn1 --lnc=1 -O2", "--target trn1 --auto-cast=none", FLAGS + " --unheard-of"])
+@pytest.mark.parametrize(
+    "flags",
+    ["--target trn1 --lnc=1 -O2", "--target trn1 --auto-cast=none", FLAGS + " --unheard-of"],
+)
 def test_flags_that_are_missing_or_unknown_fail_the_compiler(neuron: Neuron, flags: str) -> None:
     sdk = load_sdk()
     with (
         sdk.parallel_state(world_size=1, tensor_model_parallel_size=1, lnc_size=1),
         pytest.raises(RuntimeError, match="Compilation process failed"),
     ):
-        sdk.model_builder(Counter()).trace(kwargs=INPUT, tag="a").compile(compiler_workdir="work", compiler_args={"a": flags})
+        sdk.model_builder(Counter()).trace(kwargs=INPUT, tag="a").compile(
+            compiler_workdir="work", compiler_args={"a": flags}
+        )
 
 
 def test_one_tag_names_one_graph(neuron: Neuron) -> None:
@@ -205,12 +219,18 @@ def test_parallel_layers_are_made_in_a_parallel_state(neuron: Neuron) -> None:
 
 def test_an_embedding_dealt_out_by_id_would_need_its_rank(neuron: Neuron) -> None:
     sdk = load_sdk()
-    with sdk.parallel_state(world_size=2, tensor_model_parallel_size=2), pytest.raises(AssertionError, match="rank"):
+    with (
+        sdk.parallel_state(world_size=2, tensor_model_parallel_size=2),
+        pytest.raises(AssertionError, match="rank"),
+    ):
         sdk.embedding(4, 4)
 
 
 def test_sharding_drops_what_the_model_lacks_and_consumes_its_argument(neuron: Neuron) -> None:
-    sdk, checkpoint = load_sdk(), {"weight": torch.ones(2), "table": torch.ones(2), "unknown": torch.ones(2)}
+    sdk, checkpoint = (
+        load_sdk(),
+        {"weight": torch.ones(2), "table": torch.ones(2), "unknown": torch.ones(2)},
+    )
     with sdk.parallel_state(world_size=1, tensor_model_parallel_size=1):
         (shard,) = sdk.shard_checkpoint(checkpoint=checkpoint, model=Counter())
     assert set(shard) == {"weight", "table"}
@@ -229,8 +249,20 @@ def test_a_trace_fixes_its_shapes_and_wants_its_weights_on_the_device(neuron: Ne
 
     module, neuronx = Returns(), load_sdk().torch_neuronx
     with pytest.raises(KeyError):  # a buffer is not found, as in AWS's code
-        neuronx.trace(module, (INPUT["x"],), input_output_aliases={module.table: 1}, compiler_args=FLAGS, inline_weights_to_neff=False)
-    kept = neuronx.trace(module, (INPUT["x"],), input_output_aliases={module.state: 1}, compiler_args=FLAGS, inline_weights_to_neff=False)
+        neuronx.trace(
+            module,
+            (INPUT["x"],),
+            input_output_aliases={module.table: 1},
+            compiler_args=FLAGS,
+            inline_weights_to_neff=False,
+        )
+    kept = neuronx.trace(
+        module,
+        (INPUT["x"],),
+        input_output_aliases={module.state: 1},
+        compiler_args=FLAGS,
+        inline_weights_to_neff=False,
+    )
     with pytest.raises(RuntimeError, match="move_trace_to_device"):
         kept(INPUT["x"])
     neuronx.move_trace_to_device(kept, 0)

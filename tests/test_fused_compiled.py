@@ -45,7 +45,12 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ comp
 
 LENGTH, TREE, SHAPE = 60, 4, Branches((2,))
 JUNK = LENGTH + TREE
-SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, seed=2), SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire()]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=1),
+    SamplingParams(1.0, seed=2),
+    SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire(),
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("draft"), seed=2, num_hidden_layers=1)
+    return write_checkpoint_with_tokenizer(
+        tmp_path_factory.mktemp("draft"), seed=2, num_hidden_layers=1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +77,27 @@ def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -
         (RoundBucket.of(SHAPE, 2, JUNK, JUNK, sampled=True),),
     )
     buckets = (verify_bucket(2, TREE, JUNK, JUNK, sampled=True),)
-    spec = CompileSpec("tiny", "cpu", vocabulary, buckets, rows=2, sequence_length=LENGTH, max_tree_nodes=TREE, fused=part)
+    spec = CompileSpec(
+        "tiny",
+        "cpu",
+        vocabulary,
+        buckets,
+        rows=2,
+        sequence_length=LENGTH,
+        max_tree_nodes=TREE,
+        fused=part,
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         out = tmp_path_factory.mktemp("artifact")
-        build_artifact(spec, read_source(source), FusedCpuBuilder(spec, source, vocabulary, draft), out, command="test", say=print)
+        build_artifact(
+            spec,
+            read_source(source),
+            FusedCpuBuilder(spec, source, vocabulary, draft),
+            out,
+            command="test",
+            say=print,
+        )
         yield out
 
 
@@ -94,12 +117,22 @@ def target(source: Path) -> Decoder:
 
 
 def decoder_of(directory: Path) -> Decoder:
-    return load_decoder(directory, positions=LENGTH, vocabulary=Tokenizer(directory).vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+    return load_decoder(
+        directory,
+        positions=LENGTH,
+        vocabulary=Tokenizer(directory).vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
 
 
 def alone(target: Decoder, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
     eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
-    with closing(LocalVerifier(Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary))) as verifier:
+    with closing(
+        LocalVerifier(
+            Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
+        )
+    ) as verifier:
         verifier.open(prompt, params).result()
         return list(verifier.generate(tokens, frozenset()))
 
@@ -114,24 +147,49 @@ def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manife
     assert smoke(built, manifest, print).startswith("60 of 60 tokens as the target alone chooses")
 
 
-def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampling(built: Path, target: Decoder) -> None:
+def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampling(
+    built: Path, target: Decoder
+) -> None:
     """Through the command line's own loading and gRPC; fused and target-only."""
-    options, ties = Options(role="fused_target", artifact=str(built), host="127.0.0.1", port=0), NearTies()
-    with BackgroundServer(with_draft(load_target(options), options)) as server, connect(str(server.address)) as connection:
+    options, ties = (
+        Options(role="fused_target", artifact=str(built), host="127.0.0.1", port=0),
+        NearTies(),
+    )
+    with (
+        BackgroundServer(with_draft(load_target(options), options)) as server,
+        connect(str(server.address)) as connection,
+    ):
         description = connection.description
-        assert description.draft_model == "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
+        assert (
+            description.draft_model
+            == "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
+        )
         statistics = Statistics()
 
         def write(number: int, fused: bool = True) -> None:
-            params, prompt = SAMPLINGS[number % 4], np.random.default_rng(number).integers(0, target.vocabulary, 5 + number).tolist()
+            params, prompt = (
+                SAMPLINGS[number % 4],
+                np.random.default_rng(number).integers(0, target.vocabulary, 5 + number).tolist(),
+            )
 
             def produce(prompt: list[int], n: int) -> list[int]:
-                made = list(connection.generate(prompt, params, n, frozenset(), fused=fused, traffic=Traffic()))
+                made = list(
+                    connection.generate(
+                        prompt, params, n, frozenset(), fused=fused, traffic=Traffic()
+                    )
+                )
                 for tokens, drafted, _ in made:
                     statistics.count(drafted, len(tokens) - 1)
                 return [token for tokens, _, _ in made for token in tokens]
 
-            assert_same_text(target, prompt, params, alone(target, prompt, params, 20), lambda prompt, n: produce(list(prompt), n), ties)
+            assert_same_text(
+                target,
+                prompt,
+                params,
+                alone(target, prompt, params, 20),
+                lambda prompt, n: produce(list(prompt), n),
+                ties,
+            )
 
         with ThreadPoolExecutor(5) as clients:
             list(clients.map(write, range(8)))
@@ -141,7 +199,9 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
     ties.check()
 
 
-def test_a_round_that_computes_something_else_is_not_written(model: FusedModel, target: Decoder, draft: Path) -> None:
+def test_a_round_that_computes_something_else_is_not_written(
+    model: FusedModel, target: Decoder, draft: Path
+) -> None:
     bucket, graph = next(iter(model._rounds.items()))
     caches = (model.keys, model.values, model.draft.keys, model.draft.values)
     eager = RoundGraph(target, decoder_of(draft), caches, SHAPE)
@@ -149,9 +209,19 @@ def test_a_round_that_computes_something_else_is_not_written(model: FusedModel, 
         cache.normal_(generator=torch.Generator().manual_seed(1))
     check_round(eager, graph, bucket, sequence_length=LENGTH)
     with pytest.raises(BadArtifact, match="rounds differ"):
-        check_round(eager, lambda **inputs: ((part := graph(**inputs))[0].roll(1, -1), *part[1:]), bucket, sequence_length=LENGTH)
+        check_round(
+            eager,
+            lambda **inputs: ((part := graph(**inputs))[0].roll(1, -1), *part[1:]),
+            bucket,
+            sequence_length=LENGTH,
+        )
     with pytest.raises(BadArtifact, match="draft_values differ"):
-        check_round(eager, lambda **inputs: (*graph(**inputs)[:4], graph(**inputs)[4] + 1), bucket, sequence_length=LENGTH)
+        check_round(
+            eager,
+            lambda **inputs: (*graph(**inputs)[:4], graph(**inputs)[4] + 1),
+            bucket,
+            sequence_length=LENGTH,
+        )
 
     def leaking(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         answer, keys, *rest = graph(**inputs)
@@ -179,13 +249,43 @@ def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
         (["--fused", "--dtype", "int8"], "leave out --dtype int8"),
     ],
 )
-def test_a_draft_that_cannot_be_built_in_is_refused(source: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
-    assert compile_main(["--target", "cpu", "--out", "nowhere", "--dry_run", *(flag.format(target=source) for flag in flags)]) == 1
+def test_a_draft_that_cannot_be_built_in_is_refused(
+    source: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert (
+        compile_main(
+            [
+                "--target",
+                "cpu",
+                "--out",
+                "nowhere",
+                "--dry_run",
+                *(flag.format(target=source) for flag in flags),
+            ]
+        )
+        == 1
+    )
     assert said in capsys.readouterr().err
 
 
 def test_a_dry_run_names_the_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compile_main(["--target", "trn1", "--tensor_parallel", "2", "--fused", "--gamma", "5", "--dry_run", "--sequence_length", "256"]) == 0
+    assert (
+        compile_main(
+            [
+                "--target",
+                "trn1",
+                "--tensor_parallel",
+                "2",
+                "--fused",
+                "--gamma",
+                "5",
+                "--dry_run",
+                "--sequence_length",
+                "256",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "every round drafts a chain of 5" in printed
     assert "round_b4_1x1x1x1x1_s320_sampled" in printed

@@ -22,13 +22,19 @@ def test_a_round_compiles_and_equals_eager(case: Case) -> None:
     inputs = case.inputs(1)
     with torch.no_grad():
         returned = graph(**inputs)
-    expected = [returned, *(getattr(graph, name) for name in CACHES)] if isinstance(graph, StatefulRoundGraph) else list(returned)
+    expected = (
+        [returned, *(getattr(graph, name) for name in CACHES)]
+        if isinstance(graph, StatefulRoundGraph)
+        else list(returned)
+    )
     found = list(proof(inputs))
     found += [proof.state[name] for name in CACHES] if case.stateful else []
     assert (found[0] != expected[0]).any(-1).sum() <= int(case.dtype == torch.bfloat16)
     if (found[0] == expected[0]).all():
         for one, other in zip(found[1:], expected[1:], strict=True):
-            torch.testing.assert_close(one, other.to(one.dtype), atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype])
+            torch.testing.assert_close(
+                one, other.to(one.dtype), atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype]
+            )
 
 
 def check_report(case: Case, proof: Proof) -> None:
@@ -57,18 +63,26 @@ def test_the_draft_alone_is_a_graph_of_the_same_package_and_leaves_the_target_as
 def test_a_round_changes_its_caches_or_nothing() -> None:
     for case in (CASES[0], CASES[2]):
         signature = export(case.graph(), case.inputs(0)).graph_signature
-        assert sorted(signature.buffers_to_mutate.values()) == (sorted(CACHES) if case.stateful else [])
+        assert sorted(signature.buffers_to_mutate.values()) == (
+            sorted(CACHES) if case.stateful else []
+        )
 
 
 def test_a_text_may_lie_in_another_row_of_the_draft_than_of_the_target() -> None:
     """The stateful graph with crossed rows answers what the graph whose caller names the rows answers."""
-    crossed, plain = Case(stateful=True, sampled=True, branches=(2, 1)), Case(stateful=False, sampled=True, branches=(2, 1))
+    crossed, plain = (
+        Case(stateful=True, sampled=True, branches=(2, 1)),
+        Case(stateful=False, sampled=True, branches=(2, 1)),
+    )
     inputs = crossed.inputs(3)
     with torch.no_grad():
         answer: Tensor = crossed.graph()(**inputs)
         graph = plain.graph()
         assert isinstance(graph, RoundGraph)
-        swapped = {name: tensor.flip(0) if name.startswith("draft_") else tensor for name, tensor in inputs.items()}
+        swapped = {
+            name: tensor.flip(0) if name.startswith("draft_") else tensor
+            for name, tensor in inputs.items()
+        }
         rows = torch.arange(2, dtype=torch.int32)
         expected = graph(**swapped | {"rows": rows, "draft_rows": rows.flip(0)})[0]
     assert answer.equal(expected)

@@ -32,7 +32,16 @@ from inference.engine import Engine
 from inference.errors import InvalidRequest
 from inference.policy import Chain, Ranked
 from inference.tree import IntArray
-from tests.hostile import SESSION, Neighbour, RawPeer, digest, eventually, keys_file, neighbour, token_of
+from tests.hostile import (
+    SESSION,
+    Neighbour,
+    RawPeer,
+    digest,
+    eventually,
+    keys_file,
+    neighbour,
+    token_of,
+)
 from tests.wire_fixtures import FAULTY, WAIT, Successor, background, generate, opening
 
 ENDINGS = {
@@ -89,7 +98,12 @@ CONTINUE: dict[str, st.SearchStrategy[Any]] = {
     "fused": st.booleans(),
     "shape": shapes,
 }
-GENERATE: dict[str, st.SearchStrategy[Any]] = {"max_tokens": uint32, "stop_ids": ids, "fused": st.booleans(), "shape": shapes}
+GENERATE: dict[str, st.SearchStrategy[Any]] = {
+    "max_tokens": uint32,
+    "stop_ids": ids,
+    "fused": st.booleans(),
+    "shape": shapes,
+}
 RESUME: dict[str, st.SearchStrategy[Any]] = {
     "session_id": text,
     "protocol_version": uint32,
@@ -99,15 +113,27 @@ RESUME: dict[str, st.SearchStrategy[Any]] = {
 
 
 def test_every_field_of_every_message_is_fuzzed() -> None:
-    fields = {"open": OPEN, "round": ROUND, "generate": CONTINUE, "resume": RESUME, "close": {}, "heartbeat": {}, "halt": {}}
+    fields = {
+        "open": OPEN,
+        "round": ROUND,
+        "generate": CONTINUE,
+        "resume": RESUME,
+        "close": {},
+        "heartbeat": {},
+        "halt": {},
+    }
     kinds = pb.ClientMessage.DESCRIPTOR.fields_by_name
-    assert {name: set(kind.message_type.fields_by_name) for name, kind in kinds.items()} == {name: set(of) for name, of in fields.items()}
+    assert {name: set(kind.message_type.fields_by_name) for name, kind in kinds.items()} == {
+        name: set(of) for name, of in fields.items()
+    }
     assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) == {"open", *GENERATE}
 
 
 def some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
     """Other values for some of the fields, mostly for few."""
-    one = st.sampled_from(sorted(fields)).flatmap(lambda name: fields[name].map(lambda value: {name: value}))
+    one = st.sampled_from(sorted(fields)).flatmap(
+        lambda name: fields[name].map(lambda value: {name: value})
+    )
     return st.one_of(st.just({}), one, st.fixed_dictionaries({}, optional=fields))
 
 
@@ -116,7 +142,9 @@ continuations = some(CONTINUE).map(lambda changes: changed(generate(2), changes)
 others = st.one_of(
     openings,
     some(RESUME).map(lambda changes: pb.ClientMessage(resume=pb.Resume(**changes))),
-    st.sampled_from([pb.ClientMessage(**said) for said in ({}, {"close": {}}, {"heartbeat": {}}, {"halt": {}})]),
+    st.sampled_from(
+        [pb.ClientMessage(**said) for said in ({}, {"close": {}}, {"heartbeat": {}}, {"halt": {}})]
+    ),
 )
 
 
@@ -138,10 +166,25 @@ def sessions(draw: st.DrawFn) -> list[bytes]:
             messages.append(draw(st.one_of(continuations, others)))
             continue
         length = 3 + rounds
-        tree = draw(st.sampled_from([([length], []), ([length, length + 1, 9], [0, 0]), ([length, 7, 8, 9], [0, 1, 2])]))
-        right = pb.Round(number=rounds, base_length=length, digest=digest(range(1, length + 1)), tokens=tree[0][:1], parents=[])
+        tree = draw(
+            st.sampled_from(
+                [([length], []), ([length, length + 1, 9], [0, 0]), ([length, 7, 8, 9], [0, 1, 2])]
+            )
+        )
+        right = pb.Round(
+            number=rounds,
+            base_length=length,
+            digest=digest(range(1, length + 1)),
+            tokens=tree[0][:1],
+            parents=[],
+        )
         wrong = {"tokens": tree[0], "parents": tree[1]} if draw(st.booleans()) else {}
-        messages.append(changed(pb.ClientMessage(round=right), wrong | (draw(some(ROUND)) if draw(st.integers(0, 3)) == 0 else {})))
+        messages.append(
+            changed(
+                pb.ClientMessage(round=right),
+                wrong | (draw(some(ROUND)) if draw(st.integers(0, 3)) == 0 else {}),
+            )
+        )
         rounds += 1
     return [draw(damaged(message.SerializeToString())) for message in messages]
 
@@ -163,14 +206,18 @@ class Guesser(Successor):
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         return [Ranked(*self._children(segment.tokens[segment.pick], k)) for segment in segments]
 
-    def _children(self, tokens: IntArray, k: int) -> tuple[IntArray, NDArray[np.float32]]:  # [m, k] both
+    def _children(
+        self, tokens: IntArray, k: int
+    ) -> tuple[IntArray, NDArray[np.float32]]:  # [m, k] both
         ids = (tokens[:, None] + 1 + tokens[:, None] % 2 + np.arange(k)) % FAULTY
         return ids.astype(np.int32), np.tile(-np.arange(k, dtype=np.float32), (len(tokens), 1))
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return Engine(Successor(3), sequence_length=LENGTH, max_tree_nodes=32, vocabulary=FAULTY, waiting=8)
+    return Engine(
+        Successor(3), sequence_length=LENGTH, max_tree_nodes=32, vocabulary=FAULTY, waiting=8
+    )
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +268,9 @@ def _goes_on_for(other: Neighbour, rounds: int) -> None:
 
 @given(messages=sessions())
 @fuzzed
-def test_a_session_is_answered_rightly_as_long_as_it_is_right_and_then_refused(channel: grpc.Channel, beside: None, messages: list[bytes]) -> None:
+def test_a_session_is_answered_rightly_as_long_as_it_is_right_and_then_refused(
+    channel: grpc.Channel, beside: None, messages: list[bytes]
+) -> None:
     code, answers = converse(channel, messages)
     assert code in ENDINGS
     check_answers(messages, answers)
@@ -229,25 +278,39 @@ def test_a_session_is_answered_rightly_as_long_as_it_is_right_and_then_refused(c
 
 @given(messages=st.lists(st.binary(max_size=300), max_size=4), first=st.booleans())
 @fuzzed
-def test_bytes_are_refused_or_happen_to_be_a_session(channel: grpc.Channel, beside: None, messages: list[bytes], first: bool) -> None:
+def test_bytes_are_refused_or_happen_to_be_a_session(
+    channel: grpc.Channel, beside: None, messages: list[bytes], first: bool
+) -> None:
     code, _ = converse(channel, [opening().SerializeToString(), *messages] if first else messages)
     assert code in ENDINGS
 
 
 @given(first=openings, changes=some(GENERATE))
 @fuzzed
-def test_a_text_is_made_or_refused(channel: grpc.Channel, beside: None, first: pb.ClientMessage, changes: dict[str, Any]) -> None:
+def test_a_text_is_made_or_refused(
+    channel: grpc.Channel, beside: None, first: pb.ClientMessage, changes: dict[str, Any]
+) -> None:
     request = pb.GenerateRequest(**({"open": first.open, "max_tokens": 5} | changes))
-    call = channel.unary_stream("/outrider.v1.Target/Generate", response_deserializer=pb.Generated.FromString)(request.SerializeToString())
+    call = channel.unary_stream(
+        "/outrider.v1.Target/Generate", response_deserializer=pb.Generated.FromString
+    )(request.SerializeToString())
     tokens: list[int] = []
     with suppress(grpc.RpcError):
         for message in call:
             tokens += message.ids
     assert call.code() in ENDINGS
-    assert all(after == (token + 1) % FAULTY for token, after in itertools.pairwise([*request.open.prompt[-1:], *tokens]))
+    assert all(
+        after == (token + 1) % FAULTY
+        for token, after in itertools.pairwise([*request.open.prompt[-1:], *tokens])
+    )
 
 
-@given(request=st.one_of(st.binary(max_size=100), text.map(lambda name: pb.DescribeRequest(model=name).SerializeToString())))
+@given(
+    request=st.one_of(
+        st.binary(max_size=100),
+        text.map(lambda name: pb.DescribeRequest(model=name).SerializeToString()),
+    )
+)
 @fuzzed
 def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, request: bytes) -> None:
     asked = _parsed(pb.DescribeRequest, request)
@@ -255,29 +318,49 @@ def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, reques
     if asked is not None and asked.model in ("", "successor"):
         assert pb.Description.FromString(call.result()).model == "successor"
     else:
-        assert call.code() is (grpc.StatusCode.UNKNOWN if asked is None else grpc.StatusCode.INVALID_ARGUMENT)
+        assert call.code() is (
+            grpc.StatusCode.UNKNOWN if asked is None else grpc.StatusCode.INVALID_ARGUMENT
+        )
 
 
 @given(
-    frames=st.lists(st.one_of(st.binary(max_size=100), st.tuples(st.integers(0, 12), st.integers(0, 255), st.integers(0, 3), st.binary(max_size=40))))
+    frames=st.lists(
+        st.one_of(
+            st.binary(max_size=100),
+            st.tuples(
+                st.integers(0, 12), st.integers(0, 255), st.integers(0, 3), st.binary(max_size=40)
+            ),
+        )
+    )
 )
 @settings(fuzzed, max_examples=40)
-def test_frames_that_no_library_sends_end_their_connection_at_most(server: BackgroundServer, beside: None, frames: list[Any]) -> None:
+def test_frames_that_no_library_sends_end_their_connection_at_most(
+    server: BackgroundServer, beside: None, frames: list[Any]
+) -> None:
     with closing(RawPeer(server.address)) as peer:
         peer.greet()
         peer.call()
         for frame in frames:
             if not isinstance(frame, bytes):
                 kind, flags, stream, payload = frame
-                frame = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+                frame = (
+                    len(payload).to_bytes(3, "big")
+                    + bytes((kind, flags))
+                    + stream.to_bytes(4, "big")
+                    + payload
+                )
             try:
                 peer.socket.sendall(frame)
             except OSError:  # hung up on
                 return
 
 
-def converse(channel: grpc.Channel, messages: Sequence[bytes]) -> tuple[grpc.StatusCode, list[pb.ServerMessage]]:
-    call = channel.stream_stream(SESSION, response_deserializer=pb.ServerMessage.FromString)(iter(messages), timeout=WAIT)
+def converse(
+    channel: grpc.Channel, messages: Sequence[bytes]
+) -> tuple[grpc.StatusCode, list[pb.ServerMessage]]:
+    call = channel.stream_stream(SESSION, response_deserializer=pb.ServerMessage.FromString)(
+        iter(messages), timeout=WAIT
+    )
     answers: list[pb.ServerMessage] = []
     with suppress(grpc.RpcError):
         answers.extend(call)
@@ -286,10 +369,16 @@ def converse(channel: grpc.Channel, messages: Sequence[bytes]) -> tuple[grpc.Sta
 
 def check_answers(messages: Sequence[bytes], answers: Sequence[pb.ServerMessage]) -> None:
     """Every verdict is that of its round, for this target: the path counts up from the root, and so does the next token."""
-    rounds = [message.round for data in messages if (message := _parsed(pb.ClientMessage, data)) and message.HasField("round")]
+    rounds = [
+        message.round
+        for data in messages
+        if (message := _parsed(pb.ClientMessage, data)) and message.HasField("round")
+    ]
     verdicts = [answer.verdict for answer in answers if answer.HasField("verdict")]
     for answer in answers:
-        assert all(after == (token + 1) % FAULTY for token, after in itertools.pairwise(answer.tokens.ids))
+        assert all(
+            after == (token + 1) % FAULTY for token, after in itertools.pairwise(answer.tokens.ids)
+        )
     for asked, verdict in zip(rounds, verdicts, strict=False):
         assert verdict.number == asked.number
         made = [asked.tokens[0], *(asked.tokens[node] for node in verdict.path), verdict.next_token]
@@ -305,23 +394,41 @@ def _parsed(kind: Any, data: bytes) -> Any:
         return None
 
 
-@given(value=st.one_of(st.binary(max_size=80), st.text(max_size=80), st.text(max_size=40).map(lambda token: f"Bearer {token}")))
+@given(
+    value=st.one_of(
+        st.binary(max_size=80),
+        st.text(max_size=80),
+        st.text(max_size=40).map(lambda token: f"Bearer {token}"),
+    )
+)
 @fuzzed
 def test_no_token_but_the_right_one_lets_in(value: str | bytes) -> None:
     keys = Keys.single("the-right-one")
-    assert (keys.identify([("authorization", value)]) is not None) == (value in ("Bearer the-right-one", b"Bearer the-right-one"))
+    assert (keys.identify([("authorization", value)]) is not None) == (
+        value in ("Bearer the-right-one", b"Bearer the-right-one")
+    )
 
 
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["keys", "name", "token_sha256", "sessions"]), inner)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["keys", "name", "token_sha256", "sessions"]), inner),
+    ),
     max_leaves=10,
 )
 
 
-@given(content=st.one_of(st.binary(max_size=200), json_values.map(lambda value: json.dumps({"keys": [value]}).encode())))
+@given(
+    content=st.one_of(
+        st.binary(max_size=200),
+        json_values.map(lambda value: json.dumps({"keys": [value]}).encode()),
+    )
+)
 @fuzzed
-def test_a_keys_file_is_read_or_refused_in_words_and_the_old_keys_stay(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_a_keys_file_is_read_or_refused_in_words_and_the_old_keys_stay(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     path = keys_file(tmp_path_factory.getbasetemp() / "fuzzed.json", alice={})
     keys = Keys.read(path)
     rewrite(path, content)

@@ -23,18 +23,27 @@ def below(growth: Growth, root: int) -> list[int]:
     """The nodes under `root`, found by walking up from each."""
 
     def ancestors(node: int) -> list[int]:
-        return [] if growth.parents[node] < 0 else [growth.parents[node], *ancestors(growth.parents[node])]
+        return (
+            []
+            if growth.parents[node] < 0
+            else [growth.parents[node], *ancestors(growth.parents[node])]
+        )
 
     return [node for node in range(len(growth)) if root in ancestors(node)]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_best_nodes_are_those_of_greatest_value_and_of_equals_the_earlier_one(seed: int) -> None:
+def test_the_best_nodes_are_those_of_greatest_value_and_of_equals_the_earlier_one(
+    seed: int,
+) -> None:
     growth = grown(seed)
     for root in (0, 1, 2):
         ordered = sorted(below(growth, root), key=lambda node: (-growth.values[node], node))
         assert growth.best(root=root) == [root, *ordered[:10]]
-        assert growth.best(3, root) == [root, *[node for node in ordered if growth.depths[node] <= 3][:10]]
+        assert growth.best(3, root) == [
+            root,
+            *[node for node in ordered if growth.depths[node] <= 3][:10],
+        ]
 
 
 def test_the_least_of_the_best_is_nothing_while_there_is_room() -> None:
@@ -62,11 +71,18 @@ def test_a_child_is_found_by_its_token() -> None:
     growth = Growth(0, 3)
     first, second = growth.add(0, 5, 0.5), growth.add(0, 6, 0.4)
     below_first = growth.add(first, 6, 0.5)
-    assert (growth.child(0, 6), growth.child(first, 6), growth.child(second, 6), growth.child(0, 7)) == (second, below_first, None, None)
+    assert (
+        growth.child(0, 6),
+        growth.child(first, 6),
+        growth.child(second, 6),
+        growth.child(0, 7),
+    ) == (second, below_first, None, None)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_frontier_gives_the_most_valuable_of_its_nodes_however_they_came_and_went(seed: int) -> None:
+def test_a_frontier_gives_the_most_valuable_of_its_nodes_however_they_came_and_went(
+    seed: int,
+) -> None:
     growth, dice = grown(seed), random.Random(seed)
     inside = set(range(20))
     frontier = Frontier(growth, inside)
@@ -87,11 +103,18 @@ def test_some_nodes_see_each_other_as_they_do_in_the_whole_tree(seed: int) -> No
     growth = grown(seed)
     tree = growth.tree
     root = next(node for node in range(1, len(tree)) if below(growth, node))
-    for nodes in ([root, *below(growth, root)], [node for node in range(len(tree)) if node not in growth.parents], growth.best()):
+    for nodes in (
+        [root, *below(growth, root)],
+        [node for node in range(len(tree)) if node not in growth.parents],
+        growth.best(),
+    ):
         np.testing.assert_array_equal(sight(growth, nodes), tree.mask[np.ix_(nodes, nodes)])
 
 
 def test_a_tree_selected_while_it_grows_is_the_one_selected_of_the_finished_tree() -> None:
     growth = grown(3)
     made, expected = growth.select(growth.best()), growth.tree.select(growth.best())
-    assert (made.tokens.tolist(), made.parents.tolist()) == (expected.tokens.tolist(), expected.parents.tolist())
+    assert (made.tokens.tolist(), made.parents.tolist()) == (
+        expected.tokens.tolist(),
+        expected.parents.tolist(),
+    )

@@ -77,7 +77,9 @@ def test_what_comes_after_a_chain_is_bet_on_with_its_chance() -> None:
     hits, bets = seen.hits[tree], seen.bets[tree]
     assert hits[LEAST_BETS.index(0.3)] == pytest.approx(0.64, abs=0.03)  # the first guess twice
     assert bets[LEAST_BETS.index(0.3)] == pytest.approx(1.0, abs=0.05)
-    assert hits[LEAST_BETS.index(0.1)] == pytest.approx(1.0, abs=0.01)  # or the second at once, or after the first
+    assert hits[LEAST_BETS.index(0.1)] == pytest.approx(
+        1.0, abs=0.01
+    )  # or the second at once, or after the first
     assert bets[LEAST_BETS.index(0.1)] == pytest.approx(3.0, abs=0.15)
 
 

@@ -29,7 +29,10 @@ from tests.wire_fixtures import connected
 PROMPT, TOKENS = [5, 17, 250, 3, 99], 80
 NEVER_STOP: frozenset[int] = frozenset()
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3, top_p=0.9), SamplingParams(1.0, seed=4)]
-DRAFTS = {"close": lambda: pairs.perturbed(1, 0.02), "unrelated": lambda: pairs.decoder(99, layers=1)}
+DRAFTS = {
+    "close": lambda: pairs.perturbed(1, 0.02),
+    "unrelated": lambda: pairs.decoder(99, layers=1),
+}
 ROOM = 128
 ARCHITECTURES = (DISTRIBUTED, FUSED, DISTRIBUTED, TARGET_ONLY)
 
@@ -58,7 +61,9 @@ def draft(request: pytest.FixtureRequest) -> EagerModel:
 @pytest.fixture(scope="module")
 def served(draft: EagerModel) -> Iterator[Connection]:
     hosts = [host(), host()]
-    pool = DraftPool(draft, Chain(3), ROOM, own=lambda model, row: HostedDrafter(model, hosts[row], row=row))
+    pool = DraftPool(
+        draft, Chain(3), ROOM, own=lambda model, row: HostedDrafter(model, hosts[row], row=row)
+    )
     with connected(pairs.engine(pairs.decoder(1), rows=2), drafts=pool) as connection:
         yield connection
 
@@ -68,15 +73,23 @@ def test_the_text_is_the_targets_own(draft: EagerModel, params: SamplingParams) 
     here = host()
     for _ in range(2):  # the second text is made by what was learned in the first
         verifier = LocalVerifier(pairs.engine(pairs.decoder(1), rows=1))
-        rounds = fused_rounds(PROMPT, params, HostedDrafter(draft, here, row=1), verifier, TOKENS, NEVER_STOP)
+        rounds = fused_rounds(
+            PROMPT, params, HostedDrafter(draft, here, row=1), verifier, TOKENS, NEVER_STOP
+        )
         assert [token for made in rounds for token in made.tokens] == expected(params)
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_it_is_what_a_host_lends_to_those_who_ask_for_no_trees_of_their_own(served: Connection, params: SamplingParams) -> None:
+def test_it_is_what_a_host_lends_to_those_who_ask_for_no_trees_of_their_own(
+    served: Connection, params: SamplingParams
+) -> None:
     made = list(served.generate(PROMPT, params, TOKENS, NEVER_STOP, fused=True, traffic=Traffic()))
     assert [token for one in made for token in one.tokens] == expected(params)
-    chained = list(served.generate(PROMPT, params, TOKENS, NEVER_STOP, fused=True, traffic=Traffic(), policy=Chain(2)))
+    chained = list(
+        served.generate(
+            PROMPT, params, TOKENS, NEVER_STOP, fused=True, traffic=Traffic(), policy=Chain(2)
+        )
+    )
     assert max(one.drafted for one in chained) == 2  # a busy target may cut some of them
     verifier = served.verifier()
     verifier.open(PROMPT, params).result()
@@ -93,19 +106,29 @@ class Turning(Navigator):
         course = super().decide()
         taken = ARCHITECTURES[self.turns % len(ARCHITECTURES)]
         self.turns += 1
-        self._course = course._replace(forecast=next(one for one in course.alternatives if one.architecture == taken))
+        self._course = course._replace(
+            forecast=next(one for one in course.alternatives if one.architecture == taken)
+        )
         return self._course
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_a_text_that_both_hosts_and_the_target_alone_take_turns_at_is_the_targets_own(served: Connection, params: SamplingParams) -> None:
+def test_a_text_that_both_hosts_and_the_target_alone_take_turns_at_is_the_targets_own(
+    served: Connection, params: SamplingParams
+) -> None:
     """Over the wire: rounds with bets, and stretches that are ended in the middle."""
     known = knowledge(link=0.001)
     known.call_there, known.room_there = known.draft.seconds, ROOM
     for draft in DRAFTS.values():
-        course, verifier, drafter = Turning(known, Wish(), None, frozenset(ARCHITECTURES), 63), served.verifier(), adaptive(draft(), known)
+        course, verifier, drafter = (
+            Turning(known, Wish(), None, frozenset(ARCHITECTURES), 63),
+            served.verifier(),
+            adaptive(draft(), known),
+        )
         with closing(verifier), closing(drafter):
-            steps = list(decode_adaptive(PROMPT, params, drafter, verifier, course, TOKENS, NEVER_STOP))
+            steps = list(
+                decode_adaptive(PROMPT, params, drafter, verifier, course, TOKENS, NEVER_STOP)
+            )
         assert [token for step in steps for token in step.tokens] == expected(params)
         assert {step.stretch for step in steps} == {None, FUSED, TARGET_ONLY}
 
@@ -122,8 +145,17 @@ def test_a_slow_target_is_worth_larger_trees_than_a_fast_one() -> None:
 
 def test_a_draft_that_is_no_good_is_soon_hardly_asked() -> None:
     ticks = count()
-    here = Host({1: 0.004, 32: 0.004}, {(1, 1): 0.004, (1, 64): 0.004}, 63, ROOM, clock=lambda: 0.004 * next(ticks))
+    here = Host(
+        {1: 0.004, 32: 0.004},
+        {(1, 1): 0.004, (1, 64): 0.004},
+        63,
+        ROOM,
+        clock=lambda: 0.004 * next(ticks),
+    )
     verifier = LocalVerifier(pairs.engine(pairs.decoder(1), rows=1))
     drafter = HostedDrafter(model(DRAFTS["unrelated"]()), here)
-    drafted = [made.drafted for made in fused_rounds(PROMPT, SamplingParams(), drafter, verifier, TOKENS, NEVER_STOP)]
+    drafted = [
+        made.drafted
+        for made in fused_rounds(PROMPT, SamplingParams(), drafter, verifier, TOKENS, NEVER_STOP)
+    ]
     assert sum(size > 0 for size in drafted[40:]) <= len(drafted[40:]) / 4

@@ -20,10 +20,27 @@ from grpc_comm.server import BackgroundServer
 from grpc_comm.transport import Address
 from inference.engine import Engine
 from tests.hostile import SESSION, Neighbour, Outbox, RawPeer, digest, eventually, neighbour, say
-from tests.wire_fixtures import FAULTY, VOCABULARY, WAIT, Successor, background, generate, opening, raw_stub, round_, status, successor_engine
+from tests.wire_fixtures import (
+    FAULTY,
+    VOCABULARY,
+    WAIT,
+    Successor,
+    background,
+    generate,
+    opening,
+    raw_stub,
+    round_,
+    status,
+    successor_engine,
+)
 
 CODES = grpc.StatusCode
-REFUSED = (CODES.INVALID_ARGUMENT, CODES.FAILED_PRECONDITION, CODES.NOT_FOUND, CODES.RESOURCE_EXHAUSTED)
+REFUSED = (
+    CODES.INVALID_ARGUMENT,
+    CODES.FAILED_PRECONDITION,
+    CODES.NOT_FOUND,
+    CODES.RESOURCE_EXHAUSTED,
+)
 
 
 LOADED: list[str] = []
@@ -48,7 +65,9 @@ def attacked() -> Iterator[Attacked]:
     with background(engine, listed={"other": load}) as server:
         with neighbour(server.address) as other:
             yield Attacked(server, other)
-        eventually(lambda: all(session.detached for session in engine.sessions))  # those whose call broke are held for their lease
+        eventually(
+            lambda: all(session.detached for session in engine.sessions)
+        )  # those whose call broke are held for their lease
     assert engine.free_rows == 2
 
 
@@ -123,9 +142,13 @@ BAD_ROUNDS: dict[str, pb.ClientMessage] = {
     "the last round": round_(number=2**32 - 1),
     "more tokens than there are": round_(base_length=4),
     "the most tokens": round_(base_length=2**32 - 1),
-    "less than the prompt": pb.ClientMessage(round=pb.Round(base_length=2, digest=digest([1, 2]), tokens=[2, 3], parents=[0])),
+    "less than the prompt": pb.ClientMessage(
+        round=pb.Round(base_length=2, digest=digest([1, 2]), tokens=[2, 3], parents=[0])
+    ),
     "no tokens": pb.ClientMessage(round=pb.Round(base_length=0, digest=digest([]), tokens=[3])),
-    "another text": pb.ClientMessage(round=pb.Round(base_length=3, digest=digest([1, 2, 4]), tokens=[3])),
+    "another text": pb.ClientMessage(
+        round=pb.Round(base_length=3, digest=digest([1, 2, 4]), tokens=[3])
+    ),
     "no words of the target's own": generate(0),
     "words without end": generate(2**32 - 1),
     "another opening": opening(),
@@ -135,7 +158,9 @@ BAD_ROUNDS: dict[str, pb.ClientMessage] = {
 
 
 @pytest.mark.parametrize("bad", BAD_ROUNDS)
-def test_a_request_that_cannot_be_served_ends_the_session_that_made_it(bad: str, served: BackgroundServer) -> None:
+def test_a_request_that_cannot_be_served_ends_the_session_that_made_it(
+    bad: str, served: BackgroundServer
+) -> None:
     said = say(served.address, [opening(), BAD_ROUNDS[bad], round_()])
     assert said.code in REFUSED, said
     assert len(said.answers) == 1
@@ -157,15 +182,21 @@ BYTES = {
 
 @pytest.mark.parametrize("bad", BYTES)
 @pytest.mark.parametrize("opened", [False, True])
-def test_bytes_that_are_no_message_end_the_session_that_sent_them(bad: str, opened: bool, served: BackgroundServer) -> None:
+def test_bytes_that_are_no_message_end_the_session_that_sent_them(
+    bad: str, opened: bool, served: BackgroundServer
+) -> None:
     with grpc.insecure_channel(str(served.address)) as channel:
         first = [opening().SerializeToString()] if opened else []
-        code, details = status(channel.stream_stream(SESSION)(iter([*first, BYTES[bad]]), timeout=WAIT))
+        code, details = status(
+            channel.stream_stream(SESSION)(iter([*first, BYTES[bad]]), timeout=WAIT)
+        )
     assert code in REFUSED
     assert details
 
 
-def test_bytes_that_are_no_message_to_a_method_of_one_message_are_refused(served: BackgroundServer) -> None:
+def test_bytes_that_are_no_message_to_a_method_of_one_message_are_refused(
+    served: BackgroundServer,
+) -> None:
     with grpc.insecure_channel(str(served.address)) as channel:
         for method in ("/outrider.v1.Target/Describe", "/grpc.health.v1.Health/Check"):
             with pytest.raises(grpc.RpcError):
@@ -211,9 +242,13 @@ def _still(outbox: Outbox) -> bool:
     return outbox.taken == before
 
 
-def test_a_flood_of_requests_is_answered_one_by_one_and_the_neighbour_has_its_turn(served: BackgroundServer, attacked: Attacked) -> None:
+def test_a_flood_of_requests_is_answered_one_by_one_and_the_neighbour_has_its_turn(
+    served: BackgroundServer, attacked: Attacked
+) -> None:
     with raw_stub(served.address) as stub:
-        call = stub.Session(iter([opening(), *[round_()] * 500, pb.ClientMessage(close=pb.Close())]))
+        call = stub.Session(
+            iter([opening(), *[round_()] * 500, pb.ClientMessage(close=pb.Close())])
+        )
         next(call)
         attacked.neighbour.goes_on()
         answers = list(call)
@@ -229,7 +264,9 @@ def test_a_call_that_never_opens_a_session_is_ended() -> None:
         outbox.end()
 
 
-@pytest.mark.parametrize("how_far", ["a session and silence", "half a message", "a message in a thousand pieces"])
+@pytest.mark.parametrize(
+    "how_far", ["a session and silence", "half a message", "a message in a thousand pieces"]
+)
 def test_a_peer_that_dawdles_loses_its_call(how_far: str) -> None:
     with impatient() as server, closing(RawPeer(server.address)) as peer:
         peer.greet()
@@ -258,7 +295,13 @@ def test_connections_that_are_left_half_open_cost_nobody_anything(served: Backgr
 
 
 @pytest.mark.parametrize(
-    "words", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\0" * 4096, b"\xff" * 4096]
+    "words",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\0" * 4096,
+        b"\xff" * 4096,
+    ],
 )
 def test_what_is_not_http_2_is_hung_up_on(words: bytes, served: BackgroundServer) -> None:
     with closing(RawPeer(served.address)) as peer:
@@ -298,7 +341,16 @@ def test_a_fault_of_the_target_says_its_kind_and_no_more(served: BackgroundServe
     assert (said.code, said.details) == (CODES.INTERNAL, "a fault in the target: RuntimeError")
 
 
-NAMES = ["../../etc/passwd", "/etc/passwd", "https://example.com/x", "successor/../other", "other\0", "OTHER", "x" * 10_000, "\u202eother"]
+NAMES = [
+    "../../etc/passwd",
+    "/etc/passwd",
+    "https://example.com/x",
+    "successor/../other",
+    "other\0",
+    "OTHER",
+    "x" * 10_000,
+    "\u202eother",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -311,7 +363,9 @@ def test_only_a_listed_name_reaches_a_loader(name: str, served: BackgroundServer
     assert LOADED == []
 
 
-def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative(served: BackgroundServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative(
+    served: BackgroundServer, caplog: pytest.LogCaptureFixture
+) -> None:
     secret = [3_111, 3_222, 3_333]
     body = pb.Round(base_length=3, digest=digest(secret), tokens=[3_333, 3_444], parents=[0])
     wrong = pb.Round(base_length=3, digest=digest(secret), tokens=[3_444])
@@ -321,7 +375,13 @@ def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative
             say(served.address, [opening(prompt=secret), pb.ClientMessage(round=message)])
         say(served.address, [opening(prompt=[*secret, 5_555])])
         with grpc.insecure_channel(str(served.address)) as channel:
-            status(channel.stream_stream(SESSION)(iter([opening(prompt=secret).SerializeToString()[:-1]]), timeout=WAIT))
+            status(
+                channel.stream_stream(SESSION)(
+                    iter([opening(prompt=secret).SerializeToString()[:-1]]), timeout=WAIT
+                )
+            )
     assert "a session failed" in caplog.text
-    logged = "\n".join(record.getMessage() + str(record.exc_text or "") for record in caplog.records)
+    logged = "\n".join(
+        record.getMessage() + str(record.exc_text or "") for record in caplog.records
+    )
     assert not [token for token in (*secret, 3_444, 5_555) if re.search(rf"\b{token}\b", logged)]

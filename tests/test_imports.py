@@ -65,12 +65,21 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 
 @pytest.mark.parametrize("module", PURE)
 def test_the_pure_core_needs_only_the_standard_library_and_numpy(module: str) -> None:
-    assert imports(ROOT / "inference" / f"{module}.py") <= {*sys.stdlib_module_names, "numpy", "inference"}
+    assert imports(ROOT / "inference" / f"{module}.py") <= {
+        *sys.stdlib_module_names,
+        "numpy",
+        "inference",
+    }
 
 
 @pytest.mark.parametrize("library", HOMES)
 def test_a_heavy_library_is_imported_at_home_only(library: str) -> None:
-    importing = [path.relative_to(ROOT).as_posix() for room in ALLOWED for path in (ROOT / room).rglob("*.py") if library in imports(path)]
+    importing = [
+        path.relative_to(ROOT).as_posix()
+        for room in ALLOWED
+        for path in (ROOT / room).rglob("*.py")
+        if library in imports(path)
+    ]
     assert importing
     assert all(path.startswith(HOMES[library]) for path in importing), importing
 
@@ -97,7 +106,10 @@ def test_the_packages_imported_here_are_this_checkouts() -> None:
     import inference
     import outrider
 
-    assert {Path(package.__file__ or "").parents[1] for package in (inference, grpc_comm, deploy, outrider)} == {ROOT}
+    assert {
+        Path(package.__file__ or "").parents[1]
+        for package in (inference, grpc_comm, deploy, outrider)
+    } == {ROOT}
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -52,7 +52,10 @@ def serving(keys: Keys, read: list[bytes]) -> Iterator[grpc.Channel]:
     async def until(stopped: asyncio.Event) -> None:
         server = grpc.aio.server(interceptors=[KeyInterceptor(keys)])
         shapes = zip(SHAPES, (one, many, joined, echo), strict=True)
-        handlers = {shape: getattr(grpc, f"{shape}_rpc_method_handler")(answer, parse, None) for shape, answer in shapes}
+        handlers = {
+            shape: getattr(grpc, f"{shape}_rpc_method_handler")(answer, parse, None)
+            for shape, answer in shapes
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
         checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -80,7 +83,9 @@ def serving(keys: Keys, read: list[bytes]) -> Iterator[grpc.Channel]:
 
 def call(channel: grpc.Channel, method: str, shape: str, message: bytes, metadata: Any) -> bytes:
     several, answers = shape.startswith("stream"), shape.endswith("stream")
-    made = getattr(channel, shape)(method)(iter([message]) if several else message, metadata=metadata, timeout=WAIT)
+    made = getattr(channel, shape)(method)(
+        iter([message]) if several else message, metadata=metadata, timeout=WAIT
+    )
     return b"".join(made) if answers else made
 
 
@@ -90,14 +95,28 @@ def refusal_of(attempt: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return refusal.value.code(), refusal.value.details()
 
 
-def test_an_unknown_caller_is_refused_whatever_the_shape_of_the_method_and_nothing_of_theirs_is_parsed(file: Path) -> None:
+def test_an_unknown_caller_is_refused_whatever_the_shape_of_the_method_and_nothing_of_theirs_is_parsed(
+    file: Path,
+) -> None:
     read: list[bytes] = []
     with serving(Keys.read(file), read) as channel:
         for shape in SHAPES:
-            for method in (f"/t.T/{shape}", "/t.T/none", "/none/none", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"):
+            for method in (
+                f"/t.T/{shape}",
+                "/t.T/none",
+                "/none/none",
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            ):
                 for metadata in ([], bearer("wrong")):
-                    refused = refusal_of(lambda m=method, s=shape, d=metadata: call(channel, m, s, b"x" * 1_000_000, d))
-                    assert refused == (grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)")
+                    refused = refusal_of(
+                        lambda m=method, s=shape, d=metadata: call(
+                            channel, m, s, b"x" * 1_000_000, d
+                        )
+                    )
+                    assert refused == (
+                        grpc.StatusCode.UNAUTHENTICATED,
+                        "the token is missing or wrong (--token_file)",
+                    )
         assert read == []
         for shape in SHAPES:
             assert call(channel, f"/t.T/{shape}", shape, b"hello", bearer("bob")) == b"hello"
@@ -105,15 +124,25 @@ def test_an_unknown_caller_is_refused_whatever_the_shape_of_the_method_and_nothi
         assert known[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_health_is_told_to_anyone_as_a_whole_without_reading_what_they_sent_and_not_watched(file: Path) -> None:
+def test_health_is_told_to_anyone_as_a_whole_without_reading_what_they_sent_and_not_watched(
+    file: Path,
+) -> None:
     with serving(Keys.read(file), []) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", "no such service", "x" * 2_000_000):
             reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
-        watching = refusal_of(lambda: next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT)))
+        watching = refusal_of(
+            lambda: next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT))
+        )
         assert watching[0] is grpc.StatusCode.UNAUTHENTICATED
-        asked = refusal_of(lambda: stub.Check(health_pb2.HealthCheckRequest(service="no such service"), metadata=bearer("bob"), timeout=WAIT))
+        asked = refusal_of(
+            lambda: stub.Check(
+                health_pb2.HealthCheckRequest(service="no such service"),
+                metadata=bearer("bob"),
+                timeout=WAIT,
+            )
+        )
         assert asked[0] is grpc.StatusCode.NOT_FOUND
 
 
@@ -124,7 +153,9 @@ def test_a_message_longer_than_its_senders_key_allows_is_not_parsed(tmp_path: Pa
         for shape in SHAPES:
             assert call(channel, f"/t.T/{shape}", shape, b"x" * 100, bearer("alice")) == b"x" * 100
             read.clear()
-            _, said = refusal_of(lambda s=shape: call(channel, f"/t.T/{s}", s, b"x" * 101, bearer("alice")))
+            _, said = refusal_of(
+                lambda s=shape: call(channel, f"/t.T/{s}", s, b"x" * 101, bearer("alice"))
+            )
             assert "a message of 101 bytes: this key may send 100" in said
             assert read == []
             assert call(channel, f"/t.T/{shape}", shape, b"x" * 101, bearer("bob")) == b"x" * 101

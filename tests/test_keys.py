@@ -41,13 +41,19 @@ def bearer(token: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write(tmp_path / "keys.json", entry("alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576), entry("bob"))
+    return write(
+        tmp_path / "keys.json",
+        entry("alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576),
+        entry("bob"),
+    )
 
 
 def test_a_token_names_its_tenant_and_limits(file: Path) -> None:
     keys = Keys.read(file)
     assert keys.demanded
-    assert keys.identify(bearer("token of alice")) == Key("alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576)
+    assert keys.identify(bearer("token of alice")) == Key(
+        "alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576
+    )
     assert keys.identify(bearer("token of bob")) == Key("bob")
 
 
@@ -85,12 +91,18 @@ def test_a_target_that_asks_nobody_knows_everyone_as_the_tenant_without_a_name()
     assert Keys.open().identify([]) == Keys.open().identify(bearer("anything")) == Key("")
 
 
-def test_every_digest_is_compared_in_constant_time_however_early_one_fits(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_digest_is_compared_in_constant_time_however_early_one_fits(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import hmac
 
     compared: list[bytes] = []
     constant_time = hmac.compare_digest
-    monkeypatch.setattr(hmac, "compare_digest", lambda known, given: compared.append(known) or constant_time(known, given))
+    monkeypatch.setattr(
+        hmac,
+        "compare_digest",
+        lambda known, given: compared.append(known) or constant_time(known, given),
+    )
     keys = Keys.read(file)
     everyone = [bytes.fromhex(digest(f"token of {name}")) for name in ("alice", "bob")]
     for token in ("token of alice", "token of bob", "wrong", ""):
@@ -124,7 +136,10 @@ def test_no_token_is_kept_in_memory(file: Path) -> None:
         (entry("a" * 65), "entry 1: a name is 1 to 64"),
         (entry("alice") | {"token_sha256": "ab"}, "64 hexadecimal digits"),
         (entry("alice") | {"token_sha256": digest("x").upper()}, "64 hexadecimal digits"),
-        (entry("alice") | {"token": "x"}, "entry 1: unknown token: there are name, token_sha256, sessions"),
+        (
+            entry("alice") | {"token": "x"},
+            "entry 1: unknown token: there are name, token_sha256, sessions",
+        ),
         (entry("alice", sessions=0), "sessions is a whole number from 1"),
         (entry("alice", tree_nodes=-1), "tree_nodes is a whole number from 1"),
         (entry("alice", message_bytes=1.5), "message_bytes is a whole number from 1"),
@@ -132,9 +147,15 @@ def test_no_token_is_kept_in_memory(file: Path) -> None:
         (entry("alice", sessions="4"), "sessions is a whole number from 1"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_by_name_entry_and_need(content: Any, said: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_refused_by_name_entry_and_need(
+    content: Any, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "keys.json"
-    path.write_text(content if isinstance(content, str) and content[0] in "{[" else json.dumps({"keys": [content]}))
+    path.write_text(
+        content
+        if isinstance(content, str) and content[0] in "{["
+        else json.dumps({"keys": [content]})
+    )
     with pytest.raises(InvalidRequest) as refusal:
         Keys.read(path)
     assert str(refusal.value).startswith(f"{path}: ")
@@ -142,7 +163,9 @@ def test_a_file_that_cannot_be_used_is_refused_by_name_entry_and_need(content: A
 
 
 def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="entry 2: the name 'alice' stands in an entry before it"):
+    with pytest.raises(
+        InvalidRequest, match="entry 2: the name 'alice' stands in an entry before it"
+    ):
         Keys.read(write(tmp_path / "names", entry("alice", "one"), entry("alice", "two")))
     with pytest.raises(InvalidRequest, match="entry 2: the token of 'bob' is that of 'alice'"):
         Keys.read(write(tmp_path / "tokens", entry("alice", "one"), entry("bob", "one")))
@@ -154,7 +177,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
-def test_a_file_that_anyone_may_write_is_refused_and_one_that_anyone_may_read_is_not(file: Path) -> None:
+def test_a_file_that_anyone_may_write_is_refused_and_one_that_anyone_may_read_is_not(
+    file: Path,
+) -> None:
     file.chmod(0o644)  # as container platforms mount secrets; no token follows from a digest
     assert Keys.read(file).demanded
     file.chmod(0o646)
@@ -174,7 +199,9 @@ def test_a_changed_file_takes_effect_with_the_next_call(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["broken", "gone", "writable"])
-def test_a_broken_new_file_keeps_the_old_keys_and_the_log_says_why_once(damage: str, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_new_file_keeps_the_old_keys_and_the_log_says_why_once(
+    damage: str, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = Keys.read(file)
     if damage == "broken":
         file.write_text('{"keys": [{"name": "mallory"}]}')
@@ -208,13 +235,25 @@ def test_making_a_key_leaves_the_others_and_the_mode_as_they_are(file: Path) -> 
     file.chmod(0o640)
     make_key(file, "carol")
     keys = Keys.read(file)
-    assert keys.identify(bearer("token of alice")) == Key("alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576)
+    assert keys.identify(bearer("token of alice")) == Key(
+        "alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576
+    )
     assert keys.identify(bearer("token of bob")) == Key("bob")
     assert file.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize(("name", "said"), [("alice", "already"), ("", "needs a name"), ("../x", "a name is 1 to 64"), ("a b", "a name is 1 to 64")])
-def test_a_key_that_cannot_be_made_leaves_the_file_as_it_was(name: str, said: str, file: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("alice", "already"),
+        ("", "needs a name"),
+        ("../x", "a name is 1 to 64"),
+        ("a b", "a name is 1 to 64"),
+    ],
+)
+def test_a_key_that_cannot_be_made_leaves_the_file_as_it_was(
+    name: str, said: str, file: Path
+) -> None:
     before = file.read_bytes()
     with pytest.raises(InvalidRequest, match=said):
         make_key(file, name)
@@ -230,7 +269,9 @@ def test_two_who_make_keys_at_once_lose_none(file: Path) -> None:
     assert made.exists()
 
 
-def test_the_command_prints_the_token_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_token_alone_on_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "keys.json"
     assert main(["--role", "make-key", "--name", "alice", "--keys_file", str(path)]) == 0
     shown = capsys.readouterr()
@@ -258,7 +299,12 @@ def test_keys_are_a_targets_and_never_travel_in_plaintext_either(file: Path) -> 
 
 
 def test_every_line_of_the_security_checklist_names_tests_that_exist() -> None:
-    checklist = (Path(__file__).parent.parent / "docs" / "security.md").read_text().partition("## Checklist")[2].partition("##")[0]
+    checklist = (
+        (Path(__file__).parent.parent / "docs" / "security.md")
+        .read_text()
+        .partition("## Checklist")[2]
+        .partition("##")[0]
+    )
     lines = [line for line in checklist.splitlines() if line.startswith("| ")][1:]
     assert len(lines) > 40
     for line in lines:

@@ -12,7 +12,15 @@ import torch
 from inference.backends.eager import EagerModel
 from inference.backends.legacy_neuron import LegacyNeuronModel, load_legacy_neuron
 from inference.engine import Engine
-from inference.errors import Busy, InvalidRequest, LimitExceeded, MissingExtra, OutriderError, Unavailable, UnsupportedModel
+from inference.errors import (
+    Busy,
+    InvalidRequest,
+    LimitExceeded,
+    MissingExtra,
+    OutriderError,
+    Unavailable,
+    UnsupportedModel,
+)
 from inference.local import LocalVerifier
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
@@ -30,7 +38,13 @@ from tests.pairs import drafter
 from tests.test_lossless import alone, speculated
 
 LENGTH, CHAIN, VOCABULARY = 96, 6, 59
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 SAMPLINGS = [
     SamplingParams(),
     SamplingParams(0.7, seed=11),
@@ -51,12 +65,26 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(directory: Path, **changes: Any) -> LegacyNeuronModel:
-    asked = {"sequence_length": LENGTH, "vocabulary": VOCABULARY, "chain": CHAIN, "tensor_parallel": 2, "dtype": torch.float32}
-    return load_legacy_neuron(directory, read_config(directory), **{**asked, "say": lambda line: None, **changes})
+    asked = {
+        "sequence_length": LENGTH,
+        "vocabulary": VOCABULARY,
+        "chain": CHAIN,
+        "tensor_parallel": 2,
+        "dtype": torch.float32,
+    }
+    return load_legacy_neuron(
+        directory, read_config(directory), **{**asked, "say": lambda line: None, **changes}
+    )
 
 
 def whole(directory: Path) -> Decoder:
-    return load_decoder(directory, positions=LENGTH, vocabulary=VOCABULARY, dtype=torch.float32, device=torch.device("cpu"))
+    return load_decoder(
+        directory,
+        positions=LENGTH,
+        vocabulary=VOCABULARY,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
 
 
 def engine_of(model: Any) -> Engine:
@@ -71,7 +99,9 @@ def test_the_stand_in_has_the_packages_signatures() -> None:
     assert {name: signature(name) for name in SIGNATURES} == SIGNATURES
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}")
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
+)
 @pytest.mark.parametrize("draft", ["close", "unrelated"])
 def test_a_chain_gives_the_targets_own_seeded_decoding(
     image: LegacyImage, checkpoint: Path, ties: NearTies, params: SamplingParams, draft: str
@@ -83,8 +113,17 @@ def test_a_chain_gives_the_targets_own_seeded_decoding(
     for length, tokens in ((1, 40), (70, 25)):  # the second runs into the end of the sequence
         prompt = prompt_of(length)
         reference = alone(LocalVerifier(plain), prompt, params, tokens)
-        assert_same_text(target, prompt, params, reference, lambda text, n: alone(LocalVerifier(legacy), text, params, n), ties)
-        chains = lambda text, n: speculated(LocalVerifier(legacy), drafter(guesser, Chain(CHAIN - 1)), text, params, n)  # noqa: E731
+        assert_same_text(
+            target,
+            prompt,
+            params,
+            reference,
+            lambda text, n: alone(LocalVerifier(legacy), text, params, n),
+            ties,
+        )
+        chains = lambda text, n: speculated(
+            LocalVerifier(legacy), drafter(guesser, Chain(CHAIN - 1)), text, params, n
+        )  # noqa: E731
         assert_same_text(target, prompt, params, reference, chains, ties)
 
 
@@ -96,24 +135,43 @@ def nudged(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def test_some_of_the_drafts_guesses_are_accepted_and_some_are_not(image: LegacyImage, checkpoint: Path) -> None:
+def test_some_of_the_drafts_guesses_are_accepted_and_some_are_not(
+    image: LegacyImage, checkpoint: Path
+) -> None:
     from inference.decode import decode
 
     verifier = LocalVerifier(engine_of(load(checkpoint)))
-    steps = list(decode(prompt_of(9), SamplingParams(1.0, seed=3), drafter(nudged(whole(checkpoint)), Chain(4)), verifier, 60))
+    steps = list(
+        decode(
+            prompt_of(9),
+            SamplingParams(1.0, seed=3),
+            drafter(nudged(whole(checkpoint)), Chain(4)),
+            verifier,
+            60,
+        )
+    )
     accepted = [len(step.verdict.path) for step in steps]
     assert min(accepted) < 4
     assert max(accepted) > 0
 
 
-def test_a_row_that_is_used_again_remembers_nothing_but_the_shared_prefix(image: LegacyImage, checkpoint: Path) -> None:
+def test_a_row_that_is_used_again_remembers_nothing_but_the_shared_prefix(
+    image: LegacyImage, checkpoint: Path
+) -> None:
     legacy = engine_of(load(checkpoint))
     texts = [prompt_of(40), prompt_of(40)[:20] + prompt_of(30), prompt_of(12)]
-    fresh = [alone(LocalVerifier(engine_of(load(checkpoint))), text, SamplingParams(1.0, seed=5), 20) for text in texts]
-    assert [alone(LocalVerifier(legacy), text, SamplingParams(1.0, seed=5), 20) for text in texts] == fresh
+    fresh = [
+        alone(LocalVerifier(engine_of(load(checkpoint))), text, SamplingParams(1.0, seed=5), 20)
+        for text in texts
+    ]
+    assert [
+        alone(LocalVerifier(legacy), text, SamplingParams(1.0, seed=5), 20) for text in texts
+    ] == fresh
 
 
-def test_a_node_alone_runs_in_the_program_of_a_whole_chain(image: LegacyImage, checkpoint: Path) -> None:
+def test_a_node_alone_runs_in_the_program_of_a_whole_chain(
+    image: LegacyImage, checkpoint: Path
+) -> None:
     """So what is chosen does not depend on how much was drafted, whatever a program's rounding."""
     legacy = load(checkpoint)
     (model,) = image.models
@@ -138,11 +196,19 @@ def test_a_sequence_may_be_filled_to_its_last_token(image: LegacyImage, checkpoi
 def test_a_branching_tree_is_refused_with_what_to_do(image: LegacyImage, checkpoint: Path) -> None:
     legacy = engine_of(load(checkpoint))
     with pytest.raises(InvalidRequest, match=r"chains only .* --gamma 4"):
-        speculated(LocalVerifier(legacy), drafter(tiny_decoder(99, VOCABULARY), BestFirst(5, 2)), prompt_of(9), SamplingParams(), 30)
+        speculated(
+            LocalVerifier(legacy),
+            drafter(tiny_decoder(99, VOCABULARY), BestFirst(5, 2)),
+            prompt_of(9),
+            SamplingParams(),
+            30,
+        )
     assert len(alone(LocalVerifier(legacy), prompt_of(9), SamplingParams(), 5)) == 5
 
 
-def test_nodes_that_do_not_continue_the_cache_are_refused(image: LegacyImage, checkpoint: Path) -> None:
+def test_nodes_that_do_not_continue_the_cache_are_refused(
+    image: LegacyImage, checkpoint: Path
+) -> None:
     legacy = load(checkpoint)
     sequence = ModelSequence(legacy, 0, SamplingParams())
     sequence.extend(prompt_of(5))
@@ -165,7 +231,9 @@ def test_more_nodes_than_the_longest_call_are_refused(image: LegacyImage, checkp
     chain, ids = TokenTree.chain(np.zeros(n, dtype=np.int32)), np.arange(n, dtype=np.int32)
     segment = ModelSequence(legacy, 0, SamplingParams()).prepare(TokenTree.chain([3]))
     with pytest.raises(LimitExceeded, match="129 nodes in one call: this model takes 128"):
-        legacy.choose([segment._replace(tokens=chain.tokens, slots=ids, positions=ids, tree_mask=chain.mask)])
+        legacy.choose(
+            [segment._replace(tokens=chain.tokens, slots=ids, positions=ids, tree_mask=chain.mask)]
+        )
 
 
 def test_a_target_does_not_draft(image: LegacyImage, checkpoint: Path) -> None:
@@ -186,7 +254,11 @@ def test_a_target_does_not_draft(image: LegacyImage, checkpoint: Path) -> None:
     ],
 )
 def test_other_packages_are_refused_by_what_was_found_and_what_is_needed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path, changes: dict[str, str], said: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    checkpoint: Path,
+    changes: dict[str, str],
+    said: str,
 ) -> None:
     LegacyImage(versions=VERSIONS | changes).install(monkeypatch, tmp_path / "packages")
     with pytest.raises(MissingExtra) as refused:
@@ -196,16 +268,28 @@ def test_other_packages_are_refused_by_what_was_found_and_what_is_needed(
     assert "pip install --extra-index-url" in str(refused.value)
 
 
-@pytest.mark.parametrize("versions", [{"torch-neuronx": "2.6.0.2.7.5413"}, {"torch-neuronx": "2.7.0.2.9.9357", "transformers-neuronx": "0.13.1216"}])
-def test_images_from_sdk_2_23_on_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path, versions: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "versions",
+    [
+        {"torch-neuronx": "2.6.0.2.7.5413"},
+        {"torch-neuronx": "2.7.0.2.9.9357", "transformers-neuronx": "0.13.1216"},
+    ],
+)
+def test_images_from_sdk_2_23_on_are_accepted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path, versions: dict[str, str]
+) -> None:
     LegacyImage(versions=VERSIONS | versions).install(monkeypatch, tmp_path / "packages")
     assert load(checkpoint).rows == 1
 
 
-def test_without_the_package_the_install_line_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path) -> None:
+def test_without_the_package_the_install_line_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path
+) -> None:
     without = {name: number for name, number in VERSIONS.items() if name != "transformers-neuronx"}
     LegacyImage(versions=without).install(monkeypatch, tmp_path / "packages")
-    with pytest.raises(MissingExtra, match=r"transformers-neuronx is not installed here.*pip install"):
+    with pytest.raises(
+        MissingExtra, match=r"transformers-neuronx is not installed here.*pip install"
+    ):
         load(checkpoint)
 
 
@@ -219,7 +303,12 @@ def test_without_the_package_the_install_line_is_shown(monkeypatch: pytest.Monke
     ],
 )
 def test_a_machine_that_cannot_serve_it_says_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path, machine: dict[str, Any], error: type[OutriderError], said: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    checkpoint: Path,
+    machine: dict[str, Any],
+    error: type[OutriderError],
+    said: str,
 ) -> None:
     LegacyImage(**machine).install(monkeypatch, tmp_path / "packages")
     with pytest.raises(error, match=said):
@@ -234,8 +323,17 @@ def test_a_machine_that_cannot_serve_it_says_why(
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ({"rope_theta": None, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}, "rope_theta is 500000.0"),
-        ({"rms_norm_eps": 1e-5, "rope_scaling": None, "rope_parameters": LLAMA3}, "rope_scaling.factor is 8.0"),
+        (
+            {
+                "rope_theta": None,
+                "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+            },
+            "rope_theta is 500000.0",
+        ),
+        (
+            {"rms_norm_eps": 1e-5, "rope_scaling": None, "rope_parameters": LLAMA3},
+            "rope_scaling.factor is 8.0",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -247,17 +345,30 @@ def test_a_checkpoint_that_would_be_computed_wrongly_is_refused_by_its_field(
         load(directory)
 
 
-@pytest.mark.parametrize("changes", [{"rope_scaling": LLAMA3}, {"tie_word_embeddings": True}, {"rope_theta": 500000.0}])
-def test_other_llamas_are_served_exactly(image: LegacyImage, tmp_path: Path, ties: NearTies, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"rope_scaling": LLAMA3}, {"tie_word_embeddings": True}, {"rope_theta": 500000.0}]
+)
+def test_other_llamas_are_served_exactly(
+    image: LegacyImage, tmp_path: Path, ties: NearTies, changes: dict[str, Any]
+) -> None:
     directory = write_checkpoint(tmp_path / "model", **changes)
     target, params, prompt = whole(directory), SamplingParams(1.0, seed=4), prompt_of(30)
     plain = engine_of(EagerModel(target, rows=1, capacity=LENGTH + CHAIN, max_nodes=16))
     legacy, reference = engine_of(load(directory)), alone(LocalVerifier(plain), prompt, params, 30)
-    assert_same_text(target, prompt, params, reference, lambda text, n: alone(LocalVerifier(legacy), text, params, n), ties)
+    assert_same_text(
+        target,
+        prompt,
+        params,
+        reference,
+        lambda text, n: alone(LocalVerifier(legacy), text, params, n),
+        ties,
+    )
 
 
 @pytest.mark.parametrize("chain", [0, 129])
-def test_chains_that_no_call_could_hold_are_refused(image: LegacyImage, checkpoint: Path, chain: int) -> None:
+def test_chains_that_no_call_could_hold_are_refused(
+    image: LegacyImage, checkpoint: Path, chain: int
+) -> None:
     with pytest.raises(InvalidRequest, match=f"--max_tree_nodes {chain}"):
         load(checkpoint, chain=chain)
 
@@ -265,7 +376,11 @@ def test_chains_that_no_call_could_hold_are_refused(image: LegacyImage, checkpoi
 def test_the_command_line_serves_it_and_says_chains_only(image: LegacyImage) -> None:
     from outrider.serve import load_target
 
-    target = load_target(Options(role="target", device="neuron-legacy", max_tree_nodes=8, sequence_length=256, port=0))
+    target = load_target(
+        Options(
+            role="target", device="neuron-legacy", max_tree_nodes=8, sequence_length=256, port=0
+        )
+    )
     (model,) = image.models
     assert (model.tp_degree, model.amp, Path(model.directory)) == (2, "f32", EMBEDDED / "target")
     assert (target.description.rows, target.description.max_tree_nodes) == (1, 8)
@@ -277,4 +392,11 @@ def test_a_draft_does_not_run_on_it(image: LegacyImage) -> None:
 
     options = Options(role="draft", device="neuron-legacy")
     with pytest.raises(InvalidRequest, match="draft on cpu or cuda"):
-        load_model(options, find_checkpoint(options, "draft"), rows=1, sequence_length=64, spare=1, max_nodes=8)
+        load_model(
+            options,
+            find_checkpoint(options, "draft"),
+            rows=1,
+            sequence_length=64,
+            spare=1,
+            max_nodes=8,
+        )

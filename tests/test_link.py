@@ -71,7 +71,11 @@ def received(connection: socket.socket, size: int) -> bytes:
 @pytest.mark.parametrize("shape", [Shape(), Shape(delay_ms=2, jitter_ms=5, mbit=80)], ids=str)
 def test_bytes_arrive_unchanged_and_in_order(echo: str, shape: Shape) -> None:
     chance = random.Random(1)
-    with shaped_link(echo, shape) as link, opened(link.address) as first, opened(link.address) as second:
+    with (
+        shaped_link(echo, shape) as link,
+        opened(link.address) as first,
+        opened(link.address) as second,
+    ):
         for connection in (first, second):
             sent = chance.randbytes(400_000)
             assert exchange(connection, sent) == sent
@@ -99,7 +103,10 @@ def test_a_round_trip_takes_at_least_twice_the_delay_and_opening_one_more(echo: 
 
 
 def test_jitter_only_adds(echo: str) -> None:
-    with shaped_link(echo, Shape(delay_ms=5, jitter_ms=10)) as link, opened(link.address) as connection:
+    with (
+        shaped_link(echo, Shape(delay_ms=5, jitter_ms=10)) as link,
+        opened(link.address) as connection,
+    ):
         exchange(connection, b"x")
         for _ in range(10):
             start = time.perf_counter()
@@ -108,7 +115,11 @@ def test_jitter_only_adds(echo: str) -> None:
 
 
 def test_bandwidth_is_shared_by_all_connections(echo: str) -> None:
-    with shaped_link(echo, Shape(mbit=8)) as link, opened(link.address) as first, opened(link.address) as second:
+    with (
+        shaped_link(echo, Shape(mbit=8)) as link,
+        opened(link.address) as first,
+        opened(link.address) as second,
+    ):
         start = time.perf_counter()
         for connection in (first, second):
             threading.Thread(target=connection.sendall, args=(bytes(100_000),)).start()
@@ -143,7 +154,10 @@ def test_cuts_come_by_themselves(echo: str) -> None:
 def test_the_moments_of_cuts_are_given_regular_or_random_by_seed() -> None:
     assert list(Shape(cut_at_s=(2.5, 0.5)).cuts()) == [0.5, 2.5]
     assert list(islice(Shape(cut_at_s=(2.5,), cut_every_s=1).cuts(), 4)) == [1, 2, 2.5, 3]
-    chance, again, other = (list(islice(Shape(cut_every_s=3, cut_random=True, seed=seed).cuts(), 4000)) for seed in (1, 1, 2))
+    chance, again, other = (
+        list(islice(Shape(cut_every_s=3, cut_random=True, seed=seed).cuts(), 4000))
+        for seed in (1, 1, 2)
+    )
     assert chance == again != other
     assert chance == sorted(chance)
     assert chance[-1] / 4000 == pytest.approx(3, rel=0.05)
@@ -152,7 +166,11 @@ def test_the_moments_of_cuts_are_given_regular_or_random_by_seed() -> None:
 def test_where_nothing_listens_the_link_resets(echo: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    with shaped_link(f"127.0.0.1:{port}") as link, pytest.raises(ConnectionResetError), opened(link.address) as connection:
+    with (
+        shaped_link(f"127.0.0.1:{port}") as link,
+        pytest.raises(ConnectionResetError),
+        opened(link.address) as connection,
+    ):
         connection.recv(1)
 
 
@@ -181,15 +199,23 @@ def test_a_link_that_does_not_start_is_an_error(echo: str) -> None:
     assert "cannot listen" in ended.stderr
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.7, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(0.7, seed=3)], ids=["greedy", "sampled"]
+)
 def test_a_session_through_a_link_makes_the_targets_own_text(params: SamplingParams) -> None:
     prompt, target = [5, 17, 250, 3, 99], pairs.decoder(1)
     alone = LocalVerifier(pairs.engine(target))
     alone.open(prompt, params).result()
     own = list(alone.generate(24, frozenset()))
     shape = Shape(delay_ms=4, jitter_ms=3, mbit=20)
-    with background(pairs.engine(target)) as server, shaped_link(str(server.address), shape) as link, connect(link.address) as connection:
+    with (
+        background(pairs.engine(target)) as server,
+        shaped_link(str(server.address), shape) as link,
+        connect(link.address) as connection,
+    ):
         verifier = connection.verifier()
-        steps = decode(prompt, params, pairs.drafter(pairs.perturbed(1, 0.02), BestFirst(16, 5)), verifier, 24)
+        steps = decode(
+            prompt, params, pairs.drafter(pairs.perturbed(1, 0.02), BestFirst(16, 5)), verifier, 24
+        )
         assert [token for step in steps for token in step.tokens] == own
         verifier.close()

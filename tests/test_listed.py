@@ -41,15 +41,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models, and the file that lists them."""
     folder = tmp_path_factory.mktemp("listed")
     entries = [
-        {"name": "one", "model": str(write_checkpoint_with_tokenizer(folder / "secret-1", 1)), "rows": 2, "sequence_length": 128, "dtype": "float32"},
-        {"name": "two", "model": str(write_checkpoint_with_tokenizer(folder / "secret-2", 2)), "rows": 1, "device": "cpu"},
+        {
+            "name": "one",
+            "model": str(write_checkpoint_with_tokenizer(folder / "secret-1", 1)),
+            "rows": 2,
+            "sequence_length": 128,
+            "dtype": "float32",
+        },
+        {
+            "name": "two",
+            "model": str(write_checkpoint_with_tokenizer(folder / "secret-2", 2)),
+            "rows": 1,
+            "device": "cpu",
+        },
     ]
     (folder / "models.json").write_text(json.dumps({"models": entries}))
     return folder
 
 
 def options(folder: Path, **changes: Any) -> Options:
-    return Options(**{"role": "target", "port": 0, "models": str(folder / "models.json"), "dtype": "float32"} | changes)
+    return Options(
+        **{"role": "target", "port": 0, "models": str(folder / "models.json"), "dtype": "float32"}
+        | changes
+    )
 
 
 @pytest.fixture
@@ -69,24 +83,38 @@ def named(server: BackgroundServer, name: str, timeout: float = WAIT) -> Iterato
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-def test_each_listed_model_writes_its_own_text_over_one_server(server: BackgroundServer, folder: Path, params: SamplingParams) -> None:
+def test_each_listed_model_writes_its_own_text_over_one_server(
+    server: BackgroundServer, folder: Path, params: SamplingParams
+) -> None:
     texts = {}
     for number, name in enumerate(("one", "two"), 1):
-        own = load_served(options(folder, models=None, model=str(folder / f"secret-{number}"))).engine
+        own = load_served(
+            options(folder, models=None, model=str(folder / f"secret-{number}"))
+        ).engine
         draft = drafter(tiny_decoder(9, own.vocabulary, vocab_size=own.vocabulary), BestFirst(8, 4))
         with named(server, name) as connection, closing(connection.verifier()) as verifier:
-            texts[name] = [token for step in decode(PROMPT, params, draft, verifier, 20) for token in step.tokens]
+            texts[name] = [
+                token
+                for step in decode(PROMPT, params, draft, verifier, 20)
+                for token in step.tokens
+            ]
             assert texts[name] == alone(LocalVerifier(own), PROMPT, params, 20)
     assert texts["one"] != texts["two"]
 
 
-def test_a_model_is_loaded_when_it_is_first_named_and_once(server: BackgroundServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_loaded_when_it_is_first_named_and_once(
+    server: BackgroundServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     with named(server, ""):
         assert "secret" not in capsys.readouterr().err
     for _ in range(2):
         with named(server, "two") as connection:
-            assert (connection.description.model, connection.description.rows, connection.description.dtype) == ("two", 1, "float32")
+            assert (
+                connection.description.model,
+                connection.description.rows,
+                connection.description.dtype,
+            ) == ("two", 1, "float32")
     assert capsys.readouterr().err.count("secret-2: ") == 1
     with named(server, "one") as connection:
         assert (connection.description.rows, connection.description.sequence_length) == (2, 128)
@@ -97,12 +125,17 @@ def test_what_is_not_listed_is_refused_with_the_list_and_a_path_reaches_no_loade
 ) -> None:
     capsys.readouterr()
     for name in ("three", "One", str(folder / "secret-1"), f"{EMBEDDED}/target"):
-        with pytest.raises(InvalidRequest, match=r"it lists .*draft, one, two$"), named(server, name):
+        with (
+            pytest.raises(InvalidRequest, match=r"it lists .*draft, one, two$"),
+            named(server, name),
+        ):
             pass
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_model_on_the_command_line_the_first_of_the_list_is_the_first(folder: Path) -> None:
+def test_without_a_model_on_the_command_line_the_first_of_the_list_is_the_first(
+    folder: Path,
+) -> None:
     target = load_target(options(folder))
     assert (target.description.model, list(target.listed)) == ("one", ["two"])
     with BackgroundServer(target) as server:
@@ -123,14 +156,19 @@ def test_a_load_that_fails_tells_the_client_a_line_the_log_the_reason_and_is_tri
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Path(shutil.copytree(folder / "secret-2", tmp_path / "secret-3"))
-    (tmp_path / "models.json").write_text(json.dumps({"models": [{"name": "three", "model": str(model)}]}))
+    (tmp_path / "models.json").write_text(
+        json.dumps({"models": [{"name": "three", "model": str(model)}]})
+    )
     with BackgroundServer(load_target(options(tmp_path, model=str(EMBEDDED / "draft")))) as server:
         whole = (model / "model.safetensors").read_bytes()
         for broken in (whole[:-8], whole[:100], b""):
             (model / "model.safetensors").write_bytes(broken)
             with pytest.raises(Unavailable) as refused, named(server, "three"):
                 pass
-            assert str(refused.value) == f"three cannot be had at {server.address} (three could not be loaded: its target's log says why)"
+            assert (
+                str(refused.value)
+                == f"three cannot be had at {server.address} (three could not be loaded: its target's log says why)"
+            )
             assert "three could not be loaded: " in caplog.text
         (model / "model.safetensors").write_bytes(whole)
         with named(server, "three") as connection:
@@ -165,7 +203,9 @@ def test_while_a_model_is_loaded_all_others_are_described_opened_and_loaded() ->
     slow, quick = Slow(), Slow()
     quick.go.set()
     with listing(slow=slow, quick=quick) as server:
-        waiting = threading.Thread(target=lambda: connect(str(server.address), model="slow", timeout=WAIT).close())
+        waiting = threading.Thread(
+            target=lambda: connect(str(server.address), model="slow", timeout=WAIT).close()
+        )
         waiting.start()
         for name in ("", "quick", "quick"):
             with named(server, name) as connection, closing(connection.verifier()) as verifier:
@@ -182,7 +222,10 @@ def test_a_load_that_its_client_gave_up_serves_the_next_one() -> None:
     slow = Slow()
     with listing(slow=slow) as server:
         for _ in range(2):
-            with pytest.raises(Unavailable, match="slow cannot be had at"), named(server, "slow", timeout=0.2):
+            with (
+                pytest.raises(Unavailable, match="slow cannot be had at"),
+                named(server, "slow", timeout=0.2),
+            ):
                 pass
         slow.go.set()
         with named(server, "slow") as connection:
@@ -193,20 +236,57 @@ def test_a_load_that_its_client_gave_up_serves_the_next_one() -> None:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_the_draft_lists_models_and_uses_the_one_it_names(server: BackgroundServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_draft_lists_models_and_uses_the_one_it_names(
+    server: BackgroundServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--role", "draft", "--target_host", str(server.address), "--list_models"]) == 0
     assert capsys.readouterr().out.splitlines() == [str(EMBEDDED / "draft"), "one", "two"]
-    text = ["--prompt", "def main", "--max_new_tokens", "12", "--temperature", "1", "--seed", "5", "--json"]
-    assert main(["--role", "draft", "--target_host", str(server.address), "--model_name", "two", *text]) == 0
+    text = [
+        "--prompt",
+        "def main",
+        "--max_new_tokens",
+        "12",
+        "--temperature",
+        "1",
+        "--seed",
+        "5",
+        "--json",
+    ]
+    assert (
+        main(
+            ["--role", "draft", "--target_host", str(server.address), "--model_name", "two", *text]
+        )
+        == 0
+    )
     ours = json.loads(capsys.readouterr().out)
-    assert main(["--role", "verify_target", "--model", str(folder / "secret-2"), "--dtype", "float32", *text]) == 0
+    assert (
+        main(
+            [
+                "--role",
+                "verify_target",
+                "--model",
+                str(folder / "secret-2"),
+                "--dtype",
+                "float32",
+                *text,
+            ]
+        )
+        == 0
+    )
     assert ours["text"] == json.loads(capsys.readouterr().out)["text"]
 
 
 @pytest.mark.parametrize(
-    "flags", [["--role", "draft", "--models", "x"], ["--role", "target", "--model_name", "x"], ["--role", "target", "--list_models"]]
+    "flags",
+    [
+        ["--role", "draft", "--models", "x"],
+        ["--role", "target", "--model_name", "x"],
+        ["--role", "target", "--list_models"],
+    ],
 )
-def test_flags_of_the_other_side_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_the_other_side_are_refused(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse(flags)
     assert f"{flags[2]} is for --role" in capsys.readouterr().err
@@ -234,10 +314,20 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
     model = str(folder / "secret-1")
     entries = [
         {"name": "a", "model": model},
-        {"name": "b", "model": model, "rows": 7, "max_tree_nodes": 9, "dtype": "bfloat16", "sequence_length": 99},
+        {
+            "name": "b",
+            "model": model,
+            "rows": 7,
+            "max_tree_nodes": 9,
+            "dtype": "bfloat16",
+            "sequence_length": 99,
+        },
     ]
     listed = read(folder, entries, batch=3, sequence_length=77, threads=1, model="ignored")
-    assert [(each.model, each.batch, each.sequence_length, each.dtype, each.threads) for each in listed.values()] == [
+    assert [
+        (each.model, each.batch, each.sequence_length, each.dtype, each.threads)
+        for each in listed.values()
+    ] == [
         (model, 3, 77, "float32", 1),
         (model, 7, 99, "bfloat16", 1),
     ]
@@ -266,7 +356,9 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
         ({"name": 3}, "got 3"),
     ],
 )
-def test_an_entry_that_cannot_be_served_is_refused_at_the_start_by_name(folder: Path, changes: dict[str, Any], words: str) -> None:
+def test_an_entry_that_cannot_be_served_is_refused_at_the_start_by_name(
+    folder: Path, changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read(folder, [{"name": "a", "model": str(folder / "secret-1")} | changes])
     assert words in str(refused.value)
@@ -294,7 +386,9 @@ def test_a_name_is_listed_once(folder: Path) -> None:
         read(folder, [{"name": "a", "model": str(folder / "secret-1")}] * 2)
 
 
-def test_a_directory_without_a_config_or_a_tokenizer_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
+def test_a_directory_without_a_config_or_a_tokenizer_is_refused_at_the_start(
+    folder: Path, tmp_path: Path
+) -> None:
     for number, name in enumerate(("config.json", "tokenizer.json")):
         model = Path(shutil.copytree(folder / "secret-1", tmp_path / str(number)))
         (model / name).unlink()
@@ -306,7 +400,9 @@ def test_an_artifact_is_what_it_was_built_as(folder: Path, tmp_path: Path) -> No
     (tmp_path / "artifact").mkdir()
     build(tmp_path / "artifact")
     entry = {"name": "a", "artifact": str(tmp_path / "artifact")}
-    listed = read(folder, [entry | {"dtype": "float32", "device": "cpu", "sequence_length": 100}])["a"]
+    listed = read(folder, [entry | {"dtype": "float32", "device": "cpu", "sequence_length": 100}])[
+        "a"
+    ]
     assert (listed.artifact, listed.dtype, listed.model) == (entry["artifact"], None, None)
     for changes, words in (
         ({"dtype": "int8"}, '"dtype" is int8, the artefact was built in float32'),
@@ -320,7 +416,9 @@ def test_an_artifact_is_what_it_was_built_as(folder: Path, tmp_path: Path) -> No
         assert words in str(refused.value)
 
 
-def test_a_large_model_that_is_loaded_after_a_small_one_has_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_that_is_loaded_after_a_small_one_has_torchs_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from outrider import models
 
     monkeypatch.setattr(models, "_THREADS", 2)

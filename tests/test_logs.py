@@ -39,16 +39,41 @@ def test_each_event_is_one_json_object_with_its_counts(capsys: pytest.CaptureFix
     start_log("json", "info")
     a_session()
     served, opened, ended = events(capsys.readouterr().err)
-    assert (served["event"], served["model"], served["device"]) == ("model served", MODEL, "emulated: by hand")
-    assert opened.items() >= {"event": "session opened", "level": "info", "tenant": TENANT, "prompt_tokens": 4, "reused_tokens": 0}.items()
-    assert ended.items() >= {"event": "session ended", "reason": "closed", "tokens": 4, "rounds": 1, "drafted": 5, "accepted": 3}.items()
+    assert (served["event"], served["model"], served["device"]) == (
+        "model served",
+        MODEL,
+        "emulated: by hand",
+    )
+    assert (
+        opened.items()
+        >= {
+            "event": "session opened",
+            "level": "info",
+            "tenant": TENANT,
+            "prompt_tokens": 4,
+            "reused_tokens": 0,
+        }.items()
+    )
+    assert (
+        ended.items()
+        >= {
+            "event": "session ended",
+            "reason": "closed",
+            "tokens": 4,
+            "rounds": 1,
+            "drafted": 5,
+            "accepted": 3,
+        }.items()
+    )
     assert ended["acceptance_length"] == 4
     assert ended["seconds"] > 0
     assert opened["session"] == ended["session"] == SESSION_ID[:8]
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_neither_tokens_nor_whole_session_ids_are_logged(capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_neither_tokens_nor_whole_session_ids_are_logged(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
     start_log(form, "debug")
     a_session()
     said = capsys.readouterr().err
@@ -58,7 +83,9 @@ def test_neither_tokens_nor_whole_session_ids_are_logged(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_of_an_exception_only_its_type_and_places_are_logged(capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_of_an_exception_only_its_type_and_places_are_logged(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
     start_log(form, "info")
     try:
         raise InvalidRequest("the prompt says: my password is xyzzy")
@@ -81,18 +108,31 @@ def test_refusals_drains_and_lost_streams_are_logged(capsys: pytest.CaptureFixtu
     service.observer.draining()
     service.observer.session_ended(session, Ending.DRAINED)
     said = events(capsys.readouterr().err)
-    assert [one["event"] for one in said] == ["call rejected", "stream lost", "session resumed", "draining", "session ended"]
+    assert [one["event"] for one in said] == [
+        "call rejected",
+        "stream lost",
+        "session resumed",
+        "draining",
+        "session ended",
+    ]
     assert said[0].items() >= {"level": "warning", "code": "UNAUTHENTICATED", "tenant": ""}.items()
-    assert said[-1].items() >= {"reason": "drained", "tokens": 0, "acceptance_length": None, "seconds": 0.0}.items()
+    assert (
+        said[-1].items()
+        >= {"reason": "drained", "tokens": 0, "acceptance_length": None, "seconds": 0.0}.items()
+    )
 
 
-def test_a_session_that_loses_its_row_is_logged(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_loses_its_row_is_logged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("inference.roster.SILENT_SECONDS", -1.0)
     start_log("json", "info")
     service = Service(EventLog())
     for number in range(service.model.rows + 1):
         service.open([1, 2], session_id=f"{number}-session")
-    [lent] = [one for one in events(capsys.readouterr().err) if one["event"] == "row lent to another"]
+    [lent] = [
+        one for one in events(capsys.readouterr().err) if one["event"] == "row lent to another"
+    ]
     assert lent["session"] == "0-sessio"
     assert lent["length"] == 2
 

@@ -38,7 +38,9 @@ def prompt_of(length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
 
 
-def alone(verifier: Verifier, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
+def alone(
+    verifier: Verifier, prompt: Sequence[int], params: SamplingParams, tokens: int
+) -> list[int]:
     verifier.open(prompt, params).result()
     try:
         return list(verifier.generate(tokens, frozenset()))
@@ -46,18 +48,35 @@ def alone(verifier: Verifier, prompt: Sequence[int], params: SamplingParams, tok
         verifier.close()
 
 
-def speculated(verifier: Verifier, draft: ModelDrafter, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
+def speculated(
+    verifier: Verifier,
+    draft: ModelDrafter,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    tokens: int,
+) -> list[int]:
     try:
-        return [token for step in decode(prompt, params, draft, verifier, tokens) for token in step.tokens]
+        return [
+            token
+            for step in decode(prompt, params, draft, verifier, tokens)
+            for token in step.tokens
+        ]
     finally:
         verifier.close()
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}")
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
+)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_output_equals_the_targets_own_seeded_decoding(
-    target: Decoder, served: Engine, ties: NearTies, params: SamplingParams, policy: Policy, draft: str
+    target: Decoder,
+    served: Engine,
+    ties: NearTies,
+    params: SamplingParams,
+    policy: Policy,
+    draft: str,
 ) -> None:
     for length, tokens in ((1, 40), (300, 25)):
         prompt, verifier = prompt_of(length), LocalVerifier(served)
@@ -69,8 +88,12 @@ def test_output_equals_the_targets_own_seeded_decoding(
         assert_same_text(target, prompt, params, reference, produce, ties)
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}")
-def test_the_targets_own_decoding_is_what_a_plain_float64_sampler_chooses(target: Decoder, served: Engine, params: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
+)
+def test_the_targets_own_decoding_is_what_a_plain_float64_sampler_chooses(
+    target: Decoder, served: Engine, params: SamplingParams
+) -> None:
     """A second method: full passes without cache, numpy sorting, big-integer Threefry and float64 logarithms."""
     prompt = prompt_of(20)
     made = alone(LocalVerifier(served), prompt, params, 30)
@@ -96,7 +119,9 @@ def oracle(logits: np.ndarray, params: SamplingParams, position: int) -> int:
     if params.top_p < 1:
         before = np.cumsum(mass[order]) - mass[order]
         allowed &= set(order[before < params.top_p].tolist())
-    return max(allowed, key=lambda token: (scaled[token] + gumbel(params.seed, position, token), -token))
+    return max(
+        allowed, key=lambda token: (scaled[token] + gumbel(params.seed, position, token), -token)
+    )
 
 
 def gumbel(seed: int, position: int, token: int) -> float:
@@ -116,9 +141,17 @@ def threefry13(key0: int, key1: int, x: int, y: int) -> int:
     return x
 
 
-def test_a_draft_with_the_targets_weights_is_always_accepted(monkeypatch: pytest.MonkeyPatch, target: Decoder, served: Engine) -> None:
-    monkeypatch.setattr(scheduler, "LEAST_SAVED", math.inf)  # no tree is cut, however long a forward takes on a busy machine
-    for params in (SamplingParams(), SamplingParams(1.0, seed=3), SamplingParams(1.0, top_p=0.9, seed=3)):
+def test_a_draft_with_the_targets_weights_is_always_accepted(
+    monkeypatch: pytest.MonkeyPatch, target: Decoder, served: Engine
+) -> None:
+    monkeypatch.setattr(
+        scheduler, "LEAST_SAVED", math.inf
+    )  # no tree is cut, however long a forward takes on a busy machine
+    for params in (
+        SamplingParams(),
+        SamplingParams(1.0, seed=3),
+        SamplingParams(1.0, top_p=0.9, seed=3),
+    ):
         with closing(LocalVerifier(served)) as verifier:
             steps = decode(prompt_of(9), params, drafter(target, Chain(4)), verifier, 40)
             assert [len(step.verdict.path) for step in steps] == [4] * 8
@@ -128,7 +161,15 @@ def test_a_draft_with_the_targets_weights_is_always_accepted(monkeypatch: pytest
 def test_shared_noise_keeps_a_close_draft_accepted_at_temperature_one() -> None:
     """With fresh noise two samplers of this flat target would agree on a few per cent of tokens."""
     served = engine(decoder(1))
-    steps = list(decode(prompt_of(9), SamplingParams(1.0, seed=3), drafter(DRAFTS["close"], Chain(1)), LocalVerifier(served), 120))
+    steps = list(
+        decode(
+            prompt_of(9),
+            SamplingParams(1.0, seed=3),
+            drafter(DRAFTS["close"], Chain(1)),
+            LocalVerifier(served),
+            120,
+        )
+    )
     accepted = sum(len(step.verdict.path) for step in steps)
     assert accepted / len(steps) > 0.5
 
@@ -138,7 +179,16 @@ def test_exactly_the_tokens_asked_for_are_made(tokens: int) -> None:
     served = engine(decoder(1))
     verifier = LocalVerifier(served)
     reference = alone(verifier, prompt_of(5), SamplingParams(), tokens)
-    assert speculated(verifier, drafter(DRAFTS["close"], BestFirst(16, 5)), prompt_of(5), SamplingParams(), tokens) == reference
+    assert (
+        speculated(
+            verifier,
+            drafter(DRAFTS["close"], BestFirst(16, 5)),
+            prompt_of(5),
+            SamplingParams(),
+            tokens,
+        )
+        == reference
+    )
     assert len(reference) == tokens
 
 
@@ -146,7 +196,12 @@ def test_a_session_may_fill_its_sequence_length_to_the_last_token() -> None:
     served = engine(decoder(1))
     prompt = prompt_of(served.sequence_length - 6)
     reference = alone(LocalVerifier(served), prompt, SamplingParams(), 6)
-    assert speculated(LocalVerifier(served), drafter(DRAFTS["close"], Chain(4)), prompt, SamplingParams(), 6) == reference
+    assert (
+        speculated(
+            LocalVerifier(served), drafter(DRAFTS["close"], Chain(4)), prompt, SamplingParams(), 6
+        )
+        == reference
+    )
 
 
 def test_output_depends_on_prompt_parameters_and_target_only() -> None:
@@ -163,13 +218,25 @@ def test_output_depends_on_prompt_parameters_and_target_only() -> None:
 def test_bfloat16_texts_agree_up_to_near_ties_and_stay_in_the_vocabulary() -> None:
     low = decoder(1).to(torch.bfloat16)
     served = engine(low)
-    made = speculated(LocalVerifier(served), drafter(DRAFTS["close"], BestFirst(8, 3)), prompt_of(30), SamplingParams(1.0, seed=4), 40)
+    made = speculated(
+        LocalVerifier(served),
+        drafter(DRAFTS["close"], BestFirst(8, 3)),
+        prompt_of(30),
+        SamplingParams(1.0, seed=4),
+        40,
+    )
     assert len(made) == 40
     assert max(made) < VOCABULARY
 
 
 def test_the_loop_is_a_generator_that_stops_when_it_is_left() -> None:
     served = engine(decoder(1))
-    steps = decode(prompt_of(5), SamplingParams(), drafter(DRAFTS["close"], Chain(3)), LocalVerifier(served), 100)
+    steps = decode(
+        prompt_of(5),
+        SamplingParams(),
+        drafter(DRAFTS["close"], Chain(3)),
+        LocalVerifier(served),
+        100,
+    )
     taken = list(islice(steps, 2))
     assert all(isinstance(step, Step) for step in taken)

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from compile.lowering import STABLEHLO, NotLowerable, Proof, compile_program, export, lower, prove, prove_copying
+from compile.lowering import (
+    STABLEHLO,
+    NotLowerable,
+    Proof,
+    compile_program,
+    export,
+    lower,
+    prove,
+    prove_copying,
+)
 from inference.model.graph import StatefulGraph, VerifyGraph, example_inputs
 from tests.buckets import CASES, Case, write
 
@@ -36,7 +45,12 @@ def check_report(case: Case, graph: VerifyGraph | StatefulGraph, proof: Proof) -
     operations, caches = proof.report.operations, (graph.keys, graph.values)
     assert operations.keys() <= STABLEHLO
     assert operations.get("top_k", 0) == operations.get("reduce_window", 0) == int(case.sampled)
-    assert operations.get("scatter", 0) == proof.report.aliased_outputs == proof.report.text.count("tf.aliasing_output") == 2 * case.stateful
+    assert (
+        operations.get("scatter", 0)
+        == proof.report.aliased_outputs
+        == proof.report.text.count("tf.aliasing_output")
+        == 2 * case.stateful
+    )
     assert proof.report.aliased_bytes == case.stateful * sum(cache.nbytes for cache in caches)
 
 
@@ -92,7 +106,9 @@ def test_copying_a_row_compiles_and_moves_every_bit_of_both_caches(dtype: torch.
 # --- state and masks --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stateful", "changed"), [(False, []), (True, ["keys", "values"])], ids=["verify", "stateful"])
+@pytest.mark.parametrize(
+    ("stateful", "changed"), [(False, []), (True, ["keys", "values"])], ids=["verify", "stateful"]
+)
 def test_a_graph_changes_its_caches_or_nothing(stateful: bool, changed: list[str]) -> None:
     case = Case(stateful=stateful, sampled=False, nodes=2)
     signature = export(case.graph(), example_inputs(case.bucket)).graph_signature
@@ -118,7 +134,9 @@ def test_a_call_of_fewer_rows_than_the_cache_has_is_no_stateful_graph() -> None:
 def test_state_that_strict_export_drops_is_missed() -> None:
     case = Case(stateful=True, sampled=False, nodes=2)
     with torch.no_grad():
-        program = torch.export.export(case.graph(), (), example_inputs(case.bucket), strict=True).run_decompositions()
+        program = torch.export.export(
+            case.graph(), (), example_inputs(case.bucket), strict=True
+        ).run_decompositions()
     with pytest.raises(NotLowerable, match=r"changes the buffers \[\], and must change"):
         lower(program, ("keys", "values"))
 
@@ -132,11 +150,16 @@ def test_state_that_nobody_asked_for_is_refused() -> None:
 def test_masks_are_inputs_whose_values_the_text_does_not_hold() -> None:
     case = Case(stateful=True, sampled=False, nodes=8, rows=2)
     idle, busy = example_inputs(case.bucket), case.inputs(0)
-    proofs = [compile_program(export(case.graph(), inputs), inputs, ("keys", "values")) for inputs in (idle, busy)]
+    proofs = [
+        compile_program(export(case.graph(), inputs), inputs, ("keys", "values"))
+        for inputs in (idle, busy)
+    ]
     assert proofs[0].report.text == proofs[1].report.text
     other = busy | {"context_mask": 1 - busy["context_mask"]}
     proofs[0](busy), proofs[1](other)
-    assert proofs[0].state["keys"].equal(proofs[1].state["keys"])  # of the one layer, which the mask does not reach
+    assert (
+        proofs[0].state["keys"].equal(proofs[1].state["keys"])
+    )  # of the one layer, which the mask does not reach
     assert not proofs[0](busy)[0].equal(proofs[1](other)[0])
 
 
@@ -159,10 +182,16 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "nonzero": (lambda x: x.nonzero().to(torch.int32), "nonzero"),
     "item": (lambda x: x * x.sum().item(), "not in the table|torch.export refuses"),
     "a slice that depends on data": (lambda x: x[: int(x.sum().item())], "torch.export refuses"),
-    "a branch that depends on data": (lambda x: x + 1 if x.sum() > 3 else x, "torch.export refuses"),
+    "a branch that depends on data": (
+        lambda x: x + 1 if x.sum() > 3 else x,
+        "torch.export refuses",
+    ),
     "sort": (lambda x: x.sort().values, "aten.sort.default is not in the table"),
     "random numbers": (lambda x: torch.rand_like(x), "rand.* is not in the table"),
-    "a shift by a number": (lambda x: x.to(torch.int32) >> 3, "__rshift__.Scalar is not in the table"),
+    "a shift by a number": (
+        lambda x: x.to(torch.int32) >> 3,
+        "__rshift__.Scalar is not in the table",
+    ),
     "64-bit integers": (lambda x: torch.arange(4) + x.to(torch.int64), r"makes torch.int64"),
     "an argmax left in 64 bits": (lambda x: x.argmax(-1), r"aten.argmax.default makes torch.int64"),
     "double precision": (lambda x: x.double(), "makes torch.float64"),
@@ -179,6 +208,8 @@ def test_a_graph_is_refused_that_has(name: str) -> None:
 
 def test_a_dynamic_dimension_is_refused() -> None:
     sizes = {"x": {0: torch.export.Dim("size", min=2, max=9)}}
-    program = torch.export.export(Wrong(lambda x: x + 1.0), (torch.arange(4.0),), dynamic_shapes=sizes, strict=False).run_decompositions()
+    program = torch.export.export(
+        Wrong(lambda x: x + 1.0), (torch.arange(4.0),), dynamic_shapes=sizes, strict=False
+    ).run_decompositions()
     with pytest.raises(NotLowerable, match="dynamic shape"):
         lower(program, ())

@@ -39,7 +39,11 @@ def scraped(metrics: Metrics) -> list[Sample]:
 
 
 def value(samples: list[Sample], name: str, **labels: str) -> float:
-    found = [sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()]
+    found = [
+        sample.value
+        for sample in samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
     assert len(found) == 1, f"{name} {labels}: {len(found)} samples"
     return found[0]
 
@@ -99,7 +103,9 @@ def test_a_scrape_says_what_happened(samples: list[Sample], name: str) -> None:
 
 def test_accepted_tokens_are_counted_by_depth(samples: list[Sample]) -> None:
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    assert {sample.labels["position"]: sample.value for sample in samples if sample.name == name} == {"0": 1, "1": 1, "2": 1}
+    assert {
+        sample.labels["position"]: sample.value for sample in samples if sample.name == name
+    } == {"0": 1, "1": 1, "2": 1}
 
 
 def test_padding_is_what_was_computed_and_not_asked_for(samples: list[Sample]) -> None:
@@ -108,7 +114,9 @@ def test_padding_is_what_was_computed_and_not_asked_for(samples: list[Sample]) -
     assert value(samples, "outrider_computed_rows_total", kind="verify") == 4
     assert value(samples, "outrider_useful_nodes_total", kind="verify") == 6 + 1
     assert value(samples, "outrider_computed_nodes_total", kind="verify") == 2 * (2 * 8)
-    assert value(samples, "outrider_useful_nodes_total", kind="prefill") == 9  # the second prompt was there
+    assert (
+        value(samples, "outrider_useful_nodes_total", kind="prefill") == 9
+    )  # the second prompt was there
     assert value(samples, "outrider_computed_nodes_total", kind="prefill") == 2 * 64
 
 
@@ -118,9 +126,10 @@ def test_what_the_server_tells_is_counted(samples: list[Sample]) -> None:
     assert value(samples, "outrider_rejected_total", code="RESOURCE_EXHAUSTED") == 2
     assert value(samples, "outrider_streams_lost_total") == 1
     assert value(samples, "outrider_sessions_resumed_total") == 1
-    assert {reason: value(samples, "outrider_sessions_ended_total", reason=reason.value) for reason in Ending} == {
-        reason: float(reason is Ending.CLOSED) for reason in Ending
-    }
+    assert {
+        reason: value(samples, "outrider_sessions_ended_total", reason=reason.value)
+        for reason in Ending
+    } == {reason: float(reason is Ending.CLOSED) for reason in Ending}
 
 
 def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Sample]) -> None:
@@ -128,13 +137,27 @@ def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Samp
 
 
 def test_sessions_are_counted_by_what_they_do(samples: list[Sample]) -> None:
-    states = {sample.labels["state"]: sample.value for sample in samples if sample.name == "outrider_sessions"}
-    assert states == {"in_line": 0, "prefill": 0, "verify": 0, "generate": 0, "drafting": 1, "parked": 0, "away": 0}
+    states = {
+        sample.labels["state"]: sample.value
+        for sample in samples
+        if sample.name == "outrider_sessions"
+    }
+    assert states == {
+        "in_line": 0,
+        "prefill": 0,
+        "verify": 0,
+        "generate": 0,
+        "drafting": 1,
+        "parked": 0,
+        "away": 0,
+    }
 
 
 def test_no_label_holds_a_session_a_caller_or_a_token(samples: list[Sample]) -> None:
     values = [text for sample in samples for text in sample.labels.values()]
-    assert not [text for text in values if SESSION_ID in text or TENANT in text or str(SECRET_TOKEN) in text]
+    assert not [
+        text for text in values if SESSION_ID in text or TENANT in text or str(SECRET_TOKEN) in text
+    ]
 
 
 def test_more_sessions_bring_no_more_series() -> None:
@@ -142,7 +165,9 @@ def test_more_sessions_bring_no_more_series() -> None:
     service = Service(metrics)
     counts = []
     for number in range(3):
-        session = service.open([1, 2, 3 + number], session_id=f"session-{number}", tenant=f"tenant-{number}")
+        session = service.open(
+            [1, 2, 3 + number], session_id=f"session-{number}", tenant=f"tenant-{number}"
+        )
         service.ask(session, [session.root + 1], [0])
         service.close(session)
         counts.append(len(scraped(metrics)))
@@ -152,7 +177,9 @@ def test_more_sessions_bring_no_more_series() -> None:
 def test_each_model_of_a_target_is_counted_on_its_own() -> None:
     metrics = Metrics()
     first, second = Service(metrics), Service(metrics)
-    second.description = second.description.__class__(**{**vars(second.description), "model": "other"})
+    second.description = second.description.__class__(
+        **{**vars(second.description), "model": "other"}
+    )
     second.engine.observer = metrics.engine(second.engine, second.description)
     session = second.open([1, 2])
     second.ask(session, [3], [0])
@@ -191,7 +218,9 @@ def test_several_observers_hear_everything() -> None:
         samples = scraped(metrics)
         assert [value(samples, name) for name in names] == [2, 1, 1, 1, 1]
         assert value(samples, "outrider_sessions_ended_total", reason="closed") == 1
-        assert [value(samples, "outrider_wire_bytes_total", direction=side) for side in ("up", "down")] == [7, 7]
+        assert [
+            value(samples, "outrider_wire_bytes_total", direction=side) for side in ("up", "down")
+        ] == [7, 7]
 
 
 def test_the_silent_observer_takes_everything() -> None:
@@ -236,6 +265,8 @@ def test_a_port_in_use_is_said() -> None:
 
 def test_without_the_package_the_install_line_is_said() -> None:
     code = "import sys; sys.modules['prometheus_client'] = None\nimport grpc_comm.metrics"
-    result = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True
+    )
     assert "MissingExtra" in result.stderr
     assert "pip install 'outrider[metrics]'" in result.stderr

@@ -10,7 +10,19 @@ import pytest
 
 from inference.acceptance import PRIOR_PATH, SHIPPED, AcceptanceModel
 from inference.cost import Rates
-from inference.forecast import DISTRIBUTED, FUSED, NODE_BYTES, ROUND_BYTES, TARGET_ONLY, VERDICT_BYTES, Forecast, Situation, Tree, forecasts, trees
+from inference.forecast import (
+    DISTRIBUTED,
+    FUSED,
+    NODE_BYTES,
+    ROUND_BYTES,
+    TARGET_ONLY,
+    VERDICT_BYTES,
+    Forecast,
+    Situation,
+    Tree,
+    forecasts,
+    trees,
+)
 from inference.hindsight import look_back
 from inference.navigator import BELIEVED, IN_A_ROW, MOST_CORRECTION, WEIGHTS, Course, Navigator
 from inference.objective import Effort, Terms, Wish, price_words
@@ -26,7 +38,10 @@ EVERY = frozenset({DISTRIBUTED, TARGET_ONLY, FUSED})
 AGREEMENTS = (0.3, 0.55, 0.75, 0.92)
 """Chances that the target takes the draft's first guess; of those that it does not, it takes a third at each later rank."""
 
-DEAR_DRAFT = Terms(Rates(0.1, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0), draft_watts=2000.0)
+DEAR_DRAFT = Terms(
+    Rates(0.1, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0),
+    draft_watts=2000.0,
+)
 """Drafting costs twice what the target does, by the second."""
 
 
@@ -55,13 +70,28 @@ def knowledge(
     there: float | None = None,
 ) -> Knowledge:
     """level: seconds of a call of the draft; there: of the one beside the target.  verify, a_node: of a forward of the target."""
-    target = TargetTimes({(1, nodes): verify + a_node * nodes for nodes in (1, 2, 4, 8, 16, 32, 64)})
+    target = TargetTimes(
+        {(1, nodes): verify + a_node * nodes for nodes in (1, 2, 4, 8, 16, 32, 64)}
+    )
     beside = None if there is None else DraftTimes({1: there, 32: there}).seconds
-    return Knowledge(DraftTimes({1: level, 32: level}), target, link(round_trip), acceptance(first), queue, beside, 10_000)
+    return Knowledge(
+        DraftTimes({1: level, 32: level}),
+        target,
+        link(round_trip),
+        acceptance(first),
+        queue,
+        beside,
+        10_000,
+    )
 
 
 def navigator(
-    known: Knowledge, wish: Wish | None = None, terms: Terms | None = None, *, allowed: frozenset[str] = EVERY, bets: bool = False
+    known: Knowledge,
+    wish: Wish | None = None,
+    terms: Terms | None = None,
+    *,
+    allowed: frozenset[str] = EVERY,
+    bets: bool = False,
 ) -> Navigator:
     """With its first decision made."""
     made = Navigator(known, wish or Wish(), terms, allowed, NODES, bets=bets)
@@ -69,7 +99,9 @@ def navigator(
     return made
 
 
-def random_knowledge(seed: int, there: Callable[[float, Random], float | None]) -> Iterator[Knowledge]:
+def random_knowledge(
+    seed: int, there: Callable[[float, Random], float | None]
+) -> Iterator[Knowledge]:
     """there: seconds of a call beside the target, from those of one here."""
     random = Random(seed)
     for first in AGREEMENTS:
@@ -90,7 +122,11 @@ def looked_at(now: Situation, call: Callable[[int], float]) -> Iterator[tuple[Tr
     """Every tree, the round that it makes with this draft, and what lies between the two machines in it."""
     for tree in trees(look_back(now.path), call, now.most_nodes):
         size = int(ROUND_BYTES + NODE_BYTES * tree.nodes + VERDICT_BYTES)
-        yield tree, Round(tree.drafting, now.verify(tree.nodes + 1), tree.tokens), now.exchange(size) + now.queue
+        yield (
+            tree,
+            Round(tree.drafting, now.verify(tree.nodes + 1), tree.tokens),
+            now.exchange(size) + now.queue,
+        )
 
 
 def test_distributed_is_taken_exactly_where_the_round_trip_is_below_break_even() -> None:
@@ -99,7 +135,10 @@ def test_distributed_is_taken_exactly_where_the_round_trip_is_below_break_even()
     for known in random_knowledge(1, lambda level, random: None):
         now = known.situation(NODES, bets=False, greedy=False)
         alone = now.verify(1) + now.queue
-        pays = any(between < break_even_round_trip(alone, made) for _, made, between in looked_at(now, now.call))
+        pays = any(
+            between < break_even_round_trip(alone, made)
+            for _, made, between in looked_at(now, now.call)
+        )
         answer = navigator(known).course.architecture
         assert answer == (DISTRIBUTED if pays else TARGET_ONLY)
         answers.add(answer)
@@ -113,7 +152,9 @@ def test_the_synchronous_split_never_beats_a_host_whose_draft_is_as_fast() -> No
         now = known.situation(NODES, bets=False, greedy=False)
         assert now.call_there is not None
         alone = now.verify(1) + now.queue
-        pays = any(fused_time(made, now.queue) < alone for _, made, _ in looked_at(now, now.call_there))
+        pays = any(
+            fused_time(made, now.queue) < alone for _, made, _ in looked_at(now, now.call_there)
+        )
         answer = navigator(known).course.architecture
         assert answer == (FUSED if pays else TARGET_ONLY)
         answers.add(answer)
@@ -127,8 +168,12 @@ def test_a_faster_draft_here_is_weighed_against_the_one_there() -> None:
         assert now.call_there is not None
         times = {
             TARGET_ONLY: now.verify(1) + now.queue,
-            FUSED: min(fused_time(made, now.queue) for _, made, _ in looked_at(now, now.call_there)),
-            DISTRIBUTED: min(synchronous_time(made, between) for _, made, between in looked_at(now, now.call)),
+            FUSED: min(
+                fused_time(made, now.queue) for _, made, _ in looked_at(now, now.call_there)
+            ),
+            DISTRIBUTED: min(
+                synchronous_time(made, between) for _, made, between in looked_at(now, now.call)
+            ),
         }
         answer = navigator(known).course.architecture
         assert answer == min(times, key=times.__getitem__)
@@ -142,13 +187,18 @@ def test_a_draft_too_slow_for_its_agreement_is_left_at_every_distance(round_trip
     for first in AGREEMENTS:
         known = knowledge(first=first, level=0.041, verify=0.04, a_node=0.0, round_trip=round_trip)
         now = known.situation(NODES, bets=False, greedy=False)
-        assert all((made.tokens - 1) * now.verify(1) <= made.drafting for _, made, _ in looked_at(now, now.call))
+        assert all(
+            (made.tokens - 1) * now.verify(1) <= made.drafting
+            for _, made, _ in looked_at(now, now.call)
+        )
         assert navigator(known).course.architecture == TARGET_ONLY
 
 
 def test_a_draft_fast_enough_for_its_agreement_pays_on_loopback() -> None:
     for first in AGREEMENTS:
-        known = knowledge(first=first, level=0.9 * first * 0.04, verify=0.04, a_node=0.0, round_trip=0.0)
+        known = knowledge(
+            first=first, level=0.9 * first * 0.04, verify=0.04, a_node=0.0, round_trip=0.0
+        )
         assert navigator(known).course.architecture == DISTRIBUTED
 
 
@@ -156,7 +206,10 @@ def test_bets_beat_a_host_whose_draft_is_as_fast_only_within_the_time_of_its_dra
     """I4, for the setting that was taken."""
     bet = 0
     for known in random_knowledge(4, lambda level, random: level):
-        course, now = navigator(known, bets=True).course, known.situation(NODES, bets=True, greedy=False)
+        course, now = (
+            navigator(known, bets=True).course,
+            known.situation(NODES, bets=True, greedy=False),
+        )
         if course.architecture == DISTRIBUTED:
             one = course.forecast
             made, between = next(
@@ -169,8 +222,12 @@ def test_bets_beat_a_host_whose_draft_is_as_fast_only_within_the_time_of_its_dra
     assert bet
 
 
-@pytest.mark.parametrize("allowed", [{DISTRIBUTED}, {DISTRIBUTED, TARGET_ONLY}, {DISTRIBUTED, FUSED, TARGET_ONLY}])
-def test_only_what_is_allowed_is_taken_and_the_target_alone_is_always_shown(allowed: set[str]) -> None:
+@pytest.mark.parametrize(
+    "allowed", [{DISTRIBUTED}, {DISTRIBUTED, TARGET_ONLY}, {DISTRIBUTED, FUSED, TARGET_ONLY}]
+)
+def test_only_what_is_allowed_is_taken_and_the_target_alone_is_always_shown(
+    allowed: set[str],
+) -> None:
     for known in random_knowledge(5, lambda level, random: level):
         course = navigator(known, allowed=frozenset(allowed)).course
         assert course.architecture in allowed
@@ -194,7 +251,8 @@ def test_a_target_that_tells_no_times_is_not_compared_with_before_some_are_seen(
 def test_a_useless_draft_or_a_target_without_trees_leaves_a_root_a_round(nodes: int) -> None:
     known = knowledge(first=0.001)
     known.acceptance = AcceptanceModel.from_record(
-        json.loads(SHIPPED.read_text(encoding="utf-8")) | {"paths": {"greedy": [0.0] * PRIOR_PATH, "sampled": [0.0] * PRIOR_PATH}}
+        json.loads(SHIPPED.read_text(encoding="utf-8"))
+        | {"paths": {"greedy": [0.0] * PRIOR_PATH, "sampled": [0.0] * PRIOR_PATH}}
     )
     course = Navigator(known, Wish(), None, frozenset({DISTRIBUTED}), nodes).course
     assert (course.architecture, course.forecast.nodes, course.forecast.bets) == (DISTRIBUTED, 0, 0)
@@ -213,7 +271,9 @@ def ratio(course: Navigator) -> float:
 def at_ratio(least: float, most: float) -> LinkTimes:
     """A link over which that ratio lies between these."""
     trips = (step / 1000 for step in range(0, 400, 4))
-    return next(link(trip) for trip in trips if least < ratio(navigator(knowledge(round_trip=trip))) < most)
+    return next(
+        link(trip) for trip in trips if least < ratio(navigator(knowledge(round_trip=trip))) < most
+    )
 
 
 def test_a_small_difference_never_changes_the_architecture() -> None:
@@ -292,7 +352,10 @@ def options(known: Knowledge, *, bets: bool) -> list[Forecast]:
 def test_a_speed_that_must_be_kept_is_kept_at_least_cost() -> None:
     known, cost = knowledge(), DEAR_DRAFT.tariff("total_cost")
     every = options(known, bets=True)
-    cheapest, fastest = min(every, key=lambda one: cost.of(one.effort)), max(every, key=lambda one: one.tokens_per_second)
+    cheapest, fastest = (
+        min(every, key=lambda one: cost.of(one.effort)),
+        max(every, key=lambda one: one.tokens_per_second),
+    )
     assert cheapest.architecture == TARGET_ONLY
     span = fastest.tokens_per_second - cheapest.tokens_per_second
     assert span > 0
@@ -301,7 +364,9 @@ def test_a_speed_that_must_be_kept_is_kept_at_least_cost() -> None:
         course = navigator(known, Wish(min_tps=least * (1 - 1e-9)), DEAR_DRAFT, bets=True).course
         assert course.notice is None
         assert course.forecast.tokens_per_second >= least * (1 - 1e-9)
-        assert cost.of(course.forecast.effort) == min(cost.of(one.effort) for one in every if one.tokens_per_second >= least * (1 - 1e-9))
+        assert cost.of(course.forecast.effort) == min(
+            cost.of(one.effort) for one in every if one.tokens_per_second >= least * (1 - 1e-9)
+        )
 
 
 def test_a_cost_that_must_be_kept_is_kept_at_most_speed() -> None:
@@ -310,17 +375,23 @@ def test_a_cost_that_must_be_kept_is_kept_at_most_speed() -> None:
     costs = sorted(cost.of(one.effort) for one in every)
     fastest = max(every, key=lambda one: one.tokens_per_second)
     for most in (costs[0], 1.2 * costs[0], 1.5 * costs[0], cost.of(fastest.effort)):
-        course = navigator(known, Wish(max_per_token=most * (1 + 1e-9)), DEAR_DRAFT, bets=True).course
+        course = navigator(
+            known, Wish(max_per_token=most * (1 + 1e-9)), DEAR_DRAFT, bets=True
+        ).course
         assert course.notice is None
         assert cost.of(course.forecast.effort) <= most * (1 + 1e-9)
-        assert course.forecast.tokens_per_second == max(one.tokens_per_second for one in every if cost.of(one.effort) <= most * (1 + 1e-9))
+        assert course.forecast.tokens_per_second == max(
+            one.tokens_per_second for one in every if cost.of(one.effort) <= most * (1 + 1e-9)
+        )
     assert course.forecast == fastest
 
 
 def test_a_speed_that_cannot_be_had_is_said_with_the_most_that_can() -> None:
     known = knowledge()
     fastest = max(options(known, bets=True), key=lambda one: one.tokens_per_second)
-    course = navigator(known, Wish(min_tps=2 * fastest.tokens_per_second), DEAR_DRAFT, bets=True).course
+    course = navigator(
+        known, Wish(min_tps=2 * fastest.tokens_per_second), DEAR_DRAFT, bets=True
+    ).course
     assert course.forecast == fastest
     assert course.notice is not None
     assert f"{fastest.tokens_per_second:.1f} ({fastest.words})" in course.notice
@@ -329,16 +400,26 @@ def test_a_speed_that_cannot_be_had_is_said_with_the_most_that_can() -> None:
 def test_a_cost_that_cannot_be_had_is_said_with_the_least_that_can() -> None:
     known, cost = knowledge(), DEAR_DRAFT.tariff("total_cost")
     cheapest = min(options(known, bets=True), key=lambda one: cost.of(one.effort))
-    course = navigator(known, Wish(max_per_token=cost.of(cheapest.effort) / 2), DEAR_DRAFT, bets=True).course
+    course = navigator(
+        known, Wish(max_per_token=cost.of(cheapest.effort) / 2), DEAR_DRAFT, bets=True
+    ).course
     assert course.forecast == cheapest
     assert course.notice is not None
-    assert f"{price_words('total_cost', cost.of(cheapest.effort))} ({cheapest.words})" in course.notice
+    assert (
+        f"{price_words('total_cost', cost.of(cheapest.effort))} ({cheapest.words})" in course.notice
+    )
 
 
 def test_more_weight_on_cost_never_makes_it_dearer_or_faster() -> None:
     known, cost = knowledge(), DEAR_DRAFT.tariff("total_cost")
-    courses = [navigator(known, Wish(weight=weight), DEAR_DRAFT, bets=True).course.forecast for weight in WEIGHTS]
-    costs, speeds = [cost.of(one.effort) for one in courses], [one.tokens_per_second for one in courses]
+    courses = [
+        navigator(known, Wish(weight=weight), DEAR_DRAFT, bets=True).course.forecast
+        for weight in WEIGHTS
+    ]
+    costs, speeds = (
+        [cost.of(one.effort) for one in courses],
+        [one.tokens_per_second for one in courses],
+    )
     assert costs == sorted(costs, reverse=True)
     assert speeds == sorted(speeds, reverse=True)
     assert costs[0] > costs[-1]
@@ -347,11 +428,17 @@ def test_more_weight_on_cost_never_makes_it_dearer_or_faster() -> None:
 def test_a_wish_that_cannot_be_counted_is_refused_before_anything_runs() -> None:
     with pytest.raises(ValueError, match="watts of the draft"):
         navigator(knowledge(), Wish("draft_energy", weight=1.0), Terms(Rates(1.0)))
-    assert navigator(knowledge(), Wish("draft_energy"), Terms(Rates(1.0))).course.architecture == DISTRIBUTED  # speed alone counts nothing
+    assert (
+        navigator(knowledge(), Wish("draft_energy"), Terms(Rates(1.0))).course.architecture
+        == DISTRIBUTED
+    )  # speed alone counts nothing
 
 
 def test_energy_of_the_draft_alone_is_saved_by_not_drafting() -> None:
-    assert navigator(knowledge(), Wish("draft_energy", weight=1.0), DEAR_DRAFT).course.architecture == TARGET_ONLY
+    assert (
+        navigator(knowledge(), Wish("draft_energy", weight=1.0), DEAR_DRAFT).course.architecture
+        == TARGET_ONLY
+    )
     assert navigator(knowledge(), Wish(), DEAR_DRAFT).course.architecture == DISTRIBUTED
 
 

@@ -28,7 +28,9 @@ ROOT = Path(__file__).parents[1]
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def loading(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> tuple[Neuron, Manifest]:
+def loading(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> tuple[Neuron, Manifest]:
     neuron = Neuron().install(monkeypatch, packages)
     return neuron, build(tmp_path / "a", checkpoint, spec_of(2))
 
@@ -40,13 +42,27 @@ def loading(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, t
         ({"foreign_package": True}, BadArtifact, "build it again"),
         ({"no_device": True}, InvalidRequest, "no Neuron device"),
         ({"product": "inf2.xlarge"}, BadArtifact, "built for trn1, this is a inf2"),
-        ({"environ": ("NEURON_RT_VISIBLE_CORES", "3")}, InvalidRequest, "leaves this process 1 cores"),
+        (
+            {"environ": ("NEURON_RT_VISIBLE_CORES", "3")},
+            InvalidRequest,
+            "leaves this process 1 cores",
+        ),
         ({"environ": ("NEURON_RT_NUM_CORES", "1")}, InvalidRequest, "needs 2"),
-        ({"version": ("neuronx-distributed", "0.18.1")}, BadArtifact, r"neuronx-distributed 0\.19\.28492, here is 0\.18\.1"),
+        (
+            {"version": ("neuronx-distributed", "0.18.1")},
+            BadArtifact,
+            r"neuronx-distributed 0\.19\.28492, here is 0\.18\.1",
+        ),
     ],
 )
 def test_what_keeps_an_artefact_from_running_is_said_with_its_remedy(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, change: dict[str, Any], error: type, words: str
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    change: dict[str, Any],
+    error: type,
+    words: str,
 ) -> None:
     neuron, manifest = loading(monkeypatch, packages, checkpoint, tmp_path)
     if "product" in change:
@@ -64,14 +80,19 @@ def test_what_keeps_an_artefact_from_running_is_said_with_its_remedy(
         load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
-def test_cores_left_by_the_user_are_enough(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_cores_left_by_the_user_are_enough(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
     _, manifest = loading(monkeypatch, packages, checkpoint, tmp_path)
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0,2-3")
     load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
 def test_any_other_failure_of_the_runtime_keeps_its_first_line() -> None:
-    assert str(runtime_error(RuntimeError("\nnrt_load failed: 4\nat x"))) == "the Neuron runtime failed: nrt_load failed: 4"
+    assert (
+        str(runtime_error(RuntimeError("\nnrt_load failed: 4\nat x")))
+        == "the Neuron runtime failed: nrt_load failed: 4"
+    )
 
 
 # --- noise and smoke --------------------------------------------------------------------------------------------------
@@ -81,7 +102,9 @@ def test_the_probes_vectors_are_the_contracts() -> None:
     assert [tuple(vector) for vector in probe.VECTORS] == test_choice.PINNED
 
 
-def test_a_device_with_other_noise_is_refused(monkeypatch: pytest.MonkeyPatch, packages: Path) -> None:
+def test_a_device_with_other_noise_is_refused(
+    monkeypatch: pytest.MonkeyPatch, packages: Path
+) -> None:
     Neuron().install(monkeypatch, packages)
     flags = render(compiler_flags(spec_of(1), 1))
     probe.check_noise(neuron_sdk.load_sdk(), 2, 1, flags, "work")
@@ -92,15 +115,33 @@ def test_a_device_with_other_noise_is_refused(monkeypatch: pytest.MonkeyPatch, p
         return torch.where(total >= 2.0**31, total - 2.0**32, total).to(torch.int32)
 
     monkeypatch.setattr(probe, "add_in_halves", in_float)
-    with pytest.raises(BadArtifact, match=r"seed 0, position 0, token 0 gave bits .* 0x9d1c5ec6 is right"):
+    with pytest.raises(
+        BadArtifact, match=r"seed 0, position 0, token 0 gave bits .* 0x9d1c5ec6 is right"
+    ):
         probe.check_noise(neuron_sdk.load_sdk(), 2, 1, flags, "work")
 
 
-SMOKE = ["--target", "trn1", "--dtype", "float32", "--nodes", "6", "--sequence_length", "24", "--rounds", "2", "--steps", "2"]
+SMOKE = [
+    "--target",
+    "trn1",
+    "--dtype",
+    "float32",
+    "--nodes",
+    "6",
+    "--sequence_length",
+    "24",
+    "--rounds",
+    "2",
+    "--steps",
+    "2",
+]
 
 
 def test_the_smoke_script_passes_on_a_device_that_works(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Neuron().install(monkeypatch, packages)
     model = ROOT / "inference" / "data" / "draft"
@@ -112,7 +153,10 @@ def test_the_smoke_script_passes_on_a_device_that_works(
 
 
 def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Neuron().install(monkeypatch, packages)
     honest = smoke.load_neuron
@@ -129,14 +173,20 @@ def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
     assert "first difference: round 0" in capsys.readouterr().out
 
 
-def test_the_smoke_script_wants_a_device(monkeypatch: pytest.MonkeyPatch, packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smoke_script_wants_a_device(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Neuron(device=False).install(monkeypatch, packages)
     assert smoke.main(["--model", "anything", *SMOKE]) == 1
     assert "no Neuron device here" in capsys.readouterr().err
 
 
 def test_every_error_of_the_neuron_path_is_one_line_for_the_user() -> None:
-    for error in (RuntimeError("NeuronCore(s) not available"), RuntimeError("status 1003"), OSError("x")):
+    for error in (
+        RuntimeError("NeuronCore(s) not available"),
+        RuntimeError("status 1003"),
+        OSError("x"),
+    ):
         assert isinstance(runtime_error(error), OutriderError)
         assert "\n" not in str(runtime_error(error))
 
@@ -148,12 +198,17 @@ def test_a_package_without_a_graph_of_its_manifest_is_refused(
     neuron = Neuron().install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1))
     for key, (size, graphs) in neuron.saved.items():
-        neuron.saved[key] = (size, {name: graph for name, graph in graphs.items() if lost not in name})
+        neuron.saved[key] = (
+            size,
+            {name: graph for name, graph in graphs.items() if lost not in name},
+        )
     with pytest.raises(BadArtifact, match=f"lacks graph {lost}"):
         load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
-def test_loading_says_where_it_is(monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_loading_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
     Neuron().install(monkeypatch, packages)
     built_model(tmp_path / "a", checkpoint, spec_of(1))
     said: list[str] = []
@@ -163,7 +218,10 @@ def test_loading_says_where_it_is(monkeypatch: pytest.MonkeyPatch, packages: Pat
 
 
 def test_the_command_line_serves_an_artefact_for_neuron(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from outrider.cli import main
 
@@ -171,24 +229,62 @@ def test_the_command_line_serves_an_artefact_for_neuron(
     model = ROOT / "inference" / "data" / "draft"
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
     artifact = neuron_artifact(spec, model, tmp_path, command="test", say=lambda line: None)
-    flags = ["--role", "verify_target", "--prompt", "def", "--max_new_tokens", "6", "--temperature", "1", "--seed", "3", "--json"]
+    flags = [
+        "--role",
+        "verify_target",
+        "--prompt",
+        "def",
+        "--max_new_tokens",
+        "6",
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+        "--json",
+    ]
     assert main([*flags, "--device", "neuron", "--artifact", str(artifact)]) == 0
     ours = json.loads(capsys.readouterr().out)
-    assert main([*flags, "--model", str(model), "--dtype", "float32", "--sequence_length", "64"]) == 0
+    assert (
+        main([*flags, "--model", str(model), "--dtype", "float32", "--sequence_length", "64"]) == 0
+    )
     assert ours["text"] == json.loads(capsys.readouterr().out)["text"]
     assert main([*flags, "--device", "cpu", "--artifact", str(artifact)]) == 1
     assert "was built for trn1" in capsys.readouterr().err
 
 
 def test_without_an_artefact_one_is_built_for_this_instance_and_kept(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from outrider.cli import main
 
     Neuron().install(monkeypatch, packages)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    size = ["--batch", "1", "--sequence_length", "16", "--max_tree_nodes", "2", "--dtype", "float32", "--max_new_tokens", "3"]
-    flags = ["--role", "verify_target", "--device", "neuron", "--model", str(ROOT / "inference" / "data" / "draft"), "--prompt", "def", *size]
+    size = [
+        "--batch",
+        "1",
+        "--sequence_length",
+        "16",
+        "--max_tree_nodes",
+        "2",
+        "--dtype",
+        "float32",
+        "--max_new_tokens",
+        "3",
+    ]
+    flags = [
+        "--role",
+        "verify_target",
+        "--device",
+        "neuron",
+        "--model",
+        str(ROOT / "inference" / "data" / "draft"),
+        "--prompt",
+        "def",
+        *size,
+    ]
     assert main(flags) == 1
     assert "no trn1, inf2 or trn2 instance" in capsys.readouterr().err
     (packages / "product_name").write_text("trn1.2xlarge")

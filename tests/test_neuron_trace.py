@@ -39,7 +39,19 @@ from tests.neuron_artifacts import FEW, VOCABULARY, build, spec_of
 LENGTH, NODES, ROWS = 64, 8, 2
 GRAPH = f"verify_b{ROWS}_t{NODES}_s{LENGTH + NODES}_sampled"
 MODEL = EMBEDDED / "draft"  # the smallest target with a tokenizer that is at hand
-COMMAND = ["--model", str(MODEL), "--target", "trn1", "--tensor_parallel", "1", "--trace", "--dtype", "float32", "--rows", str(ROWS)]
+COMMAND = [
+    "--model",
+    str(MODEL),
+    "--target",
+    "trn1",
+    "--tensor_parallel",
+    "1",
+    "--trace",
+    "--dtype",
+    "float32",
+    "--rows",
+    str(ROWS),
+]
 COMMAND += ["--sequence_length", str(LENGTH), "--max_tree_nodes", str(NODES)]
 
 
@@ -60,27 +72,49 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
 
 @pytest.fixture(scope="module")
 def target() -> Decoder:
-    return load_decoder(MODEL, positions=LENGTH, vocabulary=Tokenizer(MODEL).vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+    return load_decoder(
+        MODEL,
+        positions=LENGTH,
+        vocabulary=Tokenizer(MODEL).vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
 
 
 @pytest.fixture(scope="module")
 def draft() -> EagerModel:
     """The target with noise on its weights: it agrees often, not always."""
-    decoder = load_decoder(MODEL, positions=LENGTH, vocabulary=Tokenizer(MODEL).vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+    decoder = load_decoder(
+        MODEL,
+        positions=LENGTH,
+        vocabulary=Tokenizer(MODEL).vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     generator = torch.Generator().manual_seed(3)
     for parameter in decoder.parameters():
         parameter.data += 0.03 * torch.randn(parameter.shape, generator=generator)
     return EagerModel(decoder, rows=1, capacity=LENGTH + 64, max_nodes=64)
 
 
-def eager_text(target: Decoder, prompt: Sequence[int], params: SamplingParams, tokens: int) -> list[int]:
+def eager_text(
+    target: Decoder, prompt: Sequence[int], params: SamplingParams, tokens: int
+) -> list[int]:
     model = EagerModel(target, rows=1, capacity=LENGTH + NODES, max_nodes=LENGTH)
-    with closing(LocalVerifier(Engine(model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=target.vocabulary))) as verifier:
+    with closing(
+        LocalVerifier(
+            Engine(
+                model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=target.vocabulary
+            )
+        )
+    ) as verifier:
         verifier.open(prompt, params).result()
         return list(verifier.generate(tokens, frozenset()))
 
 
-def test_the_artefact_holds_one_graph_for_all_rows_the_largest_tree_and_the_whole_context(built: Built) -> None:
+def test_the_artefact_holds_one_graph_for_all_rows_the_largest_tree_and_the_whole_context(
+    built: Built,
+) -> None:
     manifest = read_manifest(built.directory)
     check_files(built.directory, manifest)
     assert [bucket.name for bucket in manifest.buckets] == [GRAPH]
@@ -90,21 +124,32 @@ def test_the_artefact_holds_one_graph_for_all_rows_the_largest_tree_and_the_whol
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=12)], ids=lambda params: f"T{params.temperature}"
+    "params",
+    [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=12)],
+    ids=lambda params: f"T{params.temperature}",
 )
-def test_the_served_artefact_writes_the_eager_targets_text(built: Built, target: Decoder, draft: EagerModel, params: SamplingParams) -> None:
+def test_the_served_artefact_writes_the_eager_targets_text(
+    built: Built, target: Decoder, draft: EagerModel, params: SamplingParams
+) -> None:
     """Over gRPC, with prompts longer than the graph, two of them one after the other on rows that were used before."""
-    ties, served = NearTies(), load_target(Options(role="target", port=0, device="neuron", artifact=str(built.directory)))
+    ties, served = (
+        NearTies(),
+        load_target(Options(role="target", port=0, device="neuron", artifact=str(built.directory))),
+    )
     with BackgroundServer(served) as server, connect(str(server.address)) as connection:
 
         def produce(prompt: Sequence[int], tokens: int) -> list[int]:
             with closing(connection.verifier()) as verifier:
-                steps = decode(prompt, params, ModelDrafter(draft, BestFirst(NODES - 1, 4)), verifier, tokens)
+                steps = decode(
+                    prompt, params, ModelDrafter(draft, BestFirst(NODES - 1, 4)), verifier, tokens
+                )
                 return [token for step in steps for token in step.tokens]
 
         for text in ("import os\nimport sys\n\n\ndef main(argv):\n", "class Node:"):
             prompt = Tokenizer(MODEL).encode(text)
-            assert_same_text(target, prompt, params, eager_text(target, prompt, params, 20), produce, ties)
+            assert_same_text(
+                target, prompt, params, eager_text(target, prompt, params, 20), produce, ties
+            )
     assert ties.ties == 0
 
 
@@ -131,7 +176,9 @@ def test_greedy_only_is_a_graph_without_noise(built: Built, tmp_path: Path) -> N
         (["--load", "load.json"], "leave out --load"),
     ],
 )
-def test_what_one_graph_on_one_core_cannot_be_is_refused_in_words(changes: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_one_graph_on_one_core_cannot_be_is_refused_in_words(
+    changes: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*COMMAND, *changes, "--dry_run"]) == 1
     assert re.search(words, capsys.readouterr().err)
 
@@ -142,15 +189,31 @@ def test_a_spec_of_several_graphs_or_cores_is_refused(tmp_path: Path) -> None:
             TraceBuilder(spec, write_checkpoint(tmp_path / "model"), VOCABULARY)
 
 
-def test_a_failing_compiler_is_quoted_and_its_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Neuron(compiler_fails="NCC_EVRF007: too many instructions").install(monkeypatch, tmp_path / "packages")
-    with pytest.raises(BadArtifact, match=r"NCC_EVRF007: too many instructions\. Its files and logs are in (.+)") as failed:
-        build(tmp_path / "artifact", write_checkpoint(tmp_path / "model"), spec_of(1, FEW[:1]), TraceBuilder)
+def test_a_failing_compiler_is_quoted_and_its_files_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Neuron(compiler_fails="NCC_EVRF007: too many instructions").install(
+        monkeypatch, tmp_path / "packages"
+    )
+    with pytest.raises(
+        BadArtifact, match=r"NCC_EVRF007: too many instructions\. Its files and logs are in (.+)"
+    ) as failed:
+        build(
+            tmp_path / "artifact",
+            write_checkpoint(tmp_path / "model"),
+            spec_of(1, FEW[:1]),
+            TraceBuilder,
+        )
     assert Path(str(failed.value).rsplit(" ", 1)[1]).is_dir()
 
 
 def test_it_is_built_where_no_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Neuron(device=False).install(monkeypatch, tmp_path / "packages")
-    manifest: Manifest = build(tmp_path / "artifact", write_checkpoint(tmp_path / "model"), spec_of(1, FEW[:1]), TraceBuilder)
+    manifest: Manifest = build(
+        tmp_path / "artifact",
+        write_checkpoint(tmp_path / "model"),
+        spec_of(1, FEW[:1]),
+        TraceBuilder,
+    )
     with pytest.raises(InvalidRequest, match="no Neuron device"):
         load_neuron(tmp_path / "artifact", manifest, lambda line: None)

@@ -12,7 +12,13 @@ from inference.errors import InvalidRequest
 from inference.figures import Figure
 from inference.objective import SPEED, Effort, Tariff, Terms, Wish, blend, read_knob
 
-RENTED = Rates(1.34375, standing_usd_per_hour=0.01, usd_per_kwh=0.36, usd_per_gb_to_target=0.02, usd_per_gb_from_target=0.09)
+RENTED = Rates(
+    1.34375,
+    standing_usd_per_hour=0.01,
+    usd_per_kwh=0.36,
+    usd_per_gb_to_target=0.02,
+    usd_per_gb_from_target=0.09,
+)
 OWN = replace(RENTED, target_usd_per_hour=0.0, pays_target_electricity=True)
 TERMS = {
     "rented": Terms(RENTED, target_share=0.25, draft_watts=20.0, target_watts=400.0),
@@ -22,7 +28,12 @@ TERMS = {
 
 def random_effort(random: Random) -> Effort:
     """At least a byte and a millisecond of each part."""
-    return Effort(random.uniform(1e-3, 9), random.uniform(1e-3, 9), random.randint(1, 10**6), random.randint(1, 10**6))
+    return Effort(
+        random.uniform(1e-3, 9),
+        random.uniform(1e-3, 9),
+        random.randint(1, 10**6),
+        random.randint(1, 10**6),
+    )
 
 
 def billed(terms: Terms, objective: str, tokens: float, effort: Effort) -> float:
@@ -48,12 +59,19 @@ def test_a_tariff_says_what_the_bill_says(terms: Terms, objective: str) -> None:
     random, tariff = Random(7), terms.tariff(objective)
     for _ in range(50):
         tokens, effort = random.randint(1, 500), random_effort(random)
-        assert tariff.of(effort) / tokens == pytest.approx(billed(terms, objective, tokens, effort), rel=1e-9)
-        assert terms.price(objective, tokens, effort).value == pytest.approx(tariff.of(effort) / tokens, rel=1e-9)
+        assert tariff.of(effort) / tokens == pytest.approx(
+            billed(terms, objective, tokens, effort), rel=1e-9
+        )
+        assert terms.price(objective, tokens, effort).value == pytest.approx(
+            tariff.of(effort) / tokens, rel=1e-9
+        )
 
 
 def test_a_tariff_by_hand() -> None:
-    terms = Terms(Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.1), draft_watts=10.0)
+    terms = Terms(
+        Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.1),
+        draft_watts=10.0,
+    )
     assert terms.tariff("total_cost") == pytest.approx((1e-3, 1e-6, 0.0, 1e-10))
     assert terms.tariff("api_cost") == pytest.approx((1e-3, 0.0, 0.0, 0.0))
     assert terms.tariff("draft_energy") == pytest.approx((0.0, 10.0, 0.0, 0.0))
@@ -63,36 +81,61 @@ def test_a_tariff_by_hand() -> None:
 @pytest.mark.parametrize(
     ("terms", "objective", "missing"),
     [
-        (Terms(replace(RENTED, usd_per_kwh=None), draft_watts=20.0), "total_cost", "no price of electricity"),
-        (Terms(replace(RENTED, usd_per_gb_to_target=None), draft_watts=20.0), "total_cost", "no price of traffic to the target"),
-        (Terms(replace(RENTED, usd_per_gb_from_target=None), draft_watts=20.0), "total_cost", "no price of traffic from the target"),
+        (
+            Terms(replace(RENTED, usd_per_kwh=None), draft_watts=20.0),
+            "total_cost",
+            "no price of electricity",
+        ),
+        (
+            Terms(replace(RENTED, usd_per_gb_to_target=None), draft_watts=20.0),
+            "total_cost",
+            "no price of traffic to the target",
+        ),
+        (
+            Terms(replace(RENTED, usd_per_gb_from_target=None), draft_watts=20.0),
+            "total_cost",
+            "no price of traffic from the target",
+        ),
         (Terms(RENTED), "total_cost", "watts of the draft"),
         (Terms(RENTED, target_watts=400.0), "draft_energy", "watts of the draft"),
         (Terms(RENTED, draft_watts=20.0), "target_energy", "watts of the target"),
         (Terms(OWN, draft_watts=20.0), "total_cost", "watts of the target"),
     ],
 )
-def test_what_nobody_has_stated_is_named_and_never_nothing(terms: Terms, objective: str, missing: str) -> None:
+def test_what_nobody_has_stated_is_named_and_never_nothing(
+    terms: Terms, objective: str, missing: str
+) -> None:
     with pytest.raises(InvalidRequest, match=missing):
         terms.tariff(objective)
     assert terms.price(objective, 1.0, Effort(1.0, 1.0, 100, 100)).value is None
 
 
 def test_everything_that_is_missing_is_named_at_once() -> None:
-    with pytest.raises(InvalidRequest, match=r"watts of the target; .*watts of the draft") as refused:
+    with pytest.raises(
+        InvalidRequest, match=r"watts of the target; .*watts of the draft"
+    ) as refused:
         Terms(RENTED).tariff("energy_total")
     assert "energy_total" in str(refused.value)
 
 
 def test_zero_that_is_stated_counts_as_nothing() -> None:
-    terms = Terms(Rates(3.6, usd_per_kwh=0.0, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0), draft_watts=0.0, target_watts=0.0)
+    terms = Terms(
+        Rates(3.6, usd_per_kwh=0.0, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0),
+        draft_watts=0.0,
+        target_watts=0.0,
+    )
     assert terms.tariff("total_cost") == pytest.approx((1e-3, 0.0, 0.0, 0.0))
     assert terms.tariff("energy_total") == Tariff(0.0)
 
 
 def test_known_costs_are_a_lower_bound_of_the_total() -> None:
     effort = Effort(3.0, 1.0, 1000, 2000)
-    unstated = Terms(replace(RENTED, usd_per_gb_from_target=None), target_share=0.25, draft_watts=20.0, target_watts=400.0)
+    unstated = Terms(
+        replace(RENTED, usd_per_gb_from_target=None),
+        target_share=0.25,
+        draft_watts=20.0,
+        target_watts=400.0,
+    )
     whole = TERMS["rented"]
     assert whole.known_costs() == pytest.approx(whole.tariff("total_cost"))
     assert 0 < unstated.known_costs().of(effort) < whole.known_costs().of(effort)
@@ -105,8 +148,12 @@ def test_a_blend_weighs_each_relative_to_a_token_of_the_target_alone() -> None:
         assert blend(cost, weight, alone).of(alone) == pytest.approx(1.0)
     double_time = alone._replace(wall=0.08)
     assert blend(cost, 0.0, alone).of(double_time) == pytest.approx(2.0)
-    assert blend(cost, 1.0, alone).of(double_time) == pytest.approx(cost.of(double_time) / cost.of(alone))
-    assert blend(cost, 0.5, alone).of(double_time) == pytest.approx((2.0 + cost.of(double_time) / cost.of(alone)) / 2)
+    assert blend(cost, 1.0, alone).of(double_time) == pytest.approx(
+        cost.of(double_time) / cost.of(alone)
+    )
+    assert blend(cost, 0.5, alone).of(double_time) == pytest.approx(
+        (2.0 + cost.of(double_time) / cost.of(alone)) / 2
+    )
 
 
 def test_what_the_target_alone_gets_for_nothing_makes_no_infinite_price() -> None:
@@ -115,7 +162,10 @@ def test_what_the_target_alone_gets_for_nothing_makes_no_infinite_price() -> Non
     assert 0 < drafting.of(Effort(0.02, 0.01)) < float("inf")
 
 
-@pytest.mark.parametrize(("text", "weight"), [("tps", 0.0), ("balanced", 0.5), ("cost", 1.0), ("0", 0.0), ("100", 1.0), ("37.5", 0.375)])
+@pytest.mark.parametrize(
+    ("text", "weight"),
+    [("tps", 0.0), ("balanced", 0.5), ("cost", 1.0), ("0", 0.0), ("100", 1.0), ("37.5", 0.375)],
+)
 def test_the_knob_names_a_weight(text: str, weight: float) -> None:
     assert Wish(weight=read_knob(text)).weight == weight
 
@@ -140,7 +190,9 @@ def test_a_wish_is_one_objective_and_one_limit() -> None:
     with pytest.raises(InvalidRequest, match="one limit"):
         Wish(min_tps=10.0, max_per_token=1e-6)
     assert Wish().speed_alone
-    assert not any(wish.speed_alone for wish in (Wish(weight=0.01), Wish(min_tps=1.0), Wish(max_per_token=1.0)))
+    assert not any(
+        wish.speed_alone for wish in (Wish(weight=0.01), Wish(min_tps=1.0), Wish(max_per_token=1.0))
+    )
 
 
 def test_efforts_add_up_and_scale() -> None:

@@ -38,7 +38,9 @@ def interrupted(draft: Decoder, params: SamplingParams, alone: int) -> tuple[lis
     with connect(str(server.address), patience=Patience(20.0)) as connection:
         verifier = connection.verifier()
         rounds = 0
-        for made in decode_offline(PROMPT, params, drafter(draft, BestFirst(8, 3)), verifier, TOKENS, frozenset()):
+        for made in decode_offline(
+            PROMPT, params, drafter(draft, BestFirst(8, 3)), verifier, TOKENS, frozenset()
+        ):
             if isinstance(made, Unverified):
                 guesses.append(made.token)
                 if len(guesses) == alone:
@@ -58,9 +60,15 @@ def returned(address: Address) -> BackgroundServer:
     return background(engine(decoder(1)), address=address)
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)], ids=str)
-@pytest.mark.parametrize("draft", [perturbed(1, 0.02), decoder(99, layers=1)], ids=["close", "unrelated"])
-def test_after_an_absence_the_text_is_the_targets_own(draft: Decoder, params: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)], ids=str
+)
+@pytest.mark.parametrize(
+    "draft", [perturbed(1, 0.02), decoder(99, layers=1)], ids=["close", "unrelated"]
+)
+def test_after_an_absence_the_text_is_the_targets_own(
+    draft: Decoder, params: SamplingParams
+) -> None:
     verified, guesses = interrupted(draft, params, alone=6)
     assert verified[:TOKENS] == expected(params)
     assert len(guesses) >= 6
@@ -77,9 +85,18 @@ def test_what_nobody_came_back_to_verify_is_marked() -> None:
 
     with connect(str(server.address), patience=Patience(2.0)) as connection:
         tokenizer = Tokenizer(Path(EMBEDDED) / "target")
-        done = speculate_offline(request, drafter(perturbed(1, 0.02), BestFirst(8, 3)), connection.verifier(), tokenizer, show, Event())
+        done = speculate_offline(
+            request,
+            drafter(perturbed(1, 0.02), BestFirst(8, 3)),
+            connection.verifier(),
+            tokenizer,
+            show,
+            Event(),
+        )
     assert done.finish_reason == "unverified"
-    assert done.unverified_text == "".join(piece.text for piece in shown if not piece.verified) != ""
+    assert (
+        done.unverified_text == "".join(piece.text for piece in shown if not piece.verified) != ""
+    )
     assert done.token_ids == expected(SamplingParams())[: len(done.token_ids)]
     assert done.text == "".join(piece.text for piece in shown if piece.verified)
 
@@ -89,4 +106,13 @@ def test_a_target_that_was_never_there_is_an_error() -> None:
     with connect(str(server.address), patience=Patience(0.5)) as connection:
         server.stop()
         with pytest.raises(Unavailable):
-            next(decode_offline(PROMPT, SamplingParams(), drafter(decoder(2), BestFirst(8, 3)), connection.verifier(), TOKENS, frozenset()))
+            next(
+                decode_offline(
+                    PROMPT,
+                    SamplingParams(),
+                    drafter(decoder(2), BestFirst(8, 3)),
+                    connection.verifier(),
+                    TOKENS,
+                    frozenset(),
+                )
+            )

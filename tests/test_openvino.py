@@ -42,8 +42,24 @@ from tests.test_lossless import alone
 LENGTH, NODES = 120, 8
 JUNK = LENGTH + NODES
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
-FLAGS = ["--target", "cpu", "--dtype", "int8", "--rows", "2", "--sequence_length", str(LENGTH), "--max_tree_nodes", str(NODES)]
-SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, seed=2), SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire()]
+FLAGS = [
+    "--target",
+    "cpu",
+    "--dtype",
+    "int8",
+    "--rows",
+    "2",
+    "--sequence_length",
+    str(LENGTH),
+    "--max_tree_nodes",
+    str(NODES),
+]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=1),
+    SamplingParams(1.0, seed=2),
+    SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire(),
+]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +82,9 @@ def model(built: Path) -> CompiledModel:
 
 @pytest.fixture(scope="module")
 def engine(model: CompiledModel, source: Path) -> Engine:
-    return Engine(model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=Tokenizer(source).vocabulary)
+    return Engine(
+        model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=Tokenizer(source).vocabulary
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +94,26 @@ def rounded(source: Path) -> Decoder:
 
 
 def float_decoder(source: Path, *, round_: bool) -> Decoder:
-    decoder = load_decoder(source, positions=LENGTH, vocabulary=Tokenizer(source).vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+    decoder = load_decoder(
+        source,
+        positions=LENGTH,
+        vocabulary=Tokenizer(source).vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     for matrix in matrices(decoder) if round_ else ():
         levels, scale = to_int8(matrix.detach().numpy())
         matrix.data = torch.from_numpy(levels * scale)
     return decoder
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}")
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
+)
 @pytest.mark.parametrize("policy", [Chain(7), BestFirst(7, 2)], ids=["chain", "tree"])
-def test_drafting_leaves_the_targets_own_text_as_it_is(engine: Engine, rounded: Decoder, params: SamplingParams, policy: Chain | BestFirst) -> None:
+def test_drafting_leaves_the_targets_own_text_as_it_is(
+    engine: Engine, rounded: Decoder, params: SamplingParams, policy: Chain | BestFirst
+) -> None:
     """Token for token, without any allowance: calls of 2, 8 and 16 nodes compute the same bits here."""
     prompt = np.random.default_rng(7).integers(0, rounded.vocabulary, 30).tolist()
     reference = alone(LocalVerifier(engine), prompt, params, 60)
@@ -96,21 +124,46 @@ def test_drafting_leaves_the_targets_own_text_as_it_is(engine: Engine, rounded: 
     assert len(steps) < len(reference), "nothing that was drafted was accepted"
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}")
-def test_rows_and_nodes_are_independent(model: CompiledModel, rounded: Decoder, params: SamplingParams) -> None:
-    assert_rows_are_independent(model, (model.keys, model.values), NODES, rounded.vocabulary, params)
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
+)
+def test_rows_and_nodes_are_independent(
+    model: CompiledModel, rounded: Decoder, params: SamplingParams
+) -> None:
+    assert_rows_are_independent(
+        model, (model.keys, model.values), NODES, rounded.vocabulary, params
+    )
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [{"tie_word_embeddings": True}, {"model_type": "qwen2", "vocab_size": 520}, {"model_type": "qwen3", "head_dim": 16}],
+    [
+        {"tie_word_embeddings": True},
+        {"model_type": "qwen2", "vocab_size": 520},
+        {"model_type": "qwen3", "head_dim": 16},
+    ],
     ids=["tied", "qwen2", "qwen3"],
 )
-def test_families_build_and_equal_their_rounded_float_model(tmp_path: Path, overrides: dict[str, object]) -> None:
+def test_families_build_and_equal_their_rounded_float_model(
+    tmp_path: Path, overrides: dict[str, object]
+) -> None:
     """The builder compares keys, values and choices of every bucket."""
-    source = write_checkpoint_with_tokenizer(tmp_path / "model", num_hidden_layers=1, **SIZES | overrides)
-    sizes = ["--prefill_nodes", "16", "--tree_nodes", "8", "--slots", "128", "--sampling", "sampled"]
-    assert compile_main(["--model", str(source), *FLAGS, *sizes, "--out", str(tmp_path / "out")]) == 0
+    source = write_checkpoint_with_tokenizer(
+        tmp_path / "model", num_hidden_layers=1, **SIZES | overrides
+    )
+    sizes = [
+        "--prefill_nodes",
+        "16",
+        "--tree_nodes",
+        "8",
+        "--slots",
+        "128",
+        "--sampling",
+        "sampled",
+    ]
+    assert (
+        compile_main(["--model", str(source), *FLAGS, *sizes, "--out", str(tmp_path / "out")]) == 0
+    )
 
 
 def test_the_integers_hold_the_matrix_within_half_a_step() -> None:
@@ -122,19 +175,41 @@ def test_the_integers_hold_the_matrix_within_half_a_step() -> None:
     assert (np.abs(levels * scale - matrix) <= scale * 0.5001).all()
 
 
-def test_another_models_decoder_is_not_accepted_as_this_one(model: CompiledModel, rounded: Decoder) -> None:
-    bucket, graph = next((bucket, graph) for bucket, graph in model._graphs.items() if bucket.nodes == NODES and not bucket.sampled)
+def test_another_models_decoder_is_not_accepted_as_this_one(
+    model: CompiledModel, rounded: Decoder
+) -> None:
+    bucket, graph = next(
+        (bucket, graph)
+        for bucket, graph in model._graphs.items()
+        if bucket.nodes == NODES and not bucket.sampled
+    )
     other = tiny_decoder(9, rounded.vocabulary, vocab_size=rounded.vocabulary, **SIZES)
     model.keys.normal_(), model.values.normal_()
-    check_equivalence(VerifyGraph(rounded, model.keys, model.values, 1), graph, bucket, sequence_length=LENGTH, tolerance=INT8)
+    check_equivalence(
+        VerifyGraph(rounded, model.keys, model.values, 1),
+        graph,
+        bucket,
+        sequence_length=LENGTH,
+        tolerance=INT8,
+    )
     check_row_independence(graph, bucket, rounded.vocabulary, sequence_length=LENGTH)
     with pytest.raises(BadArtifact, match="differ"):
-        check_equivalence(VerifyGraph(other, model.keys, model.values, 1), graph, bucket, sequence_length=LENGTH, tolerance=INT8)
+        check_equivalence(
+            VerifyGraph(other, model.keys, model.values, 1),
+            graph,
+            bucket,
+            sequence_length=LENGTH,
+            tolerance=INT8,
+        )
 
 
 def test_the_caches_are_bound_and_not_copied(model: CompiledModel) -> None:
     """What is written to the caches after loading is what the decoder reads."""
-    bucket, graph = next((bucket, graph) for bucket, graph in model._graphs.items() if bucket.nodes == 2 and not bucket.sampled)
+    bucket, graph = next(
+        (bucket, graph)
+        for bucket, graph in model._graphs.items()
+        if bucket.nodes == 2 and not bucket.sampled
+    )
     from inference.model.graph import example_inputs
 
     inputs = example_inputs(bucket)
@@ -145,7 +220,9 @@ def test_the_caches_are_bound_and_not_copied(model: CompiledModel) -> None:
     assert not torch.equal(first, graph._decoder(inputs)[0])
 
 
-def test_the_artefact_serves_in_a_process_that_has_neither_model_source_nor_reporting(built: Path) -> None:
+def test_the_artefact_serves_in_a_process_that_has_neither_model_source_nor_reporting(
+    built: Path,
+) -> None:
     code = (
         "import sys\n"
         "from outrider.cli import main\n"
@@ -154,14 +231,32 @@ def test_the_artefact_serves_in_a_process_that_has_neither_model_source_nor_repo
         "loaded += [name for name in sys.modules if name.startswith('openvino_telemetry') and sys.modules[name]]\n"
         "sys.exit(f'imported {loaded}' if loaded else code)\n"
     )
-    flags = ["--role", "verify_target", "--device", "cpu", "--artifact", str(built), "--prompt", "def main():", "--max_new_tokens", "8"]
-    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    flags = [
+        "--role",
+        "verify_target",
+        "--device",
+        "cpu",
+        "--artifact",
+        str(built),
+        "--prompt",
+        "def main():",
+        "--max_new_tokens",
+        "8",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
     assert done.returncode == 0, done.stderr
     assert "compiled for cpu, int8" in done.stderr
 
 
 @pytest.mark.parametrize("name", [DECODER, DECODER_WEIGHTS])
-def test_a_changed_byte_is_refused_by_the_files_name(artifact: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_changed_byte_is_refused_by_the_files_name(
+    artifact: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     data = bytearray((artifact / name).read_bytes())
     data[len(data) // 2] ^= 1
     (artifact / name).write_bytes(data)
@@ -188,7 +283,16 @@ def test_without_openvino_the_install_line_is_named(monkeypatch: pytest.MonkeyPa
 
 def test_int8_is_for_cpu_and_takes_no_compiler_flags(source: Path) -> None:
     bucket = verify_bucket(1, NODES, JUNK, JUNK, sampled=False)
-    spec = CompileSpec("tiny", "cpu", 10, (bucket,), rows=1, sequence_length=LENGTH, max_tree_nodes=NODES, dtype="int8")
+    spec = CompileSpec(
+        "tiny",
+        "cpu",
+        10,
+        (bucket,),
+        rows=1,
+        sequence_length=LENGTH,
+        max_tree_nodes=NODES,
+        dtype="int8",
+    )
     with pytest.raises(InvalidRequest, match="int8 is for cpu"):
         replace(spec, target="trn1")
     with pytest.raises(InvalidRequest, match="max_autotune"):
@@ -197,8 +301,19 @@ def test_int8_is_for_cpu_and_takes_no_compiler_flags(source: Path) -> None:
 
 def test_int8_is_counted_as_a_byte_a_weight_in_matrices(source: Path) -> None:
     bucket = verify_bucket(1, NODES, JUNK, JUNK, sampled=False)
-    spec = CompileSpec("tiny", "cpu", 512, (bucket,), rows=1, sequence_length=LENGTH, max_tree_nodes=NODES, dtype="int8")
+    spec = CompileSpec(
+        "tiny",
+        "cpu",
+        512,
+        (bucket,),
+        rows=1,
+        sequence_length=LENGTH,
+        max_tree_nodes=NODES,
+        dtype="int8",
+    )
     config = read_config(source)
-    matrices_ = sum(parameter.numel() for parameter in matrices(float_decoder(source, round_=False)))
+    matrices_ = sum(
+        parameter.numel() for parameter in matrices(float_decoder(source, round_=False))
+    )
     whole = footprint(config, replace(spec, dtype="float32")).weights
     assert footprint(config, spec).weights == whole - 3 * matrices_

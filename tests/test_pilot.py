@@ -18,9 +18,16 @@ class Hand:
         return self.now
 
 
-def pilot(call: float = 0.01, verify: float = 0.04, round_trip: float = 0.1, price: float = 0.05) -> tuple[Pilot, Hand]:
+def pilot(
+    call: float = 0.01, verify: float = 0.04, round_trip: float = 0.1, price: float = 0.05
+) -> tuple[Pilot, Hand]:
     """Of a draft whose calls take so long, and a token that costs `price` seconds lately."""
-    known = Knowledge(DraftTimes({1: call, 32: call}), TargetTimes({(1, 64): verify}), LinkTimes(), read_acceptance())
+    known = Knowledge(
+        DraftTimes({1: call, 32: call}),
+        TargetTimes({(1, 64): verify}),
+        LinkTimes(),
+        read_acceptance(),
+    )
     for _ in range(5):
         known.link.observe(round_trip, 0.0, 100)
     clock = Hand()

@@ -32,21 +32,43 @@ LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=1
 
 def spec_of(**changes: Any) -> CompileSpec:
     """Llama 3.1 8B on trn1.2xlarge."""
-    settings_ = {"rows": 1, "sequence_length": 2048, "max_tree_nodes": 64, "target": "trn1", "dtype": "bfloat16", "tensor_parallel": 2} | changes
-    limits = Limits(settings_["rows"], 128, settings_["max_tree_nodes"], 1, settings_["sequence_length"], settings_["target"] != "cpu")
-    return CompileSpec(**{"model": "big", "vocabulary": 128256, "buckets": graphs_of(Sizes(), limits)} | settings_)
+    settings_ = {
+        "rows": 1,
+        "sequence_length": 2048,
+        "max_tree_nodes": 64,
+        "target": "trn1",
+        "dtype": "bfloat16",
+        "tensor_parallel": 2,
+    } | changes
+    limits = Limits(
+        settings_["rows"],
+        128,
+        settings_["max_tree_nodes"],
+        1,
+        settings_["sequence_length"],
+        settings_["target"] != "cpu",
+    )
+    return CompileSpec(
+        **{"model": "big", "vocabulary": 128256, "buckets": graphs_of(Sizes(), limits)} | settings_
+    )
 
 
 def area(shape: Shape) -> float:
     return shape.rows * shape.nodes * (10.0 + shape.slots)
 
 
-prompts = st.builds(Shape, st.just(True), st.just(1), st.integers(1, 16), st.sampled_from([1, 16, 100]))
-trees = st.builds(Shape, st.just(False), st.integers(1, 2), st.integers(1, 8), st.sampled_from([20, 64, 100, 128]))
+prompts = st.builds(
+    Shape, st.just(True), st.just(1), st.integers(1, 16), st.sampled_from([1, 16, 100])
+)
+trees = st.builds(
+    Shape, st.just(False), st.integers(1, 2), st.integers(1, 8), st.sampled_from([20, 64, 100, 128])
+)
 calls_of_two_kinds = st.dictionaries(prompts | trees, st.floats(0.1, 9), min_size=1, max_size=7)
 
 
-def brute_force(calls: Calls, required: tuple[Shape, ...], sizes: list[Shape], budget: Budget) -> float:
+def brute_force(
+    calls: Calls, required: tuple[Shape, ...], sizes: list[Shape], budget: Budget
+) -> float:
     """The least expected cost of any affordable set, by trying them all."""
     others, best = [shape for shape in sizes if shape not in required], float("inf")
     for count in range(len(others) + 1):
@@ -60,8 +82,12 @@ def brute_force(calls: Calls, required: tuple[Shape, ...], sizes: list[Shape], b
 
 
 @settings(max_examples=60, deadline=None)
-@given(calls_of_two_kinds, st.integers(5, 12), st.sampled_from([float("inf"), 40.0, 70.0]), st.data())
-def test_the_plan_is_the_best_of_all_affordable_sets(calls: Calls, graphs: int, seconds: float, data: st.DataObject) -> None:
+@given(
+    calls_of_two_kinds, st.integers(5, 12), st.sampled_from([float("inf"), 40.0, 70.0]), st.data()
+)
+def test_the_plan_is_the_best_of_all_affordable_sets(
+    calls: Calls, graphs: int, seconds: float, data: st.DataObject
+) -> None:
     sizes = data.draw(st.lists(st.sampled_from(grid(calls, LIMITS)), max_size=9, unique=True))
     required = tuple(dict.fromkeys(LIMITS.required()))
     budget = Budget(graphs, seconds=seconds, of=lambda shape: 1.0 + shape.slots / 30)
@@ -73,21 +99,29 @@ def test_the_plan_is_the_best_of_all_affordable_sets(calls: Calls, graphs: int, 
 
 @settings(max_examples=40, deadline=None)
 @given(calls_of_two_kinds, st.integers(5, 20), st.integers(1, 2))
-def test_a_plan_keeps_its_budget_and_serves_every_call(calls: Calls, graphs: int, samplings: int) -> None:
+def test_a_plan_keeps_its_budget_and_serves_every_call(
+    calls: Calls, graphs: int, samplings: int
+) -> None:
     budget = Budget(graphs, samplings=samplings)
     made = plan(calls, LIMITS, area, budget)
     assert sum(budget.count(shape) for shape in made.shapes) <= graphs
-    assert all(serving(made.shapes, call, area).serves(call) for call in [*calls, *LIMITS.required()])
+    assert all(
+        serving(made.shapes, call, area).serves(call) for call in [*calls, *LIMITS.required()]
+    )
     assert made.exact <= made.expected * (1 + 1e-9)
     assert made.bound <= made.expected
-    assert plan(calls, LIMITS, area, replace(budget, graphs=graphs + 1)).expected <= made.expected * (1 + 1e-9)
+    assert plan(
+        calls, LIMITS, area, replace(budget, graphs=graphs + 1)
+    ).expected <= made.expected * (1 + 1e-9)
 
 
 def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
     calls = {Shape(False, 1, 2, 50): 1.0}
     with pytest.raises(InvalidRequest, match=r"needs 5 graphs at least .* the budget is 4 graphs"):
         plan(calls, LIMITS, area, Budget(4))
-    with pytest.raises(InvalidRequest, match=r"5 graphs and 10 minutes at least .* is 9 graphs and 9 minutes"):
+    with pytest.raises(
+        InvalidRequest, match=r"5 graphs and 10 minutes at least .* is 9 graphs and 9 minutes"
+    ):
         plan(calls, LIMITS, area, Budget(9, seconds=540, of=lambda shape: 120))
 
 
@@ -97,7 +131,9 @@ def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> Non
         Shape(True, 1, 16, 1): 1,
         Shape(True, 1, 16, 16): 1,
         Shape(True, 1, 7, 32): 1,
-        **{Shape(False, 2, 4, slots): pytest.approx(0.375) for slots in (43, 45, 48)},  # three rounds, shared by two sessions
+        **{
+            Shape(False, 2, 4, slots): pytest.approx(0.375) for slots in (43, 45, 48)
+        },  # three rounds, shared by two sessions
         **{Shape(False, 2, 8, slots): pytest.approx(0.125) for slots in (47, 49, 52)},
     }
 
@@ -111,7 +147,10 @@ def test_the_shipped_loads_are_what_their_script_makes(name: str) -> None:
 def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> None:
     limits = Limits(4, 256, 64, 1, 2048, all_rows=True)
     calls = calls_of(read_load(LOADS / f"{name}.json"), limits)
-    free, powers = plan(calls, limits, area, Budget(12)), plan(calls, limits, area, Budget(12), powers_of_two(limits))
+    free, powers = (
+        plan(calls, limits, area, Budget(12)),
+        plan(calls, limits, area, Budget(12), powers_of_two(limits)),
+    )
     assert free.expected <= powers.expected
     assert expected_cost(free.shapes, calls, area) == pytest.approx(free.expected)
 
@@ -127,7 +166,9 @@ def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> No
         ({"surprise": 1}, "a load has the fields"),
     ],
 )
-def test_a_bad_load_is_refused_in_one_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_a_bad_load_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
     path = tmp_path / "load.json"
     path.write_text(json.dumps(asdict(Load("x", ((4, 4),), {4: 1}, {1: 1}, 2.0)) | change))
     with pytest.raises(InvalidRequest, match=said):
@@ -136,11 +177,27 @@ def test_a_bad_load_is_refused_in_one_line(tmp_path: Path, change: dict[str, Any
 
 def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
     path = tmp_path / "outrider-profile.json"
-    one = {"prompt_tokens": 30, "token_ids": [1] * 12, "rounds": 4, "num_draft_tokens": 61, "num_accepted_tokens": 8}
-    two = {"prompt_tokens": 9, "token_ids": [1] * 4, "rounds": 2, "num_draft_tokens": 14, "num_accepted_tokens": 2}
+    one = {
+        "prompt_tokens": 30,
+        "token_ids": [1] * 12,
+        "rounds": 4,
+        "num_draft_tokens": 61,
+        "num_accepted_tokens": 8,
+    }
+    two = {
+        "prompt_tokens": 9,
+        "token_ids": [1] * 4,
+        "rounds": 2,
+        "num_draft_tokens": 14,
+        "num_accepted_tokens": 2,
+    }
     path.write_text(json.dumps([one, two, one | {"rounds": 0}]))
     load = read_load(path)
-    assert (load.sessions, load.tree_sizes, load.concurrent) == (((30, 12), (9, 4)), {16: 4, 8: 2}, {1: 1})
+    assert (load.sessions, load.tree_sizes, load.concurrent) == (
+        ((30, 12), (9, 4)),
+        {16: 4, 8: 2},
+        {1: 1},
+    )
     assert load.acceptance_length == pytest.approx(16 / 6)
     path.write_text("[{}]")
     with pytest.raises(InvalidRequest, match="is not a load: 'rounds'"):
@@ -154,7 +211,12 @@ def test_weights_and_cache_of_a_known_model_are_those_published() -> None:
 
 
 def test_weights_counted_are_those_of_the_decoder() -> None:
-    for overrides in ({"tie_word_embeddings": True}, {"model_type": "qwen2"}, {"model_type": "qwen3", "head_dim": 8}, {"mlp_bias": True}):
+    for overrides in (
+        {"tie_word_embeddings": True},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3", "head_dim": 8},
+        {"mlp_bias": True},
+    ):
         parameters = sum(parameter.numel() for parameter in tiny_decoder(**overrides).parameters())
         spec = spec_of(target="cpu", tensor_parallel=1, dtype="float32", vocabulary=61)
         assert footprint(parse_config(TINY | overrides), spec).weights == 4 * parameters
@@ -162,7 +224,9 @@ def test_weights_counted_are_those_of_the_decoder() -> None:
 
 def test_ranks_share_weights_and_repeat_the_heads_they_lack() -> None:
     config = parse_config(LLAMA_8B)
-    one, eight, sixteen = (footprint(config, spec_of(tensor_parallel=ranks)) for ranks in (1, 8, 16))
+    one, eight, sixteen = (
+        footprint(config, spec_of(tensor_parallel=ranks)) for ranks in (1, 8, 16)
+    )
     assert one.weights / 8 == pytest.approx(eight.weights, rel=1e-3)
     assert eight.cache == sixteen.cache == one.cache / 8
 
@@ -172,12 +236,19 @@ def test_reading_the_weights_once_takes_what_the_reference_says() -> None:
 
     config, spec = parse_config(LLAMA_8B), spec_of()
     call = work(config, spec, rows=1, nodes=1, slots=1, picks=1)
-    assert device_of("trn1").seconds(call.flops, call.moved, "bfloat16") == pytest.approx(0.0182, rel=0.07)  # the input table is not read whole
+    assert device_of("trn1").seconds(call.flops, call.moved, "bfloat16") == pytest.approx(
+        0.0182, rel=0.07
+    )  # the input table is not read whole
     assert call.flops * 2 == pytest.approx(2 * (8_030_261_248 - 128256 * 4096), rel=0.01)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"tensor_parallel": 1, "rows": 4}, {"sequence_length": 131072}, {"target": "trn2", "tensor_parallel": 1, "rows": 64}]
+    "changes",
+    [
+        {"tensor_parallel": 1, "rows": 4},
+        {"sequence_length": 131072},
+        {"target": "trn2", "tensor_parallel": 1, "rows": 64},
+    ],
 )
 def test_what_cannot_fit_is_refused_and_every_advice_would_fit(changes: dict[str, Any]) -> None:
     config = parse_config(LLAMA_8B)
@@ -187,12 +258,20 @@ def test_what_cannot_fit_is_refused_and_every_advice_would_fit(changes: dict[str
     assert any("--tensor_parallel" in line for line in advice)
     for line in advice:
         words = line.split(" (")[0].replace("--", "").split()
-        given_ = {name: int(value) if value.isdigit() else value for name, value in zip(words[::2], words[1::2], strict=True)}
+        given_ = {
+            name: int(value) if value.isdigit() else value
+            for name, value in zip(words[::2], words[1::2], strict=True)
+        }
         check_fits(config, spec_of(**changes | given_))
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"), [(3, "can share among 1, 2, 4, 8, 16, 32"), (64, "can share among 1, 2, 4, 8, 16, 32"), (12, "can share among")]
+    ("ranks", "said"),
+    [
+        (3, "can share among 1, 2, 4, 8, 16, 32"),
+        (64, "can share among 1, 2, 4, 8, 16, 32"),
+        (12, "can share among"),
+    ],
 )
 def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
@@ -207,7 +286,10 @@ def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int, said: str) ->
         ({"sequence_length": 1}, "--sequence_length 1"),
         ({"dtype": "int8"}, "--dtype int8"),
         ({"target": "cpu"}, "--tensor_parallel 2: the cpu target is not sharded"),
-        ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 2112),)}, "no verify graph has 1 rows, 64 nodes and 2112 slots"),
+        (
+            {"buckets": (Bucket(1, 8, 100, 8, 8, False, 2112),)},
+            "no verify graph has 1 rows, 64 nodes and 2112 slots",
+        ),
         ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 99),)}, "junk slot is 2112"),
         ({"buckets": (verify_bucket(1, 8, 9, 2112, sampled=True),) * 2}, "asked for twice"),
         ({"buckets": (verify_bucket(2, 64, 2112, 2112, sampled=True),)}, "takes exactly 1"),
@@ -219,12 +301,27 @@ def test_a_spec_that_contradicts_itself_does_not_exist(changes: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("dtype", "alone"), [("float32", 2), ("bfloat16", 1)])
-def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(dtype: str, alone: int) -> None:
+def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(
+    dtype: str, alone: int
+) -> None:
     limits = Limits(4, 128, 24, alone, 1000, all_rows=False)
     buckets = graphs_of(Sizes(), limits)
-    trees = {(bucket.rows, bucket.nodes, bucket.slots, bucket.sampled) for bucket in buckets if bucket.picks == bucket.nodes}
-    assert {(rows, nodes, 1024, sampled) for rows in (1, 4) for nodes in (alone, 24) for sampled in (False, True)} <= trees
-    assert {(bucket.nodes, bucket.levels, bucket.sampled) for bucket in buckets if bucket.picks == 1 < bucket.nodes} == {(128, 1, False)}
+    trees = {
+        (bucket.rows, bucket.nodes, bucket.slots, bucket.sampled)
+        for bucket in buckets
+        if bucket.picks == bucket.nodes
+    }
+    assert {
+        (rows, nodes, 1024, sampled)
+        for rows in (1, 4)
+        for nodes in (alone, 24)
+        for sampled in (False, True)
+    } <= trees
+    assert {
+        (bucket.nodes, bucket.levels, bucket.sampled)
+        for bucket in buckets
+        if bucket.picks == 1 < bucket.nodes
+    } == {(128, 1, False)}
     assert {bucket.junk for bucket in buckets} == {1024}
 
 
@@ -232,7 +329,9 @@ def test_a_planned_spec_explains_itself() -> None:
     from compile.graphs import explain
 
     budget = Budget(10)
-    planned = plan_graphs(read_load(LOADS / "batch.json"), parse_config(LLAMA_8B), spec_of(rows=4), budget, 256)
+    planned = plan_graphs(
+        read_load(LOADS / "batch.json"), parse_config(LLAMA_8B), spec_of(rows=4), budget, 256
+    )
     text = "\n".join(explain(planned, budget))
     assert "synthetic, imitates summaries" in text
     assert "10 graphs of 10 allowed" in text
@@ -240,12 +339,41 @@ def test_a_planned_spec_explains_itself() -> None:
     assert planned.smaller >= planned.plan.padding >= planned.larger
 
 
-def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_plan_and_builds_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    arguments = ["--model", str(tmp_path), "--target", "trn1", "--dry-run", "--out", str(tmp_path / "out")]
-    assert main([*arguments, "--tensor_parallel", "2", "--load", str(LOADS / "chat.json"), "--graphs", "8"]) == 0
+    arguments = [
+        "--model",
+        str(tmp_path),
+        "--target",
+        "trn1",
+        "--dry-run",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert (
+        main(
+            [
+                *arguments,
+                "--tensor_parallel",
+                "2",
+                "--load",
+                str(LOADS / "chat.json"),
+                "--graphs",
+                "8",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
-    for part in ("trn1.2xlarge, 2 ranks", "8 graphs of 8 allowed", "verify_b4_t64_s2112_sampled", "weights             7.48 GiB", "roofline ms"):
+    for part in (
+        "trn1.2xlarge, 2 ranks",
+        "8 graphs of 8 allowed",
+        "verify_b4_t64_s2112_sampled",
+        "weights             7.48 GiB",
+        "roofline ms",
+    ):
         assert part in shown
     assert not (tmp_path / "out").exists()
     assert main(arguments) == 1
@@ -257,19 +385,36 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, capsys: py
     [
         ([], "--target is needed"),
         (["--target", "cpu"], "--out is needed"),
-        (["--target", "cpu", "--dry_run", "--tree_nodes", "4,x"], "--tree_nodes 4,x: whole numbers"),
-        (["--target", "cpu", "--dry_run", "--tree_nodes", "65"], "--tree_nodes 65: sizes lie between 1 and 64"),
+        (
+            ["--target", "cpu", "--dry_run", "--tree_nodes", "4,x"],
+            "--tree_nodes 4,x: whole numbers",
+        ),
+        (
+            ["--target", "cpu", "--dry_run", "--tree_nodes", "65"],
+            "--tree_nodes 65: sizes lie between 1 and 64",
+        ),
         (["--target", "cpu", "--dry_run", "--slots", "0"], "--slots 0: sizes of at least 1"),
-        (["--target", "cpu", "--dry_run", "--sampling", "some"], "--sampling some: one of both, greedy, sampled"),
+        (
+            ["--target", "cpu", "--dry_run", "--sampling", "some"],
+            "--sampling some: one of both, greedy, sampled",
+        ),
         (["--target", "cpu", "--dry_run", "--sequence_length", "9999"], "takes 2 to 1024"),
         (["--target", "cpu", "--dry_run", "--load", "gone.json"], "gone.json cannot be read"),
-        (["--target", "cpu", "--dry_run", "--load", "x", "--slots", "64"], "--load chooses the sizes"),
-        (["--target", "cpu", "--dry_run", "--load", "x", "--compile_minutes", "5"], "--compile_minutes needs --graph_minutes"),
+        (
+            ["--target", "cpu", "--dry_run", "--load", "x", "--slots", "64"],
+            "--load chooses the sizes",
+        ),
+        (
+            ["--target", "cpu", "--dry_run", "--load", "x", "--compile_minutes", "5"],
+            "--compile_minutes needs --graph_minutes",
+        ),
         (["--target", "cpu", "--dry_run", "--flag", "=3"], "--flag =3"),
         (["--pull", "somewhere", "--out", "x"], "--pull needs --digest"),
     ],
 )
-def test_bad_flags_get_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags_get_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from inference.errors import InvalidRequest
-from inference.policy import BestFirst, Budget, Chain, Policy, Ranked, Static, best_static_tree, edge_values
+from inference.policy import (
+    BestFirst,
+    Budget,
+    Chain,
+    Policy,
+    Ranked,
+    Static,
+    best_static_tree,
+    edge_values,
+)
 from inference.tree import TokenTree
 
 
@@ -22,7 +31,9 @@ class Ranker:
     def __call__(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
         assert all(tree.parents[node] in self.ranked for node in nodes if node)
         self.calls.append(list(nodes))
-        ids = np.array([[10 * tree.tokens[node] + rank for rank in range(k)] for node in nodes], dtype=np.int32)
+        ids = np.array(
+            [[10 * tree.tokens[node] + rank for rank in range(k)] for node in nodes], dtype=np.int32
+        )
         sharp = np.array([1.0 + tree.tokens[node] % 3 for node in nodes], dtype=np.float32)
         return Ranked(ids, -sharp[:, None] * np.arange(k, dtype=np.float32))
 
@@ -57,7 +68,9 @@ def worth(shape: Sequence[tuple[int, int]], rates: Sequence[float]) -> float:
 
 @pytest.mark.parametrize("rates", [(0.6, 0.2, 0.1), (0.35, 0.33, 0.31), (0.9, 0.05, 0.01)])
 @pytest.mark.parametrize("depth", [2, 6])
-def test_the_static_tree_is_worth_as_much_as_the_best_of_all_trees(rates: tuple[float, ...], depth: int) -> None:
+def test_the_static_tree_is_worth_as_much_as_the_best_of_all_trees(
+    rates: tuple[float, ...], depth: int
+) -> None:
     for nodes in range(1, 7):
         edges = best_static_tree(rates, nodes, depth)
         best = max(worth(shape, rates) for shape in all_shapes(nodes, len(rates), depth))
@@ -66,8 +79,13 @@ def test_the_static_tree_is_worth_as_much_as_the_best_of_all_trees(rates: tuple[
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
-@pytest.mark.parametrize("budget", [Budget(0, 5), Budget(5, 0), Budget(1, 1), Budget(3, 9), Budget(40, 2), Budget(40, 40)])
-def test_no_policy_exceeds_its_budget_and_its_best_nodes_are_a_tree(policy: Policy, budget: Budget) -> None:
+@pytest.mark.parametrize(
+    "budget",
+    [Budget(0, 5), Budget(5, 0), Budget(1, 1), Budget(3, 9), Budget(40, 2), Budget(40, 40)],
+)
+def test_no_policy_exceeds_its_budget_and_its_best_nodes_are_a_tree(
+    policy: Policy, budget: Budget
+) -> None:
     growth = policy.grow(1, budget, Ranker())
     sent = growth.tree.select(growth.best())
     assert len(sent) - 1 <= min(budget.nodes, 12)
@@ -113,7 +131,9 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
     assert [growth.values[node] for node in growth.best()[1:]] == pytest.approx(expected)
 
 
-def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_never_ranks_more_nodes_than_it_sends() -> None:
+def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_never_ranks_more_nodes_than_it_sends() -> (
+    None
+):
     """A nucleus of one token makes a chain, however wide the ranking; of equal tokens no more are expanded than fit."""
 
     def one_of_eight(tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
@@ -122,7 +142,10 @@ def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_never_ranks_more_no
 
     def all_equal(tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
         assert len(nodes) <= 16
-        return Ranked(np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0), np.zeros((len(nodes), k), dtype=np.float32))
+        return Ranked(
+            np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0),
+            np.zeros((len(nodes), k), dtype=np.float32),
+        )
 
     assert BestFirst(16, 6).grow(1, Budget(16, 6), one_of_eight).parents == [-1, 0, 1, 2, 3, 4, 5]
     growth = BestFirst(16, 6).grow(1, Budget(16, 6), all_equal)
@@ -135,7 +158,15 @@ def test_edge_values_are_a_distribution_that_keeps_the_order() -> None:
     assert values[0, 0] > values[0, 1] > values[0, 2]
 
 
-@pytest.mark.parametrize("build", [lambda: Chain(-1), lambda: BestFirst(0, 3), lambda: Static((0.5, 0.6), 4, 4), lambda: Static((0.2, 0.3), 4, 4)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Chain(-1),
+        lambda: BestFirst(0, 3),
+        lambda: Static((0.5, 0.6), 4, 4),
+        lambda: Static((0.2, 0.3), 4, 4),
+    ],
+)
 def test_a_senseless_policy_is_refused(build: object) -> None:
     with pytest.raises(InvalidRequest):
         build()  # type: ignore[operator]

@@ -48,8 +48,14 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def price_list(*rows: str, offer: Offer = TRN1) -> LivePrices:
-    asked = {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": on_demand_filters(offer)}
-    return live("pricing", lambda stub: stub.add_response("get_products", {"PriceList": list(rows)}, asked))
+    asked = {
+        "ServiceCode": "AmazonEC2",
+        "FormatVersion": "aws_v1",
+        "Filters": on_demand_filters(offer),
+    }
+    return live(
+        "pricing", lambda stub: stub.add_response("get_products", {"PriceList": list(rows)}, asked)
+    )
 
 
 def known(offer: Offer, usd: float) -> Price:
@@ -57,7 +63,11 @@ def known(offer: Offer, usd: float) -> Price:
 
 
 def test_a_capacity_block_row_at_no_dollars_does_not_make_an_instance_free() -> None:
-    source = price_list(hourly(P5, "0.0000000000", marketoption="CapacityBlock"), hourly(P5, "55.0400000000"), offer=P5)
+    source = price_list(
+        hourly(P5, "0.0000000000", marketoption="CapacityBlock"),
+        hourly(P5, "55.0400000000"),
+        offer=P5,
+    )
     assert source.price(P5).usd_per_hour == 55.04
 
 
@@ -67,7 +77,9 @@ def test_a_row_at_no_dollars_alone_is_no_price() -> None:
 
 
 def test_a_row_for_windows_is_passed_over() -> None:
-    source = price_list(hourly(TRN1, "1.9000000000", operatingSystem="Windows"), hourly(TRN1, "1.3437500000"))
+    source = price_list(
+        hourly(TRN1, "1.9000000000", operatingSystem="Windows"), hourly(TRN1, "1.3437500000")
+    )
     assert source.price(TRN1).usd_per_hour == 1.34375
 
 
@@ -77,15 +89,25 @@ def test_two_different_prices_are_refused() -> None:
 
 
 def test_a_price_on_the_second_page_is_found() -> None:
-    asked = {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": on_demand_filters(TRN1)}
+    asked = {
+        "ServiceCode": "AmazonEC2",
+        "FormatVersion": "aws_v1",
+        "Filters": on_demand_filters(TRN1),
+    }
 
     def pages(stub: Stubber) -> None:
         first = {"PriceList": [hourly(TRN1, "1.9", operatingSystem="Windows")], "NextToken": "more"}
         stub.add_response("get_products", first, asked)
-        stub.add_response("get_products", {"PriceList": [hourly(TRN1, "1.34375")]}, asked | {"NextToken": "more"})
+        stub.add_response(
+            "get_products", {"PriceList": [hourly(TRN1, "1.34375")]}, asked | {"NextToken": "more"}
+        )
 
     price = live("pricing", pages).price(TRN1)
-    assert (price.usd_per_hour, price.source, price.as_of) == (1.34375, "AWS price list", NOW.date())
+    assert (price.usd_per_hour, price.source, price.as_of) == (
+        1.34375,
+        "AWS price list",
+        NOW.date(),
+    )
 
 
 def test_every_filter_that_pins_the_row_is_sent() -> None:
@@ -105,7 +127,12 @@ def test_a_throttled_call_is_made_again(credentials: None) -> None:
 
     def answer(request: Any, **_: object) -> AWSResponse:
         status, body = replies.pop(0)
-        return AWSResponse(request.url, status, {"content-type": "application/x-amz-json-1.1"}, _Body(json.dumps(body).encode()))
+        return AWSResponse(
+            request.url,
+            status,
+            {"content-type": "application/x-amz-json-1.1"},
+            _Body(json.dumps(body).encode()),
+        )
 
     client.meta.events.register("before-send.pricing.GetProducts", answer)
     assert LivePrices(lambda service, region: client).price(TRN1).usd_per_hour == 1.34375
@@ -123,7 +150,12 @@ class _Body:
 
 
 def test_a_call_that_stays_throttled_falls_back() -> None:
-    source = live("pricing", lambda stub: stub.add_client_error("get_products", "ThrottlingException", "Rate exceeded", 400))
+    source = live(
+        "pricing",
+        lambda stub: stub.add_client_error(
+            "get_products", "ThrottlingException", "Rate exceeded", 400
+        ),
+    )
     quote = Prices([source, PriceTable("snapshot", [known(TRN1, 1.34375)])]).quote(TRN1)
     assert quote.price.usd_per_hour == 1.34375
     assert "Rate exceeded" in quote.passed_over[0]
@@ -141,7 +173,12 @@ def test_a_denied_call_names_the_permission_and_the_next_is_made() -> None:
 
 
 def test_refused_credentials_end_all_asking() -> None:
-    source = live("pricing", lambda stub: stub.add_client_error("get_products", "UnrecognizedClientException", "invalid", 400))
+    source = live(
+        "pricing",
+        lambda stub: stub.add_client_error(
+            "get_products", "UnrecognizedClientException", "invalid", 400
+        ),
+    )
     for _ in range(2):
         with pytest.raises(SourceDown, match="the credentials are refused"):
             source.price(TRN1)
@@ -155,7 +192,9 @@ def test_without_credentials_the_snapshot_answers_and_says_why() -> None:
 
 
 def test_prices_of_other_regions_are_not_guessed() -> None:
-    with pytest.raises(NoPrice, match="it has us-east-1, and the prices of other regions are not guessed"):
+    with pytest.raises(
+        NoPrice, match="it has us-east-1, and the prices of other regions are not guessed"
+    ):
         open_prices(live=False).quote(Offer("trn1.2xlarge", "eu-west-1"))
 
 
@@ -170,39 +209,86 @@ def test_trn2_has_a_capacity_block_price_and_no_on_demand_price() -> None:
 def test_spot_is_the_cheapest_zone_now_and_names_it() -> None:
     def row(zone: str, usd: str, hours: int, product: str = "Linux/UNIX") -> dict[str, Any]:
         at = NOW - timedelta(hours=hours)
-        return {"AvailabilityZone": zone, "SpotPrice": usd, "Timestamp": at, "ProductDescription": product, "InstanceType": "trn1.2xlarge"}
+        return {
+            "AvailabilityZone": zone,
+            "SpotPrice": usd,
+            "Timestamp": at,
+            "ProductDescription": product,
+            "InstanceType": "trn1.2xlarge",
+        }
 
-    history = [row("us-east-1b", "0.4000", 1), row("us-east-1b", "0.1000", 9), row("us-east-1c", "0.3000", 2, "Linux/UNIX (Amazon VPC)")]
+    history = [
+        row("us-east-1b", "0.4000", 1),
+        row("us-east-1b", "0.1000", 9),
+        row("us-east-1c", "0.3000", 2, "Linux/UNIX (Amazon VPC)"),
+    ]
     history += [row("us-east-1f", "0.4813", 1), row("us-east-1f", "0.0100", 1, "Windows")]
-    asked = {"InstanceTypes": ["trn1.2xlarge"], "ProductDescriptions": ["Linux/UNIX"], "StartTime": ANY}
-    source = live("ec2", lambda stub: stub.add_response("describe_spot_price_history", {"SpotPriceHistory": history}, asked))
+    asked = {
+        "InstanceTypes": ["trn1.2xlarge"],
+        "ProductDescriptions": ["Linux/UNIX"],
+        "StartTime": ANY,
+    }
+    source = live(
+        "ec2",
+        lambda stub: stub.add_response(
+            "describe_spot_price_history", {"SpotPriceHistory": history}, asked
+        ),
+    )
     price = source.price(SPOT)
     assert price.usd_per_hour == 0.3
     assert price.source == "EC2 spot history, us-east-1c, the cheapest of 3 zones, median $0.4"
 
 
 def test_a_capacity_block_costs_its_fee_over_its_hours() -> None:
-    block = {"InstanceType": "trn2.3xlarge", "AvailabilityZone": "ap-southeast-4a", "InstanceCount": 1, "CapacityBlockDurationHours": 24}
-    offerings = [block | {"UpfrontFee": "60.00", "CurrencyCode": "USD"}, block | {"UpfrontFee": "53.64", "CurrencyCode": "USD"}]
+    block = {
+        "InstanceType": "trn2.3xlarge",
+        "AvailabilityZone": "ap-southeast-4a",
+        "InstanceCount": 1,
+        "CapacityBlockDurationHours": 24,
+    }
+    offerings = [
+        block | {"UpfrontFee": "60.00", "CurrencyCode": "USD"},
+        block | {"UpfrontFee": "53.64", "CurrencyCode": "USD"},
+    ]
     asked = {"InstanceType": "trn2.3xlarge", "InstanceCount": 1, "CapacityDurationHours": 24}
     reply = {"CapacityBlockOfferings": offerings}
-    price = live("ec2", lambda stub: stub.add_response("describe_capacity_block_offerings", reply, asked)).price(BLOCK)
+    price = live(
+        "ec2", lambda stub: stub.add_response("describe_capacity_block_offerings", reply, asked)
+    ).price(BLOCK)
     assert price.usd_per_hour == pytest.approx(2.235)
-    assert price.source == "EC2 capacity block offering, 24 hours in ap-southeast-4a for $53.64 upfront"
+    assert (
+        price.source
+        == "EC2 capacity block offering, 24 hours in ap-southeast-4a for $53.64 upfront"
+    )
 
 
 def test_traffic_out_costs_the_first_tier_that_is_paid() -> None:
-    tiers = [("GB", "0.0700", "51200"), ("GB", "0.0000", "0"), ("GB", "0.0900", "100"), ("GB", "0.0850", "10240")]
-    row = product(TRN1, *tiers, transferType="AWS Outbound", toLocation="External", fromRegionCode="us-east-1")
-    asked = {"ServiceCode": "AWSDataTransfer", "FormatVersion": "aws_v1", "Filters": transfer_filters("us-east-1")}
-    source = live("pricing", lambda stub: stub.add_response("get_products", {"PriceList": [row]}, asked))
+    tiers = [
+        ("GB", "0.0700", "51200"),
+        ("GB", "0.0000", "0"),
+        ("GB", "0.0900", "100"),
+        ("GB", "0.0850", "10240"),
+    ]
+    row = product(
+        TRN1, *tiers, transferType="AWS Outbound", toLocation="External", fromRegionCode="us-east-1"
+    )
+    asked = {
+        "ServiceCode": "AWSDataTransfer",
+        "FormatVersion": "aws_v1",
+        "Filters": transfer_filters("us-east-1"),
+    }
+    source = live(
+        "pricing", lambda stub: stub.add_response("get_products", {"PriceList": [row]}, asked)
+    )
     assert source.transfer("us-east-1").usd_per_gb_out == 0.09
 
 
 def test_what_aws_said_today_is_kept_and_tomorrow_is_not(tmp_path: Path) -> None:
     clock = [datetime.now(timezone.utc).timestamp()]
     cache = PriceCache(tmp_path / "prices", lambda: clock[0])
-    live_price = Kept(price_list(hourly(TRN1, "1.4")), cache, PriceTable("snapshot", [known(TRN1, 1.34375)]))
+    live_price = Kept(
+        price_list(hourly(TRN1, "1.4")), cache, PriceTable("snapshot", [known(TRN1, 1.34375)])
+    )
     assert live_price.price(TRN1).usd_per_hour == 1.4
     assert cache.price(TRN1).usd_per_hour == 1.4
     assert cache.price(TRN1).source == "AWS price list (kept)"
@@ -215,7 +301,9 @@ def test_what_aws_said_today_is_kept_and_tomorrow_is_not(tmp_path: Path) -> None
 
 def test_a_price_four_times_off_is_doubted_and_not_kept(tmp_path: Path) -> None:
     cache = PriceCache(tmp_path / "prices")
-    price = Kept(price_list(hourly(TRN1, "13.4375")), cache, PriceTable("snapshot", [known(TRN1, 1.34375)])).price(TRN1)
+    price = Kept(
+        price_list(hourly(TRN1, "13.4375")), cache, PriceTable("snapshot", [known(TRN1, 1.34375)])
+    ).price(TRN1)
     assert (price.usd_per_hour, price.confidence) == (13.4375, "low")
     assert "$1.34375 on 2026-09-24" in price.source
     with pytest.raises(NoPrice):
@@ -237,14 +325,26 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_none(tmp_path: Path) ->
 
 def test_the_users_own_file_is_asked_first(tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
-    rows = [{"instance_type": "trn1.2xlarge", "region": "us-east-1", "usd_per_hour": 0.9, "as_of": "2026-11-01"}]
+    rows = [
+        {
+            "instance_type": "trn1.2xlarge",
+            "region": "us-east-1",
+            "usd_per_hour": 0.9,
+            "as_of": "2026-11-01",
+        }
+    ]
     path.write_text(json.dumps({"schema": 1, "prices": rows}))
     price = open_prices(path).quote(TRN1).price
     assert (price.usd_per_hour, price.source, price.as_of) == (0.9, str(path), date(2026, 11, 1))
     assert open_prices(path).quote(P5).price.usd_per_hour == 55.04
 
 
-ROW = {"instance_type": "trn1.2xlarge", "region": "us-east-1", "usd_per_hour": 0.9, "as_of": "2026-11-01"}
+ROW = {
+    "instance_type": "trn1.2xlarge",
+    "region": "us-east-1",
+    "usd_per_hour": 0.9,
+    "as_of": "2026-11-01",
+}
 
 
 @pytest.mark.parametrize(
@@ -264,7 +364,9 @@ ROW = {"instance_type": "trn1.2xlarge", "region": "us-east-1", "usd_per_hour": 0
         ({"schema": 1, "transfers": [{"region": "us-east-1"}]}, "missing"),
     ],
 )
-def test_a_price_file_that_is_wrong_is_refused_by_name(content: object, says: str, tmp_path: Path) -> None:
+def test_a_price_file_that_is_wrong_is_refused_by_name(
+    content: object, says: str, tmp_path: Path
+) -> None:
     path = tmp_path / "prices.json"
     path.write_text(json.dumps(content))
     with pytest.raises(InvalidRequest, match=says):
@@ -290,19 +392,45 @@ def test_the_worked_example_of_trn1() -> None:
 
 
 def test_the_command_prints_a_table_with_source_and_day(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prices", "--instance", "trn1.2xlarge", "--region", "us-east-1", "--no_live", "--tokens-per-second", "40"]) == 0
+    assert (
+        main(
+            [
+                "prices",
+                "--instance",
+                "trn1.2xlarge",
+                "--region",
+                "us-east-1",
+                "--no_live",
+                "--tokens-per-second",
+                "40",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr()
-    for part in ("trn1.2xlarge", "on-demand", "1.34375", "9.3316", "2026-09-24", "20260924211011", "$0.09 a GB out"):
+    for part in (
+        "trn1.2xlarge",
+        "on-demand",
+        "1.34375",
+        "9.3316",
+        "2026-09-24",
+        "20260924211011",
+        "$0.09 a GB out",
+    ):
         assert part in printed.out
     assert "no price: trn1.2xlarge spot" in printed.err
 
 
-def test_the_commands_json_is_a_price_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_commands_json_is_a_price_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["prices", "--no_live", "--json", "--tokens_per_second", "40"]) == 0
     path = tmp_path / "prices.json"
     path.write_text(capsys.readouterr().out)
     table = read_table(path, "printed")
-    assert [price_row(price) for price in table.prices.values()] == json.loads(path.read_text())["prices"]
+    assert [price_row(price) for price in table.prices.values()] == json.loads(path.read_text())[
+        "prices"
+    ]
     assert len(table.prices) == 14
 
 
@@ -316,12 +444,17 @@ def test_the_commands_json_is_a_price_file(capsys: pytest.CaptureFixture[str], t
         (["--instance", "trn2.48xlarge", "--no_live"], "no price: trn2.48xlarge on-demand"),
     ],
 )
-def test_the_command_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["prices", *arguments]) == 1
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.skipif("OUTRIDER_LIVE_AWS" not in os.environ, reason="asks AWS: set OUTRIDER_LIVE_AWS=1, with credentials in ~/.aws")
+@pytest.mark.skipif(
+    "OUTRIDER_LIVE_AWS" not in os.environ,
+    reason="asks AWS: set OUTRIDER_LIVE_AWS=1, with credentials in ~/.aws",
+)
 def test_the_snapshot_is_near_what_aws_says_now(monkeypatch: pytest.MonkeyPatch) -> None:
     import pwd
 

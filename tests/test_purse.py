@@ -89,7 +89,14 @@ def test_a_text_that_fails_is_paid_until_then() -> None:
 
 def test_drafting_and_bytes_of_all_texts_add_up() -> None:
     clock = Clock()
-    paying = Purse(Terms(Rates(0.0, usd_per_kwh=3.6, usd_per_gb_to_target=1.0, usd_per_gb_from_target=2.0), draft_watts=10.0), source="", clock=clock)
+    paying = Purse(
+        Terms(
+            Rates(0.0, usd_per_kwh=3.6, usd_per_gb_to_target=1.0, usd_per_gb_from_target=2.0),
+            draft_watts=10.0,
+        ),
+        source="",
+        clock=clock,
+    )
     for _ in range(2):
         with paying.text() as tab:
             tab.take(1.0, Traffic(bytes_up=500, bytes_down=50))
@@ -120,7 +127,9 @@ def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one()
 
 
 def test_a_limit_that_could_not_be_counted_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"--max_usd needs a price of the target: give --usd_per_hour"):
+    with pytest.raises(
+        InvalidRequest, match=r"--max_usd needs a price of the target: give --usd_per_hour"
+    ):
         open_purse(Options(max_usd=1.0), None)
     for limit in (0.0, -1.0, float("nan")):
         with pytest.raises(InvalidRequest, match="--max_usd is above 0"):
@@ -129,13 +138,33 @@ def test_a_limit_that_could_not_be_counted_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
-    with BackgroundServer(load_target(Options(role="target", port=0, batch=2, max_tree_nodes=16, sequence_length=128))) as server:
+    with BackgroundServer(
+        load_target(Options(role="target", port=0, batch=2, max_tree_nodes=16, sequence_length=128))
+    ) as server:
         yield str(server.address.port)
 
 
-def made(capsys: pytest.CaptureFixture[str], port: str, *flags: str) -> tuple[list[dict[str, object]], str]:
+def made(
+    capsys: pytest.CaptureFixture[str], port: str, *flags: str
+) -> tuple[list[dict[str, object]], str]:
     """A dollar a second."""
-    assert main(["--role", "draft", "--port", port, "--max_new_tokens", "60", "--json", "--usd_per_hour", "3600", *flags]) == 0
+    assert (
+        main(
+            [
+                "--role",
+                "draft",
+                "--port",
+                port,
+                "--max_new_tokens",
+                "60",
+                "--json",
+                "--usd_per_hour",
+                "3600",
+                *flags,
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr()
     return [json.loads(line) for line in said.out.splitlines()], said.err
 
@@ -154,22 +183,33 @@ def test_a_run_that_has_spent_its_money_ends_with_what_was_made_and_begins_no_te
     assert isinstance(first, list)
     assert 0 < len(first) < 60
     assert first == whole[0]["token_ids"][: len(first)]  # type: ignore[index]
-    assert [(done["token_ids"], done["text"], done["usd"], done["bytes_up"]) for done in spent[1:]] == [([], "", 0.0, 0)] * 2
+    assert [
+        (done["token_ids"], done["text"], done["usd"], done["bytes_up"]) for done in spent[1:]
+    ] == [([], "", 0.0, 0)] * 2
     assert [done["finish_reason"] for done in whole] == ["length"] * 3
 
 
-def test_texts_made_at_the_same_time_cost_what_the_run_costs(capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path) -> None:
+def test_texts_made_at_the_same_time_cost_what_the_run_costs(
+    capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path
+) -> None:
     (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\n")
     texts, said = made(capsys, port, "--prompt_text", str(tmp_path / "prompts.txt"), "--batch", "2")
-    told, wall = re.search(r"^cost \$([0-9.]+),", said, re.MULTILINE), re.search(r"^time ([0-9.]+) s", said, re.MULTILINE)
+    told, wall = (
+        re.search(r"^cost \$([0-9.]+),", said, re.MULTILINE),
+        re.search(r"^time ([0-9.]+) s", said, re.MULTILINE),
+    )
     assert told is not None
     assert wall is not None
     assert float(told[1]) == pytest.approx(sum(done["usd"] for done in texts), abs=1e-5)  # type: ignore[misc]
     assert float(told[1]) <= float(wall[1]) + 0.01  # a dollar a second; the wall is rounded
 
 
-def test_a_target_only_run_for_comparison_costs_nothing_and_is_as_long_as_the_text(capsys: pytest.CaptureFixture[str], port: str) -> None:
-    (cut,), said = made(capsys, port, "--prompt", "def read_lines(path):", "--baseline", "--max_usd", "1e-6")
+def test_a_target_only_run_for_comparison_costs_nothing_and_is_as_long_as_the_text(
+    capsys: pytest.CaptureFixture[str], port: str
+) -> None:
+    (cut,), said = made(
+        capsys, port, "--prompt", "def read_lines(path):", "--baseline", "--max_usd", "1e-6"
+    )
     assert cut["finish_reason"] == "spent"
     assert cut["baseline"]["token_ids"] == cut["token_ids"]  # type: ignore[index]
     assert cut["baseline"]["usd"] is None  # type: ignore[index]

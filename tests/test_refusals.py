@@ -26,7 +26,11 @@ from tests.wire_fixtures import (
     tree,
 )
 
-INVALID, PRECONDITION, GONE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND
+INVALID, PRECONDITION, GONE = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.NOT_FOUND,
+)
 
 
 REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
@@ -45,12 +49,20 @@ REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
     "top_p not a number": ([opening(top_p=float("nan"))], INVALID, "top_p"),
     "great top_k": ([opening(top_k=257)], INVALID, "top_k"),
     "great seed": ([opening(seed=2**63)], INVALID, "seed"),
-    "other tokenizer": ([opening(tokenizer_fingerprint="t1", model_fingerprint="m1")], PRECONDITION, "tokenizers differ"),
+    "other tokenizer": (
+        [opening(tokenizer_fingerprint="t1", model_fingerprint="m1")],
+        PRECONDITION,
+        "tokenizers differ",
+    ),
     "other model": ([opening(model_fingerprint="m1")], PRECONDITION, "another model"),
     "other protocol": ([opening(protocol_version=99)], PRECONDITION, "protocol 99"),
     "empty tree": ([opening(), round_([], [])], INVALID, "as many parents as tokens"),
     "missing parent": ([opening(), round_([3, 4, 5], [0])], INVALID, "as many parents as tokens"),
-    "parent after child": ([opening(), round_([3, 4, 5], [2, 0])], INVALID, "parents must stand before"),
+    "parent after child": (
+        [opening(), round_([3, 4, 5], [2, 0])],
+        INVALID,
+        "parents must stand before",
+    ),
     "own parent": ([opening(), round_([3, 4], [1])], INVALID, "parents must stand before"),
     "great parent": ([opening(), round_([3, 4], [2**32 - 1])], INVALID, "must fit 32 bits"),
     "same siblings": ([opening(), round_([3, 4, 4], [0, 0])], INVALID, "siblings must be distinct"),
@@ -58,12 +70,32 @@ REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
     "too many nodes": ([opening(), round_(range(3, 36), range(32))], INVALID, "at most 32"),
     "far too many nodes": ([opening(), round_([3] * 30_000, [0] * 30_000)], INVALID, "at most 32"),
     "wrong root": ([opening(), round_([4, 5])], PRECONDITION, "root is token 4"),
-    "wrong round": ([opening(), round_(number=1)], PRECONDITION, "round 1 came when round 0 was due"),
-    "wrong length": ([opening(), round_(base_length=4)], PRECONDITION, "counts 4 committed tokens, the target 3"),
-    "wrong prefix": ([opening(prompt=[1, 3, 3]), round_()], PRECONDITION, "not those of the target"),
+    "wrong round": (
+        [opening(), round_(number=1)],
+        PRECONDITION,
+        "round 1 came when round 0 was due",
+    ),
+    "wrong length": (
+        [opening(), round_(base_length=4)],
+        PRECONDITION,
+        "counts 4 committed tokens, the target 3",
+    ),
+    "wrong prefix": (
+        [opening(prompt=[1, 3, 3]), round_()],
+        PRECONDITION,
+        "not those of the target",
+    ),
     "short session id": ([opening(session_id="s")], INVALID, "8 to 64"),
     "unknown model name": ([opening(model="../../etc/passwd")], INVALID, "does not serve"),
-    "unknown session": ([pb.ClientMessage(resume=pb.Resume(session_id="a" * 32, protocol_version=PROTOCOL_VERSION))], GONE, "open it anew"),
+    "unknown session": (
+        [
+            pb.ClientMessage(
+                resume=pb.Resume(session_id="a" * 32, protocol_version=PROTOCOL_VERSION)
+            )
+        ],
+        GONE,
+        "open it anew",
+    ),
     "resumed twice": ([opening(), pb.ClientMessage(resume=pb.Resume())], INVALID, "came twice"),
     "no tokens asked": ([opening(), generate(0)], INVALID, "max_tokens"),
     "fault": ([opening(), round_([3, FAULTY])], grpc.StatusCode.INTERNAL, f"{FAULT}: RuntimeError"),
@@ -71,7 +103,9 @@ REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_malformed_message_is_refused_in_words_and_other_sessions_go_on(name: str, server: BackgroundServer) -> None:
+def test_a_malformed_message_is_refused_in_words_and_other_sessions_go_on(
+    name: str, server: BackgroundServer
+) -> None:
     messages, code, words = REFUSED[name]
     with connect(str(server.address)) as connection, raw_stub(server.address) as stub:
         witness = opened(connection)
@@ -82,10 +116,17 @@ def test_a_malformed_message_is_refused_in_words_and_other_sessions_go_on(name: 
         assert_serves(opened(connection))
 
 
-def test_bytes_that_are_no_message_are_refused_and_other_sessions_go_on(server: BackgroundServer) -> None:
-    with connect(str(server.address)) as connection, grpc.insecure_channel(str(server.address)) as channel:
+def test_bytes_that_are_no_message_are_refused_and_other_sessions_go_on(
+    server: BackgroundServer,
+) -> None:
+    with (
+        connect(str(server.address)) as connection,
+        grpc.insecure_channel(str(server.address)) as channel,
+    ):
         witness = opened(connection)
-        call = channel.stream_stream("/outrider.v1.Target/Session", request_serializer=bytes, response_deserializer=bytes)
+        call = channel.stream_stream(
+            "/outrider.v1.Target/Session", request_serializer=bytes, response_deserializer=bytes
+        )
         code, details = status(call(iter([b"\xff\xff\xff"]), timeout=WAIT))
         assert (code, "cannot be read" in details) == (INVALID, True)
         assert_serves(witness)
@@ -109,7 +150,9 @@ def test_a_refused_session_stays_ended(server: BackgroundServer) -> None:
         assert_serves(opened(connection))
 
 
-def test_a_fault_in_the_target_is_logged_with_its_traceback(server: BackgroundServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_in_the_target_is_logged_with_its_traceback(
+    server: BackgroundServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with connect(str(server.address)) as connection:
         verifier = opened(connection)
         with pytest.raises(OutriderError, match="a fault in the target: RuntimeError"):

@@ -27,7 +27,14 @@ from outrider.models import EMBEDDED
 from tests import pairs
 
 FEW = {
-    *("chain 2", "tree 8x3", "one bet (SpecEdge's policy)", "AutoDraft's rule", "AutoDraft's rule, round trip known", "fused, chain 4"),
+    *(
+        "chain 2",
+        "tree 8x3",
+        "one bet (SpecEdge's policy)",
+        "AutoDraft's rule",
+        "AutoDraft's rule, round trip known",
+        "fused, chain 4",
+    ),
     *(ALONE.name, ANYWHERE.name, ADAPTIVE.name, BETTING.name, WAITING.name),
 }
 """One of each group."""
@@ -55,9 +62,17 @@ class Scripted:
 def local_stage(arm: Scripted | None = None) -> Stage:
     """A target in this process, and a draft that is the same model."""
     decoder = pairs.decoder(1)
-    target, draft = (EagerModel(decoder, rows=1, capacity=pairs.SEQUENCE_LENGTH, max_nodes=64) for _ in range(2))
+    target, draft = (
+        EagerModel(decoder, rows=1, capacity=pairs.SEQUENCE_LENGTH, max_nodes=64) for _ in range(2)
+    )
     clock = arm or Scripted([])
-    return Stage(lambda: clock.now, draft, lambda: clock.now / 2, LocalVerifier(serve(target, pairs.VOCABULARY)), lambda: Probe(0.0, 0))
+    return Stage(
+        lambda: clock.now,
+        draft,
+        lambda: clock.now / 2,
+        LocalVerifier(serve(target, pairs.VOCABULARY)),
+        lambda: Probe(0.0, 0),
+    )
 
 
 def test_a_text_counts_from_its_first_rounds_tokens_on() -> None:
@@ -83,7 +98,9 @@ def test_a_draft_that_is_the_target_foresees_every_token(temperature: float) -> 
 
 
 def test_cells_are_named_by_round_trip_and_temperature() -> None:
-    assert [str(cell) for cell in models.cells()] == [f"{trip}:pair:{temperature}" for temperature in ("0", "0.8") for trip in (0, 20, 80, 300)]
+    assert [str(cell) for cell in models.cells()] == [
+        f"{trip}:pair:{temperature}" for temperature in ("0", "0.8") for trip in (0, 20, 80, 300)
+    ]
     assert models.cells(["40:*:0"]) == [Cell(40, "pair", 0.0)]
 
 
@@ -131,16 +148,23 @@ def test_draft_and_target_have_a_core_each(embedded: Bench) -> None:
 
 
 @needs_two_cores
-def test_what_was_played_is_told_and_written(embedded: Bench, played: PlayedTruly, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_played_is_told_and_written(
+    embedded: Bench, played: PlayedTruly, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (one,) = told([played], 1)
     write(models.record(embedded, [one]), models.markdown(embedded, [one]), tmp_path)
     assert capsys.readouterr().err.startswith("1/1 5:pair:0.8: best ")
-    shown, said = (tmp_path / "regret.md").read_text(), json.loads((tmp_path / "regret.json").read_text())
+    shown, said = (
+        (tmp_path / "regret.md").read_text(),
+        json.loads((tmp_path / "regret.json").read_text()),
+    )
     assert f"| 0 of {len(FEW)} |" in shown
     assert f"Texts that each arm made in a cell: 1, of {TOKENS} tokens" in shown
     assert said["models"]["dtype"] == "float32"
     assert said["cells"][0]["arms"].keys() == FEW
-    assert said["cells"][0]["bound_ms"] == pytest.approx((1 - said["cells"][0]["agreement"]["covered"]) * (5 + 1e3 * embedded.verify), abs=1e-3)
+    assert said["cells"][0]["bound_ms"] == pytest.approx(
+        (1 - said["cells"][0]["agreement"]["covered"]) * (5 + 1e3 * embedded.verify), abs=1e-3
+    )
 
 
 @needs_two_cores

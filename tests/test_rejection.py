@@ -30,14 +30,18 @@ def chi_square(counts: Counter[Any], expected: Mapping[Any, float], draws: int) 
     expected: probabilities, of which the rest to 1 belongs to outcomes that are not named.
     """
     large = {outcome: share * draws for outcome, share in expected.items() if share * draws >= 5}
-    observed = [counts[outcome] for outcome in large] + [draws - sum(counts[outcome] for outcome in large)]
+    observed = [counts[outcome] for outcome in large] + [
+        draws - sum(counts[outcome] for outcome in large)
+    ]
     wanted = [*large.values(), draws - sum(large.values())]
     if wanted[-1] < 1:
         assert observed[-1] <= 20 * max(wanted[-1], 0.05), "outcomes that should hardly be there"
         observed, wanted = observed[:-1], wanted[:-1]
     statistic = sum((seen - mean) ** 2 / mean for seen, mean in zip(observed, wanted, strict=True))
     freedom = len(wanted) - 1
-    deviation = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / sqrt(2 / (9 * freedom))  # Wilson and Hilferty 1931
+    deviation = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / sqrt(
+        2 / (9 * freedom)
+    )  # Wilson and Hilferty 1931
     return 0.5 * erfc(deviation / sqrt(2))
 
 
@@ -54,11 +58,19 @@ def tables(kind: str) -> tuple[Table, Table]:
     return target / target.sum(-1, keepdims=True), draft / draft.sum(-1, keepdims=True)
 
 
-def text(seed: int, shape: Sequence[Edge], target: Table, draft: Table, length: int = 2) -> tuple[int, ...]:
+def text(
+    seed: int, shape: Sequence[Edge], target: Table, draft: Table, length: int = 2
+) -> tuple[int, ...]:
     """Tokens after token 0, made in as many rounds as it takes."""
     tokens, chance = [0], Chance(seed)
     while len(tokens) <= length:
-        tree = draw_tree(tokens[-1], shape, len(tokens), chance, lambda tree, nodes: draft[tree.tokens[list(nodes)]])
+        tree = draw_tree(
+            tokens[-1],
+            shape,
+            len(tokens),
+            chance,
+            lambda tree, nodes: draft[tree.tokens[list(nodes)]],
+        )
         verdict = accept_rejection(tree, target[tree.tokens], len(tokens), chance)
         tokens += [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
     return tuple(tokens[1 : 1 + length])
@@ -100,12 +112,19 @@ def test_a_wrong_residual_does_not_pass_that_test(
 
 def test_no_number_serves_twice() -> None:
     """Numbers of all positions and purposes of two requests are even, different and unrelated; asked for again they are the same."""
-    series = [Chance(seed).uniforms(position, purpose, 500) for seed in (1, 2) for position in (1, 2, 3) for purpose in Purpose]
+    series = [
+        Chance(seed).uniforms(position, purpose, 500)
+        for seed in (1, 2)
+        for position in (1, 2, 3)
+        for purpose in Purpose
+    ]
     everything = np.concatenate(series)
     assert len(set(everything.tolist())) == len(everything) == 9000
     assert everything.min() > 0
     assert everything.max() < 1
-    assert np.histogram(everything, 10, (0, 1))[0] == pytest.approx(np.full(10, 900), abs=4 * sqrt(900))
+    assert np.histogram(everything, 10, (0, 1))[0] == pytest.approx(
+        np.full(10, 900), abs=4 * sqrt(900)
+    )
     related = np.corrcoef(series) - np.eye(len(series))
     assert np.abs(related).max() < 4.5 / sqrt(500)
     assert Chance(2).uniforms(3, Purpose.CORRECTING, 500).tolist() == series[-1].tolist()
@@ -114,7 +133,10 @@ def test_no_number_serves_twice() -> None:
 def test_siblings_are_drawn_in_proportion_to_what_is_left() -> None:
     """Orders of three of four tokens against the product 0.5 * 0.3 / 0.5 * ..., and no token of probability 0."""
     shares = np.array([0.5, 0.3, 0.15, 0.05, 0.0])
-    counts = Counter(tuple(draw(shares, -np.log(Chance(seed).uniforms(7, Purpose.DRAWING, 5)), 3).tolist()) for seed in range(3000))
+    counts = Counter(
+        tuple(draw(shares, -np.log(Chance(seed).uniforms(7, Purpose.DRAWING, 5)), 3).tolist())
+        for seed in range(3000)
+    )
     exact = {
         (a, b, c): shares[a] * shares[b] / (1 - shares[a]) * shares[c] / (1 - shares[a] - shares[b])
         for a in range(4) for b in range(4) for c in range(4) if len({a, b, c}) == 3
@@ -129,7 +151,9 @@ def test_a_chain_accepts_as_often_as_the_distributions_overlap() -> None:
     one = best_static_tree((1.0,), 1, 1)
     accepted = 0
     for seed in range(2500):
-        tree = draw_tree(0, one, 1, Chance(seed), lambda tree, nodes: draft[tree.tokens[list(nodes)]])
+        tree = draw_tree(
+            0, one, 1, Chance(seed), lambda tree, nodes: draft[tree.tokens[list(nodes)]]
+        )
         accepted += len(accept_rejection(tree, target[tree.tokens], 1, Chance(seed)).path)
     overlap = float(np.minimum(target[0], draft[0]).sum())
     assert accepted / 2500 == pytest.approx(overlap, abs=4 * sqrt(overlap * (1 - overlap) / 2500))
@@ -138,8 +162,19 @@ def test_a_chain_accepts_as_often_as_the_distributions_overlap() -> None:
 def test_a_draft_equal_to_the_target_is_never_corrected() -> None:
     target, _ = tables("far")
     for seed in range(200):
-        tree = draw_tree(0, CHAIN, 1, Chance(seed), lambda tree, nodes: target[tree.tokens[list(nodes)]].astype(np.float32))
-        assert len(accept_rejection(tree, target[tree.tokens].astype(np.float32), 1, Chance(seed)).path) == 3
+        tree = draw_tree(
+            0,
+            CHAIN,
+            1,
+            Chance(seed),
+            lambda tree, nodes: target[tree.tokens[list(nodes)]].astype(np.float32),
+        )
+        assert (
+            len(
+                accept_rejection(tree, target[tree.tokens].astype(np.float32), 1, Chance(seed)).path
+            )
+            == 3
+        )
 
 
 def test_a_cut_tree_is_one_to_be_matched() -> None:

@@ -31,7 +31,16 @@ from outrider.link import ShapedLink, shaped_link
 from tests import pairs
 from tests.hostile import eventually
 from tests.test_streams import draining
-from tests.wire_fixtures import FAULTY, WAIT, assert_serves, background, connected, opened, successor_engine, tree
+from tests.wire_fixtures import (
+    FAULTY,
+    WAIT,
+    assert_serves,
+    background,
+    connected,
+    opened,
+    successor_engine,
+    tree,
+)
 
 PROMPT, TOKENS = [7, 3, 30], 60
 TEMPERATURES = [0.0, 0.7, 1.0]
@@ -45,7 +54,9 @@ class Halting(EagerModel):
     halt = 0
 
     def __init__(self, rows: int) -> None:
-        super().__init__(pairs.decoder(1), rows=rows, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64)
+        super().__init__(
+            pairs.decoder(1), rows=rows, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64
+        )
         self.halted, self.gate = threading.Event(), threading.Event()
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -57,7 +68,12 @@ class Halting(EagerModel):
 
 
 def tiny_engine() -> Engine:
-    return Engine(Halting(2), sequence_length=pairs.SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=pairs.VOCABULARY)
+    return Engine(
+        Halting(2),
+        sequence_length=pairs.SEQUENCE_LENGTH,
+        max_tree_nodes=64,
+        vocabulary=pairs.VOCABULARY,
+    )
 
 
 class Way(NamedTuple):
@@ -105,7 +121,9 @@ def expected(params: SamplingParams) -> list[int]:
     return list(verifier.generate(TOKENS, frozenset()))
 
 
-def drafted(verifier: Verifier, params: SamplingParams, between: Callable[[int], None] = lambda number: None) -> list[int]:
+def drafted(
+    verifier: Verifier, params: SamplingParams, between: Callable[[int], None] = lambda number: None
+) -> list[int]:
     """The text of rounds of a draft that is often wrong; `between` is called after each."""
     drafter = pairs.drafter(pairs.perturbed(1, 0.02), BestFirst(nodes=6, depth=3))
     text: list[int] = []
@@ -116,7 +134,9 @@ def drafted(verifier: Verifier, params: SamplingParams, between: Callable[[int],
     return text
 
 
-def generated(verifier: Verifier, params: SamplingParams, between: Callable[[int], None] = lambda number: None) -> list[int]:
+def generated(
+    verifier: Verifier, params: SamplingParams, between: Callable[[int], None] = lambda number: None
+) -> list[int]:
     """The text of the target alone; `between` is called after each token."""
     verifier.open(PROMPT, params).result(WAIT)
     text = []
@@ -128,7 +148,9 @@ def generated(verifier: Verifier, params: SamplingParams, between: Callable[[int
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_stream_cut_between_rounds_goes_on_without_a_prefill(way: Way, temperature: float) -> None:
+def test_a_stream_cut_between_rounds_goes_on_without_a_prefill(
+    way: Way, temperature: float
+) -> None:
     params, verifier = SamplingParams(temperature, seed=5), way.connection.verifier()
     prefill: list[float] = []
 
@@ -139,13 +161,19 @@ def test_a_stream_cut_between_rounds_goes_on_without_a_prefill(way: Way, tempera
             eventually(lambda: verifier.lost)
 
     assert drafted(verifier, params, between) == expected(params)
-    assert (verifier.traffic.resumes, verifier.traffic.reopenings, verifier.traffic.prefill_seconds) == (1, 0, prefill[0])
+    assert (
+        verifier.traffic.resumes,
+        verifier.traffic.reopenings,
+        verifier.traffic.prefill_seconds,
+    ) == (1, 0, prefill[0])
     assert ["looking for it again" in way.notices[0], "connected" in way.notices[1]] == [True, True]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("make", [drafted, generated])
-def test_a_stream_cut_while_the_target_computes_goes_on_without_a_prefill(way: Way, make: Callable[..., list[int]], temperature: float) -> None:
+def test_a_stream_cut_while_the_target_computes_goes_on_without_a_prefill(
+    way: Way, make: Callable[..., list[int]], temperature: float
+) -> None:
     params, verifier = SamplingParams(temperature, seed=6), way.connection.verifier()
     way.halt_in(6)
     with ThreadPoolExecutor() as pool:
@@ -161,14 +189,23 @@ def test_heartbeats_keep_a_session_that_has_nothing_to_ask(monkeypatch: pytest.M
     with connected(successor_engine(), lease_seconds=1.5) as connection:
         verifier = opened(connection)
         sent = verifier.traffic.bytes_up
-        eventually(lambda: verifier.traffic.bytes_up >= sent + 5 * pb.ClientMessage(heartbeat=pb.Heartbeat()).ByteSize())
+        eventually(
+            lambda: (
+                verifier.traffic.bytes_up
+                >= sent + 5 * pb.ClientMessage(heartbeat=pb.Heartbeat()).ByteSize()
+            )
+        )
         assert_serves(verifier)  # after 5 heartbeats, 0.5 s apart
         verifier.close()
 
 
 def test_a_session_whose_lease_ran_out_is_opened_anew() -> None:
     params, engine = SamplingParams(0.7, seed=8), tiny_engine()
-    with background(engine, lease_seconds=1.0) as server, shaped_link(str(server.address)) as link, looking_at(link.address) as connection:
+    with (
+        background(engine, lease_seconds=1.0) as server,
+        shaped_link(str(server.address)) as link,
+        looking_at(link.address) as connection,
+    ):
         verifier = connection.verifier()
 
         def between(number: int) -> None:
@@ -187,15 +224,24 @@ def looking_at(*addresses: object, patience: float = WAIT) -> Iterator[Connectio
 
 
 @contextmanager
-def targets(engines: Sequence[Engine], patience: float = WAIT) -> Iterator[tuple[list[BackgroundServer], Connection]]:
+def targets(
+    engines: Sequence[Engine], patience: float = WAIT
+) -> Iterator[tuple[list[BackgroundServer], Connection]]:
     with ExitStack() as stack:
         servers = [stack.enter_context(background(engine)) for engine in engines]
-        yield servers, stack.enter_context(looking_at(*[server.address for server in servers], patience=patience))
+        yield (
+            servers,
+            stack.enter_context(
+                looking_at(*[server.address for server in servers], patience=patience)
+            ),
+        )
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("make", [drafted, generated])
-def test_when_a_target_dies_the_next_one_goes_on_after_one_prefill(make: Callable[..., list[int]], temperature: float) -> None:
+def test_when_a_target_dies_the_next_one_goes_on_after_one_prefill(
+    make: Callable[..., list[int]], temperature: float
+) -> None:
     params, engines = SamplingParams(temperature, seed=9), [tiny_engine(), tiny_engine()]
     with targets(engines) as ((first, _), connection):
         verifier = connection.verifier()
@@ -245,7 +291,9 @@ def test_a_draining_target_moves_its_clients_to_the_next(make: Callable[..., lis
 
 
 @pytest.mark.parametrize("make", [drafted, generated])
-def test_a_client_without_patience_finishes_at_a_draining_target(make: Callable[..., list[int]]) -> None:
+def test_a_client_without_patience_finishes_at_a_draining_target(
+    make: Callable[..., list[int]],
+) -> None:
     params, engine = SamplingParams(0.7, seed=11), tiny_engine()
     with targets([engine], patience=0) as ((server,), connection), ExitStack() as stack:
         verifier = connection.verifier()
@@ -261,14 +309,20 @@ def test_a_client_without_patience_finishes_at_a_draining_target(make: Callable[
 def test_a_patient_client_gets_into_a_full_target_later_and_is_told_why_it_waits() -> None:
     notices: list[str] = []
     engine = successor_engine(rows=1, waiting=0)
-    with background(engine) as server, connect(str(server.address), patience=Patience(WAIT, notices.append)) as connection:
+    with (
+        background(engine) as server,
+        connect(str(server.address), patience=Patience(WAIT, notices.append)) as connection,
+    ):
         held, verifier = opened(connection), connection.verifier()
         admitted = verifier.open([1, 2, 3], SamplingParams())
         eventually(lambda: bool(notices))
         held.close()
         admitted.result(WAIT)
         assert_serves(verifier)
-        assert [notices[0].startswith("the target is full"), notices[1]] == [True, f"connected to {server.address} again"]
+        assert [notices[0].startswith("the target is full"), notices[1]] == [
+            True,
+            f"connected to {server.address} again",
+        ]
         assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 0)
 
 
@@ -286,7 +340,9 @@ def searching(silent: bool) -> Iterator[tuple[Connection, RemoteVerifier, Future
     notices: list[str] = []
     with ExitStack() as stack:
         server = stack.enter_context(background(successor_engine()))
-        connection = stack.enter_context(connect(str(server.address), patience=Patience(NEVER, notices.append)))
+        connection = stack.enter_context(
+            connect(str(server.address), patience=Patience(NEVER, notices.append))
+        )
         verifier = opened(connection)
         server.stop()
         if silent:
@@ -309,7 +365,10 @@ def test_closing_ends_the_search_for_a_target(by: str, silent: bool) -> None:
 
 
 def test_a_verifier_that_was_closed_while_it_searched_opens_again() -> None:
-    with background(successor_engine()) as server, looking_at(server.address, patience=NEVER) as connection:
+    with (
+        background(successor_engine()) as server,
+        looking_at(server.address, patience=NEVER) as connection,
+    ):
         verifier = connection.verifier()
         for _ in range(5):
             verifier.open([1, 2, 3], SamplingParams()).result(WAIT)

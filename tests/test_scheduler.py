@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from inference.roster import Roster
 from inference.sampling import SamplingParams
-from inference.scheduler import FIRST_RATE, LEAST_SAVED, WORTH_CUTTING, WORTH_LEAVING, Arrival, Survival, plan_batch, waiting_time
+from inference.scheduler import (
+    FIRST_RATE,
+    LEAST_SAVED,
+    WORTH_CUTTING,
+    WORTH_LEAVING,
+    Arrival,
+    Survival,
+    plan_batch,
+    waiting_time,
+)
 from inference.session import Round, Session
 from inference.times import KEPT, ForwardTimes
 from inference.tree import TokenTree
@@ -35,17 +44,26 @@ def ready_trees(draw: st.DrawFn) -> Gains:
 def devices(draw: st.DrawFn) -> tuple[list[int], list[int], float, float]:
     """Rows and nodes that calls are padded to, milliseconds of a call and of each computed node."""
     sizes = st.lists(st.integers(1, 8), max_size=3)
-    return sorted({*draw(sizes), 8}), sorted({*draw(sizes), 8}), draw(st.floats(0.1, 10)), draw(st.floats(0, 5))
+    return (
+        sorted({*draw(sizes), 8}),
+        sorted({*draw(sizes), 8}),
+        draw(st.floats(0.1, 10)),
+        draw(st.floats(0, 5)),
+    )
 
 
 def seconds_of(device: tuple[list[int], list[int], float, float], rows: int, nodes: int) -> float:
     row_sizes, node_sizes, fixed, each = device
-    padded = min(size for size in row_sizes if size >= rows) * min(size for size in node_sizes if size >= nodes)
+    padded = min(size for size in row_sizes if size >= rows) * min(
+        size for size in node_sizes if size >= nodes
+    )
     return (fixed + each * padded) / 1e3
 
 
 def rate(gains: Gains, members: tuple[int, ...], nodes: int, seconds: float) -> float:
-    return float(sum(gains[index][min(len(gains[index]), nodes) - 1] for index in members)) / seconds
+    return (
+        float(sum(gains[index][min(len(gains[index]), nodes) - 1] for index in members)) / seconds
+    )
 
 
 @given(ready_trees(), devices(), st.floats(0, 0.05))
@@ -68,9 +86,17 @@ def test_the_plan_is_as_good_as_all_that_it_considers_and_never_worse_than_every
     assert found >= rate_of(everybody, most) * (1 - 1e-9)
     for nodes in {size for size in (1, 2, 4, 8) if size <= most} | set(map(len, gains)):
         uncut = tuple(index for index in everybody if index == 0 or len(gains[index]) <= nodes)
-        for members in (everybody, uncut, *(everybody[:count] for count in (1, 2, 4) if count <= len(gains))):
+        for members in (
+            everybody,
+            uncut,
+            *(everybody[:count] for count in (1, 2, 4) if count <= len(gains)),
+        ):
             if whole - seconds_of(device, len(members), nodes) >= LEAST_SAVED:
-                worth = WORTH_CUTTING if members in (everybody, uncut) and len(members) > 1 else WORTH_LEAVING
+                worth = (
+                    WORTH_CUTTING
+                    if members in (everybody, uncut) and len(members) > 1
+                    else WORTH_LEAVING
+                )
                 assert rate_of(members, nodes) <= found * worth * (1 + 1e-9)
 
 
@@ -88,8 +114,12 @@ def test_among_equal_trees_no_other_choice_of_members_and_cut_would_be_better_wh
         for members in combinations(range(1, count), others):
             for nodes in range(1, len(gains[0]) + 1):
                 cost = seconds_of(steps, 1 + others, nodes)
-                there = rate(gains, (0, *members), nodes, cost) if whole - cost >= LEAST_SAVED else 0.0
-                assert there <= found * (WORTH_LEAVING if 1 + others < count else WORTH_CUTTING) * (1 + 1e-9)
+                there = (
+                    rate(gains, (0, *members), nodes, cost) if whole - cost >= LEAST_SAVED else 0.0
+                )
+                assert there <= found * (WORTH_LEAVING if 1 + others < count else WORTH_CUTTING) * (
+                    1 + 1e-9
+                )
 
 
 def test_one_row_too_many_for_a_graph_waits_for_the_next_forward() -> None:
@@ -117,13 +147,17 @@ def flat(rows: int, nodes: int) -> float:
 def test_nobody_waits_alone_or_for_company_that_does_not_pay() -> None:
     assert waiting_time(3.0, 1, 16, [], flat) == 0.0
     assert waiting_time(3.0, 1, 16, [Arrival(0.050, 3.0)], flat) == 0.0  # 3 in 40 ms, or 6 in 90
-    assert waiting_time(3.0, 1, 16, [Arrival(0.001, 3.0)], lambda rows, nodes: 0.040 * rows) == 0.0  # a row costs what it brings
+    assert (
+        waiting_time(3.0, 1, 16, [Arrival(0.001, 3.0)], lambda rows, nodes: 0.040 * rows) == 0.0
+    )  # a row costs what it brings
 
 
 def test_company_that_pays_is_waited_for_as_long_as_it_does() -> None:
     arrivals = [Arrival(0.012, 3.0), Arrival(0.010, 3.0), Arrival(0.090, 3.0)]
     assert waiting_time(3.0, 1, 16, arrivals, flat) == 0.012  # 9 in 52 ms; 12 would take 130
-    assert waiting_time(3.0, 1, 16, [Arrival(0.030, 0.1), Arrival(0.031, 9.0)], flat) == 0.031  # the second pays for both
+    assert (
+        waiting_time(3.0, 1, 16, [Arrival(0.030, 0.1), Arrival(0.031, 9.0)], flat) == 0.031
+    )  # the second pays for both
 
 
 def company(answered: float) -> tuple[Turns, Roster]:
@@ -163,7 +197,9 @@ def test_the_patience_begins_anew_after_a_forward() -> None:
     assert turns.pause(roster, 2.03) == pytest.approx(0.02)
 
 
-def test_survival_thinks_well_of_what_it_does_not_know_and_learns_where_tokens_are_accepted() -> None:
+def test_survival_thinks_well_of_what_it_does_not_know_and_learns_where_tokens_are_accepted() -> (
+    None
+):
     survival = Survival(4)
     assert survival.gains(3).tolist() == pytest.approx([1.0, 1 + FIRST_RATE, 1 + 2 * FIRST_RATE])
     for _ in range(300):
@@ -217,8 +253,17 @@ def test_shapes_never_seen_lie_on_the_line_through_those_that_were() -> None:
     assert times.seconds(32, 16) == pytest.approx(0.010 + 512 * 0.001)
 
 
-@given(st.dictionaries(st.tuples(st.integers(1, 8), st.integers(1, 64)), st.floats(1e-4, 1.0), min_size=1, max_size=6))
-def test_estimates_are_positive_and_never_fall_with_size_whatever_was_measured(seen: dict[tuple[int, int], float]) -> None:
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(1, 8), st.integers(1, 64)),
+        st.floats(1e-4, 1.0),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_estimates_are_positive_and_never_fall_with_size_whatever_was_measured(
+    seen: dict[tuple[int, int], float],
+) -> None:
     times = ForwardTimes()
     for shape, seconds in seen.items():
         times.record(*shape, seconds)

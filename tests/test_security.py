@@ -16,13 +16,24 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_comm import certificate
 from grpc_comm.client import connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.security import CertificateFiles, SecurityOptions, channel_security, make_certificate, read_token, server_security
+from grpc_comm.security import (
+    CertificateFiles,
+    SecurityOptions,
+    channel_security,
+    make_certificate,
+    read_token,
+    server_security,
+)
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
 from inference.sampling import SamplingParams
 from tests.wire_fixtures import WAIT, background, opening, raw_stub, successor_engine, tree
 
-EVERYWHERE, ELSEWHERE, HERE = Address("0.0.0.0", 0), Address("target.example", 50051), Address("127.0.0.1", 0)
+EVERYWHERE, ELSEWHERE, HERE = (
+    Address("0.0.0.0", 0),
+    Address("target.example", 50051),
+    Address("127.0.0.1", 0),
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +59,15 @@ def a_round_trip(address: str, options: SecurityOptions) -> None:
         verifier.close()
 
 
-def test_tls_with_a_token_serves_by_name_and_by_address(files: CertificateFiles, token: Path) -> None:
+def test_tls_with_a_token_serves_by_name_and_by_address(
+    files: CertificateFiles, token: Path
+) -> None:
     theirs = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, token_file=token)
     with background(successor_engine(), security=theirs) as server:
         for host in ("localhost", "127.0.0.1"):
-            a_round_trip(f"{host}:{server.address.port}", SecurityOptions(tls_ca=files.ca, token_file=token))
+            a_round_trip(
+                f"{host}:{server.address.port}", SecurityOptions(tls_ca=files.ca, token_file=token)
+            )
 
 
 def test_a_token_without_tls_serves_on_this_machine(token: Path) -> None:
@@ -62,23 +77,42 @@ def test_a_token_without_tls_serves_on_this_machine(token: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [b"open-sesam", b"open-sesame2", None])
-def test_a_wrong_or_missing_token_is_refused_in_words(given: bytes | None, token: Path, tmp_path: Path) -> None:
-    options = SecurityOptions(token_file=None if given is None else write(tmp_path / "token", given))
+def test_a_wrong_or_missing_token_is_refused_in_words(
+    given: bytes | None, token: Path, tmp_path: Path
+) -> None:
+    options = SecurityOptions(
+        token_file=None if given is None else write(tmp_path / "token", given)
+    )
     demanding = background(successor_engine(), security=SecurityOptions(token_file=token))
     with demanding as server, pytest.raises(InvalidRequest, match="token is missing or wrong"):
         connect(str(server.address), security=options)
 
 
-@pytest.mark.parametrize("metadata", [[], [("authorization", "Bearer wrong")], [("authorization", "open-sesame")], [("authorization", "Bearer ")]])
-def test_every_method_asks_for_the_token_except_health(metadata: list[tuple[str, str]], token: Path) -> None:
-    with background(successor_engine(), security=SecurityOptions(token_file=token)) as server, raw_stub(server.address) as stub:
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        [("authorization", "Bearer wrong")],
+        [("authorization", "open-sesame")],
+        [("authorization", "Bearer ")],
+    ],
+)
+def test_every_method_asks_for_the_token_except_health(
+    metadata: list[tuple[str, str]], token: Path
+) -> None:
+    with (
+        background(successor_engine(), security=SecurityOptions(token_file=token)) as server,
+        raw_stub(server.address) as stub,
+    ):
         for call in (
             lambda: stub.Describe(pb.DescribeRequest(), metadata=metadata),
             lambda: next(stub.Session(iter([opening()]), metadata=metadata)),
         ):
             assert code_of(call) is grpc.StatusCode.UNAUTHENTICATED
         with grpc.insecure_channel(str(server.address)) as channel:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=WAIT)
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=WAIT
+            )
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -89,7 +123,9 @@ def code_of(call: Callable[[], Any]) -> grpc.StatusCode:
     return code
 
 
-def test_a_client_certificate_is_demanded_by_a_target_that_was_given_an_authority(files: CertificateFiles) -> None:
+def test_a_client_certificate_is_demanded_by_a_target_that_was_given_an_authority(
+    files: CertificateFiles,
+) -> None:
     both = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, tls_ca=files.ca)
     with background(successor_engine(), security=both) as server:
         a_round_trip(str(server.address), both)
@@ -98,9 +134,17 @@ def test_a_client_certificate_is_demanded_by_a_target_that_was_given_an_authorit
 
 
 @pytest.mark.parametrize("kind", ["plaintext", "another authority"])
-def test_a_client_that_does_not_trust_the_target_finds_none(kind: str, files: CertificateFiles, tmp_path: Path) -> None:
-    with background(successor_engine(), security=SecurityOptions(tls_cert=files.certificate, tls_key=files.key)) as server:
-        ours = SecurityOptions() if kind == "plaintext" else SecurityOptions(tls_ca=make_certificate(tmp_path, ["localhost"]).ca)
+def test_a_client_that_does_not_trust_the_target_finds_none(
+    kind: str, files: CertificateFiles, tmp_path: Path
+) -> None:
+    with background(
+        successor_engine(), security=SecurityOptions(tls_cert=files.certificate, tls_key=files.key)
+    ) as server:
+        ours = (
+            SecurityOptions()
+            if kind == "plaintext"
+            else SecurityOptions(tls_ca=make_certificate(tmp_path, ["localhost"]).ca)
+        )
         with pytest.raises(Unavailable, match="no Outrider target answers"):
             connect(str(server.address), security=ours, timeout=2)
 
@@ -128,19 +172,34 @@ def test_a_client_whose_certificate_is_expired_or_of_another_authority_is_refuse
     files: CertificateFiles, expired: CertificateFiles, foreign: CertificateFiles
 ) -> None:
     for authority, theirs in ((files, foreign), (expired, expired)):
-        demanding = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, tls_ca=authority.ca)
-        with background(successor_engine(), security=demanding) as server, pytest.raises(Unavailable):
-            connect(str(server.address), security=SecurityOptions(tls_cert=theirs.certificate, tls_key=theirs.key, tls_ca=files.ca), timeout=1)
+        demanding = SecurityOptions(
+            tls_cert=files.certificate, tls_key=files.key, tls_ca=authority.ca
+        )
+        with (
+            background(successor_engine(), security=demanding) as server,
+            pytest.raises(Unavailable),
+        ):
+            connect(
+                str(server.address),
+                security=SecurityOptions(
+                    tls_cert=theirs.certificate, tls_key=theirs.key, tls_ca=files.ca
+                ),
+                timeout=1,
+            )
 
 
-def test_a_target_whose_certificate_is_expired_or_names_another_host_is_not_trusted(expired: CertificateFiles, tmp_path: Path) -> None:
+def test_a_target_whose_certificate_is_expired_or_names_another_host_is_not_trusted(
+    expired: CertificateFiles, tmp_path: Path
+) -> None:
     for theirs in (expired, make_certificate(tmp_path, ["target.example"])):
         options = SecurityOptions(tls_cert=theirs.certificate, tls_key=theirs.key)
         with background(successor_engine(), security=options) as server, pytest.raises(Unavailable):
             connect(str(server.address), security=SecurityOptions(tls_ca=theirs.ca), timeout=1)
 
 
-def test_listening_to_other_machines_needs_tls_and_a_token(files: CertificateFiles, token: Path) -> None:
+def test_listening_to_other_machines_needs_tls_and_a_token(
+    files: CertificateFiles, token: Path
+) -> None:
     tls: dict[str, Any] = {"tls_cert": files.certificate, "tls_key": files.key}
     for options in (SecurityOptions(), SecurityOptions(**tls), SecurityOptions(token_file=token)):
         with pytest.raises(InvalidRequest, match=r"0\.0\.0\.0 opens the target to other machines"):
@@ -173,8 +232,12 @@ def test_a_token_never_travels_in_plaintext_to_another_machine(token: Path) -> N
             server_security(options, EVERYWHERE)
 
 
-def test_prompts_travel_in_plaintext_to_another_machine_only_if_the_user_says_so(files: CertificateFiles) -> None:
-    with pytest.raises(InvalidRequest, match=r"prompts would travel in plaintext to target\.example"):
+def test_prompts_travel_in_plaintext_to_another_machine_only_if_the_user_says_so(
+    files: CertificateFiles,
+) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"prompts would travel in plaintext to target\.example"
+    ):
         channel_security(SecurityOptions(), ELSEWHERE)
     assert channel_security(SecurityOptions(insecure=True), ELSEWHERE).credentials is None
     assert channel_security(SecurityOptions(tls_ca=files.ca), ELSEWHERE).credentials is not None
@@ -192,7 +255,9 @@ def test_a_token_is_the_first_line_without_its_surroundings(token: Path) -> None
     assert read_token(token) == "open-sesame"
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"  \nsecond", b"two words", "schlüssel".encode(), b"a\x00b"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"  \nsecond", b"two words", "schlüssel".encode(), b"a\x00b"]
+)
 def test_a_token_that_cannot_be_one_is_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="token_file"):
         read_token(write(tmp_path / "token", content))
@@ -224,7 +289,9 @@ def test_what_a_certificate_cannot_name_is_refused(hosts: list[str], tmp_path: P
     assert not (tmp_path / "tls").exists()
 
 
-def test_without_the_cryptography_package_the_install_line_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_cryptography_package_the_install_line_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.delitem(sys.modules, "grpc_comm.certificate", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'outrider\[tls\]'"):

@@ -61,7 +61,11 @@ ENDINGS: dict[str, list[pb.ClientMessage]] = {
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_however_a_stream_ends_its_row_is_given_back(name: str) -> None:
-    with background(successor_engine(rows=1)) as server, raw_stub(server.address) as stub, connect(str(server.address)) as connection:
+    with (
+        background(successor_engine(rows=1)) as server,
+        raw_stub(server.address) as stub,
+        connect(str(server.address)) as connection,
+    ):
         for _ in range(3):
             status(stub.Session(iter(ENDINGS[name]), timeout=WAIT))
         opened(connection).close()
@@ -78,7 +82,9 @@ def one_row() -> Iterator[tuple[Successor, BackgroundServer]]:
 
 
 @pytest.mark.parametrize("by", ["verifier", "connection"])
-def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_step_is_given_back(one_row: tuple[Successor, BackgroundServer], by: str) -> None:
+def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_step_is_given_back(
+    one_row: tuple[Successor, BackgroundServer], by: str
+) -> None:
     model, server = one_row
     leaving = connect(str(server.address))
     verifier = opened(leaving)
@@ -95,7 +101,9 @@ def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_step_is_given_back(o
     leaving.close()
 
 
-def test_the_row_of_a_killed_client_is_given_back(one_row: tuple[Successor, BackgroundServer]) -> None:
+def test_the_row_of_a_killed_client_is_given_back(
+    one_row: tuple[Successor, BackgroundServer],
+) -> None:
     _, server = one_row
     program = (
         "import sys; from grpc_comm.client import connect; from inference.sampling import SamplingParams\n"
@@ -103,7 +111,11 @@ def test_the_row_of_a_killed_client_is_given_back(one_row: tuple[Successor, Back
         "print('opened', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(server.address)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(server.address)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "opened\n"
@@ -112,7 +124,9 @@ def test_the_row_of_a_killed_client_is_given_back(one_row: tuple[Successor, Back
             assert_serves(opened(connection))
 
 
-def test_leaving_generate_stops_the_target_and_gives_the_row_back(one_row: tuple[Successor, BackgroundServer]) -> None:
+def test_leaving_generate_stops_the_target_and_gives_the_row_back(
+    one_row: tuple[Successor, BackgroundServer],
+) -> None:
     model, server = one_row
     with connect(str(server.address)) as connection:
         verifier = opened(connection)
@@ -125,7 +139,9 @@ def test_leaving_generate_stops_the_target_and_gives_the_row_back(one_row: tuple
             verifier.submit(tree([4], [-1])).result(WAIT)
 
 
-def test_a_close_sent_while_the_target_generates_stops_it(one_row: tuple[Successor, BackgroundServer]) -> None:
+def test_a_close_sent_while_the_target_generates_stops_it(
+    one_row: tuple[Successor, BackgroundServer],
+) -> None:
     model, server = one_row
     first_token = threading.Event()
 
@@ -136,7 +152,10 @@ def test_a_close_sent_while_the_target_generates_stops_it(one_row: tuple[Success
 
     with raw_stub(server.address) as stub:
         call = stub.Session(messages(), timeout=WAIT)
-        assert [next(call).WhichOneof("kind"), next(call).WhichOneof("kind")] == ["opened", "tokens"]
+        assert [next(call).WhichOneof("kind"), next(call).WhichOneof("kind")] == [
+            "opened",
+            "tokens",
+        ]
         first_token.set()
         assert status(call)[0] is grpc.StatusCode.OK
         assert len(model.calls) < 40_000
@@ -163,7 +182,11 @@ def speculated(verifier: Verifier, number: int) -> list[int]:
     params = SamplingParams(temperature=(0.0, 0.7, 1.0)[number % 3], seed=number)
     drafter = pairs.drafter(pairs.decoder(2), BestFirst(nodes=8, depth=3))
     try:
-        return [token for step in decode([7, number, 30 + number], params, drafter, verifier, 16) for token in step.tokens]
+        return [
+            token
+            for step in decode([7, number, 30 + number], params, drafter, verifier, 16)
+            for token in step.tokens
+        ]
     finally:
         verifier.close()
 
@@ -172,7 +195,9 @@ def test_eight_clients_at_two_rows_get_the_texts_that_each_gets_alone() -> None:
     engine = pairs.engine(pairs.decoder(1), rows=2)
     alone = [speculated(LocalVerifier(engine), number) for number in range(8)]
     with connected(engine) as connection, ThreadPoolExecutor(8) as clients:
-        together = [clients.submit(speculated, connection.verifier(), number) for number in range(8)]
+        together = [
+            clients.submit(speculated, connection.verifier(), number) for number in range(8)
+        ]
         assert [text.result(WAIT) for text in together] == alone
     assert engine.free_rows == 2
 
@@ -211,7 +236,9 @@ def free_port() -> int:
 
 def test_a_port_where_nobody_listens_is_unavailable_in_words() -> None:
     port = free_port()
-    with pytest.raises(Unavailable, match=f"no Outrider target answers at 127.0.0.1:{port} .*refused"):
+    with pytest.raises(
+        Unavailable, match=f"no Outrider target answers at 127.0.0.1:{port} .*refused"
+    ):
         connect(f"127.0.0.1:{port}")
 
 
@@ -230,13 +257,17 @@ def test_a_host_that_does_not_exist_is_unavailable_in_words() -> None:
 @pytest.fixture
 def process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
     """A server in a process of its own, in the foreground."""
-    with subprocess.Popen([sys.executable, "-m", "tests.wire_fixtures"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.wire_fixtures"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         yield server, Address("127.0.0.1", int(server.stdout.readline()))
         server.kill()
 
 
-def test_a_killed_server_fails_what_it_owes_and_what_is_asked_later(process: tuple[subprocess.Popen[str], Address]) -> None:
+def test_a_killed_server_fails_what_it_owes_and_what_is_asked_later(
+    process: tuple[subprocess.Popen[str], Address],
+) -> None:
     server, address = process
     with connect(str(address)) as connection:
         idle, busy = opened(connection), opened(connection)
@@ -291,7 +322,9 @@ def test_a_verifier_of_a_closed_connection_says_so(server: BackgroundServer) -> 
 def test_health_says_serving(server: BackgroundServer) -> None:
     with grpc.insecure_channel(str(server.address)) as channel:
         for service in ("", "outrider.v1.Target"):
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT)
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=WAIT
+            )
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 

@@ -30,7 +30,11 @@ class SlotsAgainstADict(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 9))
     def take(self, size: int) -> None:
-        free = [slot for slot in range(CAPACITY) if slot not in self.provisional and slot not in self.committed]
+        free = [
+            slot
+            for slot in range(CAPACITY)
+            if slot not in self.provisional and slot not in self.committed
+        ]
         first = len(self.committed)
         wanted = positions(*range(first, first + size))
         if size > len(free):
@@ -43,7 +47,11 @@ class SlotsAgainstADict(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        kept = data.draw(st.lists(st.sampled_from(sorted(self.provisional)), unique=True)) if self.provisional else []
+        kept = (
+            data.draw(st.lists(st.sampled_from(sorted(self.provisional)), unique=True))
+            if self.provisional
+            else []
+        )
         self.slots.commit(positions(*kept))
         self.committed |= {slot: self.provisional[slot] for slot in kept}
         self.provisional = {}
@@ -51,7 +59,9 @@ class SlotsAgainstADict(RuleBasedStateMachine):
     @rule(length=st.integers(0, CAPACITY))
     def trim(self, length: int) -> None:
         self.slots.trim(length)
-        self.committed = {slot: position for slot, position in self.committed.items() if position < length}
+        self.committed = {
+            slot: position for slot, position in self.committed.items() if position < length
+        }
         self.provisional = {}
 
     @invariant()

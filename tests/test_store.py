@@ -32,7 +32,10 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", lambda *_: pytest.fail("a request left for the network"))
+    monkeypatch.setattr(
+        "botocore.httpsession.URLLib3Session.send",
+        lambda *_: pytest.fail("a request left for the network"),
+    )
     with moto.mock_aws():
         client = boto3.client("s3")
         client.create_bucket(Bucket="artefacts")
@@ -64,7 +67,9 @@ def test_what_is_pulled_is_what_was_pushed(store: Objects, tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["taken"]
 
 
-def test_the_first_of_two_builds_of_the_same_is_the_shared_one(store: Objects, tmp_path: Path) -> None:
+def test_the_first_of_two_builds_of_the_same_is_the_shared_one(
+    store: Objects, tmp_path: Path
+) -> None:
     manifest = build(tmp_path / "out")
     first = push(tmp_path / "out", store, silent)
     write_manifest(tmp_path / "out", replace(manifest, created="later"))
@@ -74,7 +79,11 @@ def test_the_first_of_two_builds_of_the_same_is_the_shared_one(store: Objects, t
 
 
 def test_another_compiler_makes_another_build(tmp_path: Path) -> None:
-    one, same, other = build(tmp_path / "a"), build(tmp_path / "b"), build(tmp_path / "c", FakeBuilder(version="2"))
+    one, same, other = (
+        build(tmp_path / "a"),
+        build(tmp_path / "b"),
+        build(tmp_path / "c", FakeBuilder(version="2")),
+    )
     assert build_key(one) == build_key(same) != build_key(other)
 
 
@@ -82,27 +91,40 @@ def test_a_file_that_was_changed_in_the_store_is_not_taken(store: Objects, tmp_p
     manifest = build(tmp_path / "out")
     digest = push(tmp_path / "out", store, silent).digest
     put(store, tmp_path, f"files/{manifest.files['weights/all.bin']}", b"other weights")
-    with pytest.raises(BadArtifact, match=r"all\.bin: the store's file is not the one that was built"):
+    with pytest.raises(
+        BadArtifact, match=r"all\.bin: the store's file is not the one that was built"
+    ):
         pull(store, digest, tmp_path / "taken", silent)
     assert not (tmp_path / "taken").exists()
 
 
-def test_a_manifest_that_was_changed_in_the_store_is_not_taken(store: Objects, tmp_path: Path) -> None:
+def test_a_manifest_that_was_changed_in_the_store_is_not_taken(
+    store: Objects, tmp_path: Path
+) -> None:
     manifest = build(tmp_path / "out")
     digest = push(tmp_path / "out", store, silent).digest
-    forged = json.loads((tmp_path / "out" / MANIFEST).read_text()) | {"files": {**manifest.files, "graphs/evil.so": "0" * 64}}
+    forged = json.loads((tmp_path / "out" / MANIFEST).read_text()) | {
+        "files": {**manifest.files, "graphs/evil.so": "0" * 64}
+    }
     put(store, tmp_path, f"manifests/{digest}.json", json.dumps(forged).encode())
     with pytest.raises(BadArtifact, match="nothing of it was loaded"):
         pull(store, digest, tmp_path / "taken", silent)
     assert not (tmp_path / "taken").exists()
 
 
-@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "graphs/../../escaped", "manifest.json", "a\\b", ""])
+@pytest.mark.parametrize(
+    "name", ["../escaped", "/tmp/escaped", "graphs/../../escaped", "manifest.json", "a\\b", ""]
+)
 def test_a_manifest_cannot_name_files_outside_its_directory(tmp_path: Path, name: str) -> None:
     store = DiskObjects(tmp_path / "store")
     bad = replace(build(tmp_path / "out"), files={name: "0" * 64})
     write_manifest(tmp_path / "out", bad)
-    put(store, tmp_path, f"manifests/{bad.digest()}.json", (tmp_path / "out" / MANIFEST).read_bytes())
+    put(
+        store,
+        tmp_path,
+        f"manifests/{bad.digest()}.json",
+        (tmp_path / "out" / MANIFEST).read_bytes(),
+    )
     with pytest.raises(BadArtifact, match="which is not a file of an artefact"):
         pull(store, bad.digest(), tmp_path / "taken", silent)
     with pytest.raises(BadArtifact, match="which is not a file of an artefact"):
@@ -175,7 +197,9 @@ def test_only_whole_artefacts_are_pushed(tmp_path: Path) -> None:
         push(tmp_path / "checkpoint", DiskObjects(tmp_path / "store"), silent)
 
 
-def test_large_files_go_up_in_parts_and_come_back_whole(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_go_up_in_parts_and_come_back_whole(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("compile.s3._ONE_PUT", 8)
     manifest = build(tmp_path / "out")
     store = open_store("s3://artefacts")
@@ -183,15 +207,29 @@ def test_large_files_go_up_in_parts_and_come_back_whole(s3: Any, tmp_path: Path,
     check_files(tmp_path / "taken", pull(store, manifest.digest(), tmp_path / "taken", silent))
 
 
-def test_uploads_carry_checksums_and_the_manifest_follows_its_files(s3: Any, tmp_path: Path) -> None:
+def test_uploads_carry_checksums_and_the_manifest_follows_its_files(
+    s3: Any, tmp_path: Path
+) -> None:
     written: list[dict[str, Any]] = []
     store = open_store(URL)
-    store._client.meta.events.register("provide-client-params.s3.PutObject", lambda params, **_: written.append(params))  # type: ignore[attr-defined]
+    store._client.meta.events.register(
+        "provide-client-params.s3.PutObject", lambda params, **_: written.append(params)
+    )  # type: ignore[attr-defined]
     manifest = build(tmp_path / "out")
     push(tmp_path / "out", store, silent)
-    keys, hashes = [params["Key"].split("/") for params in written], sorted(set(manifest.files.values()))
-    assert [key[:3] for key in keys] == [["some", "prefix", "files"]] * len(hashes) + [["some", "prefix", "manifests"], ["some", "prefix", "builds"]]
-    assert sorted(base64.b64decode(params["ChecksumSHA256"]).hex() for params in written[:-2]) == hashes == sorted(key[3] for key in keys[:-2])
+    keys, hashes = (
+        [params["Key"].split("/") for params in written],
+        sorted(set(manifest.files.values())),
+    )
+    assert [key[:3] for key in keys] == [["some", "prefix", "files"]] * len(hashes) + [
+        ["some", "prefix", "manifests"],
+        ["some", "prefix", "builds"],
+    ]
+    assert (
+        sorted(base64.b64decode(params["ChecksumSHA256"]).hex() for params in written[:-2])
+        == hashes
+        == sorted(key[3] for key in keys[:-2])
+    )
     assert [params.get("IfNoneMatch") for params in written[-2:]] == ["*", "*"]
 
 
@@ -201,7 +239,9 @@ def test_a_bucket_that_is_not_there_is_named(s3: Any, tmp_path: Path) -> None:
         push(tmp_path / "out", open_store("s3://nowhere"), silent)
 
 
-def test_without_credentials_the_error_says_so(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_the_error_says_so(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -218,7 +258,9 @@ def test_s3_without_boto3_gets_its_install_line(monkeypatch: pytest.MonkeyPatch)
         open_store(URL)
 
 
-@pytest.mark.parametrize(("url", "said"), [("s3://", "s3://BUCKET"), ("http://x/y", "a store is a directory or s3")])
+@pytest.mark.parametrize(
+    ("url", "said"), [("s3://", "s3://BUCKET"), ("http://x/y", "a store is a directory or s3")]
+)
 def test_what_is_no_store_is_refused(url: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         open_store(url)

@@ -12,7 +12,19 @@ from benchmarks.storm_client import CANCELLED, FAILED, FINISHED, Job
 from benchmarks.storm_processes import Told
 from inference.errors import InvalidRequest
 
-JOB = Job(0, "", [1], [5, 6, 7, 8], tokens=3, temperature=0.0, seed=0, alone=False, leave_at=None, abruptly=False, patience=0.0)
+JOB = Job(
+    0,
+    "",
+    [1],
+    [5, 6, 7, 8],
+    tokens=3,
+    temperature=0.0,
+    seed=0,
+    alone=False,
+    leave_at=None,
+    abruptly=False,
+    patience=0.0,
+)
 
 
 def test_a_storm_changes_no_text_and_leaves_nothing_behind() -> None:
@@ -29,13 +41,29 @@ def ended(how: str, said: str = "") -> dict[int, dict[str, object]]:
 
 FOUND: dict[str, tuple[Told, int | None, str]] = {
     "another token": (Told([JOB], {0: [5, 9, 7]}, ended(FINISHED)), 0, "differs at token 1"),
-    "another token of a client that left": (Told([JOB], {0: [4]}, ended(CANCELLED)), 0, "differs at token 0"),
-    "another token of a client that was killed": (Told([JOB], {0: [5, 6, 5]}, {}, killed=True), -signal.SIGKILL, "differs at token 2"),
+    "another token of a client that left": (
+        Told([JOB], {0: [4]}, ended(CANCELLED)),
+        0,
+        "differs at token 0",
+    ),
+    "another token of a client that was killed": (
+        Told([JOB], {0: [5, 6, 5]}, {}, killed=True),
+        -signal.SIGKILL,
+        "differs at token 2",
+    ),
     "a token too many": (Told([JOB], {0: [5, 6, 7, 8]}, ended(CANCELLED)), 0, "differs at token 3"),
     "a token too few": (Told([JOB], {0: [5, 6]}, ended(FINISHED)), 0, "finished after 2 of 3"),
-    "an error": (Told([JOB], {0: [5]}, ended(FAILED, "Unavailable: gone")), 0, "failed: Unavailable: gone"),
+    "an error": (
+        Told([JOB], {0: [5]}, ended(FAILED, "Unavailable: gone")),
+        0,
+        "failed: Unavailable: gone",
+    ),
     "no end": (Told([JOB], {0: [5, 6, 7]}, {}), 0, "did not end"),
-    "a process that has not ended": (Told([JOB], {0: [5, 6, 7]}, ended(FINISHED)), None, "exited with None"),
+    "a process that has not ended": (
+        Told([JOB], {0: [5, 6, 7]}, ended(FINISHED)),
+        None,
+        "exited with None",
+    ),
     "a process with torch": (Told([JOB], {0: [5, 6, 7]}, ended(FINISHED)), 1, "exited with 1"),
 }
 
@@ -53,11 +81,17 @@ def test_sessions_are_counted_by_their_ends() -> None:
     report = Report()
     judge(report, Told([JOB], {0: [5, 6, 7]}, ended(FINISHED)), 0)
     judge(report, Told([JOB], {0: [5]}, ended(CANCELLED)), 0)
-    judge(report, Told([JOB, replace(JOB, session=1)], {0: [5, 6], 1: []}, {}, killed=True), -signal.SIGKILL)
+    judge(
+        report,
+        Told([JOB, replace(JOB, session=1)], {0: [5, 6], 1: []}, {}, killed=True),
+        -signal.SIGKILL,
+    )
     assert report == Report(finished=1, cancelled=1, killed=2, tokens=6, resumes=2, reopenings=4)
 
 
-@pytest.mark.parametrize("changes", [{"processes": 0}, {"processes": 65}, {"tokens": 0}, {"tokens": 129}])
+@pytest.mark.parametrize(
+    "changes", [{"processes": 0}, {"processes": 65}, {"tokens": 0}, {"tokens": 129}]
+)
 def test_a_plan_that_cannot_be_is_refused(changes: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
         Plan(**changes)

@@ -20,7 +20,16 @@ from inference.engine import Engine
 from inference.errors import Busy
 from inference.sampling import SamplingParams
 from tests.hostile import RawPeer, digest, eventually, resume
-from tests.wire_fixtures import WAIT, Successor, background, opening, raw_stub, round_, status, successor_engine
+from tests.wire_fixtures import (
+    WAIT,
+    Successor,
+    background,
+    opening,
+    raw_stub,
+    round_,
+    status,
+    successor_engine,
+)
 
 CODES = grpc.StatusCode
 
@@ -82,7 +91,9 @@ def served() -> Iterator[Served]:
 
 def next_round(text: Sequence[int], number: int) -> pb.ClientMessage:
     """One node on this text."""
-    return pb.ClientMessage(round=pb.Round(number=number, base_length=len(text), digest=digest(text), tokens=text[-1:]))
+    return pb.ClientMessage(
+        round=pb.Round(number=number, base_length=len(text), digest=digest(text), tokens=text[-1:])
+    )
 
 
 def lone_round() -> pb.ClientMessage:
@@ -91,7 +102,9 @@ def lone_round() -> pb.ClientMessage:
 
 
 def continuing(text: Sequence[int], tokens: int) -> pb.ClientMessage:
-    return pb.ClientMessage(generate=pb.Continue(max_tokens=tokens, base_length=len(text), digest=digest(text)))
+    return pb.ClientMessage(
+        generate=pb.Continue(max_tokens=tokens, base_length=len(text), digest=digest(text))
+    )
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -162,7 +175,9 @@ def test_what_an_older_stream_generates_ends_when_a_newer_one_comes(served: Serv
     newer.cut()
 
 
-def test_of_two_streams_that_wait_for_the_same_forward_the_newest_gets_the_session(served: Served) -> None:
+def test_of_two_streams_that_wait_for_the_same_forward_the_newest_gets_the_session(
+    served: Served,
+) -> None:
     first = Raw(served.stub, opening())
     opened = first.answer().opened
     served.model.entered.clear()
@@ -198,7 +213,9 @@ SETTLED: dict[str, tuple[list[int], str]] = {
 
 
 @pytest.mark.parametrize("name", SETTLED)
-def test_a_client_that_does_not_have_the_targets_tokens_is_refused(served: Served, name: str) -> None:
+def test_a_client_that_does_not_have_the_targets_tokens_is_refused(
+    served: Served, name: str
+) -> None:
     text, words = SETTLED[name]
     stream = Raw(served.stub, opening(), lone_round())
     opened = stream.answer().opened
@@ -235,9 +252,15 @@ def draining(server: BackgroundServer, grace: float = WAIT) -> Iterator[None]:
 
 def test_a_draining_target_says_so_answers_what_is_under_way_and_asks_to_leave() -> None:
     engine = successor_engine()
-    with background(engine) as server, raw_stub(server.address) as stub, grpc.insecure_channel(str(server.address)) as channel:
+    with (
+        background(engine) as server,
+        raw_stub(server.address) as stub,
+        grpc.insecure_channel(str(server.address)) as channel,
+    ):
         assert isinstance(engine.model, Successor)
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""), timeout=WAIT)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=""), timeout=WAIT
+        )
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         stream, late = Raw(stub, opening()), Raw(stub)
         stream.answer()

@@ -24,7 +24,11 @@ def aims(objective: str = "api_cost", terms: Terms | None = TERMS, *, explain: b
     return Aims(Wish(objective), terms, auto=True, bets=True, explain=explain)
 
 
-def course(taken: Forecast = SPLIT, alternatives: tuple[Forecast, ...] = (ALONE, SPLIT, THERE), notice: str | None = None) -> Course:
+def course(
+    taken: Forecast = SPLIT,
+    alternatives: tuple[Forecast, ...] = (ALONE, SPLIT, THERE),
+    notice: str | None = None,
+) -> Course:
     return Course(taken, SPEED, alternatives, notice)
 
 
@@ -49,11 +53,15 @@ def heard(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("latency", 0.02, "20 ms a token"),
     ],
 )
-def test_prices_of_tokens_have_the_unit_of_what_is_weighed(objective: str, price: float, words: str) -> None:
+def test_prices_of_tokens_have_the_unit_of_what_is_weighed(
+    objective: str, price: float, words: str
+) -> None:
     assert price_words(objective, price) == words
 
 
-def test_a_decision_is_told_with_its_alternatives_best_first_and_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_decision_is_told_with_its_alternatives_best_first_and_what_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Teller(aims()).tell(course(), so_far(), streamed=True)
     assert heard(capsys) == [
         "plan: distributed, 6 nodes of depth 3, 2 bets: 50.0 tokens/s, $20 a million tokens predicted; measured so far 42.0 tokens/s",
@@ -63,11 +71,19 @@ def test_a_decision_is_told_with_its_alternatives_best_first_and_what_was_measur
     ]
 
 
-def test_the_table_comes_again_only_with_another_choice_or_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_comes_again_only_with_another_choice_or_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     teller = Teller(aims(terms=None))
     better = SPLIT._replace(nodes=9, effort=Effort(0.01))
     sizes = []
-    for told in (course(), course(), course(better, (ALONE, better, THERE)), course(THERE), course(THERE, (ALONE, SPLIT, THERE._replace(depth=9)))):
+    for told in (
+        course(),
+        course(),
+        course(better, (ALONE, better, THERE)),
+        course(THERE),
+        course(THERE, (ALONE, SPLIT, THERE._replace(depth=9))),
+    ):
         teller.tell(told)
         sizes.append(sum(line.startswith("  ") for line in heard(capsys)))
     assert sizes == [3, 0, 0, 3, 0]
@@ -76,7 +92,12 @@ def test_the_table_comes_again_only_with_another_choice_or_order(capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("objective", "words"), [("energy_total", "2 J a token"), ("latency", "20 ms a token"), ("total_cost", "50.0 tokens/s predicted")]
+    ("objective", "words"),
+    [
+        ("energy_total", "2 J a token"),
+        ("latency", "20 ms a token"),
+        ("total_cost", "50.0 tokens/s predicted"),
+    ],
 )
 def test_a_plan_has_the_unit_of_its_objective_and_none_where_that_is_not_known(
     capsys: pytest.CaptureFixture[str], objective: str, words: str
@@ -85,7 +106,9 @@ def test_a_plan_has_the_unit_of_its_objective_and_none_where_that_is_not_known(
     assert words in heard(capsys)[0]
 
 
-def test_in_the_middle_of_a_streamed_line_a_new_one_is_begun(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_the_middle_of_a_streamed_line_a_new_one_is_begun(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     teller = Teller(aims())
     first = []
     for text in ("", '"""Return', '"""Return', '"""Return a\n', '"""Return a\n  b'):
@@ -96,22 +119,39 @@ def test_in_the_middle_of_a_streamed_line_a_new_one_is_begun(capsys: pytest.Capt
     assert heard(capsys)[0].startswith("prompt 0, plan: distributed")
 
 
-def test_without_explain_only_what_is_new_is_said_and_on_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_explain_only_what_is_new_is_said_and_on_its_own_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     teller = Teller(aims(explain=False))
-    for told in (course(), course(THERE, notice="too dear"), course(THERE, notice="too dear"), course(ALONE), course(THERE)):
+    for told in (
+        course(),
+        course(THERE, notice="too dear"),
+        course(THERE, notice="too dear"),
+        course(ALONE),
+        course(THERE),
+    ):
         teller.tell(told, so_far("x"), streamed=True)
     drafting = "goes on from here: drafting on this machine does not pay now"
-    assert heard(capsys) == ["", "note: too dear", f"note: fused {drafting}", f"note: target-only {drafting}"]
+    assert heard(capsys) == [
+        "",
+        "note: too dear",
+        f"note: fused {drafting}",
+        f"note: target-only {drafting}",
+    ]
 
 
 def blind(wish: Wish) -> Navigator:
     """At a target that has not told its times."""
-    known = Knowledge(DraftTimes({1: 0.01, 32: 0.02}), TargetTimes(), LinkTimes(), read_acceptance())
+    known = Knowledge(
+        DraftTimes({1: 0.01, 32: 0.02}), TargetTimes(), LinkTimes(), read_acceptance()
+    )
     known.link.observe(0.02, 0.0, 100)
     return Navigator(known, wish, TERMS, frozenset([DISTRIBUTED, TARGET_ONLY]), most_nodes=31)
 
 
-def test_a_target_that_has_not_told_its_times_has_no_predicted_speed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_has_not_told_its_times_has_no_predicted_speed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     navigator = blind(Wish())
     Teller(aims()).tell(navigator.course)
     plan, *table = heard(capsys)
@@ -121,7 +161,11 @@ def test_a_target_that_has_not_told_its_times_has_no_predicted_speed(capsys: pyt
     assert "inf" not in "".join([plan, *table])
 
 
-@pytest.mark.parametrize("wish", [Wish("api_cost", min_tps=1e6), Wish("api_cost", max_per_token=1e-12)], ids=["speed", "cost"])
+@pytest.mark.parametrize(
+    "wish",
+    [Wish("api_cost", min_tps=1e6), Wish("api_cost", max_per_token=1e-12)],
+    ids=["speed", "cost"],
+)
 def test_no_limit_is_called_impossible_before_the_targets_times_are_seen(wish: Wish) -> None:
     navigator = blind(wish)
     assert navigator.course.notice is None

@@ -11,7 +11,13 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text import Tokenizer
 from outrider.models import EMBEDDED
 
-SAMPLES = ["def main():\n    return 'naïve — 日本語 🙂'\n", "\t\tx = 1\r\n", " leading", "🙂🙂", "a" * 300]
+SAMPLES = [
+    "def main():\n    return 'naïve — 日本語 🙂'\n",
+    "\t\tx = 1\r\n",
+    " leading",
+    "🙂🙂",
+    "a" * 300,
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +84,18 @@ def test_both_embedded_models_have_one_tokenizer(tokenizer: Tokenizer) -> None:
     assert Tokenizer(EMBEDDED / "draft").fingerprint() == tokenizer.fingerprint()
 
 
-def test_the_fingerprint_does_not_depend_on_file_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_fingerprint_does_not_depend_on_file_bytes(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     assert altered(tmp_path).fingerprint() == tokenizer.fingerprint()
 
 
 def swap_two_ids(model: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     words = list(model["vocab"])[300:302]
-    model["vocab"][words[0]], model["vocab"][words[1]] = model["vocab"][words[1]], model["vocab"][words[0]]
+    model["vocab"][words[0]], model["vocab"][words[1]] = (
+        model["vocab"][words[1]],
+        model["vocab"][words[0]],
+    )
     return model
 
 
@@ -94,9 +105,19 @@ def swap_two_ids(model: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         ("model", swap_two_ids),
         ("model", lambda model: {**model, "merges": model["merges"][:-1]}),
         ("normalizer", {"type": "NFC"}),
-        ("pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}),
+        (
+            "pre_tokenizer",
+            {
+                "type": "ByteLevel",
+                "add_prefix_space": True,
+                "trim_offsets": True,
+                "use_regex": True,
+            },
+        ),
     ],
     ids=["ids", "merges", "normalizer", "pre-tokenizer"],
 )
-def test_the_fingerprint_changes_with_anything_that_changes_ids(tokenizer: Tokenizer, tmp_path: Path, part: str, change: object) -> None:
+def test_the_fingerprint_changes_with_anything_that_changes_ids(
+    tokenizer: Tokenizer, tmp_path: Path, part: str, change: object
+) -> None:
     assert altered(tmp_path, **{part: change}).fingerprint() != tokenizer.fingerprint()

@@ -20,7 +20,13 @@ from compile.memory import work
 from compile.spec import CompileSpec, verify_bucket
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
-from inference.backends.timed import TimedModel, TimeProfile, find_profile, parse_profile, profile_names
+from inference.backends.timed import (
+    TimedModel,
+    TimeProfile,
+    find_profile,
+    parse_profile,
+    profile_names,
+)
 from inference.decode import decode
 from inference.engine import Engine
 from inference.errors import InvalidRequest
@@ -40,15 +46,37 @@ MEASURED, ROOFLINE = "llama-3.1-8b-trn1.2xlarge-measured", "llama-3.1-8b-trn1.2x
 PROMPT = [5, 17, 250, 3, 99]
 
 
-def profile(pass_seconds: float = 0.0, slot: float = 0.0, node: float = 0.0, node_slot: float = 0.0) -> TimeProfile:
-    return TimeProfile("test", "a test", "nothing", pass_seconds, slot, node, node_slot, rows=(1, 4, 8), nodes=(1, 8, 64), slot_step=128)
+def profile(
+    pass_seconds: float = 0.0, slot: float = 0.0, node: float = 0.0, node_slot: float = 0.0
+) -> TimeProfile:
+    return TimeProfile(
+        "test",
+        "a test",
+        "nothing",
+        pass_seconds,
+        slot,
+        node,
+        node_slot,
+        rows=(1, 4, 8),
+        nodes=(1, 8, 64),
+        slot_step=128,
+    )
 
 
 def segment(row: int, nodes: int, context: int = 0) -> Segment:
     chain = TokenTree.chain(np.arange(nodes))
     every = np.arange(nodes, dtype=np.int32)
     seen = np.ones((1, context), dtype=np.bool_)
-    return Segment(row, chain.tokens, context + every, context + every, seen, chain.mask, every, SamplingParams())
+    return Segment(
+        row,
+        chain.tokens,
+        context + every,
+        context + every,
+        seen,
+        chain.mask,
+        every,
+        SamplingParams(),
+    )
 
 
 class Slow(Successor):
@@ -64,16 +92,25 @@ class Slow(Successor):
         return [Ranked(np.zeros((1, k), dtype=np.int32), np.zeros((1, k), dtype=np.float32))]
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
+)
 def test_the_text_is_the_small_models_own(params: SamplingParams) -> None:
     target = pairs.decoder(1)
     alone = LocalVerifier(pairs.engine(target))
     alone.open(PROMPT, params).result()
     own = list(alone.generate(24, frozenset()))
-    model = TimedModel(EagerModel(target, rows=2, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64), profile(0.001))
-    engine = Engine(model, sequence_length=pairs.SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=pairs.VOCABULARY)
+    model = TimedModel(
+        EagerModel(target, rows=2, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64),
+        profile(0.001),
+    )
+    engine = Engine(
+        model, sequence_length=pairs.SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=pairs.VOCABULARY
+    )
     verifier = LocalVerifier(engine)
-    steps = decode(PROMPT, params, pairs.drafter(pairs.perturbed(1, 0.02), BestFirst(16, 5)), verifier, 24)
+    steps = decode(
+        PROMPT, params, pairs.drafter(pairs.perturbed(1, 0.02), BestFirst(16, 5)), verifier, 24
+    )
     assert [token for step in steps for token in step.tokens] == own
     verifier.close()
     assert model.forwards > 0
@@ -116,9 +153,15 @@ def test_a_forward_costs_the_slower_of_traffic_and_arithmetic_at_the_padded_shap
 @pytest.mark.parametrize("name", [MEASURED, ROOFLINE])
 def test_more_rows_nodes_or_context_never_cost_less(name: str) -> None:
     one = find_profile(name)
-    for rows, nodes, context in product((1, 3, 4, 5, 63, 64, 65, 130), (1, 2, 8, 9, 64, 65, 256, 257), (0, 1, 256, 257, 4000)):
+    for rows, nodes, context in product(
+        (1, 3, 4, 5, 63, 64, 65, 130), (1, 2, 8, 9, 64, 65, 256, 257), (0, 1, 256, 257, 4000)
+    ):
         here = one.seconds(rows, nodes, context)
-        assert here <= min(one.seconds(rows + 1, nodes, context), one.seconds(rows, nodes + 1, context), one.seconds(rows, nodes, context + 1))
+        assert here <= min(
+            one.seconds(rows + 1, nodes, context),
+            one.seconds(rows, nodes + 1, context),
+            one.seconds(rows, nodes, context + 1),
+        )
 
 
 def test_the_bundled_profiles_are_the_measured_pass_and_its_roofline() -> None:
@@ -133,16 +176,34 @@ def test_the_bundled_profiles_are_the_measured_pass_and_its_roofline() -> None:
 
 def test_the_rooflines_figures_are_those_that_the_compilers_plan_counts() -> None:
     """The plan leaves the embedding table out, of which a forward reads a few rows: 1.05 of 16.06 GB."""
-    config, one, device = read_config(ROOT / "docs/shapes/llama-3.1-8b"), find_profile(ROOFLINE), device_of("trn1")
+    config, one, device = (
+        read_config(ROOT / "docs/shapes/llama-3.1-8b"),
+        find_profile(ROOFLINE),
+        device_of("trn1"),
+    )
     bucket = verify_bucket(1, 64, 2112, 2112, sampled=False)
-    spec = CompileSpec("llama", "trn1", 128_256, (bucket,), rows=1, sequence_length=2048, max_tree_nodes=64, dtype="bfloat16", tensor_parallel=2)
+    spec = CompileSpec(
+        "llama",
+        "trn1",
+        128_256,
+        (bucket,),
+        rows=1,
+        sequence_length=2048,
+        max_tree_nodes=64,
+        dtype="bfloat16",
+        tensor_parallel=2,
+    )
 
     def planned(rows: int, nodes: int, slots: int) -> float:
         need = work(config, spec, rows, nodes, slots, nodes)
         return device.seconds(need.flops, need.moved, "bfloat16")
 
-    assert one.seconds(1, 1, 0) == pytest.approx(planned(1, 1, 0) * 16.06 / (16.06 - 1.05), rel=0.01)
-    assert one.seconds(32, 1, 2048) - one.seconds(32, 1, 0) == pytest.approx(planned(32, 1, 2048) - planned(32, 1, 0), rel=0.01)
+    assert one.seconds(1, 1, 0) == pytest.approx(
+        planned(1, 1, 0) * 16.06 / (16.06 - 1.05), rel=0.01
+    )
+    assert one.seconds(32, 1, 2048) - one.seconds(32, 1, 0) == pytest.approx(
+        planned(32, 1, 2048) - planned(32, 1, 0), rel=0.01
+    )
     assert one.seconds(64, 64, 0) == pytest.approx(planned(64, 64, 0), rel=0.01)
     assert one.seconds(64, 64, 2048) == pytest.approx(planned(64, 64, 2048), rel=0.01)
 
@@ -164,7 +225,9 @@ def test_a_profile_that_is_not_there_is_answered_with_those_that_are() -> None:
         ({"speed": 2}, "speed"),
     ],
 )
-def test_a_profile_of_the_users_own_is_checked(change: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_a_profile_of_the_users_own_is_checked(
+    change: dict[str, object], words: str, tmp_path: Path
+) -> None:
     raw = json.loads((ROOT / f"inference/data/profiles/{MEASURED}.json").read_text())
     (tmp_path / "own.json").write_text(json.dumps(raw))
     assert find_profile(str(tmp_path / "own.json")) == find_profile(MEASURED)
@@ -181,14 +244,25 @@ def test_only_a_target_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
     assert ROOFLINE in capsys.readouterr().err
 
 
-def test_whatever_reports_a_time_says_emulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_whatever_reports_a_time_says_emulated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     command = [sys.executable, "main.py", "--role", "target", "--port", "0", "--emulate", MEASURED]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     ready = next(line for line in process.stderr if line.startswith(READY))
     label = f"emulated: {MEASURED} (choices by outrider-embedded-target on cpu"
     assert label in ready
-    flags = ["--prompt", "def f(x):", "--max_new_tokens", "4", "--baseline", "--json", "--profile", str(tmp_path)]
+    flags = [
+        "--prompt",
+        "def f(x):",
+        "--max_new_tokens",
+        "4",
+        "--baseline",
+        "--json",
+        "--profile",
+        str(tmp_path),
+    ]
     assert main(["--role", "draft", "--target_host", ready.split()[2], *flags]) == 0
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=30)[1]

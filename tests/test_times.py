@@ -10,10 +10,20 @@ from inference.times import NOTHING, UNKNOWN, DraftTimes, Estimate, LinkTimes, T
 PROFILE = {(1, 8): 0.030, (1, 32): 0.040, (4, 8): 0.050, (4, 32): 0.080}
 
 
-def exchange(link: LinkTimes, rng: np.random.Generator, trip: float, *, size: int | None = None, byte: float = 0.0, jitter: float = 0.001) -> None:
+def exchange(
+    link: LinkTimes,
+    rng: np.random.Generator,
+    trip: float,
+    *,
+    size: int | None = None,
+    byte: float = 0.0,
+    jitter: float = 0.001,
+) -> None:
     """One round over a link with jitter that only delays, to a target that was busy for any time."""
     transferred, at_target = size or int(rng.integers(100, 400)), float(rng.uniform(0.0, 0.1))
-    link.observe(trip + byte * transferred + rng.exponential(jitter) + at_target, at_target, transferred)
+    link.observe(
+        trip + byte * transferred + rng.exponential(jitter) + at_target, at_target, transferred
+    )
 
 
 def test_nothing_is_known_before_the_first_sample() -> None:
@@ -28,7 +38,9 @@ def test_the_target_s_own_time_is_no_part_of_the_link() -> None:
     for _ in range(20):
         exchange(link, rng, 0.040)
     assert link.known
-    assert link.round_trip.seconds == pytest.approx(0.0407, abs=0.001)  # half of all jitter is below 0.7 ms
+    assert link.round_trip.seconds == pytest.approx(
+        0.0407, abs=0.001
+    )  # half of all jitter is below 0.7 ms
     assert 0 < link.round_trip.spread < 0.001
 
 
@@ -110,7 +122,9 @@ def test_a_forward_beyond_the_profile_takes_several_of_the_largest() -> None:
     assert times.seconds(4, 64) == times.seconds(8, 32) == pytest.approx(0.160)
 
 
-def test_a_profiled_target_that_is_slower_than_its_profile_is_so_at_every_shape_and_when_it_recovers_it_is_believed() -> None:
+def test_a_profiled_target_that_is_slower_than_its_profile_is_so_at_every_shape_and_when_it_recovers_it_is_believed() -> (
+    None
+):
     times = TargetTimes(PROFILE)
     for factor in (2.0, 1.0, 0.5):
         for _ in range(10):
@@ -147,7 +161,9 @@ def test_an_undescribed_target_is_learned_from_its_answers() -> None:
 
 def test_a_draft_call_lies_between_the_profiled_widths_next_to_it() -> None:
     times = DraftTimes({1: 0.010, 8: 0.017, 16: 0.033})
-    assert [times.seconds(width) for width in (1, 4, 8, 12, 24)] == pytest.approx([0.010, 0.013, 0.017, 0.025, 0.049])
+    assert [times.seconds(width) for width in (1, 4, 8, 12, 24)] == pytest.approx(
+        [0.010, 0.013, 0.017, 0.025, 0.049]
+    )
 
 
 def test_a_draft_on_a_busy_machine_is_followed_up_and_down() -> None:

@@ -50,8 +50,13 @@ def test_what_stands_in_line_is_computed_in_one_call() -> None:
         first = pool.submit(ranked, shared, 0)
         eventually(lambda: model.calls == [1])
         # The others' prompts have to wait for the first call as well, so only their ranking is left to the threads.
-        waiting = [ModelSequence(shared, row, SamplingParams(0.7, seed=row)) for row in range(1, ROWS)]
-        others = [pool.submit(one.rank, TokenTree.chain([11 + row]), [0], 4) for row, one in enumerate(waiting, start=1)]
+        waiting = [
+            ModelSequence(shared, row, SamplingParams(0.7, seed=row)) for row in range(1, ROWS)
+        ]
+        others = [
+            pool.submit(one.rank, TokenTree.chain([11 + row]), [0], 4)
+            for row, one in enumerate(waiting, start=1)
+        ]
         eventually(lambda: sum(len(line) for line in shared._line.values()) == ROWS - 1)
         model.gate.set()
         assert [len(one.result(WAIT).ids) for one in (first, *others)] == [1] * ROWS
@@ -64,7 +69,9 @@ def test_everybody_gets_the_answer_of_a_call_alone() -> None:
     shared = together(EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16))
     for _ in range(5):
         with ThreadPoolExecutor(ROWS) as pool:
-            for own, one in zip(alone, pool.map(lambda row: ranked(shared, row), range(ROWS)), strict=True):
+            for own, one in zip(
+                alone, pool.map(lambda row: ranked(shared, row), range(ROWS)), strict=True
+            ):
                 assert (own.ids == one.ids).all()
                 assert np.allclose(own.scores, one.scores, atol=1e-5)
 
@@ -77,7 +84,13 @@ class Faulty(Successor):
         assert self.gate.wait(WAIT)
         if any(FAULTY in segment.tokens for segment in segments):
             raise RuntimeError("a private reason")
-        return [Ranked(np.repeat(segment.tokens[segment.pick][:, None], k, 1), np.zeros((len(segment.pick), k), np.float32)) for segment in segments]
+        return [
+            Ranked(
+                np.repeat(segment.tokens[segment.pick][:, None], k, 1),
+                np.zeros((len(segment.pick), k), np.float32),
+            )
+            for segment in segments
+        ]
 
 
 def test_a_fault_is_that_of_the_thread_whose_call_fails() -> None:
@@ -86,7 +99,12 @@ def test_a_fault_is_that_of_the_thread_whose_call_fails() -> None:
     model.gate.clear()
     with ThreadPoolExecutor(3) as pool:
         tokens = (10, FAULTY, 12)
-        asked = [pool.submit(ModelSequence(shared, row, SamplingParams()).rank, TokenTree.chain([token]), [0], 1) for row, token in enumerate(tokens)]
+        asked = [
+            pool.submit(
+                ModelSequence(shared, row, SamplingParams()).rank, TokenTree.chain([token]), [0], 1
+            )
+            for row, token in enumerate(tokens)
+        ]
         eventually(lambda: model.entered.is_set())
         model.gate.set()
         assert asked[0].result(WAIT).ids[0, 0] == 10
@@ -96,6 +114,8 @@ def test_a_fault_is_that_of_the_thread_whose_call_fails() -> None:
 
 
 def test_a_model_without_probabilities_has_none_when_it_is_shared() -> None:
-    assert hasattr(together(EagerModel(tiny_decoder(), rows=1, capacity=200, max_nodes=16)), "distributions")
+    assert hasattr(
+        together(EagerModel(tiny_decoder(), rows=1, capacity=200, max_nodes=16)), "distributions"
+    )
     with pytest.raises(Exception, match="probabilities"):
         probabilities_of(together(Successor(1)))

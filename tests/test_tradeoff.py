@@ -30,7 +30,9 @@ FORECAST = Forecast(DISTRIBUTED, 4, 2, 8, 2.5, Effort(0.05, 0.02))
 
 def text(seconds: float, drafting: float, tokens: tuple[int, ...] = (1, 2, 3, 4)) -> Completion:
     """A text whose first half comes after half of the time."""
-    done = Completion(0, "p", 0, 3, token_ids=list(tokens), rounds=2, seconds=seconds, draft_seconds=drafting)
+    done = Completion(
+        0, "p", 0, 3, token_ids=list(tokens), rounds=2, seconds=seconds, draft_seconds=drafting
+    )
     done.tokens_per_second = len(tokens) / seconds
     done.arrivals, done.chunk_tokens = [seconds / 2, seconds], [len(tokens) // 2] * 2
     return done
@@ -43,8 +45,12 @@ def samples(*seconds: float, joules: Figure = UNREAD) -> list[Sample]:
 def point(speed: float, usd: float | None = None, joules: float | None = None) -> Point:
     """Of one text that is as fast and costs as much."""
     made = summarise(0.0, samples(4 / speed), samples(4 / speed), LEDGER)
-    figures = [UNREAD if value is None else Figure.measured(value, "by hand") for value in (usd, joules)]
-    return replace(made, usd_per_million=spread(figures[:1]), joules_per_million=spread(figures[1:]))
+    figures = [
+        UNREAD if value is None else Figure.measured(value, "by hand") for value in (usd, joules)
+    ]
+    return replace(
+        made, usd_per_million=spread(figures[:1]), joules_per_million=spread(figures[1:])
+    )
 
 
 def test_the_pareto_set_is_what_nothing_dominates() -> None:
@@ -58,13 +64,26 @@ def test_points_are_marked_by_speed_and_by_what_is_known_of_all() -> None:
         return [one.efficient for one in marked(points)]
 
     assert efficient(point(10, 2.0), point(20, 3.0), point(15, 3.5)) == [True, True, False]
-    assert efficient(point(10, 2.0, 9.0), point(20, 3.0, 8.0), point(15, 3.5, 1.0)) == [True, True, True]
-    assert efficient(point(10, 2.0, 1.0), point(20, 1.0)) == [False, True]  # joules are known of one alone
+    assert efficient(point(10, 2.0, 9.0), point(20, 3.0, 8.0), point(15, 3.5, 1.0)) == [
+        True,
+        True,
+        True,
+    ]
+    assert efficient(point(10, 2.0, 1.0), point(20, 1.0)) == [
+        False,
+        True,
+    ]  # joules are known of one alone
     assert efficient(point(10), point(20)) == [False, True]
 
 
 def test_a_spread_is_the_median_with_its_interval_and_is_as_good_as_its_worst_part() -> None:
-    found = spread([Figure.measured(3.0, "clock"), Figure.estimated(1.0, "watts"), Figure.measured(2.0, "clock")])
+    found = spread(
+        [
+            Figure.measured(3.0, "clock"),
+            Figure.estimated(1.0, "watts"),
+            Figure.measured(2.0, "clock"),
+        ]
+    )
     assert (found.median.value, found.median.quality) == (2.0, Quality.ESTIMATED)
     assert found.low is not None
     assert found.high is not None
@@ -78,11 +97,18 @@ def test_a_point_by_hand() -> None:
     assert (made.texts, made.tokens, made.identical_texts) == (3, 12, 3)
     assert made.tokens_per_second.median == 2.0
     assert made.after_first_chunk == pytest.approx(6 / 3.5)
-    seconds, joules = 2.0, 0.2 * 10.0  # of the median text: the target is held for 2 s, the draft's machine draws 10 W for 0.2 s
-    assert made.usd_per_million.median.value == pytest.approx((seconds * 3.6 / 3600 + joules * 0.36 / 3.6e6) / 4 * 1e6)
+    seconds, joules = (
+        2.0,
+        0.2 * 10.0,
+    )  # of the median text: the target is held for 2 s, the draft's machine draws 10 W for 0.2 s
+    assert made.usd_per_million.median.value == pytest.approx(
+        (seconds * 3.6 / 3600 + joules * 0.36 / 3.6e6) / 4 * 1e6
+    )
     assert made.joules_per_million.median.value == pytest.approx((joules + 2.0 * 100) / 4 * 1e6)
     assert made.predicted.tokens_per_second == pytest.approx(20.0)
-    assert made.predicted.usd_per_million.value == pytest.approx((0.05e-3 + 0.2 * 0.36 / 3.6e6) * 1e6)
+    assert made.predicted.usd_per_million.value == pytest.approx(
+        (0.05e-3 + 0.2 * 0.36 / 3.6e6) * 1e6
+    )
     assert made.predicted.joules_per_million.value == pytest.approx((0.02 * 10 + 0.05 * 100) * 1e6)
     assert made.settings == ("distributed, 4 nodes of depth 2, 8 bets",)
 
@@ -107,7 +133,9 @@ EFFORT = Effort(2.0, 0.2)
         (replace(LEDGER, whole=False, draft_watts=None), READ, 208.0),
     ],
 )
-def test_joules_are_read_where_they_can_be_and_else_counted_from_stated_watts(ledger: Ledger, read: Figure, joules: float) -> None:
+def test_joules_are_read_where_they_can_be_and_else_counted_from_stated_watts(
+    ledger: Ledger, read: Figure, joules: float
+) -> None:
     found = ledger.joules_per_million(4, EFFORT, read)
     assert found.value == pytest.approx(joules / 4 * 1e6)
 
@@ -115,9 +143,21 @@ def test_joules_are_read_where_they_can_be_and_else_counted_from_stated_watts(le
 @pytest.mark.parametrize(
     ("ledger", "read", "reason"),
     [
-        (replace(LEDGER, target_watts=None), UNREAD, "no counter here; nobody has stated the watts of the target"),
-        (replace(LEDGER, draft_watts=None), UNREAD, "no counter here; nobody has stated the watts of the draft"),
-        (replace(LEDGER, whole=False, target_watts=None), READ, "nobody has stated the watts of the target"),
+        (
+            replace(LEDGER, target_watts=None),
+            UNREAD,
+            "no counter here; nobody has stated the watts of the target",
+        ),
+        (
+            replace(LEDGER, draft_watts=None),
+            UNREAD,
+            "no counter here; nobody has stated the watts of the draft",
+        ),
+        (
+            replace(LEDGER, whole=False, target_watts=None),
+            READ,
+            "nobody has stated the watts of the target",
+        ),
         (
             replace(LEDGER, untold="the target is emulated", draft_watts=None),
             READ,
@@ -125,12 +165,17 @@ def test_joules_are_read_where_they_can_be_and_else_counted_from_stated_watts(le
         ),
     ],
 )
-def test_joules_of_one_side_alone_are_not_the_joules_of_a_token(ledger: Ledger, read: Figure, reason: str) -> None:
+def test_joules_of_one_side_alone_are_not_the_joules_of_a_token(
+    ledger: Ledger, read: Figure, reason: str
+) -> None:
     assert ledger.joules_per_million(4, EFFORT, read) == Figure.unavailable(reason)
 
 
 def test_dollars_need_a_price_and_say_what_they_leave_out() -> None:
-    assert replace(LEDGER, rates=None).usd_per_million(4, EFFORT).source == "no price was given (--usd_per_hour or --instance)"
+    assert (
+        replace(LEDGER, rates=None).usd_per_million(4, EFFORT).source
+        == "no price was given (--usd_per_hour or --instance)"
+    )
     bound = replace(LEDGER, rates=replace(RATES, usd_per_kwh=None)).usd_per_million(4, EFFORT)
     assert bound.value == pytest.approx(500.0)
     assert bound.source.startswith("at least")
@@ -138,7 +183,11 @@ def test_dollars_need_a_price_and_say_what_they_leave_out() -> None:
 
 def test_what_is_not_known_stands_in_the_csv_as_such() -> None:
     line = columns(marked([point(10, 2.0)])[0])
-    assert (line["usd_per_million"], line["joules_per_million"], line["joules_per_million_source"]) == (2.0, "unavailable", "no counter here")
+    assert (
+        line["usd_per_million"],
+        line["joules_per_million"],
+        line["joules_per_million_source"],
+    ) == (2.0, "unavailable", "no counter here")
     assert line["joules_per_million_low"] is None
 
 
@@ -157,14 +206,31 @@ def test_what_is_not_known_stands_in_the_csv_as_such() -> None:
         ({"draft": Options(baseline=True)}, "--baseline does not go"),
     ],
 )
-def test_a_curve_that_cannot_be_measured_is_refused_by_its_flag(wrong: dict[str, Any], says: str) -> None:
+def test_a_curve_that_cannot_be_measured_is_refused_by_its_flag(
+    wrong: dict[str, Any], says: str
+) -> None:
     with pytest.raises(InvalidRequest, match=says):
         TradeoffOptions(**wrong)
 
 
 def test_its_flags_stand_beside_those_of_a_draft() -> None:
-    options = parse(["--cs", "tps,balanced,80", "--num-runs", "2", "--usd_per_hour", "1.5", "--max_new_tokens", "9", "--out", "there"])
-    assert options == TradeoffOptions(Options(usd_per_hour=1.5, max_new_tokens=9), ("tps", "balanced", "80"), 2, out="there")
+    options = parse(
+        [
+            "--cs",
+            "tps,balanced,80",
+            "--num-runs",
+            "2",
+            "--usd_per_hour",
+            "1.5",
+            "--max_new_tokens",
+            "9",
+            "--out",
+            "there",
+        ]
+    )
+    assert options == TradeoffOptions(
+        Options(usd_per_hour=1.5, max_new_tokens=9), ("tps", "balanced", "80"), 2, out="there"
+    )
     assert parse([]).cs == ("0", "25", "50", "75", "100")
 
 
@@ -175,7 +241,9 @@ def test_a_knob_that_weighs_what_nobody_has_stated_is_refused_before_anything_st
         read_aims(TradeoffOptions(Options(objective="draft_energy")), None)
 
 
-def test_the_embedded_pair_is_measured_and_its_files_agree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_embedded_pair_is_measured_and_its_files_agree(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
     draft = Options(
         prompt="def f(",
@@ -195,16 +263,28 @@ def test_the_embedded_pair_is_measured_and_its_files_agree(capsys: pytest.Captur
     assert [path.name for path in paths] == ["tradeoff.json", "tradeoff.csv", "tradeoff.png"]
     kept = json.loads(paths[0].read_text())
     lines = list(csv.DictReader(paths[1].open()))
-    assert [one["cs"] for one in kept["points"]] == [float(line["cs"]) for line in lines] == [0.0, 100.0]
-    assert [one["efficient"] for one in kept["points"]] == [line["pareto"] == "True" for line in lines]
+    assert (
+        [one["cs"] for one in kept["points"]]
+        == [float(line["cs"]) for line in lines]
+        == [0.0, 100.0]
+    )
+    assert [one["efficient"] for one in kept["points"]] == [
+        line["pareto"] == "True" for line in lines
+    ]
     assert any(one["efficient"] for one in kept["points"])
     assert len(kept["texts"]) == 4
     assert all(done["token_ids"] == kept["texts"][0]["token_ids"] for done in kept["texts"])
     for one, line in zip(kept["points"], lines, strict=True):
         speeds = [done["tokens_per_second"] for done in kept["texts"] if done["cs"] == one["cs"]]
-        assert one["tokens_per_second"]["median"] == pytest.approx(sum(speeds) / 2) == pytest.approx(float(line["tokens_per_second"]))
+        assert (
+            one["tokens_per_second"]["median"]
+            == pytest.approx(sum(speeds) / 2)
+            == pytest.approx(float(line["tokens_per_second"]))
+        )
         assert one["usd_per_million"]["value"] == pytest.approx(float(line["usd_per_million"]))
-        assert one["joules_per_million"]["value"] == pytest.approx(float(line["joules_per_million"]))
+        assert one["joules_per_million"]["value"] == pytest.approx(
+            float(line["joules_per_million"])
+        )
         assert one["predicted"]["tokens_per_second"] > 0
         assert (one["texts"], one["tokens"], one["identical_texts"]) == (2, 10, 2)
     assert kept["options"]["draft"]["usd_per_hour"] == 1.0

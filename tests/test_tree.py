@@ -33,7 +33,9 @@ def tree(tokens: list[int], parents: list[int]) -> TokenTree:
         ([1, 2.5], [-1, 0], "integers"),
     ],
 )
-def test_what_is_not_a_tree_is_refused_in_words(tokens: list[int], parents: list[int], words: str) -> None:
+def test_what_is_not_a_tree_is_refused_in_words(
+    tokens: list[int], parents: list[int], words: str
+) -> None:
     with pytest.raises(InvalidRequest, match=words):
         tree(tokens, parents)
 
@@ -41,7 +43,13 @@ def test_what_is_not_a_tree_is_refused_in_words(tokens: list[int], parents: list
 def test_depths_and_mask_follow_the_parents() -> None:
     drawn = tree([10, 11, 12, 13, 14], [-1, 0, 0, 1, 3])
     assert drawn.depths.tolist() == [0, 1, 1, 2, 3]
-    assert drawn.mask.astype(int).tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
+    assert drawn.mask.astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0],
+        [1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 1],
+    ]
 
 
 def test_a_tree_cannot_be_changed_after_its_checks() -> None:
@@ -95,6 +103,13 @@ def test_acceptance_finds_the_only_consistent_path_in_every_small_tree() -> None
         drawn = tree([0, 1, 2, 3], [-1, *parents])
         for chosen in itertools.product(range(4), repeat=4):
             path: list[int] = []
-            while step := [n for n in range(1, 4) if drawn.parents[n] == ([0, *path][-1]) and drawn.tokens[n] == chosen[[0, *path][-1]]]:
+            while step := [
+                n
+                for n in range(1, 4)
+                if drawn.parents[n] == ([0, *path][-1])
+                and drawn.tokens[n] == chosen[[0, *path][-1]]
+            ]:
                 path += step
-            assert accept_match(drawn, np.array(chosen)) == Verdict(tuple(path), chosen[[0, *path][-1]])
+            assert accept_match(drawn, np.array(chosen)) == Verdict(
+                tuple(path), chosen[[0, *path][-1]]
+            )

@@ -28,7 +28,9 @@ class Clock:
 
 
 def console(terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=160, color_system=None, record=True)
+    return Console(
+        file=io.StringIO(), force_terminal=terminal, width=160, color_system=None, record=True
+    )
 
 
 def drawn(watch: Watch) -> str:
@@ -50,7 +52,13 @@ def busy_watch(clock: Clock, usd_per_hour: float | None = None) -> tuple[Watch, 
 def test_sessions_are_listed_with_their_key_length_acceptance_and_state() -> None:
     rows = [line.split() for line in drawn(busy_watch(Clock())[0]).splitlines()[-2:]]
     *name, first_model, second_model, tokens, acceptance, _, state = rows[0]
-    assert (name, [first_model, second_model], tokens, acceptance, state) == (["01234567", TENANT], MODEL.split(), "8", "4.00", "drafting")
+    assert (name, [first_model, second_model], tokens, acceptance, state) == (
+        ["01234567", TENANT],
+        MODEL.split(),
+        "8",
+        "4.00",
+        "drafting",
+    )
     assert rows[1] == ["#2", *MODEL.split(), "2", "-", "-", "drafting"]
 
 
@@ -88,7 +96,10 @@ def test_nothing_is_said_where_nothing_happened() -> None:
     watch = Watch(console(terminal=False), usd_per_hour=1.0, clock=Clock())
     Service(watch)
     said = as_line(watch.view())
-    assert "- tokens/s, acceptance length -, batch - rows - nodes, padding -, - forwards/s, model busy -, no tokens to share $1 an hour" in said
+    assert (
+        "- tokens/s, acceptance length -, batch - rows - nodes, padding -, - forwards/s, model busy -, no tokens to share $1 an hour"
+        in said
+    )
 
 
 def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
@@ -123,7 +134,9 @@ def test_what_a_client_calls_itself_is_no_markup() -> None:
 
 
 @pytest.mark.parametrize(("terminal", "shown"), [(True, "\x1b["), (False, "watch: sessions 1")])
-def test_it_shows_itself_until_it_is_told_to_stop(monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str) -> None:
+def test_it_shows_itself_until_it_is_told_to_stop(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str
+) -> None:
     monkeypatch.setattr("outrider.watch._VIEW_SECONDS", 0.01)
     monkeypatch.setattr("outrider.watch._LINE_SECONDS", 0.01)
     seen = threading.Event()
@@ -154,13 +167,17 @@ def test_it_shows_itself_until_it_is_told_to_stop(monkeypatch: pytest.MonkeyPatc
         "--role target --metrics_host 0.0.0.0",
     ],
 )
-def test_flags_that_would_do_nothing_are_refused(capsys: pytest.CaptureFixture[str], flags: str) -> None:
+def test_flags_that_would_do_nothing_are_refused(
+    capsys: pytest.CaptureFixture[str], flags: str
+) -> None:
     with pytest.raises(SystemExit):
         parse(flags.split())
     assert "error: --" in capsys.readouterr().err
 
 
-def test_a_target_that_was_asked_for_all_of_it_tells_all_of_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_was_asked_for_all_of_it_tells_all_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("outrider.watch._LINE_SECONDS", 0.01)
     options = Options(role="target", metrics_port=0, watch=True, log="json", log_level="info")
     with log_as_before(), observed(options) as observer:

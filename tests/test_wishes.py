@@ -18,8 +18,14 @@ AT_ONCE = {
     "knob and chain": (["--cs", "50", "--gamma", "3"], ["--cs", "--gamma"]),
     "limit and tree": (["--min_tps", "10", "--tree_nodes", "8"], ["--min_tps", "--tree_nodes"]),
     "explain and rates": (["--explain", "--tree_rates", "0.5"], ["--explain", "--tree_rates"]),
-    "architecture and offline": (["--architecture", "auto", "--offline", "draft"], ["--architecture", "--offline"]),
-    "two prices": (["--instance", "trn1.2xlarge", "--usd_per_hour", "2"], ["--instance", "--usd_per_hour"]),
+    "architecture and offline": (
+        ["--architecture", "auto", "--offline", "draft"],
+        ["--architecture", "--offline"],
+    ),
+    "two prices": (
+        ["--instance", "trn1.2xlarge", "--usd_per_hour", "2"],
+        ["--instance", "--usd_per_hour"],
+    ),
     "share over all": (["--target_share", "1.5"], ["--target_share"]),
     "share of nothing": (["--target_share", "0"], ["--target_share"]),
     "negative watts": (["--draft_watts", "-5"], ["--draft_watts"]),
@@ -30,7 +36,9 @@ AT_ONCE = {
 
 
 @pytest.mark.parametrize(("flags", "named"), AT_ONCE.values(), ids=AT_ONCE.keys())
-def test_flags_that_contradict_each_other_are_refused_by_name(capsys: pytest.CaptureFixture[str], flags: list[str], named: list[str]) -> None:
+def test_flags_that_contradict_each_other_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], flags: list[str], named: list[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["--role", "draft", "--prompt", "x", *flags])
     said = capsys.readouterr().err.splitlines()[-1]
@@ -38,7 +46,11 @@ def test_flags_that_contradict_each_other_are_refused_by_name(capsys: pytest.Cap
     assert all(flag in said for flag in named)
 
 
-@pytest.mark.parametrize("flags", [["--cs", "cost"], ["--min_tps", "9"], ["--no_bets"], ["--max_usd", "1"]], ids=lambda flags: flags[0])
+@pytest.mark.parametrize(
+    "flags",
+    [["--cs", "cost"], ["--min_tps", "9"], ["--no_bets"], ["--max_usd", "1"]],
+    ids=lambda flags: flags[0],
+)
 def test_wishes_are_of_the_draft(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--role", "verify_target", *flags])
@@ -49,17 +61,28 @@ def test_wishes_are_of_the_draft(capsys: pytest.CaptureFixture[str], flags: list
 
 CONTRADICTIONS = {
     "two limits": (Options(min_tps=9.0, max_usd_per_1m=5.0), ["--min_tps", "--max_usd_per_1m"]),
-    "three limits": (Options(min_tps=9.0, max_usd_per_1m=5.0, max_joules_per_token=1.0), ["--max_joules_per_token"]),
+    "three limits": (
+        Options(min_tps=9.0, max_usd_per_1m=5.0, max_joules_per_token=1.0),
+        ["--max_joules_per_token"],
+    ),
     "knob and limit": (Options(cs="balanced", min_tps=9.0), ["--cs", "limit"]),
-    "joules of dollars": (Options(max_joules_per_token=1.0, objective="total_cost"), ["--max_joules_per_token", "--objective"]),
-    "dollars of joules": (Options(max_usd_per_1m=5.0, objective="energy_total"), ["--max_usd_per_1m", "--objective"]),
+    "joules of dollars": (
+        Options(max_joules_per_token=1.0, objective="total_cost"),
+        ["--max_joules_per_token", "--objective"],
+    ),
+    "dollars of joules": (
+        Options(max_usd_per_1m=5.0, objective="energy_total"),
+        ["--max_usd_per_1m", "--objective"],
+    ),
     "knob beyond": (Options(cs="101"), ["--cs"]),
     "knob in words": (Options(cs="cheap"), ["--cs", "cheap"]),
 }
 
 
 @pytest.mark.parametrize(("options", "named"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
-def test_wishes_that_contradict_each_other_are_refused_by_name(options: Options, named: list[str]) -> None:
+def test_wishes_that_contradict_each_other_are_refused_by_name(
+    options: Options, named: list[str]
+) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_wish(options, PRICED)
     assert all(flag in str(refused.value) for flag in named)
@@ -68,14 +91,28 @@ def test_wishes_that_contradict_each_other_are_refused_by_name(options: Options,
 def test_wishes_are_read_from_the_flags() -> None:
     assert read_wish(Options(), None) == Wish("api_cost")
     assert read_wish(Options(cs="balanced", draft_watts=20.0), PRICED) == Wish("total_cost", 0.5)
-    assert read_wish(Options(cs="30"), PRICED) == Wish("api_cost", 0.3)  # the draft's electricity is not known
-    assert read_wish(Options(cs="30", objective="draft_energy"), PRICED) == Wish("draft_energy", 0.3)
+    assert read_wish(Options(cs="30"), PRICED) == Wish(
+        "api_cost", 0.3
+    )  # the draft's electricity is not known
+    assert read_wish(Options(cs="30", objective="draft_energy"), PRICED) == Wish(
+        "draft_energy", 0.3
+    )
     assert read_wish(Options(max_usd_per_1m=5.0), PRICED) == Wish("api_cost", max_per_token=5e-6)
-    assert read_wish(Options(max_joules_per_token=2.0), None) == Wish("energy_total", max_per_token=2.0)
+    assert read_wish(Options(max_joules_per_token=2.0), None) == Wish(
+        "energy_total", max_per_token=2.0
+    )
     assert read_wish(Options(min_tps=9.0), PRICED) == Wish("api_cost", min_tps=9.0)
 
 
-@pytest.mark.parametrize("options", [Options(cs="1"), Options(min_tps=9.0), Options(max_usd_per_1m=5.0), Options(cs="cost", objective="total_cost")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(cs="1"),
+        Options(min_tps=9.0),
+        Options(max_usd_per_1m=5.0),
+        Options(cs="cost", objective="total_cost"),
+    ],
+)
 def test_a_cost_without_a_price_says_how_to_give_one(options: Options) -> None:
     with pytest.raises(InvalidRequest, match=r"--usd_per_hour or --instance"):
         read_terms(options, None, read_wish(options, None))
@@ -88,18 +125,30 @@ def test_speed_alone_needs_no_price_and_energy_needs_watts_instead() -> None:
     assert terms is not None
     with pytest.raises(InvalidRequest, match="watts of the target"):
         terms.tariff("energy_total")
-    assert replace(terms, target_watts=400.0).tariff("energy_total") == pytest.approx((400.0, 20.0, 0.0, 0.0))
+    assert replace(terms, target_watts=400.0).tariff("energy_total") == pytest.approx(
+        (400.0, 20.0, 0.0, 0.0)
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "rates", "named"),
     [
-        (Options(cs="cost", usd_per_kwh=0.3, draft_watts=20.0), Rates(1.0, usd_per_kwh=0.3), "needs --usd_per_gb_up and --usd_per_gb_down (0"),
+        (
+            Options(cs="cost", usd_per_kwh=0.3, draft_watts=20.0),
+            Rates(1.0, usd_per_kwh=0.3),
+            "needs --usd_per_gb_up and --usd_per_gb_down (0",
+        ),
         (Options(cs="cost", usd_per_kwh=0.3), PRICED, "needs --draft_watts (0"),
-        (Options(min_tps=9.0, draft_watts=20.0), replace(PRICED, usd_per_kwh=None), "needs --usd_per_kwh (0"),
+        (
+            Options(min_tps=9.0, draft_watts=20.0),
+            replace(PRICED, usd_per_kwh=None),
+            "needs --usd_per_kwh (0",
+        ),
     ],
 )
-def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are_missing(options: Options, rates: Rates, named: str) -> None:
+def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are_missing(
+    options: Options, rates: Rates, named: str
+) -> None:
     note = fallback_note(options, rates, read_wish(options, rates))
     assert note is not None
     assert "api_cost" in note
@@ -130,13 +179,17 @@ def test_a_listed_price_is_said_with_its_source_and_day() -> None:
     listed = read_prices(Options(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5), 2.5)
     assert listed is not None
     assert listed.rates == Rates(1.34375, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.5)
-    assert listed.source.startswith("$1.34375 an hour for trn1.2xlarge in us-east-1, on-demand (snapshot: AWS price list")
+    assert listed.source.startswith(
+        "$1.34375 an hour for trn1.2xlarge in us-east-1, on-demand (snapshot: AWS price list"
+    )
     assert "2026-09-24)" in listed.source
     assert "$0 a GB to it (" in listed.source
     assert "from it" not in listed.source  # it is the user's
 
 
 def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -> None:
-    with pytest.raises(OutriderError, match=r"trn9.*--usd_per_hour, in place of --instance, states one$"):
+    with pytest.raises(
+        OutriderError, match=r"trn9.*--usd_per_hour, in place of --instance, states one$"
+    ):
         read_prices(Options(instance="trn9.2xlarge", no_live=True), 0.0)
     assert parse(["--role", "draft", "--prompt", "x", "--usd_per_hour", "1"]).usd_per_hour == 1.0

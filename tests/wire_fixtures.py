@@ -68,7 +68,13 @@ class Successor:
 
 
 def successor_engine(rows: int = 2, sequence_length: int = 50_000, waiting: int = 64) -> Engine:
-    return Engine(Successor(rows), sequence_length=sequence_length, max_tree_nodes=32, vocabulary=VOCABULARY, waiting=waiting)
+    return Engine(
+        Successor(rows),
+        sequence_length=sequence_length,
+        max_tree_nodes=32,
+        vocabulary=VOCABULARY,
+        waiting=waiting,
+    )
 
 
 def describe(engine: Engine) -> Description:
@@ -118,10 +124,19 @@ def opening(**changes: Any) -> pb.ClientMessage:
     return pb.ClientMessage(open=pb.Open(**(fields | changes)))
 
 
-def round_(tokens: Sequence[int] = (3, 4), parents: Sequence[int] = (0,), number: int = 0, base_length: int = 3) -> pb.ClientMessage:
+def round_(
+    tokens: Sequence[int] = (3, 4),
+    parents: Sequence[int] = (0,),
+    number: int = 0,
+    base_length: int = 3,
+) -> pb.ClientMessage:
     """A tree on the prompt [1, 2, 3]."""
     digest = PrefixDigest().of([1, 2, 3])
-    return pb.ClientMessage(round=pb.Round(number=number, base_length=base_length, digest=digest, tokens=tokens, parents=parents))
+    return pb.ClientMessage(
+        round=pb.Round(
+            number=number, base_length=base_length, digest=digest, tokens=tokens, parents=parents
+        )
+    )
 
 
 def tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
@@ -136,7 +151,10 @@ def opened(connection: Connection) -> RemoteVerifier:
 
 def assert_serves(verifier: RemoteVerifier, root: int = 3) -> None:
     """The session goes on as if nothing had happened; a busy target may cut the drafted node off."""
-    assert verifier.submit(tree([root, root + 1], [-1, 0])).result(WAIT) in (Verdict((1,), root + 2), Verdict((), root + 1))
+    assert verifier.submit(tree([root, root + 1], [-1, 0])).result(WAIT) in (
+        Verdict((1,), root + 2),
+        Verdict((), root + 1),
+    )
 
 
 def status(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -151,7 +169,11 @@ def status(call: Any) -> tuple[grpc.StatusCode, str]:
 
 def generate(max_tokens: int) -> pb.ClientMessage:
     """After the prompt [1, 2, 3]."""
-    return pb.ClientMessage(generate=pb.Continue(max_tokens=max_tokens, base_length=3, digest=PrefixDigest().of([1, 2, 3])))
+    return pb.ClientMessage(
+        generate=pb.Continue(
+            max_tokens=max_tokens, base_length=3, digest=PrefixDigest().of([1, 2, 3])
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,11 @@ def embedded_study(prompts: int = len(PROMPTS), tokens: int = TOKENS) -> Study:
     """Of the embedded target, on so many of the prompts."""
     tokenizer = Tokenizer(EMBEDDED / "target")
     decoder = load_decoder(
-        EMBEDDED / "target", positions=SEQUENCE_LENGTH, vocabulary=tokenizer.vocabulary, dtype=torch.float32, device=torch.device("cpu")
+        EMBEDDED / "target",
+        positions=SEQUENCE_LENGTH,
+        vocabulary=tokenizer.vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
     )
     return Study(lambda: Prefixes(decoder), tokenizer.encode, PROMPTS[:prompts], tokens)
 
@@ -53,9 +57,17 @@ def told(playing: Iterable[SomePlayed], cells: int) -> Iterator[SomePlayed]:
     """The same, with a line for each cell."""
     began = time.perf_counter()
     for index, played in enumerate(playing, start=1):
-        name, here, anywhere = table.best(played, table.across()), table.regret_here(played), table.regret_anywhere(played)
+        name, here, anywhere = (
+            table.best(played, table.across()),
+            table.regret_here(played),
+            table.regret_anywhere(played),
+        )
         said = f"best {name} {played.results[name].token_ms:.1f} ms, adaptive {here:+.1%}, anywhere {anywhere:+.1%}"
-        print(f"{index}/{cells} {played.cell}: {said} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+        print(
+            f"{index}/{cells} {played.cell}: {said} ({time.perf_counter() - began:.0f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
         yield played
 
 
@@ -79,7 +91,10 @@ def on_models(chosen: Chosen, among: list[Cell], texts: int, tokens: int, out: P
     """The study on two real models; what there is so far is written after every cell."""
     with bench(chosen) as ready:
         studied = []
-        for played in told(models.ModelStudy(ready, models.COMPARED, PROMPTS[:texts], tokens).play(among), len(among)):
+        for played in told(
+            models.ModelStudy(ready, models.COMPARED, PROMPTS[:texts], tokens).play(among),
+            len(among),
+        ):
             studied.append(played)
             if out:
                 write(models.record(ready, studied), models.markdown(ready, studied), out)
@@ -88,7 +103,11 @@ def on_models(chosen: Chosen, among: list[Cell], texts: int, tokens: int, out: P
 
 def on_virtual_clock(study: Study, among: list[Cell], others: list[Path], out: Path | None) -> None:
     """The study on the emulated target. others: files of earlier runs."""
-    kept = {cell: played for path in others for cell, played in table.read_others(json.loads(path.read_text())["cells"]).items()}
+    kept = {
+        cell: played
+        for path in others
+        for cell, played in table.read_others(json.loads(path.read_text())["cells"]).items()
+    }
     studied = list(told(study.play(among, ARMS, kept), len(among)))
     print(table.markdown(studied))
     if out:
@@ -100,34 +119,76 @@ def repeat(among: list[Cell], slower: float, out: Path | None) -> None:
     repeated = []
     for one in real_time.repeat(embedded_study(prompts=1, tokens=QUICK_TOKENS), among, slower):
         repeated.append(one)
-        print(f"{one.cell} {one.arm}: virtual {one.virtual:.1f}, real {one.real:.1f} ms a token ({one.error:+.1%})", file=sys.stderr, flush=True)
+        print(
+            f"{one.cell} {one.arm}: virtual {one.virtual:.1f}, real {one.real:.1f} ms a token ({one.error:+.1%})",
+            file=sys.stderr,
+            flush=True,
+        )
     print(real_time.markdown(repeated))
     if out:
         out.mkdir(parents=True, exist_ok=True)
-        figures = [{"cell": str(one.cell), "arm": one.arm, "virtual_ms": one.virtual, "real_ms": one.real, "late": one.late} for one in repeated]
+        figures = [
+            {
+                "cell": str(one.cell),
+                "arm": one.arm,
+                "virtual_ms": one.virtual,
+                "real_ms": one.real,
+                "late": one.late,
+            }
+            for one in repeated
+        ]
         (out / "real_time.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="three round trips, one short text")
     parser.add_argument(
         "--cells",
         metavar="RTT:LEVEL:TEMPERATURE,...",
         help="patterns of cells, as 80:mid:* (default: all; with --models, whose level is `pair`, round trips of 0, 20, 80 and 300 ms)",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="regret.json and regret.md are written there")
     parser.add_argument(
-        "--others", type=Path, nargs="+", default=[], metavar="JSON", help="regret.json of earlier runs: all arms but Outrider's are taken from there"
+        "--out", type=Path, metavar="DIR", help="regret.json and regret.md are written there"
     )
     parser.add_argument(
-        "--real-time", nargs="?", const=",".join(real_time.CELLS), metavar="CELLS", help="no grid: these cells by both clocks (default: five)"
+        "--others",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="JSON",
+        help="regret.json of earlier runs: all arms but Outrider's are taken from there",
+    )
+    parser.add_argument(
+        "--real-time",
+        nargs="?",
+        const=",".join(real_time.CELLS),
+        metavar="CELLS",
+        help="no grid: these cells by both clocks (default: five)",
     )
     slower = "with --real-time: all emulated times are so much longer, for a busy machine"
     parser.add_argument("--slower", type=float, default=1.0, metavar="TIMES", help=slower)
-    parser.add_argument("--models", nargs=2, metavar=("TARGET", "DRAFT"), help="no emulation: these models, in real time")
-    parser.add_argument("--dtype", choices=PRECISIONS, default=Chosen._field_defaults["dtype"], help="with --models (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=models.TOKENS, metavar="N", help="with --models: of each text (default: %(default)s)")
+    parser.add_argument(
+        "--models",
+        nargs=2,
+        metavar=("TARGET", "DRAFT"),
+        help="no emulation: these models, in real time",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=PRECISIONS,
+        default=Chosen._field_defaults["dtype"],
+        help="with --models (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=models.TOKENS,
+        metavar="N",
+        help="with --models: of each text (default: %(default)s)",
+    )
     parser.add_argument(
         "--texts",
         type=int,
@@ -148,7 +209,9 @@ def main() -> int:
         return 0
     patterns = given.cells.split(",") if given.cells else None
     trips = QUICK_ROUND_TRIPS if given.quick else ROUND_TRIPS
-    among = models.cells(patterns or models.CELLS) if given.models else cells(patterns or ("*",), trips)
+    among = (
+        models.cells(patterns or models.CELLS) if given.models else cells(patterns or ("*",), trips)
+    )
     if not among:
         parser.error(f"--cells {given.cells}: no cell of the grid matches")
     if given.models:

@@ -9,7 +9,13 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.regret.betting import BettingDrafter, Rule
 from benchmarks.regret.dial import Text
-from benchmarks.regret.rivals import BudgetTree, ObjectiveTree, Transfer, TransferByNode, TransferByRound
+from benchmarks.regret.rivals import (
+    BudgetTree,
+    ObjectiveTree,
+    Transfer,
+    TransferByNode,
+    TransferByRound,
+)
 from benchmarks.regret.stage import Stage
 from inference.acceptance import read_acceptance
 from inference.adaptive import decode_adaptive
@@ -74,7 +80,9 @@ def _decoding(drafter: Drafter, verifier: Verifier, text: Text) -> Iterator[Sequ
 
 
 def _across(policy: Policy) -> Callable[[Stage], Player]:
-    return lambda stage: Player(lambda text: _decoding(ModelDrafter(stage.draft, policy), stage.verifier, text))
+    return lambda stage: Player(
+        lambda text: _decoding(ModelDrafter(stage.draft, policy), stage.verifier, text)
+    )
 
 
 def _there(beside: Policy | None) -> Callable[[Stage], Player]:
@@ -84,7 +92,9 @@ def _there(beside: Policy | None) -> Callable[[Stage], Player]:
         def play(text: Text) -> Iterator[Sequence[int]]:
             with closing(stage.verifier) as verifier:
                 verifier.open(text.prompt, text.params).result()
-                for token in verifier.generate(len(text.tokens), frozenset(), fused=beside is not None, policy=beside):
+                for token in verifier.generate(
+                    len(text.tokens), frozenset(), fused=beside is not None, policy=beside
+                ):
                     yield [token]
 
         return Player(play)
@@ -108,18 +118,37 @@ def _adaptive(*allowed: str, bets: bool = True) -> Callable[[Stage], Player]:
     """Outrider as `--architecture auto` or `distributed` has it, with the shipped prior and the machine's own profile."""
 
     def begin(stage: Stage) -> Player:
-        known = Knowledge(stage.draft_times, stage.target_times, stage.link_times(), read_acceptance())
+        known = Knowledge(
+            stage.draft_times, stage.target_times, stage.link_times(), read_acceptance()
+        )
         known.call_there, known.room_there = stage.beside_times.seconds, stage.room_beside
         drafter = AdaptiveDrafter(stage.draft, Pilot(known, bets=bets, clock=stage.now))
 
         def foresee(greedy: bool) -> Foresight:
-            drafted = [one for one in forecasts(known.situation(stage.most_nodes, True, greedy)) if one.architecture == DISTRIBUTED]
-            return Foresight(min(one.effort.wall for one in drafted if not one.bets), min(one.effort.wall for one in drafted))
+            drafted = [
+                one
+                for one in forecasts(known.situation(stage.most_nodes, True, greedy))
+                if one.architecture == DISTRIBUTED
+            ]
+            return Foresight(
+                min(one.effort.wall for one in drafted if not one.bets),
+                min(one.effort.wall for one in drafted),
+            )
 
         def play(text: Text) -> Iterator[Sequence[int]]:
-            navigator = Navigator(known, Wish(), None, frozenset(allowed), most_nodes=stage.most_nodes, bets=bets)
+            navigator = Navigator(
+                known, Wish(), None, frozenset(allowed), most_nodes=stage.most_nodes, bets=bets
+            )
             with closing(stage.verifier), closing(drafter):
-                for step in decode_adaptive(text.prompt, text.params, drafter, stage.verifier, navigator, len(text.tokens), frozenset()):
+                for step in decode_adaptive(
+                    text.prompt,
+                    text.params,
+                    drafter,
+                    stage.verifier,
+                    navigator,
+                    len(text.tokens),
+                    frozenset(),
+                ):
                     yield step.tokens
 
         return Player(play, drafter.drafted, foresee)
@@ -127,23 +156,48 @@ def _adaptive(*allowed: str, bets: bool = True) -> Callable[[Stage], Player]:
     return begin
 
 
-ANYWHERE = Arm("adaptive, anywhere", "adaptive", _adaptive(DISTRIBUTED, TARGET_ONLY, FUSED), ours=True)
+ANYWHERE = Arm(
+    "adaptive, anywhere", "adaptive", _adaptive(DISTRIBUTED, TARGET_ONLY, FUSED), ours=True
+)
 ADAPTIVE = Arm("adaptive", "adaptive", _adaptive(DISTRIBUTED, TARGET_ONLY), ours=True)
 BETTING = Arm("adaptive, distributed", "adaptive", _adaptive(DISTRIBUTED), ours=True)
-WAITING = Arm("adaptive, distributed, no bets", "adaptive", _adaptive(DISTRIBUTED, bets=False), ours=True)
+WAITING = Arm(
+    "adaptive, distributed, no bets", "adaptive", _adaptive(DISTRIBUTED, bets=False), ours=True
+)
 """What is studied: where the target has a draft beside it, where it has none, where the draft here is never left, and without bets."""
 
 ALONE = Arm("target-only", "target-only", _there(None))
 
 ARMS = (
     *(Arm(f"chain {length}", "chain", _across(Chain(length)), blind=True) for length in CHAINS),
-    *(Arm(f"tree {nodes}x{depth}", "tree", _across(BestFirst(nodes, depth)), blind=True) for nodes, depth in TREES),
+    *(
+        Arm(f"tree {nodes}x{depth}", "tree", _across(BestFirst(nodes, depth)), blind=True)
+        for nodes, depth in TREES
+    ),
     Arm("one bet (SpecEdge's policy)", "one bet", _betting(lambda stage: BudgetTree())),
-    Arm("AutoDraft's rule", "AutoDraft", _betting(lambda stage: _objective(stage, TransferByNode()))),
-    Arm("AutoDraft's rule, round trip known", "AutoDraft", _betting(lambda stage: _objective(stage, TransferByRound()))),
+    Arm(
+        "AutoDraft's rule", "AutoDraft", _betting(lambda stage: _objective(stage, TransferByNode()))
+    ),
+    Arm(
+        "AutoDraft's rule, round trip known",
+        "AutoDraft",
+        _betting(lambda stage: _objective(stage, TransferByRound())),
+    ),
     ALONE,
-    *(Arm(f"fused, chain {length}", "fused", _there(Chain(length)), crosses=False, blind=True) for length in CHAINS[:4]),
-    *(Arm(f"fused, tree {nodes}x{depth}", "fused", _there(BestFirst(nodes, depth)), crosses=False, blind=True) for nodes, depth in TREES),
+    *(
+        Arm(f"fused, chain {length}", "fused", _there(Chain(length)), crosses=False, blind=True)
+        for length in CHAINS[:4]
+    ),
+    *(
+        Arm(
+            f"fused, tree {nodes}x{depth}",
+            "fused",
+            _there(BestFirst(nodes, depth)),
+            crosses=False,
+            blind=True,
+        )
+        for nodes, depth in TREES
+    ),
     ANYWHERE,
     ADAPTIVE,
     BETTING,

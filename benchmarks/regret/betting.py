@@ -71,7 +71,9 @@ class BettingDrafter:
     def draft(self, root: int, budget: Budget) -> TokenTree:
         growth = self._growth
         growth.limit, self._deepest = budget.nodes, budget.depth
-        while budget.nodes and (nodes := self._rule.expand(growth, self._ranked.keys(), budget.depth)):
+        while budget.nodes and (
+            nodes := self._rule.expand(growth, self._ranked.keys(), budget.depth)
+        ):
             self._rank(nodes)
         self._sent = self._rule.select(growth, budget.depth)
         self._rule.sent(len(self._sent) - 1)
@@ -90,7 +92,12 @@ class BettingDrafter:
         growth, path = self._growth, [self._sent[node] for node in verdict.path]
         self._rule.arrived(sum(growth.values[node] for node in self._sent[1:]), len(path))
         bet = self._bet
-        hit = bet is not None and bet in self._ranked and growth.parents[bet] == ([0, *path][-1]) and growth.tokens[bet] == verdict.next_token
+        hit = (
+            bet is not None
+            and bet in self._ranked
+            and growth.parents[bet] == ([0, *path][-1])
+            and growth.tokens[bet] == verdict.next_token
+        )
         self.bets.rounds += 1
         self.bets.prepared += len(self._prepared)
         if bet is None or not hit:
@@ -101,7 +108,9 @@ class BettingDrafter:
         self._live.commit(growth.tree, path, subtree.place)
         self.bets.hits += 1
         self.bets.used += len(self._prepared & subtree.place.keys())
-        ranked = {subtree.place[node]: row for node, row in self._ranked.items() if node in subtree.place}
+        ranked = {
+            subtree.place[node]: row for node, row in self._ranked.items() if node in subtree.place
+        }
         self._forget(verdict.next_token)
         self._growth, self._ranked = subtree.growth, ranked
 
@@ -116,10 +125,18 @@ class BettingDrafter:
         """What the next call ranks: leaves whose children are not known yet, then the bet, then what is below it."""
         growth = self._growth
         if self._bet is None:
-            leaves = [node for node in self._rule.leaves(growth, self._sent) if growth.depths[node] < self._deepest - 1]
+            leaves = [
+                node
+                for node in self._rule.leaves(growth, self._sent)
+                if growth.depths[node] < self._deepest - 1
+            ]
             unknown = [node for node in leaves if node not in self._ranked]
             if unknown:
-                return unknown if self._rule.goes_on(max(growth.values[node] for node in unknown)) else []
+                return (
+                    unknown
+                    if self._rule.goes_on(max(growth.values[node] for node in unknown))
+                    else []
+                )
             self._bet = self._best_child(leaves)
         if self._bet is None or not self._rule.goes_on(growth.values[self._bet]):
             return []
@@ -128,11 +145,20 @@ class BettingDrafter:
         subtree = growth.under(self._bet)
         old = {new: node for node, new in subtree.place.items()}
         ranked = {subtree.place[node] for node in self._ranked if node in subtree.place}
-        return [old[node] for node in self._rule.expand(subtree.growth, ranked, self._deepest - growth.depths[self._bet])]
+        return [
+            old[node]
+            for node in self._rule.expand(
+                subtree.growth, ranked, self._deepest - growth.depths[self._bet]
+            )
+        ]
 
     def _best_child(self, leaves: Sequence[int]) -> int | None:
         growth, held, below = self._growth, set(self._sent), set(leaves)
-        children = [node for node in range(1, len(growth)) if growth.parents[node] in below and node not in held]
+        children = [
+            node
+            for node in range(1, len(growth))
+            if growth.parents[node] in below and node not in held
+        ]
         return max(children, key=lambda node: growth.values[node], default=None)
 
     def _rank(self, nodes: Sequence[int]) -> None:

@@ -62,7 +62,13 @@ def measure(prefixes: Prefixes, draft: PrefixModel, texts: Sequence[Text]) -> Ag
             before.append(prefixes.child(before[-1], token))
         ranked = draft.guesses(before, text.params, GUESSES)
         places = ranked.ids == np.array(text.tokens)[:, None]
-        first, covered, total = first + int(places[:, 0].sum()), covered + int(places.any(1).sum()), total + len(before)
-        theirs, ours = ((logits / 0.7).softmax(-1) for logits in (prefixes.logits(before), draft.logits(before)))
+        first, covered, total = (
+            first + int(places[:, 0].sum()),
+            covered + int(places.any(1).sum()),
+            total + len(before),
+        )
+        theirs, ours = (
+            (logits / 0.7).softmax(-1) for logits in (prefixes.logits(before), draft.logits(before))
+        )
         distances += float(0.5 * (theirs - ours).abs().sum())
     return Agreement(first / total, covered / total, distances / total)

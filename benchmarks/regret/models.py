@@ -42,7 +42,12 @@ WARM_UP_TOKENS = 8
 _NAMES = (
     *("chain 1", "chain 2", "chain 4", "chain 8", "chain 16"),
     *("tree 8x3", "tree 16x4", "tree 32x5", "tree 32x9", "tree 64x6"),
-    *("one bet (SpecEdge's policy)", "AutoDraft's rule", "AutoDraft's rule, round trip known", ALONE.name),
+    *(
+        "one bet (SpecEdge's policy)",
+        "AutoDraft's rule",
+        "AutoDraft's rule, round trip known",
+        ALONE.name,
+    ),
     *("fused, chain 4", "fused, tree 16x4", "fused, tree 32x5"),
     *(ANYWHERE.name, ADAPTIVE.name, BETTING.name, WAITING.name),
 )
@@ -66,7 +71,10 @@ class PlayedTruly(Played):
     @property
     def differing(self) -> dict[str, int]:
         """Texts that are not the target's own, by the arms that made any."""
-        counts = {name: sum(one.differs_at is not None for one in made) for name, made in self.readings.items()}
+        counts = {
+            name: sum(one.differs_at is not None for one in made)
+            for name, made in self.readings.items()
+        }
         return {name: count for name, count in counts.items() if count}
 
     @property
@@ -80,9 +88,13 @@ class ModelStudy:
     temperature. Raises InvalidRequest where there is nothing to say.
     """
 
-    def __init__(self, bench: Bench, arms: Sequence[Arm], prompts: Sequence[str], tokens: int) -> None:
+    def __init__(
+        self, bench: Bench, arms: Sequence[Arm], prompts: Sequence[str], tokens: int
+    ) -> None:
         if not prompts or tokens < 1:
-            raise InvalidRequest(f"a text and a token are needed at least: got {len(prompts)} texts of {tokens} tokens")
+            raise InvalidRequest(
+                f"a text and a token are needed at least: got {len(prompts)} texts of {tokens} tokens"
+            )
         self._bench, self._arms, self._prompts, self._tokens = bench, arms, prompts, tokens
         self._said: dict[float, Said] = {}
 
@@ -98,7 +110,11 @@ class ModelStudy:
             self._said[cell.temperature] = self._listen(stage, cell.temperature)
         said = self._said[cell.temperature]
         for arm in self._arms:
-            read(arm.begin(stage), stage, said.texts[0]._replace(tokens=said.texts[0].tokens[:WARM_UP_TOKENS]))
+            read(
+                arm.begin(stage),
+                stage,
+                said.texts[0]._replace(tokens=said.texts[0].tokens[:WARM_UP_TOKENS]),
+            )
         players = {arm.name: arm.begin(stage) for arm in self._arms}
         readings: dict[str, list[Reading]] = {name: [] for name in players}
         for index, text in enumerate(said.texts):
@@ -106,9 +122,14 @@ class ModelStudy:
             for turn in np.random.default_rng(index).permutation(len(self._arms)):
                 name = self._arms[turn].name
                 readings[name].append(read(players[name], stage, text))
-        results = {name: summed(readings[name], player, said.texts[0].params.greedy) for name, player in players.items()}
+        results = {
+            name: summed(readings[name], player, said.texts[0].params.greedy)
+            for name, player in players.items()
+        }
         if short := [name for name, result in results.items() if not result.tokens]:
-            raise InvalidRequest(f"{short[0]} made every text in one round: longer ones are needed (--tokens)")
+            raise InvalidRequest(
+                f"{short[0]} made every text in one round: longer ones are needed (--tokens)"
+            )
         return PlayedTruly(cell, said.agreement, results, readings)
 
     def _listen(self, stage: Stage, temperature: float) -> Said:
@@ -117,11 +138,23 @@ class ModelStudy:
         for index, prompt in enumerate(self._prompts):
             ids = tuple(self._bench.tokenizer.encode(prompt))
             params = SamplingParams(temperature, seed=11 + index).on_the_wire()
-            texts.append(Text(ids, params, alone(stage, ids, params, self._tokens, self._bench.description.stop_ids)))
+            texts.append(
+                Text(
+                    ids,
+                    params,
+                    alone(stage, ids, params, self._tokens, self._bench.description.stop_ids),
+                )
+            )
         return Said(tuple(texts), agreement(stage.draft, texts))
 
 
-def alone(stage: Stage, prompt: Sequence[int], params: SamplingParams, tokens: int, stop_ids: frozenset[int] = frozenset()) -> tuple[int, ...]:
+def alone(
+    stage: Stage,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    tokens: int,
+    stop_ids: frozenset[int] = frozenset(),
+) -> tuple[int, ...]:
     """What the target says by itself, across the link; a stop id ends it."""
     verifier = stage.verifier
     verifier.open(prompt, params).result()
@@ -137,14 +170,22 @@ def agreement(draft: Model, texts: Sequence[Text]) -> Agreement:
         sequence = ModelSequence(draft, 0, text.params)
         sequence.extend(text.prompt[:-1])
         before = TokenTree.chain([text.prompt[-1], *text.tokens[:-1]])
-        places = sequence.rank(before, range(len(before)), GUESSES).ids == np.array(text.tokens)[:, None]
-        first, covered, total = first + int(places[:, 0].sum()), covered + int(places.any(1).sum()), total + len(before)
+        places = (
+            sequence.rank(before, range(len(before)), GUESSES).ids == np.array(text.tokens)[:, None]
+        )
+        first, covered, total = (
+            first + int(places[:, 0].sum()),
+            covered + int(places.any(1).sum()),
+            total + len(before),
+        )
     return Agreement(first / total, covered / total)
 
 
 def cells(patterns: Sequence[str] = CELLS) -> list[Cell]:
     """Those of the grid whose names (RTT:pair:TEMPERATURE) match a pattern, as `80:*:0`."""
-    grid = [Cell(trip, LEVEL, temperature) for temperature, trip in product(TEMPERATURES, ROUND_TRIPS)]
+    grid = [
+        Cell(trip, LEVEL, temperature) for temperature, trip in product(TEMPERATURES, ROUND_TRIPS)
+    ]
     return [cell for cell in grid if any(fnmatch(str(cell), pattern) for pattern in patterns)]
 
 
@@ -156,10 +197,19 @@ def record(bench: Bench, studied: Sequence[PlayedTruly]) -> dict[str, Any]:
         "device": described.device,
         "conditions": bench.words,
         "draft_call": times.here,
-        "target_forward": [{"rows": rows, "nodes": nodes, "seconds": seconds} for (rows, nodes), seconds in times.target.items()],
+        "target_forward": [
+            {"rows": rows, "nodes": nodes, "seconds": seconds}
+            for (rows, nodes), seconds in times.target.items()
+        ],
         "draft_call_beside": times.beside,
         "cells": [
-            {**said, "differing": played.differing, "readings": {name: [one._asdict() for one in made] for name, made in played.readings.items()}}
+            {
+                **said,
+                "differing": played.differing,
+                "readings": {
+                    name: [one._asdict() for one in made] for name, made in played.readings.items()
+                },
+            }
             for said, played in zip(table.record(studied, bench.verify), studied, strict=True)
         ],
     }
@@ -167,8 +217,13 @@ def record(bench: Bench, studied: Sequence[PlayedTruly]) -> dict[str, Any]:
 
 def markdown(bench: Bench, studied: Sequence[PlayedTruly]) -> str:
     """The study's tables, under what they were measured with."""
-    differing = {played.cell: f"{sum(played.differing.values())} of {played.texts}" for played in studied}
-    times, lengths = bench.times, [one.length for played in studied for one in next(iter(played.readings.values()))]
+    differing = {
+        played.cell: f"{sum(played.differing.values())} of {played.texts}" for played in studied
+    }
+    times, lengths = (
+        bench.times,
+        [one.length for played in studied for one in next(iter(played.readings.values()))],
+    )
     length = f"{min(lengths)} to {max(lengths)}" if len(set(lengths)) > 1 else f"{lengths[0]}"
     lines = [
         bench.words,
@@ -177,10 +232,19 @@ def markdown(bench: Bench, studied: Sequence[PlayedTruly]) -> str:
         f"- A call of the draft, ms by width: {_milliseconds(times.here)}; beside the target: {_milliseconds(times.beside)}",
         f"- Texts that each arm made in a cell: {len(lengths) // len(studied)}, of {length} tokens",
         "",
-        table.markdown(studied, bench.verify, lambda played: {"texts that differ": differing[played.cell]}),
+        table.markdown(
+            studied, bench.verify, lambda played: {"texts that differ": differing[played.cell]}
+        ),
     ]
-    told = [f"- {played.cell}: " + ", ".join(f"{name} {count}" for name, count in played.differing.items()) for played in studied if played.differing]
-    return "\n".join([*lines, *(["Texts that are not the target's own, by arm:", "", *told, ""] if told else [])])
+    told = [
+        f"- {played.cell}: "
+        + ", ".join(f"{name} {count}" for name, count in played.differing.items())
+        for played in studied
+        if played.differing
+    ]
+    return "\n".join(
+        [*lines, *(["Texts that are not the target's own, by arm:", "", *told, ""] if told else [])]
+    )
 
 
 def _milliseconds(seconds: Mapping[int, float]) -> str:

@@ -17,7 +17,14 @@ from torch import Tensor
 
 from benchmarks.regret.prefixes import EMPTY, Prefixes
 from inference.backends import Segment
-from inference.choice import Sampling, choose_greedy, choose_open, choose_truncated, rank, rank_greedy
+from inference.choice import (
+    Sampling,
+    choose_greedy,
+    choose_open,
+    choose_truncated,
+    rank,
+    rank_greedy,
+)
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
@@ -37,10 +44,14 @@ class PrefixModel:
     def __init__(self, prefixes: Prefixes, noise: float, *, rows: int = 1) -> None:
         self.rows = rows
         self._prefixes, self._noise = prefixes, noise
-        self._held: IntArray = np.zeros((rows, CAPACITY + 1), dtype=np.int32)  # prefix that ends in each slot
+        self._held: IntArray = np.zeros(
+            (rows, CAPACITY + 1), dtype=np.int32
+        )  # prefix that ends in each slot
         self._lengths: IntArray = np.zeros((rows, CAPACITY + 1), dtype=np.int32)
         self._chosen: dict[SamplingParams, dict[int, int]] = {}
-        self._ranked: dict[tuple[SamplingParams, int], dict[int, tuple[IntArray, NDArray[np.float32]]]] = {}
+        self._ranked: dict[
+            tuple[SamplingParams, int], dict[int, tuple[IntArray, NDArray[np.float32]]]
+        ] = {}
 
     def apart(self) -> PrefixModel:
         """The same model with rows of its own; what one of them has answered, both remember."""
@@ -67,11 +78,19 @@ class PrefixModel:
         known = self._ranked.setdefault((params, most), {})
         if missing := list(dict.fromkeys(prefix for prefix in prefixes if prefix not in known)):
             logits, sampling, positions = self._asked(missing, params)
-            found = rank_greedy(logits, most) if params.greedy else rank(logits, sampling, positions, most)
+            found = (
+                rank_greedy(logits, most)
+                if params.greedy
+                else rank(logits, sampling, positions, most)
+            )
             ids, scores = (part[0].numpy() for part in found)
-            known.update((prefix, (ids[index], scores[index])) for index, prefix in enumerate(missing))
+            known.update(
+                (prefix, (ids[index], scores[index])) for index, prefix in enumerate(missing)
+            )
         rows = [known[prefix] for prefix in prefixes]
-        return Ranked(np.stack([ids[:k] for ids, _ in rows]), np.stack([scores[:k] for _, scores in rows]))
+        return Ranked(
+            np.stack([ids[:k] for ids, _ in rows]), np.stack([scores[:k] for _, scores in rows])
+        )
 
     def logits(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary] float32
         """After these prefixes, noise included."""
@@ -81,7 +100,9 @@ class PrefixModel:
     def _disturbance(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary]
         drawn = np.stack(
             [
-                np.random.Generator(np.random.Philox(key=self._prefixes.key(prefix))).standard_normal(self._prefixes.vocabulary, np.float32)
+                np.random.Generator(
+                    np.random.Philox(key=self._prefixes.key(prefix))
+                ).standard_normal(self._prefixes.vocabulary, np.float32)
                 for prefix in prefixes
             ]
         )
@@ -91,13 +112,30 @@ class PrefixModel:
         """The prefixes that end in the picked nodes; all nodes' are noted by slot."""
         held, lengths = self._held[segment.row], self._lengths[segment.row]
         seen = segment.context.shape[1]
-        inside = np.where(segment.tree_mask & ~np.eye(len(segment.tokens), dtype=np.bool_), segment.positions[None] + 1, 0)
-        before = np.where(segment.context, lengths[None, :seen], 0) if seen else np.zeros((1, 1), dtype=np.int32)
-        above, slot = inside.argmax(1), np.broadcast_to(before.argmax(1), len(inside))  # the last token that a node sees is its parent
+        inside = np.where(
+            segment.tree_mask & ~np.eye(len(segment.tokens), dtype=np.bool_),
+            segment.positions[None] + 1,
+            0,
+        )
+        before = (
+            np.where(segment.context, lengths[None, :seen], 0)
+            if seen
+            else np.zeros((1, 1), dtype=np.int32)
+        )
+        above, slot = (
+            inside.argmax(1),
+            np.broadcast_to(before.argmax(1), len(inside)),
+        )  # the last token that a node sees is its parent
         within = inside.max(1) > before.max(1)
         prefixes = [EMPTY] * len(segment.tokens)
         for node in np.argsort(segment.positions, kind="stable").tolist():
-            parent = prefixes[above[node]] if within[node] else int(held[slot[node]]) if segment.positions[node] else EMPTY
+            parent = (
+                prefixes[above[node]]
+                if within[node]
+                else int(held[slot[node]])
+                if segment.positions[node]
+                else EMPTY
+            )
             prefixes[node] = self._prefixes.child(parent, int(segment.tokens[node]))
         held[segment.slots] = prefixes
         lengths[segment.slots] = segment.positions + 1
@@ -112,11 +150,17 @@ class PrefixModel:
             elif params.truncated:
                 chosen = choose_truncated(logits, sampling, positions)
             else:
-                chosen = choose_open(logits, sampling, positions, 1 + int(positions.max() - positions.min()))
+                chosen = choose_open(
+                    logits, sampling, positions, 1 + int(positions.max() - positions.min())
+                )
             known.update(zip(missing, chosen[0].tolist(), strict=True))
         return np.array([known[prefix] for prefix in prefixes], dtype=np.int32)
 
-    def _asked(self, prefixes: list[int], params: SamplingParams) -> tuple[Tensor, Sampling, Tensor]:
+    def _asked(
+        self, prefixes: list[int], params: SamplingParams
+    ) -> tuple[Tensor, Sampling, Tensor]:
         """Logits [1, n, vocabulary], sampling, and positions [1, n] of what is chosen after these."""
-        positions = torch.tensor([[self._prefixes.length(prefix) for prefix in prefixes]], dtype=torch.int32)
+        positions = torch.tensor(
+            [[self._prefixes.length(prefix) for prefix in prefixes]], dtype=torch.int32
+        )
         return self.logits(prefixes)[None], Sampling.of([params], torch.device("cpu")), positions

@@ -47,7 +47,10 @@ class Prefixes:
             self._tokens.append(token)
             self._parents.append(prefix)
             self._depths.append(self._depths[prefix] + 1)
-            self._keys.append(((self._keys[prefix] ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK)
+            self._keys.append(
+                ((self._keys[prefix] ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03)
+                & _MASK
+            )
             self._computed.append(False)
         return found
 
@@ -88,13 +91,21 @@ class Prefixes:
         seen = [EMPTY, *self._beginnings(missing)]
         mask = torch.from_numpy(self._sees([*seen, *missing])[len(seen) :].astype(np.int32))[None]
         context, tree = mask[:, :, : len(seen)], mask[:, :, len(seen) :]
-        nodes = [*missing, *missing] if len(missing) == 1 else missing  # one node runs as two: alone it would round differently
+        nodes = (
+            [*missing, *missing] if len(missing) == 1 else missing
+        )  # one node runs as two: alone it would round differently
         if len(missing) == 1:
             context, tree = context.expand(1, 2, -1), torch.eye(2, dtype=torch.int32)[None]
-        past = self._cache[torch.tensor(seen)].permute(1, 2, 3, 0, 4)[:, :, None]  # [2, layers, 1, heads, S, head dim]
+        past = self._cache[torch.tensor(seen)].permute(1, 2, 3, 0, 4)[
+            :, :, None
+        ]  # [2, layers, 1, heads, S, head dim]
         tokens = torch.tensor([[self._tokens[prefix] for prefix in nodes]], dtype=torch.int32)
-        positions = torch.tensor([[self._depths[prefix] - 1 for prefix in nodes]], dtype=torch.int32)
-        out = self._decoder(tokens, None, positions, context, tree, torch.arange(len(nodes))[None], past[0], past[1])
+        positions = torch.tensor(
+            [[self._depths[prefix] - 1 for prefix in nodes]], dtype=torch.int32
+        )
+        out = self._decoder(
+            tokens, None, positions, context, tree, torch.arange(len(nodes))[None], past[0], past[1]
+        )
         self._make_room()
         places = torch.tensor(missing)
         made = torch.stack([out.keys, out.values])[:, :, 0]  # [2, layers, heads, n, head dim]
@@ -118,7 +129,9 @@ class Prefixes:
         place = {prefix: index for index, prefix in enumerate(prefixes)}
         sees = np.eye(len(prefixes), dtype=np.bool_)
         for index, prefix in enumerate(prefixes):
-            parent = place.get(self._parents[prefix], 0)  # the empty prefix stands first, and nobody sees it
+            parent = place.get(
+                self._parents[prefix], 0
+            )  # the empty prefix stands first, and nobody sees it
             if parent:
                 sees[index, :index] |= sees[parent, :index]
         return sees

@@ -13,7 +13,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS
-from benchmarks.regret.stage import BYTE_TIME, MOST_NODES, PROFILES, ROOM_BESIDE, Pair, Stage, serve, virtual_stage
+from benchmarks.regret.stage import (
+    BYTE_TIME,
+    MOST_NODES,
+    PROFILES,
+    ROOM_BESIDE,
+    Pair,
+    Stage,
+    serve,
+    virtual_stage,
+)
 from benchmarks.regret.study import Cell, Result, Study, play
 from grpc_comm.client import connect
 from grpc_comm.server import BackgroundServer, Target
@@ -26,7 +35,15 @@ from inference.engine import Engine
 from inference.policy import Chain
 from outrider.link import Shape, shaped_link
 
-COMPARED = ("chain 4", "tree 16x4", "AutoDraft's rule, round trip known", "fused, tree 16x4", ALONE.name, ADAPTIVE.name, ANYWHERE.name)
+COMPARED = (
+    "chain 4",
+    "tree 16x4",
+    "AutoDraft's rule, round trip known",
+    "fused, tree 16x4",
+    ALONE.name,
+    ADAPTIVE.name,
+    ANYWHERE.name,
+)
 """Names of the arms that are repeated."""
 
 CELLS = ("5:mid:0", "20:weak:0.8", "40:mid:0.8", "80:close:0", "160:mid:0.8")
@@ -70,16 +87,30 @@ def real_stage(pair: Pair, round_trip: float, slower: float) -> Iterator[Stage]:
     engine = serve(TimedModel(pair.target(), profiles.target), pair.vocabulary)
     host = Host(profiles.times.beside, profiles.times.target, MOST_NODES, ROOM_BESIDE)
     timed = TimedModel(pair.draft(), profiles.beside)
-    beside = DraftPool(timed, Chain(1), room=ROOM_BESIDE, own=lambda model, row: HostedDrafter(model, host, row=row))
+    beside = DraftPool(
+        timed,
+        Chain(1),
+        room=ROOM_BESIDE,
+        own=lambda model, row: HostedDrafter(model, host, row=row),
+    )
     shape = Shape(delay_ms=slower * round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME / slower)
     draft = TimedModel(pair.draft(), profiles.here)
     with (
-        BackgroundServer(Target(engine, _describe(engine), Address("127.0.0.1", 0), drafts=beside)) as server,
+        BackgroundServer(
+            Target(engine, _describe(engine), Address("127.0.0.1", 0), drafts=beside)
+        ) as server,
         shaped_link(str(server.address), shape) as link,
         connect(link.address) as connection,
     ):
         verifier = connection.verifier()
-        yield Stage(time.perf_counter, draft, lambda: draft.emulated_seconds, verifier, connection.probe, profiles.times)
+        yield Stage(
+            time.perf_counter,
+            draft,
+            lambda: draft.emulated_seconds,
+            verifier,
+            connection.probe,
+            profiles.times,
+        )
 
 
 def repeat(study: Study, among: Sequence[Cell], slower: float) -> Iterator[Repeated]:
@@ -99,10 +130,24 @@ def repeat(study: Study, among: Sequence[Cell], slower: float) -> Iterator[Repea
 
 def markdown(repeated: Sequence[Repeated]) -> str:
     """A row for each arm and cell."""
-    names = ("cell (RTT ms:draft:T)", "arm", "virtual ms/token", "real ms/token", "real over virtual", "ms more a round", "draft late")
+    names = (
+        "cell (RTT ms:draft:T)",
+        "arm",
+        "virtual ms/token",
+        "real ms/token",
+        "real over virtual",
+        "ms more a round",
+        "draft late",
+    )
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for one in repeated:
-        figures = (f"{one.virtual:.1f}", f"{one.real:.1f}", f"{one.error:+.1%}", f"{one.more_a_round:.1f}", f"{one.late:.1%}")
+        figures = (
+            f"{one.virtual:.1f}",
+            f"{one.real:.1f}",
+            f"{one.error:+.1%}",
+            f"{one.more_a_round:.1f}",
+            f"{one.late:.1%}",
+        )
         lines.append("| " + " | ".join((str(one.cell), one.arm, *figures)) + " |")
     return "\n".join([*lines, ""])
 

@@ -31,7 +31,11 @@ class BudgetTree:
 
     def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
         kept = self.select(growth, min(deepest, self._depth))
-        return [node for node in kept if node not in ranked and growth.depths[node] < min(deepest, self._depth)]
+        return [
+            node
+            for node in kept
+            if node not in ranked and growth.depths[node] < min(deepest, self._depth)
+        ]
 
     def select(self, growth: Growth, deepest: int) -> list[int]:
         limit = growth.limit
@@ -97,17 +101,39 @@ class ObjectiveTree:
 
     decay = 1.0
 
-    def __init__(self, draft: DraftTimes, target: TargetTimes, transfer: Transfer, lost: Callable[[], float], now: Callable[[], float]) -> None:
-        self._draft, self._target, self._transfer, self._lost, self._now = draft, target, transfer, lost, now
+    def __init__(
+        self,
+        draft: DraftTimes,
+        target: TargetTimes,
+        transfer: Transfer,
+        lost: Callable[[], float],
+        now: Callable[[], float],
+    ) -> None:
+        self._draft, self._target, self._transfer, self._lost, self._now = (
+            draft,
+            target,
+            transfer,
+            lost,
+            now,
+        )
         self._scale, self._away = 1.0, 0.0
         self._nodes, self._sent_at, self._lost_before = 0, 0.0, 0.0
 
     def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
         level = max(growth.depths)
-        if level >= deepest or (level and self._rate(growth, ranked, level) <= self._rate(growth, ranked, level - 1)):
+        if level >= deepest or (
+            level and self._rate(growth, ranked, level) <= self._rate(growth, ranked, level - 1)
+        ):
             return []
-        frontier = sorted((node for node in range(len(growth)) if growth.depths[node] == level), key=lambda node: -growth.values[node])
-        return frontier[: self._width([growth.values[node] for node in frontier], self._rate(growth, ranked, level))]
+        frontier = sorted(
+            (node for node in range(len(growth)) if growth.depths[node] == level),
+            key=lambda node: -growth.values[node],
+        )
+        return frontier[
+            : self._width(
+                [growth.values[node] for node in frontier], self._rate(growth, ranked, level)
+            )
+        ]
 
     def select(self, growth: Growth, deepest: int) -> list[int]:
         best = growth.best(deepest)
@@ -127,7 +153,9 @@ class ObjectiveTree:
     def arrived(self, expected: float, accepted: int) -> None:
         lost = self._lost() - self._lost_before
         self._transfer.observe(lost, self._nodes)
-        self._away += (_EMA if self._away else 1.0) * (lost + self._target.seconds(1, self._nodes + 1) - self._away)
+        self._away += (_EMA if self._away else 1.0) * (
+            lost + self._target.seconds(1, self._nodes + 1) - self._away
+        )
         if expected > 0:
             self._scale += _EMA * (accepted / expected - self._scale)
 
@@ -144,8 +172,18 @@ class ObjectiveTree:
     def _size(self, values: Sequence[float], drafting: float) -> tuple[int, float]:
         """How many of these nodes are sent, most valuable first, and the objective then."""
         sums = [0.0, *accumulate(values)]
-        sizes = [*(size for size in range(10, 150, 10) if size < len(values)), min(len(values), 150)]
-        rates = [((0.95 * self._scale * sums[size] + 1) / (drafting + self._transfer.seconds(size) + self._verify(size)), size) for size in sizes]
+        sizes = [
+            *(size for size in range(10, 150, 10) if size < len(values)),
+            min(len(values), 150),
+        ]
+        rates = [
+            (
+                (0.95 * self._scale * sums[size] + 1)
+                / (drafting + self._transfer.seconds(size) + self._verify(size)),
+                size,
+            )
+            for size in sizes
+        ]
         rate, size = max(rates)
         return size, rate
 
@@ -158,7 +196,9 @@ class ObjectiveTree:
         """Ten more nodes are ranked where their value is worth more than the time, at the present rate."""
         width = 10
         while width < min(len(values), 150):
-            if 0.95 * self._scale * sum(values[width : width + 10]) <= rate * (self._draft.seconds(width + 10) - self._draft.seconds(width)):
+            if 0.95 * self._scale * sum(values[width : width + 10]) <= rate * (
+                self._draft.seconds(width + 10) - self._draft.seconds(width)
+            ):
                 break
             width += 10
         return width

@@ -43,13 +43,25 @@ class Profiles(NamedTuple):
     def slower(self, times: float) -> Profiles:
         """Everything takes so many times as long."""
         names = ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds")
-        return Profiles(*(replace(profile, **{name: times * getattr(profile, name) for name in names}) for profile in self))
+        return Profiles(
+            *(
+                replace(profile, **{name: times * getattr(profile, name) for name in names})
+                for profile in self
+            )
+        )
 
     @property
     def times(self) -> CallTimes:
         """What measuring would find."""
-        here, beside = ({width: profile.seconds(1, width, CONTEXT) for width in profile.nodes} for profile in (self.here, self.beside))
-        return CallTimes(here, {(1, nodes): self.target.seconds(1, nodes, CONTEXT) for nodes in self.target.nodes}, beside)
+        here, beside = (
+            {width: profile.seconds(1, width, CONTEXT) for width in profile.nodes}
+            for profile in (self.here, self.beside)
+        )
+        return CallTimes(
+            here,
+            {(1, nodes): self.target.seconds(1, nodes, CONTEXT) for nodes in self.target.nodes},
+            beside,
+        )
 
 
 PROFILES = Profiles(
@@ -116,7 +128,12 @@ class Stage:
     def lost(self) -> float:
         """Seconds of all exchanges so far that the target did not compute in."""
         traffic = self.verifier.traffic
-        return traffic.away_seconds - traffic.queue_seconds - traffic.prefill_seconds - traffic.model_seconds
+        return (
+            traffic.away_seconds
+            - traffic.queue_seconds
+            - traffic.prefill_seconds
+            - traffic.model_seconds
+        )
 
 
 class Pair:
@@ -138,7 +155,12 @@ class Pair:
 
 def serve(target: Model, vocabulary: int) -> Engine:
     """An engine for one session at a time."""
-    return Engine(target, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=1 + MOST_NODES, vocabulary=vocabulary)
+    return Engine(
+        target,
+        sequence_length=SEQUENCE_LENGTH,
+        max_tree_nodes=1 + MOST_NODES,
+        vocabulary=vocabulary,
+    )
 
 
 def virtual_stage(pair: Pair, round_trip: float) -> Stage:
@@ -149,12 +171,25 @@ def virtual_stage(pair: Pair, round_trip: float) -> Stage:
         drafting.add(seconds)
         clock.advance(seconds)
 
-    host = Host(PROFILES.times.beside, PROFILES.times.target, MOST_NODES, ROOM_BESIDE, clock=lambda: there.seconds)
-    engine, link = serve(MeteredModel(pair.target(), PROFILES.target, there.add), pair.vocabulary), Link(round_trip, BYTE_TIME)
+    host = Host(
+        PROFILES.times.beside,
+        PROFILES.times.target,
+        MOST_NODES,
+        ROOM_BESIDE,
+        clock=lambda: there.seconds,
+    )
+    engine, link = (
+        serve(MeteredModel(pair.target(), PROFILES.target, there.add), pair.vocabulary),
+        Link(round_trip, BYTE_TIME),
+    )
     return Stage(
         now=clock.now,
         draft=MeteredModel(pair.draft(), PROFILES.here, draft_here),
         drafted=lambda: drafting.seconds,
-        verifier=VirtualVerifier(engine, MeteredModel(pair.draft(), PROFILES.beside, there.add), host, there, clock, link),
-        probe=lambda: Probe(link.crossing(0) + link.crossing(_DESCRIPTION_BYTES), _DESCRIPTION_BYTES),
+        verifier=VirtualVerifier(
+            engine, MeteredModel(pair.draft(), PROFILES.beside, there.add), host, there, clock, link
+        ),
+        probe=lambda: Probe(
+            link.crossing(0) + link.crossing(_DESCRIPTION_BYTES), _DESCRIPTION_BYTES
+        ),
     )

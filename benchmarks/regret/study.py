@@ -103,7 +103,9 @@ def play(arm: Arm, stage: Stage, texts: Sequence[Text]) -> Result:
         made = read(player, stage, text)
         if made.differs_at is not None or made.length != len(text.tokens):
             same = made.length if made.differs_at is None else made.differs_at
-            raise NotTheTargetsText(f"{arm.name}: {made.length} tokens, the target says {len(text.tokens)}; the first {same} are the same")
+            raise NotTheTargetsText(
+                f"{arm.name}: {made.length} tokens, the target says {len(text.tokens)}; the first {same} are the same"
+            )
         readings.append(made)
     return summed(readings, player, texts[0].params.greedy)
 
@@ -118,26 +120,55 @@ def read(player: Player, stage: Stage, text: Text) -> Reading:
             first, drafted = len(made), stage.drafted()
     drafted = stage.drafted() - drafted
     rounds = sum(later - earlier >= _TOGETHER for earlier, later in pairwise(moments))
-    differs_at = next((index for index, (ours, theirs) in enumerate(zip(made, text.tokens, strict=False)) if ours != theirs), None)
-    return Reading(moments[-1] - moments[0], len(made) - first, rounds, drafted, len(made), differs_at)
+    differs_at = next(
+        (
+            index
+            for index, (ours, theirs) in enumerate(zip(made, text.tokens, strict=False))
+            if ours != theirs
+        ),
+        None,
+    )
+    return Reading(
+        moments[-1] - moments[0], len(made) - first, rounds, drafted, len(made), differs_at
+    )
 
 
 def summed(readings: Sequence[Reading], player: Player, greedy: bool) -> Result:
     """Texts of one arm, added up."""
-    seconds, tokens, rounds, drafted = (sum(getattr(one, name) for one in readings) for name in ("seconds", "tokens", "rounds", "drafted"))
-    return Result(seconds, tokens, rounds, drafted, player.bets.hits, player.bets.rounds, player.foresee(greedy))
+    seconds, tokens, rounds, drafted = (
+        sum(getattr(one, name) for one in readings)
+        for name in ("seconds", "tokens", "rounds", "drafted")
+    )
+    return Result(
+        seconds,
+        tokens,
+        rounds,
+        drafted,
+        player.bets.hits,
+        player.bets.rounds,
+        player.foresee(greedy),
+    )
 
 
 def cells(patterns: Sequence[str] = ("*",), round_trips: Sequence[int] = ROUND_TRIPS) -> list[Cell]:
     """Those of the grid whose names (RTT:LEVEL:TEMPERATURE) match a pattern, as `80:mid:*`."""
-    grid = [Cell(trip, level.name, temperature) for temperature, level, trip in product(TEMPERATURES, LEVELS, round_trips)]
+    grid = [
+        Cell(trip, level.name, temperature)
+        for temperature, level, trip in product(TEMPERATURES, LEVELS, round_trips)
+    ]
     return [cell for cell in grid if any(fnmatch(str(cell), pattern) for pattern in patterns)]
 
 
 class Study:
     """Pairs and their texts, made when first asked for. load: a fresh memory of the target.  encode: text into its tokens."""
 
-    def __init__(self, load: Callable[[], Prefixes], encode: Callable[[str], Sequence[int]], prompts: Sequence[str], tokens: int) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Prefixes],
+        encode: Callable[[str], Sequence[int]],
+        prompts: Sequence[str],
+        tokens: int,
+    ) -> None:
         self._load, self._encode, self._prompts, self._tokens = load, encode, prompts, tokens
         self._temperature: float | None = None
         self._pairs: dict[str, Pair] = {}
@@ -150,7 +181,9 @@ class Study:
             self._pairs = {level.name: Pair(prefixes, level, texts) for level in LEVELS}
         return self._pairs[cell.level]
 
-    def play(self, among: Sequence[Cell], arms: Sequence[Arm], kept: Mapping[Cell, Played] = NONE) -> Iterator[Played]:
+    def play(
+        self, among: Sequence[Cell], arms: Sequence[Arm], kept: Mapping[Cell, Played] = NONE
+    ) -> Iterator[Played]:
         """Every arm in every cell; of blind ones the rounds are played once for all round trips. kept: results that need no playing."""
         known: dict[tuple[str, str, float], Result] = {}
         for cell in among:
@@ -160,12 +193,21 @@ class Study:
                 key = (arm.name, cell.level, cell.temperature)
                 if arm.blind and key not in known:
                     known[key] = play(arm, virtual_stage(pair, 0.0), pair.texts)
-                results[arm.name] = known[key].over(trip * arm.crosses) if arm.blind else play(arm, virtual_stage(pair, trip), pair.texts)
+                results[arm.name] = (
+                    known[key].over(trip * arm.crosses)
+                    if arm.blind
+                    else play(arm, virtual_stage(pair, trip), pair.texts)
+                )
             yield Played(cell, pair.agreement, results)
 
     def _fitting(self, kept: Played, pair: Pair) -> Played:
         """Raises InvalidRequest for results of other texts."""
-        differences = [abs(mine - theirs) for mine, theirs in zip(astuple(pair.agreement), astuple(kept.agreement), strict=True)]
+        differences = [
+            abs(mine - theirs)
+            for mine, theirs in zip(astuple(pair.agreement), astuple(kept.agreement), strict=True)
+        ]
         if max(differences) > 1e-6:
-            raise InvalidRequest(f"{kept.cell}: what is kept was played with other texts or drafts, which agreed to {kept.agreement}")
+            raise InvalidRequest(
+                f"{kept.cell}: what is kept was played with other texts or drafts, which agreed to {kept.agreement}"
+            )
         return kept

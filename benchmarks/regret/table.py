@@ -22,7 +22,10 @@ VERIFY = PROFILES.target.seconds(1, 1, CONTEXT)
 
 def best(played: Played, among: Sequence[Arm]) -> str:
     """The arm that takes least time a token."""
-    return min((arm.name for arm in among if arm.name in played.results), key=lambda name: played.results[name].token_ms)
+    return min(
+        (arm.name for arm in among if arm.name in played.results),
+        key=lambda name: played.results[name].token_ms,
+    )
 
 
 def regret(played: Played, ours: Arm, among: Sequence[Arm]) -> float:
@@ -86,12 +89,17 @@ def record(studied: Sequence[Played], verify: float = VERIFY) -> list[dict[str, 
             **played.cell._asdict(),
             "agreement": asdict(played.agreement),
             "bound_ms": round(bound_ms(played, verify), 3),
-            "arms": {name: {**asdict(result), "ms_per_token": round(result.token_ms, 3)} for name, result in played.results.items()},
+            "arms": {
+                name: {**asdict(result), "ms_per_token": round(result.token_ms, 3)}
+                for name, result in played.results.items()
+            },
             "best_across": best(played, across()),
             "best": best(played, OTHERS),
             "regret_across": round(regret_here(played), 4),
             "regret": round(regret_anywhere(played), 4),
-            "bets": asdict(gain_of_bets(played.results[WAITING.name], played.results[BETTING.name])),
+            "bets": asdict(
+                gain_of_bets(played.results[WAITING.name], played.results[BETTING.name])
+            ),
         }
         for played in studied
     ]
@@ -104,7 +112,13 @@ def read_others(cells: Sequence[Mapping[str, Any]]) -> dict[Cell, Played]:
     for said in cells:
         cell = Cell(said["round_trip"], said["level"], said["temperature"])
         results = {
-            name: Result(**{field.name: figures[field.name] for field in fields(Result) if field.name != "foresight"})
+            name: Result(
+                **{
+                    field.name: figures[field.name]
+                    for field in fields(Result)
+                    if field.name != "foresight"
+                }
+            )
             for name, figures in said["arms"].items()
             if name in others
         }
@@ -112,11 +126,21 @@ def read_others(cells: Sequence[Mapping[str, Any]]) -> dict[Cell, Played]:
     return kept
 
 
-def markdown(studied: Sequence[Played], verify: float = VERIFY, more: Callable[[Played], Mapping[str, str]] = lambda played: {}) -> str:
+def markdown(
+    studied: Sequence[Played],
+    verify: float = VERIFY,
+    more: Callable[[Played], Mapping[str, str]] = lambda played: {},
+) -> str:
     """One table for each temperature and agreement, a row for each round trip; more: further columns of a row."""
     lines: list[str] = []
-    for temperature, level in dict.fromkeys((played.cell.temperature, played.cell.level) for played in studied):
-        rows = [played for played in studied if (played.cell.temperature, played.cell.level) == (temperature, level)]
+    for temperature, level in dict.fromkeys(
+        (played.cell.temperature, played.cell.level) for played in studied
+    ):
+        rows = [
+            played
+            for played in studied
+            if (played.cell.temperature, played.cell.level) == (temperature, level)
+        ]
         seen = rows[0].agreement
         guessed = f"first guess right {seen.first:.0%}, among eight {seen.covered:.1%}"
         guessed += "" if seen.distance is None else f", TV {seen.distance:.2f} at T = 0.7"
@@ -126,7 +150,13 @@ def markdown(studied: Sequence[Played], verify: float = VERIFY, more: Callable[[
 
 
 def _row(played: Played, verify: float) -> Mapping[str, str]:
-    results, groups = played.results, {name: [arm for arm in OTHERS if arm.group == name] for name in dict.fromkeys(GROUPS.values())}
+    results, groups = (
+        played.results,
+        {
+            name: [arm for arm in OTHERS if arm.group == name]
+            for name in dict.fromkeys(GROUPS.values())
+        },
+    )
 
     def shown(name: str) -> str:
         return f"{results[name].token_ms:.1f}"
@@ -165,20 +195,34 @@ def _table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 def _summary(studied: Sequence[Played]) -> Iterator[str]:
-    for said, of in (("where the target has no draft", regret_here), ("where it has one", regret_anywhere)):
+    for said, of in (
+        ("where the target has no draft", regret_here),
+        ("where it has one", regret_anywhere),
+    ):
         against = [(of(played), played.cell) for played in studied]
         worst, cell = max(against)
         within = sum(value <= 0.05 for value, _ in against)
         yield f"Adaptive within 5 % of the best arm {said}: in {within} of {len(against)} cells; worst {worst:+.1%} in {cell}."
-    yield from _on_bets([gain_of_bets(played.results[WAITING.name], played.results[BETTING.name]) for played in studied])
-    waiting, betting = (mean(abs(_error(played.results[arm.name], arm is BETTING)) for played in studied) for arm in (WAITING, BETTING))
+    yield from _on_bets(
+        [
+            gain_of_bets(played.results[WAITING.name], played.results[BETTING.name])
+            for played in studied
+        ]
+    )
+    waiting, betting = (
+        mean(abs(_error(played.results[arm.name], arm is BETTING)) for played in studied)
+        for arm in (WAITING, BETTING)
+    )
     yield f"The planner's forecasts of drafting here are off by {waiting:.1%} without bets and {betting:.1%} with them, on average."
 
 
 def _on_bets(gains: Sequence[Gain]) -> Iterator[str]:
     shares = [gain.share for gain in gains if gain.share is not None]
     if shares:
-        reached, whole = sum(share >= 0.85 for share in shares), sum(gain.measured >= 0.85 * gain.were_hits_whole for gain in gains)
+        reached, whole = (
+            sum(share >= 0.85 for share in shares),
+            sum(gain.measured >= 0.85 * gain.were_hits_whole for gain in gains),
+        )
         yield f"Bets bring at least 85 % of what the planner's formula predicts in {reached} of {len(shares)} cells; least {min(shares):.0%}."
         yield f"Had every outcome that was prepared for been a whole tree for nothing, 85 % of that would be reached in {whole} of {len(gains)}."
 

@@ -44,12 +44,21 @@ class Archive:
 )
 
 
-def texts_of(prefixes: Prefixes, encode: Callable[[str], Sequence[int]], temperature: float, prompts: Sequence[str], tokens: int) -> tuple[Text, ...]:
+def texts_of(
+    prefixes: Prefixes,
+    encode: Callable[[str], Sequence[int]],
+    temperature: float,
+    prompts: Sequence[str],
+    tokens: int,
+) -> tuple[Text, ...]:
     """What the target says after the prompts by itself: the texts that every arm has to make."""
     verifier = LocalVerifier(serve(PrefixModel(prefixes, 0.0), prefixes.vocabulary))
     said = []
     for index, prompt in enumerate(prompts):
-        ids, params = tuple(encode(prompt)), SamplingParams(temperature, seed=11 + index).on_the_wire()
+        ids, params = (
+            tuple(encode(prompt)),
+            SamplingParams(temperature, seed=11 + index).on_the_wire(),
+        )
         made = target_rounds(ids, params, verifier, tokens, frozenset())
         said.append(Text(ids, params, tuple(token for round_ in made for token in round_.tokens)))
         verifier.close()

@@ -55,7 +55,9 @@ class Bench:
     @property
     def times(self) -> CallTimes:
         """What was measured, by both processes."""
-        return CallTimes(self.here, dict(self.description.times), dict(self.description.draft_times))
+        return CallTimes(
+            self.here, dict(self.description.times), dict(self.description.draft_times)
+        )
 
     @property
     def verify(self) -> float:
@@ -66,9 +68,21 @@ class Bench:
     def stage(self, round_trip: float) -> Iterator[Stage]:
         """A stage on the machine's clock, over a link with a round trip of so many seconds more than this machine's own."""
         draft, shape = self.draft, Shape(delay_ms=round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME)
-        with shaped_link(self.target, shape) as link, connect(link.address, tokenizer_fingerprint=self.tokenizer.fingerprint()) as connection:
+        with (
+            shaped_link(self.target, shape) as link,
+            connect(link.address, tokenizer_fingerprint=self.tokenizer.fingerprint()) as connection,
+        ):
             most, room = self.description.max_tree_nodes - 1, self.description.draft_nodes
-            yield Stage(time.perf_counter, draft, lambda: draft.seconds, connection.verifier(), connection.probe, self.times, most, room)
+            yield Stage(
+                time.perf_counter,
+                draft,
+                lambda: draft.seconds,
+                connection.verifier(),
+                connection.probe,
+                self.times,
+                most,
+                room,
+            )
 
 
 @contextmanager
@@ -86,18 +100,37 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
     with ExitStack() as stack:
         stack.callback(_move, allowed)
         _move({theirs})
-        target = stack.enter_context(started("fused_target", _target_flags(chosen)))  # stays where it was started, from its first thread on
+        target = stack.enter_context(
+            started("fused_target", _target_flags(chosen))
+        )  # stays where it was started, from its first thread on
         _move({ours})
-        with connect(target.address, tokenizer_fingerprint=checkpoint.tokenizer.fingerprint()) as connection:
+        with connect(
+            target.address, tokenizer_fingerprint=checkpoint.tokenizer.fingerprint()
+        ) as connection:
             description = connection.description
-        draft = load_model(options, checkpoint, rows=1, sequence_length=SEQUENCE_LENGTH, spare=_ROOM, max_nodes=PREFILL_NODES)
+        draft = load_model(
+            options,
+            checkpoint,
+            rows=1,
+            sequence_length=SEQUENCE_LENGTH,
+            spare=_ROOM,
+            max_nodes=PREFILL_NODES,
+        )
         here = user_profiles().draft(checkpoint, draft, SEQUENCE_LENGTH)
         words = (
             f"Target {Path(description.model).name} on core {theirs}, with {Path(description.draft_model).name} beside it; draft "
             f"{Path(checkpoint.name).name} on core {ours}, where the process of the link runs, too; {description.dtype}, one thread each. "
             f"Emulated link of {8e-6 / BYTE_TIME:g} Mbit/s; the round trip is beyond this machine's own."
         )
-        yield Bench(chosen, target.address, description, checkpoint.tokenizer, StopwatchModel(draft), here, words)
+        yield Bench(
+            chosen,
+            target.address,
+            description,
+            checkpoint.tokenizer,
+            StopwatchModel(draft),
+            here,
+            words,
+        )
 
 
 def _move(cores: Collection[int]) -> None:

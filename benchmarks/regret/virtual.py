@@ -64,7 +64,12 @@ class MeteredModel:
     """
 
     def __init__(self, model: Model, profile: TimeProfile, spend: Callable[[float], None]) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
+            model.rows,
+            model.capacity,
+            model.max_nodes,
+            model.copies_rows,
+        )
         self._model, self._profile, self._spend = model, profile, spend
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -129,12 +134,29 @@ class VirtualVerifier:
     of a round is computed when it is submitted and told when it arrives.
     """
 
-    def __init__(self, engine: Engine, beside: Model, host: Host, meter: Meter, clock: VirtualClock, link: Link) -> None:
-        self._engine, self._beside, self._host, self._meter, self._clock, self._link = engine, beside, host, meter, clock, link
+    def __init__(
+        self,
+        engine: Engine,
+        beside: Model,
+        host: Host,
+        meter: Meter,
+        clock: VirtualClock,
+        link: Link,
+    ) -> None:
+        self._engine, self._beside, self._host, self._meter, self._clock, self._link = (
+            engine,
+            beside,
+            host,
+            meter,
+            clock,
+            link,
+        )
         self._session: Session | None = None
         self._traffic, self._owed = Traffic(), deque[tuple[float, Callable[[Traffic], None]]]()
         self._rounds, self._free, self._back = 0, 0.0, 0.0
-        self._latest: list[int] | None = None  # tokens that the round submitted last commits; None when it is dead
+        self._latest: list[int] | None = (
+            None  # tokens that the round submitted last commits; None when it is dead
+        )
         self.tree_budget = engine.max_tree_nodes
 
     @property
@@ -159,15 +181,23 @@ class VirtualVerifier:
         return self._arriving(exchange, arrive, None)
 
     def submit(self, tree: TokenTree, assumed: Sequence[int] | None = None) -> Future[Verdict]:
-        up = pb.ClientMessage(round=translate.write_round(self._rounds, self._live.length, 2**63, tree)).ByteSize()
+        up = pb.ClientMessage(
+            round=translate.write_round(self._rounds, self._live.length, 2**63, tree)
+        ).ByteSize()
         if assumed is not None and list(assumed) != self._latest:
             self._latest, self._traffic.bytes_up = None, self._traffic.bytes_up + up
-            return Arrival(self._clock, self._back, Superseded("the round before it came out otherwise"))
+            return Arrival(
+                self._clock, self._back, Superseded("the round before it came out otherwise")
+            )
         answered = self._engine.verify(self._live, tree)
         self._engine.finish(answered)
         answer = answered.result()._replace(queue_seconds=0.0, model_seconds=self._meter.take())
         verdict = answer.verdict
-        self._rounds, self.tree_budget, self._latest = self._rounds + 1, answer.budget, Step(tree, verdict).tokens
+        self._rounds, self.tree_budget, self._latest = (
+            self._rounds + 1,
+            answer.budget,
+            Step(tree, verdict).tokens,
+        )
         down = pb.ServerMessage(verdict=translate.write_verdict(self._rounds, answer)).ByteSize()
         exchange = self._exchanged(up, down, answer.model_seconds)
 
@@ -178,10 +208,20 @@ class VirtualVerifier:
         return self._arriving(exchange, arrive, verdict)
 
     def generate(
-        self, max_tokens: int, stop_ids: frozenset[int], *, fused: bool = False, policy: Policy | None = None, enough: Callable[[], bool] = never
+        self,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        *,
+        fused: bool = False,
+        policy: Policy | None = None,
+        enough: Callable[[], bool] = never,
     ) -> Iterator[int]:
         """The target does not wait for whoever takes its tokens, and what it has in hand when it is told to end still comes."""
-        up = pb.ClientMessage(generate=translate.write_continue(max_tokens, stop_ids, self._live.length, 2**63, fused, policy)).ByteSize()
+        up = pb.ClientMessage(
+            generate=translate.write_continue(
+                max_tokens, stop_ids, self._live.length, 2**63, fused, policy
+            )
+        ).ByteSize()
         sent = self._clock.now()
         began = max(sent + self._link.crossing(up), self._free)
         self._traffic.bytes_up += up
@@ -189,7 +229,9 @@ class VirtualVerifier:
         for count, tokens in enumerate(self._stretch(max_tokens, stop_ids, fused, policy)):
             seconds = self._meter.take()
             self._free = began + seconds
-            down = pb.ServerMessage(tokens=translate.write_tokens(tokens, 0, False, 0.0, seconds)).ByteSize()
+            down = pb.ServerMessage(
+                tokens=translate.write_tokens(tokens, 0, False, 0.0, seconds)
+            ).ByteSize()
             self._clock.wait_until(self._free + self._link.crossing(down))
             self._traffic.model_seconds += seconds
             self._traffic.bytes_down += down
@@ -199,22 +241,32 @@ class VirtualVerifier:
                 return
             began = self._free
             if halt == math.inf and enough():
-                halt = self._clock.now() + self._link.crossing(pb.ClientMessage(halt=pb.Halt()).ByteSize())
+                halt = self._clock.now() + self._link.crossing(
+                    pb.ClientMessage(halt=pb.Halt()).ByteSize()
+                )
 
     def close(self) -> None:
         if self._session is not None:
             self._engine.close(self._session)
             self._session = None
 
-    def _stretch(self, max_tokens: int, stop_ids: frozenset[int], fused: bool, policy: Policy | None) -> Iterator[Sequence[int]]:
+    def _stretch(
+        self, max_tokens: int, stop_ids: frozenset[int], fused: bool, policy: Policy | None
+    ) -> Iterator[Sequence[int]]:
         """What the target's host makes by itself, round by round."""
         held, session = HeldVerifier(self._engine, self._live), self._live
         if not fused:
             for token in held.generate(max_tokens, stop_ids):
                 yield [token]
             return
-        drafter = HostedDrafter(self._beside, self._host) if policy is None else ModelDrafter(self._beside, policy)
-        for made in fused_rounds(list(session.tokens), session.params, drafter, held, max_tokens, stop_ids):
+        drafter = (
+            HostedDrafter(self._beside, self._host)
+            if policy is None
+            else ModelDrafter(self._beside, policy)
+        )
+        for made in fused_rounds(
+            list(session.tokens), session.params, drafter, held, max_tokens, stop_ids
+        ):
             yield made.tokens
 
     def _exchanged(self, up: int, down: int, at_target: float) -> Exchange:
@@ -227,7 +279,9 @@ class VirtualVerifier:
         self._back = self._free + self._link.crossing(down)
         return Exchange(sent, came, begun, self._back, down)
 
-    def _arriving(self, exchange: Exchange, arrive: Callable[[Traffic], None], value: T) -> Arrival[T]:
+    def _arriving(
+        self, exchange: Exchange, arrive: Callable[[Traffic], None], value: T
+    ) -> Arrival[T]:
         self._owed.append((exchange.back, arrive))
         return Arrival(self._clock, exchange.back, value)
 

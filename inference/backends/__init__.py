@@ -21,7 +21,9 @@ class Segment(NamedTuple):
     tokens: IntArray  # [n]
     slots: IntArray  # [n] where the new keys are written
     positions: IntArray  # [n]
-    context: NDArray[np.bool_]  # [1 or n, S] the slots each node sees (1: all nodes the same), S up to the highest in use
+    context: NDArray[
+        np.bool_
+    ]  # [1 or n, S] the slots each node sees (1: all nodes the same), S up to the highest in use
     tree_mask: NDArray[np.bool_]  # [n, n] which new nodes each new node sees, itself included
     pick: IntArray  # [p] the nodes to choose at
     params: SamplingParams

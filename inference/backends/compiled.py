@@ -50,8 +50,12 @@ class CompiledModel:
         bucket = next((bucket for bucket in self._graphs if holds(bucket, segments)), None)
         if bucket is not None:
             return self._call(bucket, segments)
-        if not all(segment.params.greedy for segment in segments) and not any(graph.sampled for graph in self._graphs):
-            raise InvalidRequest("this artefact was built for greedy decoding (--sampling greedy): ask for temperature 0, or build it again")
+        if not all(segment.params.greedy for segment in segments) and not any(
+            graph.sampled for graph in self._graphs
+        ):
+            raise InvalidRequest(
+                "this artefact was built for greedy decoding (--sampling greedy): ask for temperature 0, or build it again"
+            )
         if len(segments) > 1:
             half = len(segments) // 2
             return self.choose(segments[:half]) + self.choose(segments[half:])
@@ -59,11 +63,16 @@ class CompiledModel:
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         """A compiled target only chooses."""
-        raise InvalidRequest("this artefact is a target's: it chooses tokens and cannot draft; draft with a model directory")
+        raise InvalidRequest(
+            "this artefact is a target's: it chooses tokens and cannot draft; draft with a model directory"
+        )
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         """The cheapest graph's shape; where none holds so many rows, that of the two halves together."""
-        bucket = next((bucket for bucket in self._graphs if bucket.rows >= rows and bucket.nodes >= nodes), None)
+        bucket = next(
+            (bucket for bucket in self._graphs if bucket.rows >= rows and bucket.nodes >= nodes),
+            None,
+        )
         if bucket is not None:
             return bucket.rows, bucket.nodes
         if rows == 1:
@@ -87,13 +96,21 @@ class CompiledModel:
 
     def _in_parts(self, segment: Segment) -> IntArray:
         """One row in several calls: nodes too deep for one table of noise are chosen at apart, a long chain is fed in pieces."""
-        levels = max((bucket.levels for bucket in self._graphs if _fits(bucket, segment)), default=0)
+        levels = max(
+            (bucket.levels for bucket in self._graphs if _fits(bucket, segment)), default=0
+        )
         if levels:
             return self._by_depth(segment, levels)
-        sizes = [bucket.nodes for bucket in self._graphs if bucket.slots >= segment.context.shape[1] and bucket.nodes < len(segment.tokens)]
+        sizes = [
+            bucket.nodes
+            for bucket in self._graphs
+            if bucket.slots >= segment.context.shape[1] and bucket.nodes < len(segment.tokens)
+        ]
         if not sizes:
             most = max(bucket.slots for bucket in self._graphs)
-            raise LimitExceeded(f"{segment.context.shape[1]} slots of context: the largest graph of this artefact reads {most}")
+            raise LimitExceeded(
+                f"{segment.context.shape[1]} slots of context: the largest graph of this artefact reads {most}"
+            )
         head, tail = _cut(segment, max(sizes))
         self.choose([head])
         return self.choose([tail])[0]
@@ -119,7 +136,9 @@ def cost(bucket: Bucket) -> tuple[int, int, int, bool]:
 
 def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
     """Whether one call of the bucket's graph serves all these rows."""
-    return len(segments) <= bucket.rows and all(_fits(bucket, segment) and _spread(segment) <= _levels(bucket) for segment in segments)
+    return len(segments) <= bucket.rows and all(
+        _fits(bucket, segment) and _spread(segment) <= _levels(bucket) for segment in segments
+    )
 
 
 def inputs_of(bucket: Bucket, batch: Batch, segments: Sequence[Segment]) -> dict[str, Tensor]:
@@ -128,13 +147,19 @@ def inputs_of(bucket: Bucket, batch: Batch, segments: Sequence[Segment]) -> dict
     inputs = {name: torch.from_numpy(getattr(batch, name)) for name in names}
     if bucket.sampled:
         idle = [SamplingParams()] * (bucket.rows - len(segments))
-        inputs |= Sampling.of([*(segment.params for segment in segments), *idle], torch.device("cpu"))._asdict()
+        inputs |= Sampling.of(
+            [*(segment.params for segment in segments), *idle], torch.device("cpu")
+        )._asdict()
     return inputs
 
 
 def _fits(bucket: Bucket, segment: Segment) -> bool:
     """Whether the graph has room for this row, depth apart."""
-    room = len(segment.tokens) <= bucket.nodes and len(segment.pick) <= bucket.picks and segment.context.shape[1] <= bucket.slots
+    room = (
+        len(segment.tokens) <= bucket.nodes
+        and len(segment.pick) <= bucket.picks
+        and segment.context.shape[1] <= bucket.slots
+    )
     return room and segment.context.shape[0] == 1 and (bucket.sampled or segment.params.greedy)
 
 
@@ -149,13 +174,21 @@ def _spread(segment: Segment) -> int:
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
     """The first `size` nodes and the rest, for which they have become context: possible for a chain whose choices come last."""
-    if segment.pick.min() < size or not segment.tree_mask[size:, :size].all() or segment.context.shape[0] > 1:
-        raise LimitExceeded(f"a tree of {len(segment.tokens)} nodes in one call: this artefact takes {size} with {segment.context.shape[1]} slots")
+    if (
+        segment.pick.min() < size
+        or not segment.tree_mask[size:, :size].all()
+        or segment.context.shape[0] > 1
+    ):
+        raise LimitExceeded(
+            f"a tree of {len(segment.tokens)} nodes in one call: this artefact takes {size} with {segment.context.shape[1]} slots"
+        )
     head = Segment(
         segment.row, segment.tokens[:size], segment.slots[:size], segment.positions[:size], segment.context,
         segment.tree_mask[:size, :size], np.array([size - 1], dtype=np.int32), SamplingParams(),
     )  # fmt: skip
-    context = np.zeros((1, max(segment.context.shape[1], int(head.slots.max()) + 1)), dtype=np.bool_)
+    context = np.zeros(
+        (1, max(segment.context.shape[1], int(head.slots.max()) + 1)), dtype=np.bool_
+    )
     context[:, : segment.context.shape[1]] = segment.context
     context[:, head.slots] = True
     tail = segment._replace(
@@ -169,7 +202,9 @@ def read_compiled(directory: Path) -> Manifest:
     """The manifest of an artefact that may run here; every file is what was built."""
     manifest = read_manifest(directory)
     if manifest.target != "cpu":
-        raise BadArtifact(f"{directory} was built for {manifest.target}: serve it there with --device neuron, or build one with --target cpu")
+        raise BadArtifact(
+            f"{directory} was built for {manifest.target}: serve it there with --device neuron, or build one with --target cpu"
+        )
     check_files(directory, manifest)
     check_machine(directory, manifest)
     return manifest
@@ -177,7 +212,11 @@ def read_compiled(directory: Path) -> Manifest:
 
 def host() -> dict[str, str]:
     """What the packages need of a machine: they hold instructions of the CPU that built them."""
-    return {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "machine": platform.machine(), "system": platform.system()}
+    return {
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
 
 
 def check_machine(directory: Path, manifest: Manifest) -> None:
@@ -185,13 +224,17 @@ def check_machine(directory: Path, manifest: Manifest) -> None:
     for name, here in {**host(), "torch": torch.__version__}.items():
         built = (manifest.versions if name == "torch" else manifest.host).get(name)
         if built != here:
-            raise BadArtifact(f"{directory} was built with {name} {built}, this machine has {here}: {REBUILD}")
+            raise BadArtifact(
+                f"{directory} was built with {name} {built}, this machine has {here}: {REBUILD}"
+            )
 
 
 def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
     """The artefact's graphs over its weights and empty caches; `read_compiled` checked it."""
     constants = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
-    graphs = {bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets}
+    graphs = {
+        bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets
+    }
     return CompiledModel(graphs, *(constants[name] for name in CACHES))
 
 
@@ -200,11 +243,15 @@ def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> di
     from safetensors.torch import load_file
 
     constants = {f"decoder.{name}": tensor for name, tensor in load_file(weights).items()}
-    caches = empty_caches(config, manifest.rows, manifest.capacity, constants["decoder.model.norm.weight"].dtype)
+    caches = empty_caches(
+        config, manifest.rows, manifest.capacity, constants["decoder.model.norm.weight"].dtype
+    )
     return constants | dict(zip(CACHES, caches, strict=True))
 
 
-def empty_caches(config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def empty_caches(
+    config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Keys and values, one junk slot a row behind the usable ones."""
     shape = (config.layers, rows, config.kv_heads, capacity + 1, config.head_dim)
     return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
@@ -228,8 +275,14 @@ def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:
         names = graph.get_constant_fqns()
         unknown = sorted(set(names) - constants.keys())
         if unknown:
-            raise BadArtifact(f"{path} needs {unknown[0]}, which this artefact does not have: {REBUILD}")
-        graph.load_constants({name: constants[name] for name in names}, check_full_update=True, user_managed=True)
+            raise BadArtifact(
+                f"{path} needs {unknown[0]}, which this artefact does not have: {REBUILD}"
+            )
+        graph.load_constants(
+            {name: constants[name] for name in names}, check_full_update=True, user_managed=True
+        )
     except RuntimeError as error:
-        raise BadArtifact(f"{path} cannot be loaded ({str(error).splitlines()[0]}): {REBUILD}") from error
+        raise BadArtifact(
+            f"{path} cannot be loaded ({str(error).splitlines()[0]}): {REBUILD}"
+        ) from error
     return graph

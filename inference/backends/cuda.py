@@ -17,7 +17,15 @@ from torch import Tensor
 from inference.backends import Segment
 from inference.backends.batch import Batch, Shape, pad
 from inference.backends.eager import SLOT_STEP, EagerModel
-from inference.choice import Sampling, choose_greedy, choose_mixed, choose_truncated, probabilities, rank, rank_greedy
+from inference.choice import (
+    Sampling,
+    choose_greedy,
+    choose_mixed,
+    choose_truncated,
+    probabilities,
+    rank,
+    rank_greedy,
+)
 from inference.model.decoder import Decoder
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
@@ -60,7 +68,9 @@ class CudaGraphs:
 
     def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             outputs = run()
         return graph.replay, outputs
 
@@ -83,14 +93,19 @@ class _Buffers:
     """Where the inputs of one shape lie on the device."""
 
     def __init__(self, shape: Shape, junk: int, device: torch.device) -> None:
-        self.arrays = {name: torch.from_numpy(array).to(device) for name, array in Batch(shape, junk).arrays().items()}
+        self.arrays = {
+            name: torch.from_numpy(array).to(device)
+            for name, array in Batch(shape, junk).arrays().items()
+        }
         self.sampling = Sampling.of([SamplingParams()] * shape.rows, device)
 
     def fill(self, batch: Batch, params: Sequence[SamplingParams]) -> None:
         """Copy a call's inputs in."""
         for name, array in batch.arrays().items():
             self.arrays[name].copy_(torch.from_numpy(array))
-        for held, given in zip(self.sampling, Sampling.of(params, torch.device("cpu")), strict=True):
+        for held, given in zip(
+            self.sampling, Sampling.of(params, torch.device("cpu")), strict=True
+        ):
             held.copy_(given)
 
 
@@ -102,7 +117,9 @@ class _Recorded(NamedTuple):
 class CudaModel(EagerModel):
     """An EagerModel whose calls go through recordings. One call at a time, as for every Model."""
 
-    def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int, recorder: Recorder) -> None:
+    def __init__(
+        self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int, recorder: Recorder
+    ) -> None:
         super().__init__(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
         self._recorder = recorder
         self._buffers: dict[Shape, _Buffers] = {}
@@ -117,8 +134,13 @@ class CudaModel(EagerModel):
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         greedy = all(segment.params.greedy for segment in segments)
-        ids, scores = self._call(segments, self._shape(segments), Choice(_rank_greedy if greedy else _rank, k))
-        return [Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
+        ids, scores = self._call(
+            segments, self._shape(segments), Choice(_rank_greedy if greedy else _rank, k)
+        )
+        return [
+            Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
+            for row, segment in enumerate(segments)
+        ]
 
     @torch.no_grad()
     def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
@@ -126,14 +148,22 @@ class CudaModel(EagerModel):
         return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return min(_step(rows), self.rows), min(max(_step(nodes), self._least_nodes), max(self.max_nodes, self._least_nodes))
+        return min(_step(rows), self.rows), min(
+            max(_step(nodes), self._least_nodes), max(self.max_nodes, self._least_nodes)
+        )
 
     def _shape(self, segments: Sequence[Segment]) -> Shape:
         """Powers of two; one node or all are picked."""
         least = super()._shape(segments)
         rows, nodes = self.padded(least.rows, least.nodes)
         slots = SLOT_STEP * _step(-(-least.slots // SLOT_STEP))
-        return Shape(rows, nodes, 1 if least.picks == 1 else nodes, nodes if least.contexts > 1 else 1, min(slots, self.capacity + 1))
+        return Shape(
+            rows,
+            nodes,
+            1 if least.picks == 1 else nodes,
+            nodes if least.contexts > 1 else 1,
+            min(slots, self.capacity + 1),
+        )
 
     def _call(self, segments: Sequence[Segment], shape: Shape, choice: Choice) -> list[np.ndarray]:
         """The outputs on the host, copied before another recording may write over them."""
@@ -141,8 +171,14 @@ class CudaModel(EagerModel):
         if buffers is None:
             buffers = self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
         idle = [SamplingParams()] * (shape.rows - len(segments))
-        buffers.fill(pad(segments, shape, junk=self.capacity), [*(segment.params for segment in segments), *idle])
-        return [output.to("cpu", copy=True).numpy() for output in self._outputs(_Key(shape, choice), buffers)]
+        buffers.fill(
+            pad(segments, shape, junk=self.capacity),
+            [*(segment.params for segment in segments), *idle],
+        )
+        return [
+            output.to("cpu", copy=True).numpy()
+            for output in self._outputs(_Key(shape, choice), buffers)
+        ]
 
     def _outputs(self, key: _Key, buffers: _Buffers) -> Outputs:
         def run() -> Outputs:

@@ -55,7 +55,11 @@ class EagerModel:
             chosen = choose_truncated(logits, sampling, positions)
         else:
             spread = [np.ptp(segment.positions[segment.pick]) for segment in segments]
-            choose_ = choose_mixed if any(segment.params.truncated for segment in segments) else choose_open
+            choose_ = (
+                choose_mixed
+                if any(segment.params.truncated for segment in segments)
+                else choose_open
+            )
             chosen = choose_(logits, sampling, positions, 1 + int(max(spread)))
         table = chosen.cpu().numpy()
         return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
@@ -66,12 +70,19 @@ class EagerModel:
         greedy = all(segment.params.greedy for segment in segments)
         ranked = rank_greedy(logits, k) if greedy else rank(logits, sampling, positions, k)
         ids, scores = (part.cpu().numpy() for part in ranked)
-        return [Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
+        return [
+            Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
+            for row, segment in enumerate(segments)
+        ]
 
     @torch.no_grad()
     def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
         logits, sampling, _ = self._forward(segments)
-        give = probabilities if any(segment.params.truncated for segment in segments) else probabilities_open
+        give = (
+            probabilities
+            if any(segment.params.truncated for segment in segments)
+            else probabilities_open
+        )
         table = give(logits, sampling).cpu().numpy()
         return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
 
@@ -90,23 +101,45 @@ class EagerModel:
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Sampling, Tensor]:
         """Logits at the picked nodes [B, P, V], the rows' sampling, and the positions [B, P] of what is chosen there."""
         batch = pad(segments, self._shape(segments), junk=self.capacity)
-        logits, positions = self._write(**{name: torch.from_numpy(array).to(self.device) for name, array in batch.arrays().items()})
+        logits, positions = self._write(
+            **{
+                name: torch.from_numpy(array).to(self.device)
+                for name, array in batch.arrays().items()
+            }
+        )
         return logits, Sampling.of([segment.params for segment in segments], self.device), positions
 
     def _write(
-        self, rows: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor, context_mask: Tensor, tree_mask: Tensor, pick: Tensor
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        pick: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """One pass over a batch's arrays, the new keys and values written: logits [B, P, V], and positions [B, P] of what is chosen there."""
-        out = self._decoder(tokens, rows, positions, context_mask, tree_mask, pick, self._keys, self._values)
+        out = self._decoder(
+            tokens, rows, positions, context_mask, tree_mask, pick, self._keys, self._values
+        )
         self._keys[:, rows[:, None], :, slots] = out.keys.permute(1, 3, 0, 2, 4)
         self._values[:, rows[:, None], :, slots] = out.values.permute(1, 3, 0, 2, 4)
-        return self._decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
+        return self._decoder.logits(out.states), torch.gather(
+            positions, 1, pick.to(torch.int64)
+        ) + 1
 
     def _shape(self, segments: Sequence[Segment]) -> Shape:
         check_rows(segments)
         least = Shape.least(segments)
         if least.nodes > self.max_nodes:
-            raise LimitExceeded(f"{least.nodes} nodes in one call: this model takes {self.max_nodes}")
+            raise LimitExceeded(
+                f"{least.nodes} nodes in one call: this model takes {self.max_nodes}"
+            )
         nodes = max(least.nodes, self._least_nodes)
         slots = max(SLOT_STEP, -(-least.slots // SLOT_STEP) * SLOT_STEP)
-        return least._replace(nodes=nodes, contexts=nodes if least.contexts > 1 else 1, slots=min(slots, self.capacity + 1))
+        return least._replace(
+            nodes=nodes,
+            contexts=nodes if least.contexts > 1 else 1,
+            slots=min(slots, self.capacity + 1),
+        )

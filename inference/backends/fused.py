@@ -15,7 +15,17 @@ from torch import Tensor
 from inference.artifact import Bucket, FusedPart, Manifest, RoundBucket
 from inference.backends import Segment
 from inference.backends.batch import check_rows
-from inference.backends.compiled import CACHES, WEIGHTS, CompiledModel, Graph, cost, graph_path, load_constants, load_graph, write_slots
+from inference.backends.compiled import (
+    CACHES,
+    WEIGHTS,
+    CompiledModel,
+    Graph,
+    cost,
+    graph_path,
+    load_constants,
+    load_graph,
+    write_slots,
+)
 from inference.choice import Sampling
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.config import parse_config
@@ -29,7 +39,12 @@ class FusedModel(CompiledModel):
     """A target's graphs, those of its draft, and the rounds of both. keys, values: as a CompiledModel's."""
 
     def __init__(
-        self, graphs: Mapping[Bucket, Graph], keys: Tensor, values: Tensor, draft: CompiledModel, rounds: Mapping[RoundBucket, Graph]
+        self,
+        graphs: Mapping[Bucket, Graph],
+        keys: Tensor,
+        values: Tensor,
+        draft: CompiledModel,
+        rounds: Mapping[RoundBucket, Graph],
     ) -> None:
         super().__init__(graphs, keys, values)
         self.draft, self._rounds = draft, dict(rounds)
@@ -44,7 +59,10 @@ class FusedModel(CompiledModel):
         inputs = fill_round(bucket, segments, [(index, index) for index in range(len(segments))])
         for index, segment in enumerate(segments):
             inputs["rows"][index], inputs["draft_rows"][index] = segment.row, draft_of(segment).row
-        inputs["rows"][len(segments) :], inputs["draft_rows"][len(segments) :] = 0, 0  # idle: row 0's junk
+        inputs["rows"][len(segments) :], inputs["draft_rows"][len(segments) :] = (
+            0,
+            0,
+        )  # idle: row 0's junk
         answers, *new = self._rounds[bucket](**inputs)
         caches = (self.keys, self.values, self.draft.keys, self.draft.values)
         for cache, part, which in zip(caches, new, ("", "", "draft_", "draft_"), strict=True):
@@ -53,7 +71,9 @@ class FusedModel(CompiledModel):
 
 
 def in_rounds(
-    buckets: Sequence[RoundBucket], segments: Sequence[Segment], call: Callable[[RoundBucket, Sequence[Segment]], list[IntArray]]
+    buckets: Sequence[RoundBucket],
+    segments: Sequence[Segment],
+    call: Callable[[RoundBucket, Sequence[Segment]], list[IntArray]],
 ) -> list[IntArray]:
     """Every segment's answer: by one call of the cheapest graph that holds them all, or of half of them each."""
     check_rows(segments)
@@ -65,19 +85,31 @@ def in_rounds(
     return in_rounds(buckets, segments[:half], call) + in_rounds(buckets, segments[half:], call)
 
 
-def _round_bucket(buckets: Sequence[RoundBucket], segments: Sequence[Segment]) -> RoundBucket | None:
+def _round_bucket(
+    buckets: Sequence[RoundBucket], segments: Sequence[Segment]
+) -> RoundBucket | None:
     """The first that serves all these rows in one call; None where the call has to be split."""
-    slots = max(max(segment.context.shape[1], draft_of(segment).context.shape[1]) for segment in segments)
+    slots = max(
+        max(segment.context.shape[1], draft_of(segment).context.shape[1]) for segment in segments
+    )
     greedy = all(segment.params.greedy for segment in segments)
-    suitable = [bucket for bucket in buckets if bucket.slots >= slots and (bucket.sampled or greedy)]
+    suitable = [
+        bucket for bucket in buckets if bucket.slots >= slots and (bucket.sampled or greedy)
+    ]
     if not suitable:
         if not greedy and not any(bucket.sampled for bucket in buckets):
-            raise InvalidRequest("this artefact was built for greedy decoding (--sampling greedy): ask for temperature 0, or build it again")
-        raise LimitExceeded(f"{slots} slots of context: the largest round of this artefact reads {max(bucket.slots for bucket in buckets)}")
+            raise InvalidRequest(
+                "this artefact was built for greedy decoding (--sampling greedy): ask for temperature 0, or build it again"
+            )
+        raise LimitExceeded(
+            f"{slots} slots of context: the largest round of this artefact reads {max(bucket.slots for bucket in buckets)}"
+        )
     return next((bucket for bucket in suitable if bucket.rows >= len(segments)), None)
 
 
-def fill_round(bucket: RoundBucket, segments: Sequence[Segment], places: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+def fill_round(
+    bucket: RoundBucket, segments: Sequence[Segment], places: Sequence[tuple[int, int]]
+) -> dict[str, Tensor]:
     """An idle call with the segments in it. places: where in the call each one's target is, and its draft."""
     inputs = round_inputs(bucket)
     entry = 1 + bucket.shape.inner
@@ -100,19 +132,27 @@ def draft_of(segment: Segment) -> Segment:
     return segment.draft
 
 
-def _lay(inputs: Mapping[str, Tensor], which: str, place: int, segment: Segment, first: int) -> None:
+def _lay(
+    inputs: Mapping[str, Tensor], which: str, place: int, segment: Segment, first: int
+) -> None:
     """A model's part of one row, its nodes from the `first` on."""
     last = first + len(segment.tokens)
     inputs[f"{which}slots"][place, first:last] = torch.from_numpy(segment.slots)
-    inputs[f"{which}positions"][place, first:last] = torch.from_numpy(np.ascontiguousarray(segment.positions))
-    inputs[f"{which}context_mask"][place, :, : segment.context.shape[1]] = torch.from_numpy(segment.context)
+    inputs[f"{which}positions"][place, first:last] = torch.from_numpy(
+        np.ascontiguousarray(segment.positions)
+    )
+    inputs[f"{which}context_mask"][place, :, : segment.context.shape[1]] = torch.from_numpy(
+        segment.context
+    )
     inputs[f"{which}tree_mask"][place, first:last, first:last] = torch.from_numpy(segment.tree_mask)
 
 
 def fused_part(manifest: Manifest) -> FusedPart:
     """The draft of an artefact that has one; raises BadArtifact otherwise."""
     if manifest.fused is None:
-        raise BadArtifact(f"the artefact of {manifest.model} has no draft in its graphs: build one with python -m compile --fused")
+        raise BadArtifact(
+            f"the artefact of {manifest.model} has no draft in its graphs: build one with python -m compile --fused"
+        )
     return manifest.fused
 
 
@@ -121,8 +161,12 @@ def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
     part = fused_part(manifest)
     target = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
     beside = load_constants(directory / DRAFT_WEIGHTS, parse_config(part.config), manifest)
-    graphs = {bucket: load_graph(directory / graph_path(bucket), target) for bucket in manifest.buckets}
-    alone: dict[Bucket, Graph] = {bucket: load_graph(directory / graph_path(bucket), beside) for bucket in part.prefill}
+    graphs = {
+        bucket: load_graph(directory / graph_path(bucket), target) for bucket in manifest.buckets
+    }
+    alone: dict[Bucket, Graph] = {
+        bucket: load_graph(directory / graph_path(bucket), beside) for bucket in part.prefill
+    }
     both = target | round_constants(beside)
     rounds = {bucket: load_graph(directory / graph_path(bucket), both) for bucket in part.rounds}
     draft = CompiledModel(alone, beside["keys"], beside["values"])
@@ -132,4 +176,8 @@ def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
 def round_constants(beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A draft's weights and caches by the names that a round knows them by."""
     caches = {f"draft_{name}": beside[name] for name in CACHES}
-    return caches | {name.replace("decoder.", "draft.", 1): tensor for name, tensor in beside.items() if name not in CACHES}
+    return caches | {
+        name.replace("decoder.", "draft.", 1): tensor
+        for name, tensor in beside.items()
+        if name not in CACHES
+    }

@@ -50,7 +50,11 @@ class Speculative(Protocol):
     """What is called of transformers-neuronx's models."""
 
     def speculative_forward(
-        self, input_ids: Tensor, cache_ids: Tensor | None = None, start_ids: Tensor | None = None, speculation_length: int | None = None
+        self,
+        input_ids: Tensor,
+        cache_ids: Tensor | None = None,
+        start_ids: Tensor | None = None,
+        speculation_length: int | None = None,
     ) -> Tensor:
         """input_ids [1, k], cache_ids [k] consecutive, start_ids [1] -> logits [k, vocab_size, 1]."""
         ...
@@ -65,7 +69,15 @@ class LegacyNeuronModel:
     rows = 1
     copies_rows = False  # there is no other one
 
-    def __init__(self, model: Speculative, lengths: Sequence[int], *, positions: int, vocabulary: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: Speculative,
+        lengths: Sequence[int],
+        *,
+        positions: int,
+        vocabulary: int,
+        dtype: torch.dtype,
+    ) -> None:
         self._model, self._lengths, self._vocabulary = model, tuple(lengths), vocabulary
         self.max_nodes = self._lengths[-1]
         self.capacity = positions - self.max_nodes  # padding is written behind the last token
@@ -85,20 +97,29 @@ class LegacyNeuronModel:
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         """This backend only chooses."""
-        raise InvalidRequest("--device neuron-legacy serves a target: it chooses tokens and cannot draft")
+        raise InvalidRequest(
+            "--device neuron-legacy serves a target: it chooses tokens and cannot draft"
+        )
 
     def warm(self, say: Callable[[str], None]) -> None:
         """Every length once: the first call initialises it."""
         for length in self._lengths:
             start = time.perf_counter()
             self._forward(np.zeros(length, dtype=np.int32), 0)
-            say(f"chains of up to {length} tokens ran in {(time.perf_counter() - start) * 1000:.1f} ms")
+            say(
+                f"chains of up to {length} tokens ran in {(time.perf_counter() - start) * 1000:.1f} ms"
+            )
 
     def _choose(self, segment: Segment) -> IntArray:  # [p]
         check_chain(segment)
-        logits = self._forward(segment.tokens, int(segment.positions[0]))[:, torch.tensor(segment.pick, dtype=torch.int64)]
+        logits = self._forward(segment.tokens, int(segment.positions[0]))[
+            :, torch.tensor(segment.pick, dtype=torch.int64)
+        ]
         positions = segment.positions[segment.pick] + 1
-        sampling, at = Sampling.of([segment.params], torch.device("cpu")), torch.tensor(positions, dtype=torch.int32)[None]
+        sampling, at = (
+            Sampling.of([segment.params], torch.device("cpu")),
+            torch.tensor(positions, dtype=torch.int32)[None],
+        )
         if segment.params.greedy:
             chosen = choose_greedy(logits)
         elif segment.params.truncated:
@@ -116,7 +137,12 @@ class LegacyNeuronModel:
         padded[0, :n] = torch.tensor(tokens, dtype=torch.int32)
         slots = torch.arange(first, first + length, dtype=torch.int32)
         try:
-            logits = self._model.speculative_forward(padded, cache_ids=slots, start_ids=torch.zeros(1, dtype=torch.int32), speculation_length=length)
+            logits = self._model.speculative_forward(
+                padded,
+                cache_ids=slots,
+                start_ids=torch.zeros(1, dtype=torch.int32),
+                speculation_length=length,
+            )
         except RuntimeError as error:
             raise runtime_error(error) from error
         return logits[:n, : self._vocabulary, 0][None]
@@ -126,11 +152,17 @@ def check_chain(segment: Segment) -> None:
     """Raises InvalidRequest unless the new nodes are a chain that continues what lies in the cache, slot by slot."""
     n, first = len(segment.tokens), int(segment.positions[0])
     if not np.array_equal(segment.tree_mask, np.tri(n, dtype=np.bool_)):
-        raise InvalidRequest("this target verifies chains only (transformers-neuronx computes no branching trees): start the draft with --gamma 4")
+        raise InvalidRequest(
+            "this target verifies chains only (transformers-neuronx computes no branching trees): start the draft with --gamma 4"
+        )
     consecutive = np.arange(first, first + n)
-    placed = np.array_equal(segment.slots, consecutive) and np.array_equal(segment.positions, consecutive)
+    placed = np.array_equal(segment.slots, consecutive) and np.array_equal(
+        segment.positions, consecutive
+    )
     if not placed or segment.context.shape != (1, first) or not segment.context.all():
-        raise InvalidRequest(f"transformers-neuronx keeps position i in cache slot i: {n} nodes from position {first} on do not continue the cache")
+        raise InvalidRequest(
+            f"transformers-neuronx keeps position i in cache slot i: {n} nodes from position {first} on do not continue the cache"
+        )
 
 
 def load_legacy_neuron(
@@ -152,12 +184,23 @@ def load_legacy_neuron(
     check_machine()
     found = check_versions()
     if not 1 <= chain <= PREFILL:
-        raise InvalidRequest(f"--max_tree_nodes {chain}: with --device neuron-legacy 1 to {PREFILL}")
-    lengths = sorted({max(2, chain), PREFILL})  # one length serves a node alone and a whole chain: the same program for both
+        raise InvalidRequest(
+            f"--max_tree_nodes {chain}: with --device neuron-legacy 1 to {PREFILL}"
+        )
+    lengths = sorted(
+        {max(2, chain), PREFILL}
+    )  # one length serves a node alone and a whole chain: the same program for both
     positions = -(-(sequence_length + PREFILL) // 128) * 128
-    say(f"transformers-neuronx {found['transformers-neuronx']}: compiling for {tensor_parallel} cores what the cache does not hold, then loading")
+    say(
+        f"transformers-neuronx {found['transformers-neuronx']}: compiling for {tensor_parallel} cores what the cache does not hold, then loading"
+    )
     model = _import().from_pretrained(
-        str(directory), batch_size=1, amp=_AMP[dtype], tp_degree=tensor_parallel, n_positions=[positions], context_length_estimate=0
+        str(directory),
+        batch_size=1,
+        amp=_AMP[dtype],
+        tp_degree=tensor_parallel,
+        n_positions=[positions],
+        context_length_estimate=0,
     )
     check_understood(model.config, config)
     model.enable_speculative_decoder(lengths)  # ascending: it looks a length up by bisection
@@ -165,7 +208,9 @@ def load_legacy_neuron(
         model.to_neuron()
     except RuntimeError as error:
         raise runtime_error(error) from error
-    legacy = LegacyNeuronModel(model, lengths, positions=positions, vocabulary=vocabulary, dtype=dtype)
+    legacy = LegacyNeuronModel(
+        model, lengths, positions=positions, vocabulary=vocabulary, dtype=dtype
+    )
     legacy.warm(say)
     return legacy
 
@@ -181,7 +226,8 @@ def check_versions() -> dict[str, str]:
     build = re.match(r"2\.[678]\.\d+\.2\.(\d+)\b", found["torch-neuronx"])
     right = {
         "transformers-neuronx": found["transformers-neuronx"].startswith("0.13."),
-        "torch-neuronx": build is not None and 23 <= int(build[1]) + 16 <= 26,  # 2.N is of SDK 2.(N + 16)
+        "torch-neuronx": build is not None
+        and 23 <= int(build[1]) + 16 <= 26,  # 2.N is of SDK 2.(N + 16)
         "transformers": found["transformers"].startswith("4."),
     }
     wrong = [f"{name} {found[name]}" for name, fits in right.items() if not fits]
@@ -193,10 +239,14 @@ def check_versions() -> dict[str, str]:
 def check_machine() -> None:
     """Raises InvalidRequest where there is no Neuron device, or one that transformers-neuronx does not know."""
     if not has_device():
-        raise InvalidRequest(f"--device neuron-legacy: this machine has no Neuron device ({DEVICE} is missing)")
+        raise InvalidRequest(
+            f"--device neuron-legacy: this machine has no Neuron device ({DEVICE} is missing)"
+        )
     family = instance_family()
     if family is not None and family not in FAMILIES:
-        raise InvalidRequest(f"--device neuron-legacy is for {' and '.join(FAMILIES)}, this is a {family} instance: use --device neuron")
+        raise InvalidRequest(
+            f"--device neuron-legacy is for {' and '.join(FAMILIES)}, this is a {family} instance: use --device neuron"
+        )
 
 
 def check_model(config: ModelConfig) -> None:
@@ -231,14 +281,20 @@ def check_understood(theirs: Any, config: ModelConfig) -> None:
     scaling = config.rope_scaling
     for name, value in ours.items():
         if getattr(theirs, name) != value:
-            raise UnsupportedModel(f"config.json field {name} is {value}, transformers-neuronx reads {getattr(theirs, name)}")
+            raise UnsupportedModel(
+                f"config.json field {name} is {value}, transformers-neuronx reads {getattr(theirs, name)}"
+            )
     read = theirs.rope_scaling or {}
     if scaling is not None and read.get("factor") != scaling.factor:
-        raise UnsupportedModel(f"config.json field rope_scaling.factor is {scaling.factor}, transformers-neuronx reads {read.get('factor')}")
+        raise UnsupportedModel(
+            f"config.json field rope_scaling.factor is {scaling.factor}, transformers-neuronx reads {read.get('factor')}"
+        )
 
 
 def _import() -> Any:
     try:
         return import_module("transformers_neuronx").LlamaForSampling
     except (ImportError, AttributeError) as error:
-        raise MissingExtra(f"transformers-neuronx is installed and cannot be imported ({error}). {_WHICH}") from error
+        raise MissingExtra(
+            f"transformers-neuronx is installed and cannot be imported ({error}). {_WHICH}"
+        ) from error

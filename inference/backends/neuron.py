@@ -21,7 +21,15 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel, empty_caches
-from inference.backends.neuron_sdk import DEVICE, check_visible_cores, has_device, instance_family, load_sdk, logical_cores, sdk_versions
+from inference.backends.neuron_sdk import (
+    DEVICE,
+    check_visible_cores,
+    has_device,
+    instance_family,
+    load_sdk,
+    logical_cores,
+    sdk_versions,
+)
 from inference.choice import Sampling
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.checkpoint import DTYPES
@@ -60,9 +68,16 @@ class NeuronModel(CompiledModel):
     """A compiled target whose caches are the device's own: a call goes to the graph as it is, and nothing is written here."""
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
-        graphs: dict[Bucket, Any] = {bucket: partial(program, bucket.name) for bucket in manifest.buckets}
+        graphs: dict[Bucket, Any] = {
+            bucket: partial(program, bucket.name) for bucket in manifest.buckets
+        }
         with torch.device("meta"):  # their shape is all that this side has of them
-            caches = empty_caches(parse_config(manifest.config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype])
+            caches = empty_caches(
+                parse_config(manifest.config),
+                manifest.rows,
+                manifest.capacity,
+                DTYPES[manifest.dtype],
+            )
         super().__init__(graphs, *caches)
         self.device = torch.device("xla")
         self.copies_rows = COPY_RECORD in manifest.files
@@ -73,7 +88,9 @@ class NeuronModel(CompiledModel):
     def copy_row(self, source: int, target: int, slots: int) -> None:
         """One call of the copying graph, which takes every row as it is but one; all of the row is copied, its junk slot too."""
         if not self.copies_rows:
-            raise InvalidRequest("this artefact has no graph that copies rows: torch_neuronx.trace makes one graph, and one row needs none")
+            raise InvalidRequest(
+                "this artefact has no graph that copies rows: torch_neuronx.trace makes one graph, and one row needs none"
+            )
         inputs = copy_inputs(self.rows)
         inputs["rows"][target] = source
         self._run(COPY, inputs)
@@ -101,7 +118,9 @@ class NeuronModel(CompiledModel):
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
             self._run(graph, inputs)
-            say(f"[{index}/{len(idle)}] {graph} ran in {(time.perf_counter() - start) * 1000:.1f} ms")
+            say(
+                f"[{index}/{len(idle)}] {graph} ran in {(time.perf_counter() - start) * 1000:.1f} ms"
+            )
 
 
 def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
@@ -109,7 +128,11 @@ def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
     inputs = example_inputs(bucket)
     for segment in segments:
         row, n = segment.row, len(segment.tokens)
-        for name, values in (("tokens", segment.tokens), ("slots", segment.slots), ("positions", segment.positions)):
+        for name, values in (
+            ("tokens", segment.tokens),
+            ("slots", segment.slots),
+            ("positions", segment.positions),
+        ):
             inputs[name][row, :n] = _int32(values)
         inputs["context_mask"][row, :, : segment.context.shape[1]] = _int32(segment.context)
         inputs["tree_mask"][row, :n, :n] = _int32(segment.tree_mask)
@@ -143,7 +166,9 @@ def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
 def check_machine(manifest: Manifest) -> None:
     """This machine can run the artefact; raises with the remedy before anything is loaded."""
     if manifest.target not in _COMPATIBLE:
-        raise BadArtifact(f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, inf2 and trn2")
+        raise BadArtifact(
+            f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, inf2 and trn2"
+        )
     if not has_device():
         raise InvalidRequest(
             f"--device neuron: this machine has no Neuron device ({DEVICE} is missing). On a trn or inf instance install the driver "
@@ -151,11 +176,15 @@ def check_machine(manifest: Manifest) -> None:
         )
     family = instance_family()
     if family is not None and family not in _COMPATIBLE[manifest.target]:
-        raise BadArtifact(f"the artefact was built for {manifest.target}, this is a {family} instance: build it with --target {family}")
+        raise BadArtifact(
+            f"the artefact was built for {manifest.target}, this is a {family} instance: build it with --target {family}"
+        )
     check_visible_cores(manifest.tensor_parallel)
     built, logical = manifest.host.get("logical_cores", "1"), str(logical_cores(manifest.target))
     if built != logical:
-        raise BadArtifact(f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG means {logical}")
+        raise BadArtifact(
+            f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG means {logical}"
+        )
     _check_versions(manifest)
 
 
@@ -175,11 +204,17 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
     sdk = load_sdk()
     model = sdk.nxd_model.load(str(directory / PACKAGE))
     if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
-        raise BadArtifact("this neuronx-distributed does not understand the artefact's package: build it again with the version here")
-    named = {bucket.name for bucket in manifest.graphs} | ({COPY} if COPY_RECORD in manifest.files else set())
+        raise BadArtifact(
+            "this neuronx-distributed does not understand the artefact's package: build it again with the version here"
+        )
+    named = {bucket.name for bucket in manifest.graphs} | (
+        {COPY} if COPY_RECORD in manifest.files else set()
+    )
     missing = named - set(model.get_available_keys())
     if missing:
-        raise BadArtifact(f"the package lacks graph {min(missing)}, which its manifest names: build it again")
+        raise BadArtifact(
+            f"the package lacks graph {min(missing)}, which its manifest names: build it again"
+        )
     ranks = range(manifest.tensor_parallel)
     model.set_weights([load_file(directory / SHARD.format(rank)) for rank in ranks])
     model.to_neuron()
@@ -216,7 +251,9 @@ def runtime_error(error: Exception) -> OutriderError:
             "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES"
         )
     if any(word in text.lower() for word in _NUMERICAL):
-        return Unavailable(f"the device met a NaN or an infinity and gave the call up ({line}): the row is lost, and this is a defect to report")
+        return Unavailable(
+            f"the device met a NaN or an infinity and gave the call up ({line}): the row is lost, and this is a defect to report"
+        )
     return Unavailable(f"the Neuron runtime failed: {line}")
 
 

@@ -51,7 +51,11 @@ class NeuronFusedModel(NeuronModel):
 
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
         alone = {bucket.name: draft_inputs(bucket) for bucket in self.draft.buckets}
-        return super()._idle_calls() | alone | {bucket.name: round_inputs(bucket) for bucket in self._round_buckets}
+        return (
+            super()._idle_calls()
+            | alone
+            | {bucket.name: round_inputs(bucket) for bucket in self._round_buckets}
+        )
 
 
 class _NeuronDraft(CompiledModel):
@@ -61,8 +65,12 @@ class _NeuronDraft(CompiledModel):
         part = fused_part(manifest)
         self.buckets: tuple[DraftBucket, ...] = part.prefill
         with torch.device("meta"):  # their shape is all that this side has of them
-            caches = empty_caches(parse_config(part.config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype])
-        graphs: dict[Bucket, Any] = {bucket: partial(beside.call, bucket.name) for bucket in self.buckets}
+            caches = empty_caches(
+                parse_config(part.config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype]
+            )
+        graphs: dict[Bucket, Any] = {
+            bucket: partial(beside.call, bucket.name) for bucket in self.buckets
+        }
         super().__init__(graphs, *caches)
         self._beside = beside
 

@@ -24,7 +24,9 @@ PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 
 _OLDEST, _NEWEST = 28, 31
 _INSTALL = f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.0.2.15.*' 'neuronx-cc==2.26.*' 'neuronx_distributed==0.19.*'"
-_PLACEHOLDERS = "without that index pip finds placeholders of the same names, which install and do not work"
+_PLACEHOLDERS = (
+    "without that index pip finds placeholders of the same names, which install and do not work"
+)
 _WHICH = (
     f"Outrider uses the PyTorch/XLA packages of Neuron SDK 2.{_OLDEST} to 2.{_NEWEST}, for trn1, inf2 and trn2 alike; "
     f"2.{_NEWEST} is the last SDK that has them: {_INSTALL}"
@@ -54,7 +56,9 @@ def load_sdk() -> Sdk:
         layers = import_module("neuronx_distributed.parallel_layers.layers")
         utilities = import_module("neuronx_distributed.utils.model_utils")
     except ImportError as error:
-        raise MissingExtra(f"the Neuron packages are installed but cannot be imported ({error}). {_WHICH}") from error
+        raise MissingExtra(
+            f"the Neuron packages are installed but cannot be imported ({error}). {_WHICH}"
+        ) from error
     return Sdk(
         nxd.ModelBuilder,
         nxd.NxDModel,
@@ -81,7 +85,9 @@ def sdk_versions() -> dict[str, str]:
 def _sdk_of(number: str) -> str:
     """The SDK of a torch-neuronx: 2.9.0.2.15.32035 is of 2.31, for its build 2.N came with SDK 2.(N + 16)."""
     if number.startswith("1."):
-        raise MissingExtra(f"torch-neuronx {number} is a placeholder that does nothing: {_INSTALL} ({_PLACEHOLDERS})")
+        raise MissingExtra(
+            f"torch-neuronx {number} is a placeholder that does nothing: {_INSTALL} ({_PLACEHOLDERS})"
+        )
     build = re.fullmatch(r"2\.\d+\.\d+\.2\.(\d+)(\..*)?", number)
     if build is None:
         raise MissingExtra(
@@ -119,7 +125,11 @@ def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> i
     """Physical cores in a logical one: 1 before trn2; there 2, unless the user says otherwise."""
     if target != "trn2":
         return 1
-    stated = environment.get("NEURON_LOGICAL_NC_CONFIG") or environment.get("NEURON_RT_VIRTUAL_CORE_SIZE") or "2"
+    stated = (
+        environment.get("NEURON_LOGICAL_NC_CONFIG")
+        or environment.get("NEURON_RT_VIRTUAL_CORE_SIZE")
+        or "2"
+    )
     if stated not in ("1", "2"):
         raise InvalidRequest(f"NEURON_LOGICAL_NC_CONFIG is {stated!r}: trn2 takes 1 or 2")
     return int(stated)
@@ -127,7 +137,10 @@ def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> i
 
 def check_visible_cores(needed: int, environment: Mapping[str, str] = os.environ) -> None:
     """The cores that the user leaves to this process are enough; raises InvalidRequest."""
-    ranges, count = environment.get("NEURON_RT_VISIBLE_CORES"), environment.get("NEURON_RT_NUM_CORES")
+    ranges, count = (
+        environment.get("NEURON_RT_VISIBLE_CORES"),
+        environment.get("NEURON_RT_NUM_CORES"),
+    )
     try:
         if ranges:
             ends = [part.split("-") for part in ranges.split(",")]
@@ -135,7 +148,11 @@ def check_visible_cores(needed: int, environment: Mapping[str, str] = os.environ
         else:
             visible = int(count or 0) or needed  # 0 and unset mean all
     except ValueError as error:
-        raise InvalidRequest(f"NEURON_RT_VISIBLE_CORES={ranges} or NEURON_RT_NUM_CORES={count} is not understood") from error
+        raise InvalidRequest(
+            f"NEURON_RT_VISIBLE_CORES={ranges} or NEURON_RT_NUM_CORES={count} is not understood"
+        ) from error
     if visible < needed:
         name = "NEURON_RT_VISIBLE_CORES" if ranges else "NEURON_RT_NUM_CORES"
-        raise InvalidRequest(f"{name}={ranges or count} leaves this process {visible} cores, the artefact needs {needed}")
+        raise InvalidRequest(
+            f"{name}={ranges or count} leaves this process {visible} cores, the artefact needs {needed}"
+        )

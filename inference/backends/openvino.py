@@ -68,7 +68,9 @@ class OpenVinoDecoder:
         for name in INPUTS[:-2]:
             self._request.set_tensor(name, self._tensor(inputs[name].numpy()))
         self._request.infer()
-        logits, keys, values = (torch.from_numpy(self._request.get_output_tensor(index).data) for index in range(3))
+        logits, keys, values = (
+            torch.from_numpy(self._request.get_output_tensor(index).data) for index in range(3)
+        )
         return logits, keys, values
 
 
@@ -93,11 +95,19 @@ def load_openvino(directory: Path, manifest: Manifest) -> CompiledModel:
     for name, here in {**openvino_host(openvino), "openvino": openvino.__version__}.items():
         built = (manifest.versions if name == "openvino" else manifest.host).get(name)
         if built != here:
-            raise BadArtifact(f"{directory} was built with {name} {built}, this machine has {here}: {REBUILD}")
+            raise BadArtifact(
+                f"{directory} was built with {name} {built}, this machine has {here}: {REBUILD}"
+            )
     try:
         model = openvino.Core().read_model(directory / DECODER, directory / DECODER_WEIGHTS)
     except RuntimeError as error:
-        raise BadArtifact(f"{directory / DECODER} cannot be loaded ({str(error).splitlines()[0]}): {REBUILD}") from error
-    keys, values = empty_caches(parse_config(manifest.config), manifest.rows, manifest.capacity, CACHE_DTYPE)
+        raise BadArtifact(
+            f"{directory / DECODER} cannot be loaded ({str(error).splitlines()[0]}): {REBUILD}"
+        ) from error
+    keys, values = empty_caches(
+        parse_config(manifest.config), manifest.rows, manifest.capacity, CACHE_DTYPE
+    )
     decoder = OpenVinoDecoder(model, keys, values)
-    return CompiledModel({bucket: OpenVinoGraph(decoder, bucket) for bucket in manifest.buckets}, keys, values)
+    return CompiledModel(
+        {bucket: OpenVinoGraph(decoder, bucket) for bucket in manifest.buckets}, keys, values
+    )

@@ -65,7 +65,11 @@ class TimeProfile:
         Calls beyond the largest sizes are split, as a compiled target does.
         """
         slots = -(-context // self.slot_step) * self.slot_step
-        return sum(self._graph_seconds(row, node, slots) for row in _padded(rows, self.rows) for node in _padded(nodes, self.nodes))
+        return sum(
+            self._graph_seconds(row, node, slots)
+            for row in _padded(rows, self.rows)
+            for node in _padded(nodes, self.nodes)
+        )
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         """The rows, and nodes of each, that such a forward computes."""
@@ -93,7 +97,9 @@ def find_profile(name: str) -> TimeProfile:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InvalidRequest(f"no profile {name!r}: there are {', '.join(profile_names())}, or a FILE.json of your own") from error
+        raise InvalidRequest(
+            f"no profile {name!r}: there are {', '.join(profile_names())}, or a FILE.json of your own"
+        ) from error
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"profile {path} cannot be read: {error}") from error
     return parse_profile(raw, str(path))
@@ -109,7 +115,9 @@ def parse_profile(raw: object, origin: str) -> TimeProfile:
     known = {field.name for field in fields(TimeProfile)}
     if not isinstance(raw, dict) or raw.keys() != known:
         found = sorted(map(str, raw)) if isinstance(raw, dict) else type(raw).__name__
-        raise InvalidRequest(f"profile {origin} must have the fields {sorted(known)}: it has {found}")
+        raise InvalidRequest(
+            f"profile {origin} must have the fields {sorted(known)}: it has {found}"
+        )
     for field, is_right in _KINDS.items():
         if not is_right(raw[field]):
             raise InvalidRequest(f"profile {origin}: {field} cannot be {raw[field]!r}")
@@ -137,7 +145,9 @@ def _is_sizes(value: object) -> bool:
 
 _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("name", "source", "assumes"), _is_text),
-    **dict.fromkeys(("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds"), _is_number),
+    **dict.fromkeys(
+        ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds"), _is_number
+    ),
     **dict.fromkeys(("rows", "nodes"), _is_sizes),
     "slot_step": _is_size,
 }
@@ -151,7 +161,12 @@ class TimedModel:
     """
 
     def __init__(self, model: Model, profile: TimeProfile) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
+            model.rows,
+            model.capacity,
+            model.max_nodes,
+            model.copies_rows,
+        )
         self.profile = profile
         self.forwards = self.overruns = 0
         self.emulated_seconds = self.late_seconds = 0.0
@@ -201,4 +216,8 @@ class TimedProbabilities(TimedModel):
 
 def timed(model: Model, profile: TimeProfile) -> TimedModel:
     """The model with the profile's times, as able as it is."""
-    return TimedProbabilities(model, profile) if isinstance(model, Probabilities) else TimedModel(model, profile)
+    return (
+        TimedProbabilities(model, profile)
+        if isinstance(model, Probabilities)
+        else TimedModel(model, profile)
+    )

@@ -30,7 +30,12 @@ class Together:
     """A Model for drafters on rows of their own. Nobody waits for company: who finds the model free goes ahead with whoever stands in line."""
 
     def __init__(self, model: Model) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = model.rows, model.capacity, model.max_nodes, model.copies_rows
+        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
+            model.rows,
+            model.capacity,
+            model.max_nodes,
+            model.copies_rows,
+        )
         self._model = model
         self._turn, self._line_lock = threading.Lock(), threading.Lock()
         self._line: dict[Hashable, list[_Asked[Any]]] = {}
@@ -50,7 +55,12 @@ class Together:
         with self._turn:
             self._model.copy_row(source, target, slots)
 
-    def _ask(self, how: Hashable, segments: Sequence[Segment], call: Callable[[Sequence[Segment]], Sequence[T]]) -> list[T]:
+    def _ask(
+        self,
+        how: Hashable,
+        segments: Sequence[Segment],
+        call: Callable[[Sequence[Segment]], Sequence[T]],
+    ) -> list[T]:
         asked: _Asked[T] = _Asked(segments)
         with self._line_lock:
             self._line.setdefault(how, []).append(asked)
@@ -80,7 +90,9 @@ def together(model: Model) -> Together:
     return TogetherProbable(model) if isinstance(model, Probabilities) else Together(model)
 
 
-def _answer(everybody: Sequence[_Asked[T]], call: Callable[[Sequence[Segment]], Sequence[T]]) -> None:
+def _answer(
+    everybody: Sequence[_Asked[T]], call: Callable[[Sequence[Segment]], Sequence[T]]
+) -> None:
     """One call for all; when it fails, each is asked alone, and only who fails then has failed."""
     try:
         answers = list(call([segment for asked in everybody for segment in asked.segments]))

@@ -40,7 +40,9 @@ class Named(NamedTuple):
 
     ids: list[int]  # [WIDTH], best first
     scores: NDArray[np.float32]  # [WIDTH]
-    unlisted: list[tuple[float, int]]  # chance that the target takes it, and id, of those that are not on the list; likeliest last
+    unlisted: list[
+        tuple[float, int]
+    ]  # chance that the target takes it, and id, of those that are not on the list; likeliest last
 
 
 class Onward(NamedTuple):
@@ -53,7 +55,9 @@ class Onward(NamedTuple):
 class AdaptiveDrafter:
     """A Drafter on one row of a draft model, which has room for so many nodes beside the text."""
 
-    def __init__(self, model: Model, pilot: Pilot, *, row: int = 0, room: int = MOST_RANKED) -> None:
+    def __init__(
+        self, model: Model, pilot: Pilot, *, row: int = 0, room: int = MOST_RANKED
+    ) -> None:
         self.pilot, self.drafted = pilot, Drafted()
         self._model, self._row, self._room = model, row, room
         self._tree_room = min(room, MOST_OF_A_TREE) if pilot.bets else room
@@ -62,7 +66,9 @@ class AdaptiveDrafter:
         self._growth = Growth(0, 0)
         self._frontier = Frontier(self._growth, [0])
         self._ranked: dict[int, Named] = {}
-        self._flights: list[list[int]] = []  # trees on their way: nodes, the root first; all but the first under what the one before may come to
+        self._flights: list[
+            list[int]
+        ] = []  # trees on their way: nodes, the root first; all but the first under what the one before may come to
         self._deepest = 0  # that the text has room for
         self._prepared: set[int] = set()  # ranked while the verdict was under way
 
@@ -77,7 +83,9 @@ class AdaptiveDrafter:
             self._forget(root)
         self._growth.limit, self._deepest = budget.nodes, budget.depth
         worth_sending = self.pilot.least_value(budget.nodes)
-        while budget.nodes and self._grow(max(worth_sending, self._growth.least_of_best([])), self._tree_room):
+        while budget.nodes and self._grow(
+            max(worth_sending, self._growth.least_of_best([])), self._tree_room
+        ):
             pass
         return self._send(self._growth.best(budget.depth))
 
@@ -87,10 +95,15 @@ class AdaptiveDrafter:
         most: tokens that there is room for from the root of the tree last sent on; nodes: below the root of this one.
         """
         growth, sent = self._growth, set(self._flights[-1])
-        outside = [node for node in self._ranked if growth.parents[node] in sent and node not in sent]
+        outside = [
+            node for node in self._ranked if growth.parents[node] in sent and node not in sent
+        ]
         if not outside or len(self._flights) >= MOST_FLIGHTS:
             return None
-        root, first = max(outside, key=lambda node: (growth.values[node], -node)), self._flights[-1][0]
+        root, first = (
+            max(outside, key=lambda node: (growth.values[node], -node)),
+            self._flights[-1][0],
+        )
         order = growth.best(growth.depths[first] + most - 1, root)[: nodes + 1]
         tokens = sum(growth.values[node] for node in order) / growth.values[root]
         if not self.pilot.sends_onward(growth.values[root], tokens):
@@ -168,10 +181,18 @@ class AdaptiveDrafter:
         self.drafted.hits += 1
         self.drafted.used += len(self._prepared & subtree.place.keys())
         alive = bool(self._flights) and self._flights[0][0] == root
-        self._flights = [[subtree.place[node] for node in flight] for flight in self._flights] if alive else []
+        self._flights = (
+            [[subtree.place[node] for node in flight] for flight in self._flights] if alive else []
+        )
         self._growth, self._prepared = subtree.growth, set()
-        self._ranked = {subtree.place[node]: named for node, named in self._ranked.items() if node in subtree.place}
-        self._frontier = Frontier(self._growth, (node for node in range(len(self._growth)) if node not in self._ranked))
+        self._ranked = {
+            subtree.place[node]: named
+            for node, named in self._ranked.items()
+            if node in subtree.place
+        }
+        self._frontier = Frontier(
+            self._growth, (node for node in range(len(self._growth)) if node not in self._ranked)
+        )
         for node in self._ranked:
             self._list_children(node)
 
@@ -194,7 +215,9 @@ class AdaptiveDrafter:
         most: nodes that may be ranked in all.
         """
         began, growth = self.pilot.clock(), self._growth
-        nodes = self._frontier.best(min(WIDEST, self._model.max_nodes, most - len(self._ranked)), self._deepest)
+        nodes = self._frontier.best(
+            min(WIDEST, self._model.max_nodes, most - len(self._ranked)), self._deepest
+        )
         width = self.pilot.width([growth.values[node] for node in nodes], least)
         if width:
             self._rank(nodes[:width])
@@ -210,8 +233,12 @@ class AdaptiveDrafter:
         """Call the draft for these nodes."""
         growth = self._growth
         ranked = self._live.rank(growth, nodes, WIDTH)
-        edges = self.pilot.known.acceptance.edges(ranked.scores, [growth.depths[node] for node in nodes], self._params.greedy)
-        for node, ids, scores, chances in zip(nodes, ranked.ids.tolist(), ranked.scores, edges.tolist(), strict=True):
+        edges = self.pilot.known.acceptance.edges(
+            ranked.scores, [growth.depths[node] for node in nodes], self._params.greedy
+        )
+        for node, ids, scores, chances in zip(
+            nodes, ranked.ids.tolist(), ranked.scores, edges.tolist(), strict=True
+        ):
             self._ranked[node] = Named(ids, scores, sorted(zip(chances, ids, strict=True)))
 
     def _learn(self, path: Sequence[int], next_token: int) -> None:

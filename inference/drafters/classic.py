@@ -39,7 +39,9 @@ def fixed_shape(policy: Policy) -> Static:
         return Static(DRAW_RATES, policy.nodes, policy.depth)
     if isinstance(policy, Static):
         return policy
-    raise InvalidRequest(f"classic acceptance draws trees of a fixed shape, which {policy} has not: ask for a chain or a tree of so many nodes")
+    raise InvalidRequest(
+        f"classic acceptance draws trees of a fixed shape, which {policy} has not: ask for a chain or a tree of so many nodes"
+    )
 
 
 class ClassicDrafter:
@@ -78,7 +80,9 @@ class _Sequence(ModelSequence):
         super().__init__(model, row, params)
         self._giving = model
 
-    def distributions(self, tree: TokenTree, nodes: Sequence[int]) -> NDArray[np.floating[Any]]:  # [m, V]
+    def distributions(
+        self, tree: TokenTree, nodes: Sequence[int]
+    ) -> NDArray[np.floating[Any]]:  # [m, V]
         """How probable each child of `nodes` is; their ancestors were asked about in earlier calls on the same growing tree."""
         return self._giving.distributions([self._segment(tree, nodes)])[0]
 
@@ -92,13 +96,20 @@ class _DrawingDrafter:
         self._chance = Chance(0)
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._sequence, self._chance = _Sequence(self._model, self._row, params), Chance(params.seed)
+        self._sequence, self._chance = (
+            _Sequence(self._model, self._row, params),
+            Chance(params.seed),
+        )
         self._sequence.extend(prompt[:-1])
 
     def draft(self, root: int, budget: Budget) -> TokenTree:
         live = self._live
         live.abandon()  # a tree that was drafted and never committed
-        shape = best_static_tree(self._shape.rates, min(self._shape.nodes, budget.nodes), min(self._shape.depth, budget.depth))
+        shape = best_static_tree(
+            self._shape.rates,
+            min(self._shape.nodes, budget.nodes),
+            min(self._shape.depth, budget.depth),
+        )
         return draw_tree(root, shape, live.length + 1, self._chance, self._likely)
 
     def commit(self, tree: TokenTree, verdict: Verdict) -> None:

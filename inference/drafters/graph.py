@@ -36,7 +36,12 @@ class GraphDrafter:
         shape, limit = self._model.shape, min(budget.depth, self._model.shape.depth)
         length = self._live.length
         share = self._live.prepare(inner_tree(shape, root))
-        return GraphTree(shape, root, limit, share._replace(positions=np.minimum(share.positions, length + limit)))
+        return GraphTree(
+            shape,
+            root,
+            limit,
+            share._replace(positions=np.minimum(share.positions, length + limit)),
+        )
 
     def ahead(self) -> bool:
         """Nothing: the next tree is drafted by the next round."""
@@ -60,10 +65,20 @@ class GraphPool(DraftPool):
     def __init__(self, model: RoundModel) -> None:
         self._shape = model.shape
         room = model.shape.nodes - 1
-        super().__init__(model.draft, Branching(model.shape), room, lambda draft, _policy, *, row: GraphDrafter(model, draft, row=row))
+        super().__init__(
+            model.draft,
+            Branching(model.shape),
+            room,
+            lambda draft, _policy, *, row: GraphDrafter(model, draft, row=row),
+        )
 
     def check(self, policy: Policy) -> None:
         """Raises LimitExceeded for trees of any other shape."""
-        chain = isinstance(policy, Chain) and policy.length == self._shape.depth == self._shape.nodes - 1
+        chain = (
+            isinstance(policy, Chain)
+            and policy.length == self._shape.depth == self._shape.nodes - 1
+        )
         if not chain and policy != Branching(self._shape):
-            raise LimitExceeded(f"this target's draft is compiled into its graphs, which draft a {self._shape}: ask for no other shape, or for none")
+            raise LimitExceeded(
+                f"this target's draft is compiled into its graphs, which draft a {self._shape}: ask for no other shape, or for none"
+            )

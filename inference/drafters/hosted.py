@@ -40,22 +40,37 @@ class Host:
     def __post_init__(self) -> None:
         link = LinkTimes()
         link.observe(0.0, 0.0, 0)
-        self.known = Knowledge(DraftTimes(dict(self.draft)), TargetTimes(dict(self.target)), link, self.acceptance)
+        self.known = Knowledge(
+            DraftTimes(dict(self.draft)), TargetTimes(dict(self.target)), link, self.acceptance
+        )
 
 
 class HostedDrafter:
     """A Drafter on one row of the draft model of a host."""
 
     def __init__(self, model: Model, host: Host, *, row: int = 0) -> None:
-        self._host, self._pilot = host, Pilot(host.known, bets=False, onward=False, clock=host.clock)
+        self._host, self._pilot = (
+            host,
+            Pilot(host.known, bets=False, onward=False, clock=host.clock),
+        )
         self._drafter = AdaptiveDrafter(model, self._pilot, row=row, room=host.room)
         self._traffic, self._sent = Traffic(), 0.0
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self._drafter.open(prompt, params)
-        course = Navigator(self._host.known, Wish(), None, frozenset({DISTRIBUTED}), self._host.most_nodes, bets=False, greedy=params.greedy).decide()
+        course = Navigator(
+            self._host.known,
+            Wish(),
+            None,
+            frozenset({DISTRIBUTED}),
+            self._host.most_nodes,
+            bets=False,
+            greedy=params.greedy,
+        ).decide()
         self._pilot.tariff = course.tariff
-        self._pilot.expect(course.forecast.tokens, course.forecast.effort.times(course.forecast.tokens))
+        self._pilot.expect(
+            course.forecast.tokens, course.forecast.effort.times(course.forecast.tokens)
+        )
         self._pilot.begin(self._traffic)
 
     def draft(self, root: int, budget: Budget) -> TokenTree:

@@ -38,7 +38,14 @@ class DraftPool:
     """
 
     def __init__(
-        self, model: Model, policy: Policy, room: int | None = None, make: Make = ModelDrafter, *, own: Own | None = None, seeded: bool = True
+        self,
+        model: Model,
+        policy: Policy,
+        room: int | None = None,
+        make: Make = ModelDrafter,
+        *,
+        own: Own | None = None,
+        seeded: bool = True,
     ) -> None:
         self.room = policy.most_ranked if room is None else room
         self.seeded = seeded
@@ -52,16 +59,24 @@ class DraftPool:
     def check(self, policy: Policy) -> None:
         """Raises LimitExceeded for trees that there is no room for."""
         if policy.most_ranked > self.room:
-            raise LimitExceeded(f"{policy} ranks up to {policy.most_ranked} nodes for a tree: the draft has room for {self.room}")
+            raise LimitExceeded(
+                f"{policy} ranks up to {policy.most_ranked} nodes for a tree: the draft has room for {self.room}"
+            )
 
     @contextmanager
-    def drafter(self, policy: Policy | None = None, given_up: threading.Event | None = None) -> Iterator[Drafter]:
+    def drafter(
+        self, policy: Policy | None = None, given_up: threading.Event | None = None
+    ) -> Iterator[Drafter]:
         """Waits until a row is free; raises Unavailable when `given_up` is set before one is. policy: of this text's trees."""
         if policy is not None:
             self.check(policy)
         row = self._free.get() if given_up is None else self._wait(given_up)
         try:
-            with closing(self._own(self._model, row) if policy is None else self._make(self._model, policy, row=row)) as drafter:
+            with closing(
+                self._own(self._model, row)
+                if policy is None
+                else self._make(self._model, policy, row=row)
+            ) as drafter:
                 yield drafter
         finally:
             self._free.put(row)

@@ -31,23 +31,50 @@ def find_model(name: str, *, weights: bool = True) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise InvalidRequest(f"no such model directory: {name}")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHER_FORMATS if weights else ["*.safetensors"]))
+        return Path(
+            snapshot_download(
+                name,
+                allow_patterns=_FILES,
+                ignore_patterns=_OTHER_FORMATS if weights else ["*.safetensors"],
+            )
+        )
     except GatedRepoError as error:
-        raise InvalidRequest(f"{name} is gated: accept its licence on its hub page, then set HF_TOKEN to a token of that account") from error
+        raise InvalidRequest(
+            f"{name} is gated: accept its licence on its hub page, then set HF_TOKEN to a token of that account"
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise InvalidRequest(f"{name}: no such directory, and no such model on the hub (a private one needs HF_TOKEN)") from error
+        raise InvalidRequest(
+            f"{name}: no such directory, and no such model on the hub (a private one needs HF_TOKEN)"
+        ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise InvalidRequest(f"{name}: no such directory, and the hub cannot be reached to download it ({type(error).__name__})") from error
+        raise InvalidRequest(
+            f"{name}: no such directory, and the hub cannot be reached to download it ({type(error).__name__})"
+        ) from error
 
 
-def load_decoder(directory: Path, *, positions: int, vocabulary: int, dtype: torch.dtype | None, device: torch.device) -> Decoder:
+def load_decoder(
+    directory: Path,
+    *,
+    positions: int,
+    vocabulary: int,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> Decoder:
     """A Decoder with the directory's weights, in `dtype` (None: the checkpoint's) on `device`."""
     config = read_config(directory)
     if vocabulary > config.vocab_size:
-        raise UnsupportedModel(f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is {config.vocab_size}")
+        raise UnsupportedModel(
+            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is {config.vocab_size}"
+        )
     if positions > config.max_positions:
         raise InvalidRequest(
             f"sequence length {positions} is over the model's limit of {config.max_positions} (config.json field {config.limited_by})"
@@ -60,13 +87,19 @@ def load_decoder(directory: Path, *, positions: int, vocabulary: int, dtype: tor
             continue
         parameter = missing.pop(name, None)
         if parameter is None:
-            raise UnsupportedModel(f"{directory}: tensor {name} is not part of a {config.model_type} model as computed here")
+            raise UnsupportedModel(
+                f"{directory}: tensor {name} is not part of a {config.model_type} model as computed here"
+            )
         if tuple(tensor.shape) != tuple(parameter.shape):
-            raise UnsupportedModel(f"{directory}: tensor {name} has shape {tuple(tensor.shape)}, config.json says {tuple(parameter.shape)}")
+            raise UnsupportedModel(
+                f"{directory}: tensor {name} has shape {tuple(tensor.shape)}, config.json says {tuple(parameter.shape)}"
+            )
         dtype = dtype or tensor.dtype  # one for all: some checkpoints keep their norms in float32
         _assign(decoder, name, tensor.to(device=device, dtype=dtype))
     if missing:
-        raise UnsupportedModel(f"{directory}: tensor {next(iter(missing))} is missing ({len(missing)} in all)")
+        raise UnsupportedModel(
+            f"{directory}: tensor {next(iter(missing))} is missing ({len(missing)} in all)"
+        )
     return decoder.to(device).eval()
 
 
@@ -88,11 +121,17 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
 def weight_files(directory: Path) -> list[Path]:
     """The directory's safetensors files: those of the index, or the one file."""
     index = directory / "model.safetensors.index.json"
-    names = set(read_json(index).get("weight_map", {}).values()) if index.is_file() else {"model.safetensors"}
+    names = (
+        set(read_json(index).get("weight_map", {}).values())
+        if index.is_file()
+        else {"model.safetensors"}
+    )
     paths = [directory / name for name in sorted(names)]
     for path in paths:
         if not path.is_file():
-            raise UnsupportedModel(f"{directory} has no {path.name}: weights are read from safetensors only")
+            raise UnsupportedModel(
+                f"{directory} has no {path.name}: weights are read from safetensors only"
+            )
     return paths
 
 

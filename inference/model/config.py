@@ -54,7 +54,9 @@ class ModelConfig:
 
     def frequencies(self) -> NDArray[np.float32]:  # [head_dim / 2]
         """Rotary frequencies in radians per position, computed in float64 and rounded once."""
-        plain = 1.0 / self.rope_theta ** (np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
+        plain = 1.0 / self.rope_theta ** (
+            np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
+        )
         scaling = self.rope_scaling
         if scaling is None:
             return np.asarray(plain, dtype=np.float32)
@@ -95,7 +97,9 @@ def parse_config(raw: Mapping[str, Any], stop_ids: frozenset[int] = frozenset())
     _refuse_what_is_not_computed(raw)
     heads = _int(raw, "num_attention_heads")
     attention_bias = bool(raw.get("attention_bias", False))
-    head_dim = raw.get("head_dim") or (128 if family == "qwen3" else _int(raw, "hidden_size") // heads)
+    head_dim = raw.get("head_dim") or (
+        128 if family == "qwen3" else _int(raw, "hidden_size") // heads
+    )
     theta, scaling = _rope(raw)
     max_positions, limited_by = _max_positions(raw, family)
     return ModelConfig(
@@ -122,23 +126,35 @@ def parse_config(raw: Mapping[str, Any], stop_ids: frozenset[int] = frozenset())
 
 
 def _refuse_what_is_not_computed(raw: Mapping[str, Any]) -> None:
-    expected = {"hidden_act": ("silu",), "partial_rotary_factor": (None, 1, 1.0), "quantization_config": (None,)}
+    expected = {
+        "hidden_act": ("silu",),
+        "partial_rotary_factor": (None, 1, 1.0),
+        "quantization_config": (None,),
+    }
     for field, allowed in expected.items():
         value = raw.get(field, allowed[0])
         if value not in allowed:
-            raise UnsupportedModel(f"config.json field {field} is {value!r}: supported is {allowed[0]!r}")
+            raise UnsupportedModel(
+                f"config.json field {field} is {value!r}: supported is {allowed[0]!r}"
+            )
     for field in ("num_experts", "num_local_experts", "n_routed_experts"):
         if raw.get(field):
-            raise UnsupportedModel(f"config.json field {field} is {raw[field]}: mixtures of experts are not supported")
+            raise UnsupportedModel(
+                f"config.json field {field} is {raw[field]}: mixtures of experts are not supported"
+            )
     kinds = set(raw.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
     if kinds:
-        raise UnsupportedModel(f"config.json field layer_types names {sorted(kinds)}: supported is full attention")
+        raise UnsupportedModel(
+            f"config.json field layer_types names {sorted(kinds)}: supported is full attention"
+        )
 
 
 def _int(raw: Mapping[str, Any], field: str) -> int:
     value = raw.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UnsupportedModel(f"config.json field {field} is {value!r}: a positive integer is needed")
+        raise UnsupportedModel(
+            f"config.json field {field} is {value!r}: a positive integer is needed"
+        )
     return value
 
 
@@ -149,13 +165,19 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if rope.get("partial_rotary_factor", 1) != 1:
-        raise UnsupportedModel(f"config.json field {field}.partial_rotary_factor is {rope['partial_rotary_factor']}: supported is 1")
+        raise UnsupportedModel(
+            f"config.json field {field}.partial_rotary_factor is {rope['partial_rotary_factor']}: supported is 1"
+        )
     if any(isinstance(value, Mapping) for value in rope.values()):
-        raise UnsupportedModel(f"config.json field {field} differs from layer to layer ({', '.join(rope)}): supported is one for all")
+        raise UnsupportedModel(
+            f"config.json field {field} differs from layer to layer ({', '.join(rope)}): supported is one for all"
+        )
 
     def number(name: str) -> float:
         if not isinstance(rope.get(name), (int, float)):
-            raise UnsupportedModel(f"config.json field {field}.{name} is {rope.get(name)!r}: a number is needed")
+            raise UnsupportedModel(
+                f"config.json field {field}.{name} is {rope.get(name)!r}: a number is needed"
+            )
         return float(rope[name])
 
     if kind == "default":
@@ -164,8 +186,12 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         return theta, RopeScaling(number("factor"))
     if kind == "llama3":
         original = int(number("original_max_position_embeddings"))
-        return theta, RopeScaling(number("factor"), number("low_freq_factor"), number("high_freq_factor"), original)
-    raise UnsupportedModel(f"config.json field {field}.rope_type is {kind!r}: supported are default, linear, llama3")
+        return theta, RopeScaling(
+            number("factor"), number("low_freq_factor"), number("high_freq_factor"), original
+        )
+    raise UnsupportedModel(
+        f"config.json field {field}.rope_type is {kind!r}: supported are default, linear, llama3"
+    )
 
 
 def _max_positions(raw: Mapping[str, Any], family: str) -> tuple[int, str]:
@@ -174,7 +200,11 @@ def _max_positions(raw: Mapping[str, Any], family: str) -> tuple[int, str]:
     window = raw.get("sliding_window", _MISTRAL_WINDOW if family == "mistral" else None)
     if family != "mistral" and not raw.get("use_sliding_window", False):
         window = None
-    return (int(window), "sliding_window") if window and window < length else (length, "max_position_embeddings")
+    return (
+        (int(window), "sliding_window")
+        if window and window < length
+        else (length, "max_position_embeddings")
+    )
 
 
 def _stop_ids(directory: Path, raw: Mapping[str, Any]) -> frozenset[int]:

@@ -44,7 +44,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return self.weight * (
+            wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)
+        ).to(x.dtype)
 
 
 class Head(nn.Linear):
@@ -93,7 +95,14 @@ class Attention(nn.Module):
         self.qk_norm = config.qk_norm
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues, earlier: KeysValues | None, context_mask: Tensor, tree_mask: Tensor
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        past: KeysValues,
+        earlier: KeysValues | None,
+        context_mask: Tensor,
+        tree_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, hidden]; past [B, kv heads, S, D] and earlier [B, kv heads, E, D] keys and values; context_mask [B, M, S] and
         tree_mask [B, T, E + T] bool; the new keys and values come last.
@@ -105,19 +114,37 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)
-        near_keys, near_values = (k, v) if earlier is None else (torch.cat((earlier.keys, k), 2), torch.cat((earlier.values, v), 2))
-        mixed = attend(q, near_keys, near_values, past.keys, past.values, context_mask, tree_mask).to(x.dtype)
+        near_keys, near_values = (
+            (k, v)
+            if earlier is None
+            else (torch.cat((earlier.keys, k), 2), torch.cat((earlier.values, v), 2))
+        )
+        mixed = attend(
+            q, near_keys, near_values, past.keys, past.values, context_mask, tree_mask
+        ).to(x.dtype)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, nodes, -1)), k, v
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, past_keys: Tensor, past_values: Tensor, context_mask: Tensor, tree_mask: Tensor) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past_keys: Tensor,
+    past_values: Tensor,
+    context_mask: Tensor,
+    tree_mask: Tensor,
+) -> Tensor:
     """q [B, H, T, D], k and v [B, KV, E + T, D], past [B, KV, S, D] -> [B, H, T, D] float32."""
     batch, heads, nodes, size = q.shape
     shared = k.shape[1]
-    folded = (q.float() * size**-0.5).reshape(batch, shared, heads // shared * nodes, size)  # query heads of a group as rows
+    folded = (q.float() * size**-0.5).reshape(
+        batch, shared, heads // shared * nodes, size
+    )  # query heads of a group as rows
 
     def scores(keys: Tensor, mask: Tensor) -> Tensor:
-        raw = (folded @ keys.float().transpose(2, 3)).view(batch, shared, heads // shared, nodes, -1)
+        raw = (folded @ keys.float().transpose(2, 3)).view(
+            batch, shared, heads // shared, nodes, -1
+        )
         return torch.where(mask[:, None, None], raw, MASKED)
 
     past, new = scores(past_keys, context_mask), scores(k, tree_mask)
@@ -134,7 +161,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
-        self.gate_proj = layers.column(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.gate_proj = layers.column(
+            config.hidden_size, config.intermediate_size, config.mlp_bias
+        )
         self.up_proj = layers.column(config.hidden_size, config.intermediate_size, config.mlp_bias)
         self.down_proj = layers.row(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
@@ -154,10 +183,19 @@ class Layer(nn.Module):
         self.mlp = MLP(config, layers)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues, earlier: KeysValues | None, context_mask: Tensor, tree_mask: Tensor
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        past: KeysValues,
+        earlier: KeysValues | None,
+        context_mask: Tensor,
+        tree_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments and results as of Attention."""
-        mixed, keys, values = self.self_attn(self.input_layernorm(x), cos, sin, past, earlier, context_mask, tree_mask)
+        mixed, keys, values = self.self_attn(
+            self.input_layernorm(x), cos, sin, past, earlier, context_mask, tree_mask
+        )
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x)), keys, values
 
@@ -181,7 +219,9 @@ class Decoder(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, positions: int, vocabulary: int, layers: Layers = WHOLE) -> None:
+    def __init__(
+        self, config: ModelConfig, positions: int, vocabulary: int, layers: Layers = WHOLE
+    ) -> None:
         super().__init__()
         self.config = config
         self.vocabulary = vocabulary
@@ -189,8 +229,13 @@ class Decoder(nn.Module):
         if not config.tied:
             self.lm_head = layers.head(config.hidden_size, config.vocab_size, False)
         with torch.device("cpu"):  # also when the parameters are laid out on the meta device
-            angles = torch.arange(positions, dtype=torch.float32)[:, None] * torch.from_numpy(config.frequencies())[None]
-        self.register_buffer("cos", angles.cos(), persistent=False)  # [positions, head dim / 2] float32
+            angles = (
+                torch.arange(positions, dtype=torch.float32)[:, None]
+                * torch.from_numpy(config.frequencies())[None]
+            )
+        self.register_buffer(
+            "cos", angles.cos(), persistent=False
+        )  # [positions, head dim / 2] float32
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(
@@ -222,12 +267,19 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.model.layers):
             past_keys, past_values = keys[index, :, :, :slots], values[index, :, :, :slots]
             if rows is not None:
-                past_keys, past_values = past_keys.index_select(0, rows), past_values.index_select(0, rows)
-            near = None if earlier is None else KeysValues(earlier.keys[index], earlier.values[index])
+                past_keys, past_values = (
+                    past_keys.index_select(0, rows),
+                    past_values.index_select(0, rows),
+                )
+            near = (
+                None if earlier is None else KeysValues(earlier.keys[index], earlier.values[index])
+            )
             x, k, v = layer(x, cos, sin, KeysValues(past_keys, past_values), near, context, tree)
             new_keys.append(k)
             new_values.append(v)
-        picked = x if pick is None else torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
+        picked = (
+            x if pick is None else torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
+        )
         return Hidden(self.model.norm(picked), torch.stack(new_keys), torch.stack(new_values))
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32

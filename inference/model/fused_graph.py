@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.branches import Branches
-from inference.choice import Add, Sampling, choose_drawn, choose_greedy, choose_mixed, guess_drawn, guess_greedy, noise_table
+from inference.choice import (
+    Add,
+    Sampling,
+    choose_drawn,
+    choose_greedy,
+    choose_mixed,
+    guess_drawn,
+    guess_greedy,
+    noise_table,
+)
 from inference.graph_tree import NONE
 from inference.model.decoder import Decoder, Hidden, KeysValues
 from inference.model.graph import example_inputs, sampling_of
@@ -55,22 +64,38 @@ class Draws(NamedTuple):
     table: Tensor  # [B, depth + 1, V] float32
 
     @classmethod
-    def of(cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, add: Add) -> Draws | None:
+    def of(
+        cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, add: Add
+    ) -> Draws | None:
         """For trees whose roots are the first nodes; None where every row is greedy."""
         if sampling is None:
             return None
-        return cls(sampling, noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, add))
+        return cls(
+            sampling,
+            noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, add),
+        )
 
     def rows(self, order: Tensor) -> Draws:
         """Those of these rows."""
-        return Draws(Sampling(*(part.index_select(0, order) for part in self.sampling)), self.table.index_select(0, order))
+        return Draws(
+            Sampling(*(part.index_select(0, order) for part in self.sampling)),
+            self.table.index_select(0, order),
+        )
 
     def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
         """The noise of what follows `wide` nodes of this depth."""
         return self.table[:, depth : depth + 1].expand(-1, wide, -1)
 
 
-def draft_tree(draft: Decoder, shape: Branches, entry: Tensor, seen: Seen, rows: Tensor | None, past: KeysValues, draws: Draws | None) -> Drafted:
+def draft_tree(
+    draft: Decoder,
+    shape: Branches,
+    entry: Tensor,
+    seen: Seen,
+    rows: Tensor | None,
+    past: KeysValues,
+    draws: Draws | None,
+) -> Drafted:
     """Grow the tree level by level.
 
     entry: [B, 2] int32, a token that the draft has not seen yet (or padding) and the root; seen: of these two and of the inner nodes.
@@ -78,10 +103,18 @@ def draft_tree(draft: Decoder, shape: Branches, entry: Tensor, seen: Seen, rows:
     levels, level, new, first = [entry[:, 1:]], entry, None, 0
     for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
         last = first + level.shape[1]
-        near = seen.positions[:, first:last], seen.context_mask, seen.tree_mask[:, first:last, :last]
+        near = (
+            seen.positions[:, first:last],
+            seen.context_mask,
+            seen.tree_mask[:, first:last, :last],
+        )
         out: Hidden = draft(level, rows, *near, None, past.keys, past.values, new)
         logits = draft.logits(out.states[:, -wide:])
-        ids = guess_greedy(logits, branch) if draws is None else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch)
+        ids = (
+            guess_greedy(logits, branch)
+            if draws is None
+            else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch)
+        )
         new = _joined(new, out)
         level, first = ids.flatten(1), last
         levels.append(level)
@@ -92,7 +125,9 @@ def draft_tree(draft: Decoder, shape: Branches, entry: Tensor, seen: Seen, rows:
 def _joined(earlier: KeysValues | None, out: Hidden) -> KeysValues:
     if earlier is None:
         return KeysValues(out.keys, out.values)
-    return KeysValues(torch.cat((earlier.keys, out.keys), 3), torch.cat((earlier.values, out.values), 3))
+    return KeysValues(
+        torch.cat((earlier.keys, out.keys), 3), torch.cat((earlier.values, out.values), 3)
+    )
 
 
 def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +156,14 @@ class _Fused(nn.Module):
     draft_keys: Tensor
     draft_values: Tensor
 
-    def __init__(self, decoder: Decoder, draft: Decoder, caches: tuple[Tensor, ...], shape: Branches, add: Add = operator.add) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        draft: Decoder,
+        caches: tuple[Tensor, ...],
+        shape: Branches,
+        add: Add = operator.add,
+    ) -> None:
         """caches: as CACHES names them."""
         super().__init__()
         self.decoder, self.draft, self.shape, self.add = decoder, draft, shape, add
@@ -131,20 +173,36 @@ class _Fused(nn.Module):
     def _draws(self, sampling: Sampling | None, seen: Seen) -> Draws | None:
         return Draws.of(sampling, seen, self.shape, self.decoder.vocabulary, self.add)
 
-    def _draft(self, entry: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None) -> Drafted:
-        return draft_tree(self.draft, self.shape, entry, seen, rows, KeysValues(self.draft_keys, self.draft_values), draws)
+    def _draft(
+        self, entry: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
+    ) -> Drafted:
+        return draft_tree(
+            self.draft,
+            self.shape,
+            entry,
+            seen,
+            rows,
+            KeysValues(self.draft_keys, self.draft_values),
+            draws,
+        )
 
-    def _verify(self, tokens: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None) -> tuple[Tensor, KeysValues]:
+    def _verify(
+        self, tokens: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
+    ) -> tuple[Tensor, KeysValues]:
         """The answer [B, nodes - 1 + depth + 1] int32: drafted tokens, accepted nodes, next token; and the target's new keys and values."""
         out: Hidden = self.decoder(tokens, rows, *seen, None, self.keys, self.values)
         logits = self.decoder.logits(out.states)
         if draws is None:
             chosen = choose_greedy(logits)
         else:
-            drawn = torch.cat([draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1)
+            drawn = torch.cat(
+                [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
+            )
             chosen = choose_drawn(logits, draws.sampling, drawn)
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
-        return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), KeysValues(out.keys, out.values)
+        return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), KeysValues(
+            out.keys, out.values
+        )
 
 
 class RoundGraph(_Fused):
@@ -171,7 +229,12 @@ class RoundGraph(_Fused):
         """The answer, and the new keys and values as CACHES names them."""
         seen = Seen(positions, context_mask, tree_mask)
         draws = self._draws(sampling_of(temperature, top_k, top_p, seed), seen)
-        drafted = self._draft(draft_tokens, Seen(draft_positions, draft_context_mask, draft_tree_mask), draft_rows, draws)
+        drafted = self._draft(
+            draft_tokens,
+            Seen(draft_positions, draft_context_mask, draft_tree_mask),
+            draft_rows,
+            draws,
+        )
         answer, new = self._verify(drafted.tokens, seen, rows, draws)
         return answer, *new, *drafted.new
 
@@ -211,7 +274,14 @@ class StatefulRoundGraph(_Fused):
         """The answer of a round [B, nodes - 1 + depth + 1], or what was chosen [B, P]; after copying, something that means nothing."""
         sampling = sampling_of(temperature, top_k, top_p, seed)
         target = _part(tokens, slots, positions, context_mask, tree_mask, pick)
-        draft = _part(draft_tokens, draft_slots, draft_positions, draft_context_mask, draft_tree_mask, draft_pick)
+        draft = _part(
+            draft_tokens,
+            draft_slots,
+            draft_positions,
+            draft_context_mask,
+            draft_tree_mask,
+            draft_pick,
+        )
         if target is not None and draft is not None and rows is not None and draft_rows is not None:
             return self._round(target, draft, rows, draft_rows, sampling)
         if target is not None:
@@ -221,11 +291,22 @@ class StatefulRoundGraph(_Fused):
         assert rows is not None, "no inputs"
         return self._copied(rows)
 
-    def _round(self, target: _Part, draft: _Part, rows: Tensor, draft_rows: Tensor, sampling: Sampling | None) -> Tensor:
+    def _round(
+        self,
+        target: _Part,
+        draft: _Part,
+        rows: Tensor,
+        draft_rows: Tensor,
+        sampling: Sampling | None,
+    ) -> Tensor:
         assert draft.tokens is not None, "the draft starts from a root"
         draws = self._draws(sampling, target.seen)
-        drafted = self._draft(draft.tokens, draft.seen, None, None if draws is None else draws.rows(rows))
-        answer, new = self._verify(drafted.tokens.index_select(0, draft_rows), target.seen, None, draws)
+        drafted = self._draft(
+            draft.tokens, draft.seen, None, None if draws is None else draws.rows(rows)
+        )
+        answer, new = self._verify(
+            drafted.tokens.index_select(0, draft_rows), target.seen, None, draws
+        )
         self._write("", target.slots, new)
         self._write("draft_", draft.slots, drafted.new)
         return answer
@@ -234,23 +315,47 @@ class StatefulRoundGraph(_Fused):
         """One of the models by itself; the other's junk slots are written, since every graph of a package has the same state."""
         assert part.tokens is not None, "nothing to look at"
         assert part.pick is not None, "nothing to choose at"
-        out: Hidden = model(part.tokens, None, *part.seen, part.pick, getattr(self, f"{which}keys"), getattr(self, f"{which}values"))
-        logits, after = model.logits(out.states), torch.gather(part.seen.positions, 1, part.pick) + 1
-        chosen = choose_greedy(logits) if sampling is None else choose_mixed(logits, sampling, after, self.levels, self.add)
+        out: Hidden = model(
+            part.tokens,
+            None,
+            *part.seen,
+            part.pick,
+            getattr(self, f"{which}keys"),
+            getattr(self, f"{which}values"),
+        )
+        logits, after = (
+            model.logits(out.states),
+            torch.gather(part.seen.positions, 1, part.pick) + 1,
+        )
+        chosen = (
+            choose_greedy(logits)
+            if sampling is None
+            else choose_mixed(logits, sampling, after, self.levels, self.add)
+        )
         self._write(which, part.slots, KeysValues(out.keys, out.values))
         other = "" if which else "draft_"
-        self._write(other, torch.full_like(part.slots[:, :1], self.keys.shape[3] - 1), self._nothing(other))
+        self._write(
+            other, torch.full_like(part.slots[:, :1], self.keys.shape[3] - 1), self._nothing(other)
+        )
         return chosen
 
     def _write(self, which: str, slots: Tensor, new: KeysValues) -> None:
         """slots: [B, n]; new: [layers, B, kv heads, n, head dim]."""
         index = slots[None, :, None, :, None].expand(new.keys.shape)
-        setattr(self, f"{which}keys", torch.scatter(getattr(self, f"{which}keys"), 3, index, new.keys))
-        setattr(self, f"{which}values", torch.scatter(getattr(self, f"{which}values"), 3, index, new.values))
+        setattr(
+            self, f"{which}keys", torch.scatter(getattr(self, f"{which}keys"), 3, index, new.keys)
+        )
+        setattr(
+            self,
+            f"{which}values",
+            torch.scatter(getattr(self, f"{which}values"), 3, index, new.values),
+        )
 
     def _nothing(self, which: str) -> KeysValues:
         """What a junk slot may hold: the first slot's keys and values, which are finite."""
-        return KeysValues(getattr(self, f"{which}keys")[:, :, :, :1], getattr(self, f"{which}values")[:, :, :, :1])
+        return KeysValues(
+            getattr(self, f"{which}keys")[:, :, :, :1], getattr(self, f"{which}values")[:, :, :, :1]
+        )
 
     def _copied(self, rows: Tensor) -> Tensor:
         for name in CACHES:
@@ -268,7 +373,12 @@ class _Part(NamedTuple):
 
 
 def _part(
-    tokens: Tensor | None, slots: Tensor | None, positions: Tensor | None, context_mask: Tensor | None, tree_mask: Tensor | None, pick: Tensor | None
+    tokens: Tensor | None,
+    slots: Tensor | None,
+    positions: Tensor | None,
+    context_mask: Tensor | None,
+    tree_mask: Tensor | None,
+    pick: Tensor | None,
 ) -> _Part | None:
     """None for a model that takes no part."""
     if slots is None or positions is None or context_mask is None or tree_mask is None:
@@ -280,7 +390,9 @@ def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
     """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in the junk slot, seeing itself."""
     inputs, entry = example_inputs(bucket), 1 + bucket.shape.inner
     beside = example_inputs(Bucket(bucket.rows, entry, bucket.slots, entry, 1, False, bucket.junk))
-    beside["tokens"] = beside["tokens"][:, :2].contiguous()  # compiled graphs take for granted how their inputs lie
+    beside["tokens"] = beside["tokens"][
+        :, :2
+    ].contiguous()  # compiled graphs take for granted how their inputs lie
     del inputs["tokens"], inputs["pick"], beside["pick"]
     given = inputs | under_draft_names(beside)
     return {name: given[name] for name in INPUTS if name in given}

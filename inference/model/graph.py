@@ -30,7 +30,9 @@ class _Graph(nn.Module):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int, add: Add = operator.add) -> None:
+    def __init__(
+        self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int, add: Add = operator.add
+    ) -> None:
         super().__init__()
         self.decoder, self.levels, self.add = decoder, levels, add
         self._hold("keys", keys)
@@ -39,10 +41,14 @@ class _Graph(nn.Module):
     def _hold(self, name: str, cache: Tensor) -> None:
         self.register_buffer(name, cache, persistent=False)
 
-    def _run(self, inputs: _Inputs, rows: Tensor | None, sampling: Sampling | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(
+        self, inputs: _Inputs, rows: Tensor | None, sampling: Sampling | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Chosen [B, P] int32, new keys and new values [layers, B, kv heads, T, head dim]."""
         tokens, positions, context_mask, tree_mask, pick = inputs
-        out: Hidden = self.decoder(tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values)
+        out: Hidden = self.decoder(
+            tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values
+        )
         logits = self.decoder.logits(out.states)
         if sampling is None:
             return choose_greedy(logits), out.keys, out.values
@@ -50,7 +56,9 @@ class _Graph(nn.Module):
         return choose_mixed(logits, sampling, after, self.levels, self.add), out.keys, out.values
 
 
-def sampling_of(temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None) -> Sampling | None:
+def sampling_of(
+    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None
+) -> Sampling | None:
     """The sampling inputs of a graph together; None where they are left out, and the graph is greedy."""
     if temperature is None or top_k is None or top_p is None or seed is None:
         return None
@@ -81,12 +89,20 @@ class VerifyGraph(_Graph):
 class _WritingGraph(_Graph):
     """Every row of the cache takes part in every call, in its order: `rows` is 0 .. rows - 1 and is not looked at."""
 
-    def _written(self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _written(
+        self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Chosen [B, P] int32, and the caches with the new keys and values in their slots."""
-        assert slots.shape[0] == self.keys.shape[1], f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
+        assert slots.shape[0] == self.keys.shape[1], (
+            f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
+        )
         chosen, keys, values = self._run(inputs, None, sampling)
         index = slots[None, :, None, :, None].expand(keys.shape)
-        return chosen, torch.scatter(self.keys, 3, index, keys), torch.scatter(self.values, 3, index, values)
+        return (
+            chosen,
+            torch.scatter(self.keys, 3, index, keys),
+            torch.scatter(self.values, 3, index, values),
+        )
 
 
 class StatefulGraph(_WritingGraph):
@@ -106,10 +122,19 @@ class StatefulGraph(_WritingGraph):
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor:
-        if tokens is None or slots is None or positions is None or context_mask is None or tree_mask is None or pick is None:
+        if (
+            tokens is None
+            or slots is None
+            or positions is None
+            or context_mask is None
+            or tree_mask is None
+            or pick is None
+        ):
             return self._copied(rows)
         inputs = (tokens, positions, context_mask, tree_mask, pick)
-        chosen, self.keys, self.values = self._written(inputs, slots, sampling_of(temperature, top_k, top_p, seed))
+        chosen, self.keys, self.values = self._written(
+            inputs, slots, sampling_of(temperature, top_k, top_p, seed)
+        )
         return chosen
 
     def _copied(self, rows: Tensor) -> Tensor:

@@ -30,7 +30,9 @@ class Account:
         if architecture == LOCAL:
             return Figure.unavailable("the user's own machine: nothing is rented")
         tokens = sum(len(reading.done.token_ids) for reading in readings)
-        wall, busy = (Figure.measured(value, "this run's clock") for value in self._seconds(readings))
+        wall, busy = (
+            Figure.measured(value, "this run's clock") for value in self._seconds(readings)
+        )
         shared = Figure.unavailable("draft and target share this machine: its joules are not split")
         usage = Usage(
             tokens=tokens,
@@ -39,8 +41,12 @@ class Account:
             target_share=1.0,
             bytes_to_target=sum(reading.done.bytes_up for reading in readings),
             bytes_from_target=sum(reading.done.bytes_down for reading in readings),
-            draft_joules=shared if self.own_machine else at_least([reading.joules for reading in readings]),
-            target_joules=shared if self.own_machine else Figure.unavailable("the target's machine is not read from here"),
+            draft_joules=shared
+            if self.own_machine
+            else at_least([reading.joules for reading in readings]),
+            target_joules=shared
+            if self.own_machine
+            else Figure.unavailable("the target's machine is not read from here"),
         )
         return bill(usage, self.rates).known_cost.times(TOKENS)
 
@@ -60,7 +66,9 @@ class Account:
 
     def _seconds(self, readings: Sequence[Reading]) -> tuple[float, float]:
         done = [reading.done for reading in readings]
-        return sum(text.seconds for text in done), sum(text.target_seconds + text.prefill_seconds for text in done)
+        return sum(text.seconds for text in done), sum(
+            text.target_seconds + text.prefill_seconds for text in done
+        )
 
 
 def open_account(options: CompareOptions) -> Account:
@@ -68,14 +76,21 @@ def open_account(options: CompareOptions) -> Account:
     own_machine = options.target_host is None
     if options.usd_per_hour is not None:
         rates = Rates(options.usd_per_hour, usd_per_kwh=options.usd_per_kwh)
-        return Account(rates, f"${options.usd_per_hour:g} an hour, as given; traffic and electricity only where priced", own_machine)
+        return Account(
+            rates,
+            f"${options.usd_per_hour:g} an hour, as given; traffic and electricity only where priced",
+            own_machine,
+        )
     if options.instance is None:
         return Account(None, "no price was given (--usd_per_hour or --instance)", own_machine)
     from deploy.price import Offer
     from deploy.pricing import open_prices
 
     prices = open_prices(live=not options.no_live)
-    price, transfer = prices.quote(Offer(options.instance, options.region)).price, prices.transfer(options.region)
+    price, transfer = (
+        prices.quote(Offer(options.instance, options.region)).price,
+        prices.transfer(options.region),
+    )
     rates = Rates(
         price.usd_per_hour,
         usd_per_kwh=options.usd_per_kwh,

@@ -15,7 +15,14 @@ from inference.errors import InvalidRequest
 from inference.policy import BestFirst, Chain, Policy
 from inference.text import Tokenizer
 from outrider.comparison.prediction import Time, made_across, made_at_the_target
-from outrider.completion import Completion, Request, made_there, speculate, speculate_adaptive, target_only
+from outrider.completion import (
+    Completion,
+    Request,
+    made_there,
+    speculate,
+    speculate_adaptive,
+    target_only,
+)
 from outrider.report import silent
 
 if TYPE_CHECKING:
@@ -77,7 +84,10 @@ class Arm:
 
 def arms_of(architecture: Architecture, bench: Bench) -> list[Arm]:
     """One for each setting."""
-    return [Arm(architecture, policy, architecture.complete(bench, policy)) for policy in architecture.settings(bench)]
+    return [
+        Arm(architecture, policy, architecture.complete(bench, policy))
+        for policy in architecture.settings(bench)
+    ]
 
 
 def label(policy: Policy | None) -> str:
@@ -93,7 +103,9 @@ def read_setting(text: str) -> Policy:
     try:
         return BestFirst(int(nodes), int(depth)) if tree else Chain(int(nodes))
     except ValueError as error:
-        raise InvalidRequest(f"{text!r} is neither a chain, such as 4, nor a tree, such as 16x6") from error
+        raise InvalidRequest(
+            f"{text!r} is neither a chain, such as 4, nor a tree, such as 16x6"
+        ) from error
 
 
 def setting_flags(policy: Policy) -> list[str]:
@@ -108,7 +120,15 @@ def _there(bench: Bench, policy: Policy | None) -> Complete:
     """Made at the target, with its own draft where there is a policy for it."""
 
     def complete(request: Request) -> Completion:
-        done = made_there(request, bench.target, policy is not None, bench.tokenizer, silent, Event(), policy=policy)
+        done = made_there(
+            request,
+            bench.target,
+            policy is not None,
+            bench.tokenizer,
+            silent,
+            Event(),
+            policy=policy,
+        )
         return replace(done, device=bench.target.description.device)
 
     return complete
@@ -132,7 +152,12 @@ def _distributed(bench: Bench, policy: Policy | None) -> Complete:
 
     def complete(request: Request) -> Completion:
         with pool.drafter() as drafter:
-            return replace(speculate(request, drafter, bench.target.verifier(), bench.tokenizer, silent, Event()), device=device)
+            return replace(
+                speculate(
+                    request, drafter, bench.target.verifier(), bench.tokenizer, silent, Event()
+                ),
+                device=device,
+            )
 
     return complete
 
@@ -141,11 +166,22 @@ def _adaptive(bench: Bench, policy: Policy | None) -> Complete:
     """As a user gets it who asks for nothing: trees and bets chosen as it goes; what it learns in one text serves the next."""
     from outrider.adaptive import SPEED_HERE, AdaptivePool
 
-    pool, device = AdaptivePool(bench.draft, bench.draft_times, bench.target, SPEED_HERE, None), bench.target.description.device
+    pool, device = (
+        AdaptivePool(bench.draft, bench.draft_times, bench.target, SPEED_HERE, None),
+        bench.target.description.device,
+    )
 
     def complete(request: Request) -> Completion:
         with pool.drafter() as (drafter, navigator):
-            done = speculate_adaptive(request, drafter, bench.target.verifier(), navigator, bench.tokenizer, silent, Event())
+            done = speculate_adaptive(
+                request,
+                drafter,
+                bench.target.verifier(),
+                navigator,
+                bench.tokenizer,
+                silent,
+                Event(),
+            )
             return replace(done, device=device)
 
     return complete
@@ -153,9 +189,25 @@ def _adaptive(bench: Bench, policy: Policy | None) -> Complete:
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(BASELINE, lambda bench: [None], _there, made_at_the_target, crosses=False),
-    Architecture(LOCAL, lambda bench: [None] if bench.local else [], _local, made_at_the_target, crosses=False),
-    Architecture(FUSED, lambda bench: bench.fused if bench.target.description.draft_model else [], _there, made_at_the_target, crosses=False),
-    Architecture("distributed chain", lambda bench: bench.chains, _distributed, made_across, crosses=True),
-    Architecture("distributed tree", lambda bench: bench.trees, _distributed, made_across, crosses=True),
+    Architecture(
+        LOCAL,
+        lambda bench: [None] if bench.local else [],
+        _local,
+        made_at_the_target,
+        crosses=False,
+    ),
+    Architecture(
+        FUSED,
+        lambda bench: bench.fused if bench.target.description.draft_model else [],
+        _there,
+        made_at_the_target,
+        crosses=False,
+    ),
+    Architecture(
+        "distributed chain", lambda bench: bench.chains, _distributed, made_across, crosses=True
+    ),
+    Architecture(
+        "distributed tree", lambda bench: bench.trees, _distributed, made_across, crosses=True
+    ),
     Architecture("adaptive", lambda bench: [None], _adaptive, made_across, crosses=True),
 )

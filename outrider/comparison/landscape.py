@@ -31,32 +31,51 @@ class Landscape:
 
     def times(self, acceptance: float, round_trip: float) -> dict[str, float]:
         """Seconds a token of each architecture, with the best chain for this acceptance of every guess."""
-        made = {BASELINE: self.alone, DISTRIBUTED: self._best(acceptance, self.level, self.host + round_trip)}
+        made = {
+            BASELINE: self.alone,
+            DISTRIBUTED: self._best(acceptance, self.level, self.host + round_trip),
+        }
         if self.level_there is not None:
             made[FUSED] = self._best(acceptance, self.level_there, self.host_there)
         return made
 
-    def fastest(self, acceptances: Sequence[float], round_trips: Sequence[float], among: Sequence[str]) -> NDArray[np.int_]:
+    def fastest(
+        self, acceptances: Sequence[float], round_trips: Sequence[float], among: Sequence[str]
+    ) -> NDArray[np.int_]:
         """[acceptance, round trip]: index into `among`."""
-        grid = [[self.times(acceptance, trip) for trip in round_trips] for acceptance in acceptances]
+        grid = [
+            [self.times(acceptance, trip) for trip in round_trips] for acceptance in acceptances
+        ]
         times = np.array([[[cell[name] for name in among] for cell in line] for line in grid])
         return np.asarray(times.argmin(axis=-1))
 
     def _best(self, acceptance: float, level: float, fixed: float) -> float:
-        return best_chain(acceptance, lambda length: length * level + self.passes.seconds(1, length + 1) + fixed, LONGEST_CHAIN).time
+        return best_chain(
+            acceptance,
+            lambda length: length * level + self.passes.seconds(1, length + 1) + fixed,
+            LONGEST_CHAIN,
+        ).time
 
 
 def landscape(costs: Mapping[tuple[str, str], Costs]) -> Landscape | None:
     """From what the sweep cost; None where no chain or no target-only run tells."""
     alone = costs.get((BASELINE, ""))
     crossing = {architecture.name for architecture in ARCHITECTURES if architecture.crosses}
-    chains = [(int(setting), known) for (name, setting), known in costs.items() if name in crossing and setting.isdigit()]
+    chains = [
+        (int(setting), known)
+        for (name, setting), known in costs.items()
+        if name in crossing and setting.isdigit()
+    ]
     if alone is None or not chains:
         return None
     passes = ForwardTimes()
     for known in (alone, *(known for _, known in chains)):
         passes.record(1, round(known.nodes), known.made.verify)
-    beside = [(known.made.drafting / levels, known) for (name, setting), known in costs.items() if name == FUSED and (levels := _levels(setting))]
+    beside = [
+        (known.made.drafting / levels, known)
+        for (name, setting), known in costs.items()
+        if name == FUSED and (levels := _levels(setting))
+    ]
     return Landscape(
         alone=alone.made.verify + alone.host + alone.queue,
         passes=passes,

@@ -27,7 +27,13 @@ class Difference:
 
     def record(self) -> dict[str, object]:
         """As plain data for JSON."""
-        return {"prompt": self.prompt, "at": self.at, "ours": self.ours, "theirs": self.theirs, "margin": self.margin.record()}
+        return {
+            "prompt": self.prompt,
+            "at": self.at,
+            "ours": self.ours,
+            "theirs": self.theirs,
+            "margin": self.margin.record(),
+        }
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -45,18 +51,28 @@ class Margins:
         self._checkpoint = checkpoint
         self._decoder: Decoder | None = None
 
-    def margin(self, prefix: Sequence[int], params: SamplingParams, ours: int | None, theirs: int | None) -> Figure:
+    def margin(
+        self, prefix: Sequence[int], params: SamplingParams, ours: int | None, theirs: int | None
+    ) -> Figure:
         """What the target's own token has more than ours after this prefix, in units of the perturbed score. top_p is not looked at."""
         if self._checkpoint is None:
-            return Figure.unavailable("the target's model is not on this machine: name it with --target_model")
+            return Figure.unavailable(
+                "the target's model is not on this machine: name it with --target_model"
+            )
         if ours is None or theirs is None:
             return Figure.unavailable("one of the texts ended there")
         if self._decoder is None and (needed := _float32_bytes(self._checkpoint)) > _free_bytes():
-            return Figure.unavailable(f"the target needs {needed / 1e9:.1f} GB in float32, more than is free here")
+            return Figure.unavailable(
+                f"the target needs {needed / 1e9:.1f} GB in float32, more than is free here"
+            )
         scores = self._scores(prefix, params, [theirs, ours])
-        return Figure.measured(scores[0] - scores[1], "the target's scores in float32 on this machine")
+        return Figure.measured(
+            scores[0] - scores[1], "the target's scores in float32 on this machine"
+        )
 
-    def _scores(self, prefix: Sequence[int], params: SamplingParams, ids: Sequence[int]) -> list[float]:
+    def _scores(
+        self, prefix: Sequence[int], params: SamplingParams, ids: Sequence[int]
+    ) -> list[float]:
         """One plain causal pass over an empty cache; the scores of these tokens after it."""
         import numpy as np
         import torch
@@ -64,11 +80,21 @@ class Margins:
         from inference.choice import Sampling, noise
         from inference.tree import TokenTree
 
-        decoder, chain, wanted = self._load(), TokenTree.chain(prefix), torch.tensor(ids, dtype=torch.int32)
+        decoder, chain, wanted = (
+            self._load(),
+            TokenTree.chain(prefix),
+            torch.tensor(ids, dtype=torch.int32),
+        )
         config = decoder.config
         cache = torch.zeros(config.layers, 1, config.kv_heads, 1, config.head_dim)
-        tokens, positions = (torch.from_numpy(np.array(part, dtype=np.int32))[None] for part in (chain.tokens, chain.depths))
-        mask, pick = torch.from_numpy(chain.mask.astype(np.int32))[None], torch.tensor([[len(prefix) - 1]], dtype=torch.int32)
+        tokens, positions = (
+            torch.from_numpy(np.array(part, dtype=np.int32))[None]
+            for part in (chain.tokens, chain.depths)
+        )
+        mask, pick = (
+            torch.from_numpy(chain.mask.astype(np.int32))[None],
+            torch.tensor([[len(prefix) - 1]], dtype=torch.int32),
+        )
         row, unseen = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
         with torch.no_grad():
             states = decoder(tokens, row, positions, unseen, mask, pick, cache, cache).states
@@ -76,7 +102,12 @@ class Margins:
             scores = (states[0, 0] @ weight[wanted.long()].T) / (params.temperature or 1.0)
         if not params.greedy:
             seed = Sampling.of([params], torch.device("cpu")).seed
-            scores = scores + noise(seed[:, None], torch.tensor([[len(prefix)]], dtype=torch.int32), wanted[None])[0]
+            scores = (
+                scores
+                + noise(
+                    seed[:, None], torch.tensor([[len(prefix)]], dtype=torch.int32), wanted[None]
+                )[0]
+            )
         return [float(score) for score in scores]
 
     def _load(self) -> Decoder:
@@ -88,7 +119,13 @@ class Margins:
             assert self._checkpoint is not None
             known = self._checkpoint
             length, vocabulary = known.sequence_length(None), known.tokenizer.vocabulary
-            self._decoder = load_decoder(known.directory, positions=length, vocabulary=vocabulary, dtype=torch.float32, device=torch.device("cpu"))
+            self._decoder = load_decoder(
+                known.directory,
+                positions=length,
+                vocabulary=vocabulary,
+                dtype=torch.float32,
+                device=torch.device("cpu"),
+            )
         return self._decoder
 
 

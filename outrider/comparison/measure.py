@@ -76,16 +76,26 @@ def compare(options: CompareOptions, profile: str | None, account: Account) -> C
     return _sum_up(options, ready, profile, account, cells, trials)
 
 
-def _sweep(options: CompareOptions, bench: Bench, requests: Sequence[Request], round_trip: float) -> list[Trial]:
+def _sweep(
+    options: CompareOptions, bench: Bench, requests: Sequence[Request], round_trip: float
+) -> list[Trial]:
     """Trials of every chosen architecture that this bench can run, one of each chosen."""
-    groups = [arms_of(architecture, bench) for architecture in ARCHITECTURES if architecture.name in options.chosen]
+    groups = [
+        arms_of(architecture, bench)
+        for architecture in ARCHITECTURES
+        if architecture.name in options.chosen
+    ]
     trials = sweep([group for group in groups if group], requests, round_trip)
-    chosen = ", ".join(f"{trial.arm.name} {trial.arm.setting}".strip() for trial in trials if trial.chosen)
+    chosen = ", ".join(
+        f"{trial.arm.name} {trial.arm.setting}".strip() for trial in trials if trial.chosen
+    )
     print(f"round trip {round_trip * 1e3:g} ms: {chosen}", file=sys.stderr)
     return trials
 
 
-def _measure(arms: Sequence[Arm], requests: Sequence[Request], runs: int, round_trip: float, gauges: Gauges) -> list[Cell]:
+def _measure(
+    arms: Sequence[Arm], requests: Sequence[Request], runs: int, round_trip: float, gauges: Gauges
+) -> list[Cell]:
     """Every arm on every prompt, `runs` times, in an order that turns. Before each turn every arm makes one token of it, so that
     no arm finds the prompt's keys at the target and another one does not."""
     cells = [Cell(arm, round_trip, []) for arm in arms]
@@ -100,17 +110,47 @@ def _measure(arms: Sequence[Arm], requests: Sequence[Request], runs: int, round_
     return cells
 
 
-def _sum_up(options: CompareOptions, ready: Rig, profile: str | None, account: Account, cells: Sequence[Cell], trials: Sequence[Trial]) -> Comparison:
+def _sum_up(
+    options: CompareOptions,
+    ready: Rig,
+    profile: str | None,
+    account: Account,
+    cells: Sequence[Cell],
+    trials: Sequence[Trial],
+) -> Comparison:
     """Rows, each with its prediction and with the differences of its texts."""
     costs = _costs(trials, options.rtt[0] / 1e3)
     margins = Margins(_target_checkpoint(options))
     rows = []
     for cell in cells:
-        alone = next((other.readings for other in cells if other.round_trip == cell.round_trip and other.arm.name == BASELINE), None)
+        alone = next(
+            (
+                other.readings
+                for other in cells
+                if other.round_trip == cell.round_trip and other.arm.name == BASELINE
+            ),
+            None,
+        )
         known = costs.get((cell.arm.name, cell.arm.setting))
-        predicted = None if known is None else cell.arm.architecture.time(known, network(options, cell.round_trip))
-        differences = [] if alone is None else _differences(cell.readings, alone, ready.requests, margins)
-        rows.append(summarise(cell.arm, cell.round_trip * 1e3, cell.readings, alone, account, differences, predicted))
+        predicted = (
+            None
+            if known is None
+            else cell.arm.architecture.time(known, network(options, cell.round_trip))
+        )
+        differences = (
+            [] if alone is None else _differences(cell.readings, alone, ready.requests, margins)
+        )
+        rows.append(
+            summarise(
+                cell.arm,
+                cell.round_trip * 1e3,
+                cell.readings,
+                alone,
+                account,
+                differences,
+                predicted,
+            )
+        )
     return Comparison(
         rows=rows,
         trials=list(trials),
@@ -134,13 +174,22 @@ def _costs(trials: Sequence[Trial], first: float) -> dict[tuple[str, str], Costs
     """Of every setting from all its sweep runs. What the programs add comes from the runs at the first round trip: of one's own where no
     round crosses the network, else of all that do."""
     by_setting: dict[tuple[str, str], list[Completion]] = {}
-    crossing = [done for trial in trials if trial.arm.architecture.crosses and trial.round_trip == first for done in trial.texts]
+    crossing = [
+        done
+        for trial in trials
+        if trial.arm.architecture.crosses and trial.round_trip == first
+        for done in trial.texts
+    ]
     for trial in trials:
         by_setting.setdefault((trial.arm.name, trial.arm.setting), []).extend(trial.texts)
     costs: dict[tuple[str, str], Costs] = {}
     for trial in trials:
         key = (trial.arm.name, trial.arm.setting)
-        host = host_of(crossing, first) if trial.arm.architecture.crosses else host_of(by_setting[key], 0.0)
+        host = (
+            host_of(crossing, first)
+            if trial.arm.architecture.crosses
+            else host_of(by_setting[key], 0.0)
+        )
         known = costs_of(by_setting[key], host)
         if known is not None:
             costs[key] = known
@@ -152,7 +201,9 @@ def _measured(cells: Sequence[Cell]) -> dict[tuple[float, str], Costs]:
     costs: dict[tuple[float, str], Costs] = {}
     for cell in cells:
         done = [reading.done for reading in cell.readings]
-        known = costs_of(done, host_of(done, cell.round_trip if cell.arm.architecture.crosses else 0.0))
+        known = costs_of(
+            done, host_of(done, cell.round_trip if cell.arm.architecture.crosses else 0.0)
+        )
         if known is not None:
             costs[cell.round_trip * 1e3, cell.arm.name] = known
     return costs
@@ -161,11 +212,21 @@ def _measured(cells: Sequence[Cell]) -> dict[tuple[float, str], Costs]:
 def _acceptance(trials: Sequence[Trial], name: str) -> float | None:
     """Of the last setting of this architecture, the longest or widest of those that are tried, in all its sweep runs."""
     settings = [trial.arm.setting for trial in trials if trial.arm.name == name]
-    texts = [done for trial in trials if trial.arm.name == name and trial.arm.setting == settings[-1] for done in trial.texts]
+    texts = [
+        done
+        for trial in trials
+        if trial.arm.name == name and trial.arm.setting == settings[-1]
+        for done in trial.texts
+    ]
     return acceptance(texts) if texts else None
 
 
-def _differences(readings: Sequence[Reading], alone: Sequence[Reading], requests: Sequence[Request], margins: Margins) -> list[Difference]:
+def _differences(
+    readings: Sequence[Reading],
+    alone: Sequence[Reading],
+    requests: Sequence[Request],
+    margins: Margins,
+) -> list[Difference]:
     """Where texts part from the target-only ones, and how near the two tokens were."""
     by_index = {request.index: request for request in requests}
     found = []
@@ -191,12 +252,19 @@ def _target_checkpoint(options: CompareOptions) -> Checkpoint | None:
         return None
 
 
-def _remarks(options: CompareOptions, ready: Rig, profile: str | None, cells: Sequence[Cell]) -> list[str]:
+def _remarks(
+    options: CompareOptions, ready: Rig, profile: str | None, cells: Sequence[Cell]
+) -> list[str]:
     """What a reader must know of how this came about."""
     remarks = []
     if profile:
-        kept = next((line.strip() for line in reversed(ready.said) if line.startswith("emulated")), "it did not say whether it kept its times")
-        remarks.append(f"The target's passes take emulated times ({kept}); drafts, at the target too, and both programs are this machine's.")
+        kept = next(
+            (line.strip() for line in reversed(ready.said) if line.startswith("emulated")),
+            "it did not say whether it kept its times",
+        )
+        remarks.append(
+            f"The target's passes take emulated times ({kept}); drafts, at the target too, and both programs are this machine's."
+        )
     if options.target_host is None:
         remarks.append(
             "Draft and target share this machine's cores: rounds, acceptance and bytes carry over to other machines, "
@@ -205,14 +273,28 @@ def _remarks(options: CompareOptions, ready: Rig, profile: str | None, cells: Se
     if any(cell.round_trip or options.jitter or options.bandwidth for cell in cells):
         remarks.append("Round trips are emulated by a proxy on this machine, beyond its own.")
     run = {cell.arm.name for cell in cells}
-    remarks += [f"{name} was not run: {_REASONS.get(name, 'it cannot run here')}." for name in options.chosen if name not in run]
+    remarks += [
+        f"{name} was not run: {_REASONS.get(name, 'it cannot run here')}."
+        for name in options.chosen
+        if name not in run
+    ]
     if BASELINE not in run:
-        remarks.append("No speed-up is given: target-only was not run here, and there is nothing else that it could be measured against.")
+        remarks.append(
+            "No speed-up is given: target-only was not run here, and there is nothing else that it could be measured against."
+        )
     return remarks
 
 
-_REASONS = {"fused": "the target has no draft beside it (--role fused_target)", LOCAL: "the target's model is not in this process (--local)"}
+_REASONS = {
+    "fused": "the target has no draft beside it (--role fused_target)",
+    LOCAL: "the target's model is not in this process (--local)",
+}
 
 
 def _record(cell: Cell, done: Completion) -> dict[str, object]:
-    return {"architecture": cell.arm.name, "setting": cell.arm.setting, "rtt_ms": cell.round_trip * 1e3, **done.record()}
+    return {
+        "architecture": cell.arm.name,
+        "setting": cell.arm.setting,
+        "rtt_ms": cell.round_trip * 1e3,
+        **done.record(),
+    }

@@ -57,23 +57,39 @@ class CompareOptions:
     def __post_init__(self) -> None:
         if self.num_runs < 1:
             raise InvalidRequest(f"--num_runs {self.num_runs}: at least one is needed")
-        if not self.rtt or not all(0 <= trip < 60_000 for trip in self.rtt) or len(set(self.rtt)) < len(self.rtt):
-            raise InvalidRequest(f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from 0 to 60000 are needed")
+        if (
+            not self.rtt
+            or not all(0 <= trip < 60_000 for trip in self.rtt)
+            or len(set(self.rtt)) < len(self.rtt)
+        ):
+            raise InvalidRequest(
+                f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from 0 to 60000 are needed"
+            )
         unknown = set(self.architectures) - set(NAMES)
         if unknown or not self.architectures:
-            raise InvalidRequest(f"--architectures {','.join(sorted(unknown))}: there are {', '.join(NAMES)}")
+            raise InvalidRequest(
+                f"--architectures {','.join(sorted(unknown))}: there are {', '.join(NAMES)}"
+            )
         for name in ("chains", "trees", "fused"):
             if not getattr(self, name):
                 raise InvalidRequest(f"--{name}: at least one setting is needed")
         if self.target_host and (self.emulate or self.artifact or self.target_device != "auto"):
-            raise InvalidRequest("--emulate, --artifact and --target_device are of a target that is started here: --target_host names one that runs")
-        if self.usd_per_hour is not None and (self.instance or not 0 < self.usd_per_hour < float("inf")):
-            raise InvalidRequest("--usd_per_hour is a price above 0, and takes the place of --instance")
+            raise InvalidRequest(
+                "--emulate, --artifact and --target_device are of a target that is started here: --target_host names one that runs"
+            )
+        if self.usd_per_hour is not None and (
+            self.instance or not 0 < self.usd_per_hour < float("inf")
+        ):
+            raise InvalidRequest(
+                "--usd_per_hour is a price above 0, and takes the place of --instance"
+            )
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """Architectures to run, in the order of the table."""
-        return tuple(name for name in NAMES if name in self.architectures or (name == LOCAL and self.local))
+        return tuple(
+            name for name in NAMES if name in self.architectures or (name == LOCAL and self.local)
+        )
 
     @property
     def with_local(self) -> bool:
@@ -112,7 +128,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _device(name: str) -> str:
     if not is_device(name):
-        raise argparse.ArgumentTypeError(f"{name!r} is no device: auto, cpu, cuda, cuda:N, neuron or neuron-legacy")
+        raise argparse.ArgumentTypeError(
+            f"{name!r} is no device: auto, cpu, cuda, cuda:N, neuron or neuron-legacy"
+        )
     return name
 
 
@@ -150,7 +168,12 @@ def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
 
 def _text_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "prompt_file", "one prompt a line (default: four pieces of Python)", metavar="FILE")
-    _add(group, "num_runs", "runs of each prompt and architecture, interleaved (default: %(default)s)", type=int)
+    _add(
+        group,
+        "num_runs",
+        "runs of each prompt and architecture, interleaved (default: %(default)s)",
+        type=int,
+    )
     _add(group, "max_new_tokens", "default: %(default)s", type=int)
     _add(group, "temperature", "default: %(default)s", type=float)
     _add(group, "top_p", "default: %(default)s", type=float)
@@ -162,25 +185,94 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "target_model", "default: the embedded one", metavar="DIR_OR_NAME")
     _add(group, "draft_model", "default: the embedded one", metavar="DIR_OR_NAME")
     _add(group, "artifact", "the compiled target to start", metavar="DIR")
-    _add(group, "target_device", "of a target that is started (default: %(default)s)", type=_device, metavar="DEVICE")
-    _add(group, "draft_device", "of the draft in this process (default: %(default)s)", type=_device, metavar="DEVICE")
-    _add(group, "dtype", "default: float32 for the embedded pair, else the checkpoint's", choices=PRECISIONS)
+    _add(
+        group,
+        "target_device",
+        "of a target that is started (default: %(default)s)",
+        type=_device,
+        metavar="DEVICE",
+    )
+    _add(
+        group,
+        "draft_device",
+        "of the draft in this process (default: %(default)s)",
+        type=_device,
+        metavar="DEVICE",
+    )
+    _add(
+        group,
+        "dtype",
+        "default: float32 for the embedded pair, else the checkpoint's",
+        choices=PRECISIONS,
+    )
     _add(group, "threads", "CPU threads of each process", type=int)
-    _add(group, "emulate", "the target's passes take the times of this profile; several: one comparison each", type=_words, metavar="PROFILE,...")
-    _add(group, "target_host", "a running target, best a fused one (default: start one here)", metavar="HOST:PORT")
+    _add(
+        group,
+        "emulate",
+        "the target's passes take the times of this profile; several: one comparison each",
+        type=_words,
+        metavar="PROFILE,...",
+    )
+    _add(
+        group,
+        "target_host",
+        "a running target, best a fused one (default: start one here)",
+        metavar="HOST:PORT",
+    )
     _add(group, "tls_ca", "authority of its certificate", metavar="FILE")
     _add(group, "token_file", "bearer token for it", metavar="FILE")
 
 
 def _arm_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "architectures", f"some of: {', '.join(NAMES)}", type=_words, metavar="NAME,...")
-    _add(group, "local", "also the target alone in this process, without a network", action="store_true")
-    _add(group, "chains", "settings that the sweep tries for chains; one is not swept (default: 2,4,8)", type=_chains, metavar="N,...")
-    _add(group, "trees", "the same for trees (default: 8x4,16x6,32x8)", type=_trees, metavar="NxD,...")
-    _add(group, "fused", "the same for the draft beside the target (default: 4,8x4)", type=_either, metavar="SETTING,...")
-    _add(group, "rtt", "round trips to emulate, milliseconds beyond the machine's own (default: 0,40)", type=_numbers, metavar="MS,...")
-    _add(group, "jitter", "up to so many milliseconds more each way (default: %(default)g)", type=float, metavar="MS")
-    _add(group, "bandwidth", "megabits a second each way (default: no limit)", type=float, metavar="MBIT")
+    _add(
+        group,
+        "local",
+        "also the target alone in this process, without a network",
+        action="store_true",
+    )
+    _add(
+        group,
+        "chains",
+        "settings that the sweep tries for chains; one is not swept (default: 2,4,8)",
+        type=_chains,
+        metavar="N,...",
+    )
+    _add(
+        group,
+        "trees",
+        "the same for trees (default: 8x4,16x6,32x8)",
+        type=_trees,
+        metavar="NxD,...",
+    )
+    _add(
+        group,
+        "fused",
+        "the same for the draft beside the target (default: 4,8x4)",
+        type=_either,
+        metavar="SETTING,...",
+    )
+    _add(
+        group,
+        "rtt",
+        "round trips to emulate, milliseconds beyond the machine's own (default: 0,40)",
+        type=_numbers,
+        metavar="MS,...",
+    )
+    _add(
+        group,
+        "jitter",
+        "up to so many milliseconds more each way (default: %(default)g)",
+        type=float,
+        metavar="MS",
+    )
+    _add(
+        group,
+        "bandwidth",
+        "megabits a second each way (default: no limit)",
+        type=float,
+        metavar="MBIT",
+    )
 
 
 def _price_flags(group: argparse._ArgumentGroup) -> None:

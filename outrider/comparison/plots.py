@@ -35,7 +35,11 @@ def draw(directory: Path, options: CompareOptions, comparison: Comparison) -> li
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra("plots need matplotlib: pip install 'outrider[plots]'") from error
-    pictures: dict[str, Callable[[Any, CompareOptions, Comparison], bool]] = {"speeds": _speeds, "round_trip": _round_trip, "winners": _winners}
+    pictures: dict[str, Callable[[Any, CompareOptions, Comparison], bool]] = {
+        "speeds": _speeds,
+        "round_trip": _round_trip,
+        "winners": _winners,
+    }
     paths = []
     for name, paint in pictures.items():
         picture = Figure(figsize=(10, 5), layout="constrained")
@@ -52,10 +56,23 @@ def _speeds(picture: Picture, options: CompareOptions, comparison: Comparison) -
     width = 0.8 / len(names)
     for index, name in enumerate(names):
         rows = [row for row in comparison.rows if row.architecture == name]
-        places = [options.rtt.index(row.rtt_ms) + (index - (len(names) - 1) / 2) * width for row in rows]
+        places = [
+            options.rtt.index(row.rtt_ms) + (index - (len(names) - 1) / 2) * width for row in rows
+        ]
         speeds = [row.tokens_per_second for row in rows]
-        reach = [[speed.median - speed.low for speed in speeds], [speed.high - speed.median for speed in speeds]]
-        axes.bar(places, [speed.median for speed in speeds], width, yerr=reach, capsize=3, label=name, color=_colour(name))
+        reach = [
+            [speed.median - speed.low for speed in speeds],
+            [speed.high - speed.median for speed in speeds],
+        ]
+        axes.bar(
+            places,
+            [speed.median for speed in speeds],
+            width,
+            yerr=reach,
+            capsize=3,
+            label=name,
+            color=_colour(name),
+        )
     axes.set_xticks(range(len(options.rtt)), [f"{trip:g} ms" for trip in options.rtt])
     axes.set(xlabel="added round trip", ylabel="tokens a second, median over texts")
     axes.legend()
@@ -70,18 +87,38 @@ def _round_trip(picture: Picture, options: CompareOptions, comparison: Compariso
         if row.seconds_per_token is not None:
             axes.plot(row.rtt_ms, row.seconds_per_token * 1e3, "o", color=_colour(row.architecture))
     for architecture in ARCHITECTURES:
-        settings = dict.fromkeys(row.setting for row in comparison.rows if row.architecture == architecture.name)
+        settings = dict.fromkeys(
+            row.setting for row in comparison.rows if row.architecture == architecture.name
+        )
         for setting, style in zip(settings, cycle(_STYLES)):  # styles do not end
             if (costs := comparison.costs.get((architecture.name, setting))) is not None:
-                times = [architecture.time(costs, network(options, trip / 1e3)) * 1e3 for trip in trips]
+                times = [
+                    architecture.time(costs, network(options, trip / 1e3)) * 1e3 for trip in trips
+                ]
                 name = f"{architecture.name} {setting}".strip()
-                axes.plot(trips, times, style, color=_colour(architecture.name), label=f"{name}, predicted")
-    trees = [costs for (name, _), costs in comparison.costs.items() if name == ARCHITECTURES[-1].name]
+                axes.plot(
+                    trips,
+                    times,
+                    style,
+                    color=_colour(architecture.name),
+                    label=f"{name}, predicted",
+                )
+    trees = [
+        costs for (name, _), costs in comparison.costs.items() if name == ARCHITECTURES[-1].name
+    ]
     if comparison.coverage is not None and trees:
         verify = min(costs.made.verify for costs in trees)
-        least = [least_time(1 - comparison.coverage, network(options, trip / 1e3).round_trip, verify) * 1e3 for trip in trips]
+        least = [
+            least_time(1 - comparison.coverage, network(options, trip / 1e3).round_trip, verify)
+            * 1e3
+            for trip in trips
+        ]
         axes.plot(trips, least, ":", color="black", label="no draft across this link is faster")
-    axes.set(xlabel="added round trip, ms", ylabel="ms a token after the first chunk (points: measured)", ylim=(0, None))
+    axes.set(
+        xlabel="added round trip, ms",
+        ylabel="ms a token after the first chunk (points: measured)",
+        ylim=(0, None),
+    )
     axes.legend(fontsize=8)
     return True
 
@@ -91,26 +128,54 @@ def _winners(picture: Picture, options: CompareOptions, comparison: Comparison) 
     known = landscape(comparison.costs)
     if known is None:
         return False
-    choices = [[BASELINE, DISTRIBUTED]] + ([[BASELINE, DISTRIBUTED, FUSED]] if known.level_there is not None else [])
+    choices = [[BASELINE, DISTRIBUTED]] + (
+        [[BASELINE, DISTRIBUTED, FUSED]] if known.level_there is not None else []
+    )
     titles = ["the target only verifies", "the target's host can draft, too"]
     trips, acceptances = np.linspace(0, 2 * _span(options), _STEPS), np.linspace(0.3, 0.98, _STEPS)
-    for axes, among, title in zip(picture.subplots(1, len(choices), squeeze=False)[0], choices, titles, strict=False):
+    for axes, among, title in zip(
+        picture.subplots(1, len(choices), squeeze=False)[0], choices, titles, strict=False
+    ):
         winners = known.fastest(acceptances.tolist(), (trips / 1e3).tolist(), among)
-        shown = _paint_map(axes, winners, among, (0.0, float(trips[-1]), float(acceptances[0]), float(acceptances[-1])))
+        shown = _paint_map(
+            axes,
+            winners,
+            among,
+            (0.0, float(trips[-1]), float(acceptances[0]), float(acceptances[-1])),
+        )
         if comparison.acceptance is not None:
-            shown.append(axes.axhline(comparison.acceptance, color="black", linewidth=1, linestyle="--", label="acceptance measured here"))
+            shown.append(
+                axes.axhline(
+                    comparison.acceptance,
+                    color="black",
+                    linewidth=1,
+                    linestyle="--",
+                    label="acceptance measured here",
+                )
+            )
         axes.set(title=title, xlabel="added round trip, ms", ylabel="acceptance of a guess")
         axes.legend(handles=shown, loc="lower right", fontsize=8)
     return True
 
 
-def _paint_map(axes: Axes, winners: Any, among: Sequence[str], extent: tuple[float, float, float, float]) -> list[Artist]:
+def _paint_map(
+    axes: Axes, winners: Any, among: Sequence[str], extent: tuple[float, float, float, float]
+) -> list[Artist]:
     """Returns what its legend needs."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
     colours = ListedColormap([_colour(name) for name in among])
-    axes.imshow(winners, origin="lower", aspect="auto", extent=extent, cmap=colours, vmin=-0.5, vmax=len(among) - 0.5, alpha=0.8)
+    axes.imshow(
+        winners,
+        origin="lower",
+        aspect="auto",
+        extent=extent,
+        cmap=colours,
+        vmin=-0.5,
+        vmax=len(among) - 0.5,
+        alpha=0.8,
+    )
     return [Patch(color=_colour(name), label=name) for name in among]
 
 
@@ -122,7 +187,16 @@ def _span(options: CompareOptions) -> float:
     return max(1.2 * max(options.rtt), _LEAST_SPAN_MS)
 
 
-_COLOURS = ("tab:gray", "tab:brown", "tab:green", "tab:blue", "tab:orange", "tab:red", "tab:purple", "tab:pink")
+_COLOURS = (
+    "tab:gray",
+    "tab:brown",
+    "tab:green",
+    "tab:blue",
+    "tab:orange",
+    "tab:red",
+    "tab:purple",
+    "tab:pink",
+)
 
 
 def _colour(name: str) -> str:

@@ -48,7 +48,14 @@ def made_at_the_target(costs: Costs, network: Network) -> float:
 
 def made_across(costs: Costs, network: Network) -> float:
     """Every round waits for its verdict."""
-    between = exchange(network.round_trip, costs.bytes_up, costs.bytes_down, network.byte_time, queue=costs.queue, host=costs.host)
+    between = exchange(
+        network.round_trip,
+        costs.bytes_up,
+        costs.bytes_down,
+        network.byte_time,
+        queue=costs.queue,
+        host=costs.host,
+    )
     return synchronous_time(costs.made, between)
 
 
@@ -80,9 +87,22 @@ def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
     if not told:
         return None
     rounds, after_first = sum(done.rounds for done in told), decoding(told)
-    drafting, verify, queue = (_median_of_round(told, name) for name in ("draft_seconds", "target_seconds", "queue_seconds"))
-    up, down, drafted = (sum(getattr(done, name) for done in told) / rounds for name in ("bytes_up", "bytes_down", "num_draft_tokens"))
-    return Costs(Round(drafting, verify, after_first.tokens / after_first.rounds), 1 + drafted, up, down, queue, host)
+    drafting, verify, queue = (
+        _median_of_round(told, name)
+        for name in ("draft_seconds", "target_seconds", "queue_seconds")
+    )
+    up, down, drafted = (
+        sum(getattr(done, name) for done in told) / rounds
+        for name in ("bytes_up", "bytes_down", "num_draft_tokens")
+    )
+    return Costs(
+        Round(drafting, verify, after_first.tokens / after_first.rounds),
+        1 + drafted,
+        up,
+        down,
+        queue,
+        host,
+    )
 
 
 def host_of(texts: Sequence[Completion], round_trip: float) -> float:
@@ -91,7 +111,11 @@ def host_of(texts: Sequence[Completion], round_trip: float) -> float:
     for done in texts:
         if len(done.arrivals) > 1:
             spent = (done.draft_seconds + done.target_seconds + done.queue_seconds) / done.rounds
-            left.append((done.arrivals[-1] - done.arrivals[0]) / (len(done.arrivals) - 1) - spent - round_trip)
+            left.append(
+                (done.arrivals[-1] - done.arrivals[0]) / (len(done.arrivals) - 1)
+                - spent
+                - round_trip
+            )
     return max(0.0, median(left)) if left else 0.0
 
 
@@ -106,5 +130,9 @@ def acceptance(texts: Sequence[Completion]) -> float:
     """
     accepted = sum(done.num_accepted_tokens for done in texts)
     deepest = max((len(done.accepted_at_depth) for done in texts), default=0)
-    whole = sum(done.accepted_at_depth[-1] for done in texts if len(done.accepted_at_depth) == deepest and deepest)
+    whole = sum(
+        done.accepted_at_depth[-1]
+        for done in texts
+        if len(done.accepted_at_depth) == deepest and deepest
+    )
     return acceptance_of(accepted, sum(done.rounds for done in texts) - whole)

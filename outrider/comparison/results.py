@@ -24,7 +24,9 @@ from outrider.comparison.tables import markdown
 _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers", "openvino")
 
 
-def write_results(directory: Path, options: CompareOptions, comparison: Comparison, words: Sequence[str]) -> list[Path]:
+def write_results(
+    directory: Path, options: CompareOptions, comparison: Comparison, words: Sequence[str]
+) -> list[Path]:
     """The files, as far as they can be made: without matplotlib there are no plots, and one line on stderr says so."""
     directory.mkdir(parents=True, exist_ok=True)
     records = [row.record() for row in comparison.rows]
@@ -34,7 +36,10 @@ def write_results(directory: Path, options: CompareOptions, comparison: Comparis
         "device": comparison.device,
         "architectures": records,
         "sweep": [trial.record() for trial in comparison.trials],
-        "costs_of_a_round": [{"architecture": name, "setting": setting, **asdict(costs)} for (name, setting), costs in comparison.costs.items()],
+        "costs_of_a_round": [
+            {"architecture": name, "setting": setting, **asdict(costs)}
+            for (name, setting), costs in comparison.costs.items()
+        ],
         "acceptance": {"chain": comparison.acceptance, "tree": comparison.coverage},
         "verdict": list(words),
         "remarks": comparison.remarks,
@@ -50,8 +55,13 @@ def write_results(directory: Path, options: CompareOptions, comparison: Comparis
         plots = []
         print(f"no plots: {error}", file=sys.stderr)
     pictures = "".join(f"![{path.stem}]({path.name})\n\n" for path in plots)
-    made_with = json.dumps({"environment": results["environment"], "options": results["options"]}, indent=1)
-    paths[2].write_text(f"{markdown(comparison, words)}\n{pictures}## Made with\n\n```json\n{made_with}\n```\n", encoding="utf-8")
+    made_with = json.dumps(
+        {"environment": results["environment"], "options": results["options"]}, indent=1
+    )
+    paths[2].write_text(
+        f"{markdown(comparison, words)}\n{pictures}## Made with\n\n```json\n{made_with}\n```\n",
+        encoding="utf-8",
+    )
     return [*paths, *plots]
 
 
@@ -102,5 +112,10 @@ def _columns(record: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         elif name == "differences":
             columns.append((f"{prefix}differing_texts", len(value)))
         else:
-            columns.append((f"{prefix}{name}", " ".join(f"{part:.4f}" for part in value) if isinstance(value, list) else value))
+            columns.append(
+                (
+                    f"{prefix}{name}",
+                    " ".join(f"{part:.4f}" for part in value) if isinstance(value, list) else value,
+                )
+            )
     return columns

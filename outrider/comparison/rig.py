@@ -52,14 +52,27 @@ class Rig:
     @contextmanager
     def bench(self, round_trip_ms: float) -> Iterator[Bench]:
         """Arms over a link of this quality."""
-        shape = Shape(delay_ms=round_trip_ms / 2, jitter_ms=self.options.jitter, mbit=self.options.bandwidth)
+        shape = Shape(
+            delay_ms=round_trip_ms / 2, jitter_ms=self.options.jitter, mbit=self.options.bandwidth
+        )
         with ExitStack() as stack:
             address = self.common.target_host
             if shape != Shape():
                 address = stack.enter_context(shaped_link(address, shape)).address
-            target = stack.enter_context(connect_target(replace(self.common, target_host=address), self.checkpoint.tokenizer))
+            target = stack.enter_context(
+                connect_target(replace(self.common, target_host=address), self.checkpoint.tokenizer)
+            )
             chains, trees, fused = self.options.chains, self.options.trees, self.options.fused
-            yield Bench(target, self.checkpoint.tokenizer, self.draft, self.draft_times, chains, trees, fused, self.local)
+            yield Bench(
+                target,
+                self.checkpoint.tokenizer,
+                self.draft,
+                self.draft_times,
+                chains,
+                trees,
+                fused,
+                self.local,
+            )
 
 
 @contextmanager
@@ -73,10 +86,20 @@ def rig(options: CompareOptions, profile: str | None) -> Iterator[Rig]:
             target = stack.enter_context(_start(options, profile))
             common = replace(common, target_host=target.address)
         with connect_target(common, checkpoint.tokenizer) as connection:
-            length, stop_ids = session_length(common, checkpoint, connection), connection.description.stop_ids
+            length, stop_ids = (
+                session_length(common, checkpoint, connection),
+                connection.description.stop_ids,
+            )
         requests = make_requests(common, prompts, checkpoint.tokenizer, length, stop_ids)
         room = max(MOST_RANKED, _largest((*options.chains, *options.trees)).most_ranked)
-        draft = load_model(common, checkpoint, rows=1, sequence_length=length, spare=room, max_nodes=max(PREFILL_NODES, room))
+        draft = load_model(
+            common,
+            checkpoint,
+            rows=1,
+            sequence_length=length,
+            spare=room,
+            max_nodes=max(PREFILL_NODES, room),
+        )
         times = user_profiles().draft(checkpoint, draft, length)
         local = _local(options, length) if options.with_local else None
         yield Rig(options, common, checkpoint, draft, times, requests, target, local)
@@ -87,9 +110,15 @@ def read_prompts(options: CompareOptions) -> list[str]:
     if options.prompt_file is None:
         return list(PROMPTS)
     try:
-        prompts = [line for line in Path(options.prompt_file).read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts = [
+            line
+            for line in Path(options.prompt_file).read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        ]
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"--prompt-file {options.prompt_file} cannot be read: {error}") from error
+        raise InvalidRequest(
+            f"--prompt-file {options.prompt_file} cannot be read: {error}"
+        ) from error
     if not prompts:
         raise InvalidRequest(f"--prompt-file {options.prompt_file} holds no prompt")
     return prompts
@@ -144,7 +173,16 @@ def _target_flags(options: CompareOptions, profile: str | None) -> list[str]:
 
 def _local(options: CompareOptions, length: int) -> Engine:
     """The target's model in this process, for itself."""
-    own = Options(target_model=options.target_model, device=options.draft_device, dtype=options.dtype, threads=options.threads)
+    own = Options(
+        target_model=options.target_model,
+        device=options.draft_device,
+        dtype=options.dtype,
+        threads=options.threads,
+    )
     checkpoint = find_checkpoint(own, "target")
-    model = load_model(own, checkpoint, rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES)
-    return Engine(model, sequence_length=length, max_tree_nodes=1, vocabulary=checkpoint.tokenizer.vocabulary)
+    model = load_model(
+        own, checkpoint, rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES
+    )
+    return Engine(
+        model, sequence_length=length, max_tree_nodes=1, vocabulary=checkpoint.tokenizer.vocabulary
+    )

@@ -69,10 +69,27 @@ class Row:
 
     def record(self) -> dict[str, Any]:
         """As plain data for JSON."""
-        intervals = ("tokens_per_second", "ratio", "time_to_first_token", "time_per_output_token", "inter_chunk")
-        named = {name: None if (value := getattr(self, name)) is None else value._asdict() for name in intervals}
-        figures = {name: getattr(self, name).record() for name in ("usd_per_million", "joules_per_token")}
-        return {**asdict(self), **named, **figures, "differences": [one.record() for one in self.differences], "prediction_error": self.error}
+        intervals = (
+            "tokens_per_second",
+            "ratio",
+            "time_to_first_token",
+            "time_per_output_token",
+            "inter_chunk",
+        )
+        named = {
+            name: None if (value := getattr(self, name)) is None else value._asdict()
+            for name in intervals
+        }
+        figures = {
+            name: getattr(self, name).record() for name in ("usd_per_million", "joules_per_token")
+        }
+        return {
+            **asdict(self),
+            **named,
+            **figures,
+            "differences": [one.record() for one in self.differences],
+            "prediction_error": self.error,
+        }
 
 
 def summarise(
@@ -88,11 +105,24 @@ def summarise(
     done = [reading.done for reading in readings]
     counts = {name: sum(getattr(text, name) for text in done) for name in _COUNTS}
     times = {name: sum(getattr(text, name) for text in done) for name in _TIMES}
-    rounds, drafted, accepted = counts["rounds"], counts["num_draft_tokens"], counts["num_accepted_tokens"]
+    rounds, drafted, accepted = (
+        counts["rounds"],
+        counts["num_draft_tokens"],
+        counts["num_accepted_tokens"],
+    )
     depth = max(len(text.accepted_at_depth) for text in done)
-    at_depth = [sum(text.accepted_at_depth[index] for text in done if index < len(text.accepted_at_depth)) for index in range(depth)]
-    per_token = [seconds for text in done if (seconds := decoding([text]).seconds_per_token) is not None]
-    gaps = [later - earlier for text in done for earlier, later in zip(text.arrivals, text.arrivals[1:], strict=False)]
+    at_depth = [
+        sum(text.accepted_at_depth[index] for text in done if index < len(text.accepted_at_depth))
+        for index in range(depth)
+    ]
+    per_token = [
+        seconds for text in done if (seconds := decoding([text]).seconds_per_token) is not None
+    ]
+    gaps = [
+        later - earlier
+        for text in done
+        for earlier, later in zip(text.arrivals, text.arrivals[1:], strict=False)
+    ]
     return Row(
         architecture=arm.name,
         setting=arm.setting,
@@ -128,7 +158,9 @@ def _ratio(readings: Sequence[Reading], baseline: Sequence[Reading] | None) -> I
     if baseline is None:
         return None
     pairs = zip(readings, baseline, strict=True)
-    return bootstrap_median([ours.done.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs])
+    return bootstrap_median(
+        [ours.done.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs]
+    )
 
 
 def _most(sizes: Sequence[int | None]) -> int | None:

@@ -40,4 +40,8 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
     """None where there are no values, such as gaps between the chunks of a text that came in one."""
-    return Percentiles(*np.quantile(np.asarray(values, dtype=np.float64), [0.5, 0.9, 0.99]).tolist()) if values else None
+    return (
+        Percentiles(*np.quantile(np.asarray(values, dtype=np.float64), [0.5, 0.9, 0.99]).tolist())
+        if values
+        else None
+    )

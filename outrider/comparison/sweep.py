@@ -23,7 +23,9 @@ class Trial:
 
     @property
     def seconds_per_token(self) -> float:
-        return sum(done.seconds for done in self.texts) / max(1, sum(len(done.token_ids) for done in self.texts))
+        return sum(done.seconds for done in self.texts) / max(
+            1, sum(len(done.token_ids) for done in self.texts)
+        )
 
     def record(self) -> dict[str, object]:
         """As plain data for JSON and CSV."""
@@ -37,7 +39,9 @@ class Trial:
         }
 
 
-def sweep(groups: Sequence[Sequence[Arm]], requests: Sequence[Request], round_trip: float) -> list[Trial]:
+def sweep(
+    groups: Sequence[Sequence[Arm]], requests: Sequence[Request], round_trip: float
+) -> list[Trial]:
     """A trial for each arm, one of each group chosen. All groups take turns, text by text; each arm has warmed up before."""
     left = [[Trial(arm, round_trip) for arm in group] for group in groups]
     trials = [trial for group in left for trial in group]
@@ -50,7 +54,10 @@ def sweep(groups: Sequence[Sequence[Arm]], requests: Sequence[Request], round_tr
             for trial in (trial for group in left for trial in group):
                 trial.texts.append(trial.arm.complete(requests[index % len(requests)]))
         done, stage = done + more, stage + 1
-        left = [sorted(group, key=lambda trial: trial.seconds_per_token)[: -(-len(group) // 2)] for group in left]
+        left = [
+            sorted(group, key=lambda trial: trial.seconds_per_token)[: -(-len(group) // 2)]
+            for group in left
+        ]
     for group in left:
         group[0].chosen = True
     return trials

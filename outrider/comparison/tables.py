@@ -37,19 +37,30 @@ _SPEED: list[Column] = [
     ("TTFT ms", lambda row: _milliseconds(row.time_to_first_token)),
     ("TPOT ms", lambda row: _milliseconds(row.time_per_output_token)),
     ("inter-chunk ms", lambda row: _milliseconds(row.inter_chunk)),
-    ("identical", lambda row: UNKNOWN if row.identical_texts is None else f"{row.identical_texts} of {row.texts}"),
+    (
+        "identical",
+        lambda row: (
+            UNKNOWN if row.identical_texts is None else f"{row.identical_texts} of {row.texts}"
+        ),
+    ),
 ]
 _WORK: list[Column] = [
     ("tokens", lambda row: str(row.tokens)),
     ("rounds", lambda row: str(row.rounds)),
     ("length", lambda row: f"{row.acceptance_length:.2f}"),
     ("rate", lambda row: f"{row.acceptance_rate:.2f}"),
-    ("by position", lambda row: " ".join(f"{share:.2f}" for share in row.acceptance_by_position) or "-"),
+    (
+        "by position",
+        lambda row: " ".join(f"{share:.2f}" for share in row.acceptance_by_position) or "-",
+    ),
     ("draft", lambda row: _share(row, row.draft_seconds)),
     ("wire", lambda row: _share(row, row.wire_seconds)),
     ("queue", lambda row: _share(row, row.queue_seconds)),
     ("target", lambda row: _share(row, row.target_seconds)),
-    ("bytes up / down", lambda row: f"{row.bytes_up / row.tokens:.0f} / {row.bytes_down / row.tokens:.0f}"),
+    (
+        "bytes up / down",
+        lambda row: f"{row.bytes_up / row.tokens:.0f} / {row.bytes_down / row.tokens:.0f}",
+    ),
 ]
 _COST: list[Column] = [
     ("ms a token", lambda row: _time(row.seconds_per_token)),
@@ -57,7 +68,10 @@ _COST: list[Column] = [
     ("error", lambda row: "-" if row.error is None else f"{row.error:+.0%}"),
     ("$ per million", lambda row: figure(row.usd_per_million, 2)),
     ("J a token", lambda row: figure(row.joules_per_token, 3)),
-    ("memory here / target MB", lambda row: f"{_megabytes(row.memory_here)} / {_megabytes(row.memory_target)}"),
+    (
+        "memory here / target MB",
+        lambda row: f"{_megabytes(row.memory_here)} / {_megabytes(row.memory_target)}",
+    ),
 ]
 
 
@@ -95,11 +109,24 @@ def print_comparison(comparison: Comparison, words: Sequence[str]) -> None:
 def markdown(comparison: Comparison, words: Sequence[str]) -> str:
     """report.md, without what stands beside it."""
     parts = [f"# Architectures compared\n\nTarget on {comparison.device}."]
-    parts += ["## What it says", "\n".join(f"- {line}" for line in words), "\n".join(f"- {line}" for line in comparison.remarks)]
+    parts += [
+        "## What it says",
+        "\n".join(f"- {line}" for line in words),
+        "\n".join(f"- {line}" for line in comparison.remarks),
+    ]
     for table in tables(comparison):
         lines = [_line(table.heads), _line(["---"] * len(table.heads)), *map(_line, table.cells)]
         parts += [f"## {table.title}", "\n".join(lines), table.note]
-    return "\n\n".join([*parts, "## Texts that differ", "\n".join(f"- {line}" for line in differences(comparison.rows)) or "None."]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                *parts,
+                "## Texts that differ",
+                "\n".join(f"- {line}" for line in differences(comparison.rows)) or "None.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def differences(rows: Sequence[Row]) -> list[str]:
@@ -107,7 +134,11 @@ def differences(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         for one in row.differences:
-            margin = f"margin {one.margin.value:.2g}" if one.margin.value is not None else f"margin unavailable: {one.margin.source}"
+            margin = (
+                f"margin {one.margin.value:.2g}"
+                if one.margin.value is not None
+                else f"margin unavailable: {one.margin.source}"
+            )
             at = f"prompt {one.prompt} parts at token {one.at} ({one.ours} for {one.theirs}, {margin})"
             lines.append(f"{row.architecture} {row.setting} at {row.rtt_ms:g} ms: {at}")
     return lines
@@ -117,13 +148,21 @@ def figure(known: Figure, digits: int) -> str:
     """A number, marked where it is an estimate or a lower bound; never 0 for what is not known."""
     if known.value is None:
         return UNKNOWN
-    bound = "at least " if known.source.startswith("at least") else "about " if known.quality is Quality.ESTIMATED else ""
+    bound = (
+        "at least "
+        if known.source.startswith("at least")
+        else "about "
+        if known.quality is Quality.ESTIMATED
+        else ""
+    )
     return f"{bound}{known.value:.{digits}f}"
 
 
 def _of_rows(title: str, columns: Sequence[Column], rows: Sequence[Row], note: str) -> Table:
     every = [*_WHO, *columns]
-    return Table(title, [head for head, _ in every], [[read(row) for _, read in every] for row in rows], note)
+    return Table(
+        title, [head for head, _ in every], [[read(row) for _, read in every] for row in rows], note
+    )
 
 
 def _of_trials(trials: Sequence[Trial]) -> Table:
@@ -144,7 +183,11 @@ def _of_trials(trials: Sequence[Trial]) -> Table:
 
 
 def _standing(trial: Trial, trials: Sequence[Trial]) -> str:
-    rivals = [other for other in trials if other.arm.name == trial.arm.name and other.round_trip == trial.round_trip]
+    rivals = [
+        other
+        for other in trials
+        if other.arm.name == trial.arm.name and other.round_trip == trial.round_trip
+    ]
     if all(other.arm.setting == trial.arm.setting for other in rivals):
         return "no choice"
     return "chosen" if trial.chosen else ""
@@ -155,7 +198,11 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _interval(value: Interval | None, digits: int) -> str:
-    return UNKNOWN if value is None else f"{value.median:.{digits}f} ({value.low:.{digits}f} to {value.high:.{digits}f})"
+    return (
+        UNKNOWN
+        if value is None
+        else f"{value.median:.{digits}f} ({value.low:.{digits}f} to {value.high:.{digits}f})"
+    )
 
 
 def _milliseconds(value: Percentiles | None) -> str:

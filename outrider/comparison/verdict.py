@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from inference.planner import break_even_round_trip, capacity_over_alone, capacity_over_fused, least_time
+from inference.planner import (
+    break_even_round_trip,
+    capacity_over_alone,
+    capacity_over_fused,
+    least_time,
+)
 from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED, LOCAL
 from outrider.comparison.measure import Comparison, network
 from outrider.comparison.options import CompareOptions
@@ -20,8 +25,14 @@ FEWEST = 6
 def verdict(options: CompareOptions, comparison: Comparison) -> list[str]:
     """A sentence or two each."""
     if not comparison.has_baseline:
-        return ["No speed-up is given and none is to be read out of these rows: target-only was not run.", *_errors(comparison.rows)]
-    words = [_at(rtt, [row for row in comparison.rows if row.rtt_ms == rtt]) for rtt in dict.fromkeys(row.rtt_ms for row in comparison.rows)]
+        return [
+            "No speed-up is given and none is to be read out of these rows: target-only was not run.",
+            *_errors(comparison.rows),
+        ]
+    words = [
+        _at(rtt, [row for row in comparison.rows if row.rtt_ms == rtt])
+        for rtt in dict.fromkeys(row.rtt_ms for row in comparison.rows)
+    ]
     words += _who(comparison.rows)
     words += _window(comparison)
     words += _bound(options, comparison)
@@ -39,7 +50,9 @@ def _at(rtt: float, rows: Sequence[Row]) -> str:
 def _against(row: Row) -> str:
     """In words that say no more than the interval does."""
     assert row.ratio is not None
-    figures = f"{row.ratio.median:.2f} times target-only ({row.ratio.low:.2f} to {row.ratio.high:.2f})"
+    figures = (
+        f"{row.ratio.median:.2f} times target-only ({row.ratio.low:.2f} to {row.ratio.high:.2f})"
+    )
     if row.texts < FEWEST:
         return f"{figures} in {row.texts} texts, too few to tell"
     if _is_faster(row):
@@ -58,16 +71,28 @@ def _who(rows: Sequence[Row]) -> list[str]:
     paid, not_paid = _paid(rows)
     fused = [row for row in rows if row.architecture == FUSED]
     if fused:
-        beaten = [row.rtt_ms for row in fused if _best(rows, row.rtt_ms, CROSSING) > row.tokens_per_second.median]
+        beaten = [
+            row.rtt_ms
+            for row in fused
+            if _best(rows, row.rtt_ms, CROSSING) > row.tokens_per_second.median
+        ]
         where = f"except at {_list(beaten)} ms" if beaten else "at every round trip measured"
-        words.append(f"A user whose target's host can draft, too, is served best by fused, {where}; distributing then saves the host, not time.")
+        words.append(
+            f"A user whose target's host can draft, too, is served best by fused, {where}; distributing then saves the host, not time."
+        )
     if paid:
-        words.append(f"A user of a target that only verifies gains by drafting here at {_list(paid)} ms.")
+        words.append(
+            f"A user of a target that only verifies gains by drafting here at {_list(paid)} ms."
+        )
     if not_paid:
-        words.append(f"Distributing did not pay, or could not be told from target-only, at {_list(not_paid)} ms: such a user streams target-only.")
+        words.append(
+            f"Distributing did not pay, or could not be told from target-only, at {_list(not_paid)} ms: such a user streams target-only."
+        )
     if any(row.architecture == LOCAL for row in rows):
         local = next(row for row in rows if row.architecture == LOCAL)
-        words.append(f"A user whose machine holds the target needs nobody: {local.tokens_per_second.median:.1f} tokens/s there, alone.")
+        words.append(
+            f"A user whose machine holds the target needs nobody: {local.tokens_per_second.median:.1f} tokens/s there, alone."
+        )
     return words
 
 
@@ -83,7 +108,14 @@ def _paid(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
 
 
 def _best(rows: Sequence[Row], rtt: float, names: Sequence[str]) -> float:
-    return max((row.tokens_per_second.median for row in rows if row.rtt_ms == rtt and row.architecture in names), default=0.0)
+    return max(
+        (
+            row.tokens_per_second.median
+            for row in rows
+            if row.rtt_ms == rtt and row.architecture in names
+        ),
+        default=0.0,
+    )
 
 
 def _window(comparison: Comparison) -> list[str]:
@@ -92,17 +124,25 @@ def _window(comparison: Comparison) -> list[str]:
     for (rtt, name), costs in comparison.measured.items():
         alone = comparison.measured.get((rtt, BASELINE))
         if name in CROSSING and alone is not None:
-            ends.append(break_even_round_trip(_time_alone(alone), costs.made, costs.host + costs.queue))
+            ends.append(
+                break_even_round_trip(_time_alone(alone), costs.made, costs.host + costs.queue)
+            )
     if not ends:
         return []
     if max(ends) <= 0:
-        return ["By the rounds measured here distributing pays at no round trip, not even on loopback: the target is too fast for this draft."]
-    return [f"By the rounds measured here distributing pays below {max(ends) * 1e3:.0f} ms of added round trip, for one user and these settings."]
+        return [
+            "By the rounds measured here distributing pays at no round trip, not even on loopback: the target is too fast for this draft."
+        ]
+    return [
+        f"By the rounds measured here distributing pays below {max(ends) * 1e3:.0f} ms of added round trip, for one user and these settings."
+    ]
 
 
 def _bound(options: CompareOptions, comparison: Comparison) -> list[str]:
     """What no lossless split can beat, at the longest round trip."""
-    passes = [costs.made.verify for (_, name), costs in comparison.measured.items() if name in CROSSING]
+    passes = [
+        costs.made.verify for (_, name), costs in comparison.measured.items() if name in CROSSING
+    ]
     if comparison.coverage is None or not passes:
         return []
     longest, miss = max(options.rtt), 1 - comparison.coverage
@@ -110,7 +150,9 @@ def _bound(options: CompareOptions, comparison: Comparison) -> list[str]:
         return []
     least = least_time(miss, network(options, longest / 1e3).round_trip, min(passes)) * 1e3
     guesses = f"these guesses (a miss at {miss:.0%} of positions)"
-    return [f"At {longest:g} ms no lossless draft across the link with {guesses} takes less than {least:.1f} ms a token."]
+    return [
+        f"At {longest:g} ms no lossless draft across the link with {guesses} takes less than {least:.1f} ms a token."
+    ]
 
 
 def _capacity(comparison: Comparison) -> list[str]:
@@ -120,11 +162,22 @@ def _capacity(comparison: Comparison) -> list[str]:
     words = []
     if fused is not None and fused.made.verify > 0:
         gain = capacity_over_fused(fused.made.drafting, fused.made.verify)
-        words.append(f"Computed for a saturated target: {gain:.1f} times as many clients when they draft than when it drafts for them.")
-    across = [costs for (rtt, name), costs in comparison.measured.items() if rtt == first and name in CROSSING and costs.made.verify > 0]
+        words.append(
+            f"Computed for a saturated target: {gain:.1f} times as many clients when they draft than when it drafts for them."
+        )
+    across = [
+        costs
+        for (rtt, name), costs in comparison.measured.items()
+        if rtt == first and name in CROSSING and costs.made.verify > 0
+    ]
     if alone is not None and across:
-        gain = max(capacity_over_alone(costs.made.tokens, alone.made.verify, costs.made.verify) for costs in across)
-        words.append(f"Against target-only: {gain:.1f} times, if passes of many sessions keep the proportion that passes of one have here.")
+        gain = max(
+            capacity_over_alone(costs.made.tokens, alone.made.verify, costs.made.verify)
+            for costs in across
+        )
+        words.append(
+            f"Against target-only: {gain:.1f} times, if passes of many sessions keep the proportion that passes of one have here."
+        )
     return words
 
 
@@ -132,7 +185,9 @@ def _errors(rows: Sequence[Row]) -> list[str]:
     errors = [abs(row.error) for row in rows if row.error is not None]
     if not errors:
         return ["No prediction was made: the texts of the sweep were too short."]
-    return [f"Predictions of the time per token were off by {median(errors):.0%} (median of {len(errors)} cells), at worst {max(errors):.0%}."]
+    return [
+        f"Predictions of the time per token were off by {median(errors):.0%} (median of {len(errors)} cells), at worst {max(errors):.0%}."
+    ]
 
 
 def _time_alone(costs: Costs) -> float:

@@ -31,7 +31,16 @@ from outrider.tradeoff.options import TradeoffOptions
 from outrider.tradeoff.points import Ledger, Point, Sample, marked, summarise
 from outrider.wishes import Stated, read_prices, read_terms, read_wish
 
-OF_TARGET = ("model", "target_model", "draft_model", "artifact", "dtype", "threads", "sequence_length", "max_tree_nodes")
+OF_TARGET = (
+    "model",
+    "target_model",
+    "draft_model",
+    "artifact",
+    "dtype",
+    "threads",
+    "sequence_length",
+    "max_tree_nodes",
+)
 """Flags of a draft that a target which is started here is given, too."""
 
 
@@ -70,7 +79,9 @@ def read_aims(options: TradeoffOptions, rates: Rates | None) -> list[Aims]:
         terms = read_terms(asked, rates, wish)
         if terms is not None and not wish.speed_alone:
             terms.tariff(wish.objective)
-        aims.append(Aims(wish, terms, asked.architecture == "auto", not asked.no_bets, asked.explain))
+        aims.append(
+            Aims(wish, terms, asked.architecture == "auto", not asked.no_bets, asked.explain)
+        )
     return aims
 
 
@@ -91,17 +102,44 @@ def _rig(options: TradeoffOptions) -> Iterator[_Rig]:
     """Start what is needed, and stop it."""
     texts = replace(options.draft, batch=1, seed=options.draft.seed or 0)
     given = texts.prompt is not None or texts.prompt_text is not None
-    checkpoint, prompts = find_checkpoint(texts, "draft"), read_prompts(texts) if given else list(PROMPTS)
+    checkpoint, prompts = (
+        find_checkpoint(texts, "draft"),
+        read_prompts(texts) if given else list(PROMPTS),
+    )
     with ExitStack() as stack:
-        began = None if options.target_host is not None else stack.enter_context(started(_role(options.draft), _target_flags(options)))
+        began = (
+            None
+            if options.target_host is not None
+            else stack.enter_context(started(_role(options.draft), _target_flags(options)))
+        )
         address = began.address if began else options.target_host or ""
         if options.rtt:
-            address = stack.enter_context(shaped_link(address, Shape(delay_ms=options.rtt / 2))).address
-        target = stack.enter_context(connect_target(replace(texts, target_host=address), checkpoint.tokenizer))
+            address = stack.enter_context(
+                shaped_link(address, Shape(delay_ms=options.rtt / 2))
+            ).address
+        target = stack.enter_context(
+            connect_target(replace(texts, target_host=address), checkpoint.tokenizer)
+        )
         length = session_length(texts, checkpoint, target)
-        requests = make_requests(texts, prompts, checkpoint.tokenizer, length, target.description.stop_ids)
-        draft = load_model(texts, checkpoint, rows=1, sequence_length=length, spare=MOST_RANKED, max_nodes=PREFILL_NODES)
-        yield _Rig(target, checkpoint.tokenizer, draft, user_profiles().draft(checkpoint, draft, length), requests, began)
+        requests = make_requests(
+            texts, prompts, checkpoint.tokenizer, length, target.description.stop_ids
+        )
+        draft = load_model(
+            texts,
+            checkpoint,
+            rows=1,
+            sequence_length=length,
+            spare=MOST_RANKED,
+            max_nodes=PREFILL_NODES,
+        )
+        yield _Rig(
+            target,
+            checkpoint.tokenizer,
+            draft,
+            user_profiles().draft(checkpoint, draft, length),
+            requests,
+            began,
+        )
 
 
 def _role(draft: Options) -> str:
@@ -110,7 +148,9 @@ def _role(draft: Options) -> str:
 
 def _target_flags(options: TradeoffOptions) -> list[str]:
     flags = ["--batch", "1", "--device", options.draft.device]
-    named = {name: getattr(options.draft, name) for name in OF_TARGET} | {"emulate": options.emulate}
+    named = {name: getattr(options.draft, name) for name in OF_TARGET} | {
+        "emulate": options.emulate
+    }
     for name, value in named.items():
         flags += [] if value is None else [f"--{name}", str(value)]
     return flags
@@ -121,7 +161,10 @@ class _Position:
 
     def __init__(self, rig: _Rig, aims: Aims) -> None:
         self.wish, self.samples = aims.wish, list[Sample]()
-        self._rig, self._pool = rig, AdaptivePool(rig.draft, rig.draft_times, rig.target, aims, None)
+        self._rig, self._pool = (
+            rig,
+            AdaptivePool(rig.draft, rig.draft_times, rig.target, aims, None),
+        )
 
     def make(self, request: Request, gauges: Gauges) -> Sample:
         """Make the text and read what it took."""
@@ -137,13 +180,23 @@ class _Position:
             navigator.tell = hear
 
             def complete(request: Request) -> Completion:
-                return speculate_adaptive(request, drafter, rig.target.verifier(), navigator, rig.tokenizer, silent, Event())
+                return speculate_adaptive(
+                    request,
+                    drafter,
+                    rig.target.verifier(),
+                    navigator,
+                    rig.tokenizer,
+                    silent,
+                    Event(),
+                )
 
             reading = gauges.read(complete, request)
         return Sample(reading.done, reading.joules, courses[0].forecast)
 
 
-def _measure(positions: Sequence[_Position], requests: Sequence[Request], runs: int, gauges: Gauges) -> None:
+def _measure(
+    positions: Sequence[_Position], requests: Sequence[Request], runs: int, gauges: Gauges
+) -> None:
     """Every position on every prompt, `runs` times, in an order that turns. A first text of each position is not counted: what is known of
     draft, link and target settles in it. Nor is a token of each prompt at each of its turns: the target then holds its keys for all.
     """
@@ -158,35 +211,85 @@ def _measure(positions: Sequence[_Position], requests: Sequence[Request], runs: 
         print(f"run {run + 1} of {runs} done", file=sys.stderr)
 
 
-def _sum_up(options: TradeoffOptions, rig: _Rig, positions: Sequence[_Position], stated: Stated | None) -> Tradeoff:
-    draft, first, rates = options.draft, positions[0].samples, stated.rates if stated is not None else None
-    untold = "the target is emulated: this machine's joules are not its own" if options.emulate else None
-    ledger = Ledger(rates, draft.target_share, draft.draft_watts, draft.target_watts, whole=rig.started is not None, untold=untold)
-    points = marked([summarise(100 * position.wish.weight, position.samples, first, ledger) for position in positions])
-    texts = [{"cs": 100 * position.wish.weight, **sample.done.record()} for position in positions for sample in position.samples]
+def _sum_up(
+    options: TradeoffOptions, rig: _Rig, positions: Sequence[_Position], stated: Stated | None
+) -> Tradeoff:
+    draft, first, rates = (
+        options.draft,
+        positions[0].samples,
+        stated.rates if stated is not None else None,
+    )
+    untold = (
+        "the target is emulated: this machine's joules are not its own" if options.emulate else None
+    )
+    ledger = Ledger(
+        rates,
+        draft.target_share,
+        draft.draft_watts,
+        draft.target_watts,
+        whole=rig.started is not None,
+        untold=untold,
+    )
+    points = marked(
+        [
+            summarise(100 * position.wish.weight, position.samples, first, ledger)
+            for position in positions
+        ]
+    )
+    texts = [
+        {"cs": 100 * position.wish.weight, **sample.done.record()}
+        for position in positions
+        for sample in position.samples
+    ]
     wish = positions[-1].wish
-    return Tradeoff(points, wish.objective, rig.target.description.device, _account(stated, draft), _remarks(options, wish, rates, points), texts)
+    return Tradeoff(
+        points,
+        wish.objective,
+        rig.target.description.device,
+        _account(stated, draft),
+        _remarks(options, wish, rates, points),
+        texts,
+    )
 
 
 def _account(stated: Stated | None, draft: Options) -> str:
     if stated is None:
         return "no price was given"
-    source = f"{stated.source}; {draft.target_share:g} of the hour is charged from request to last token"
+    source = (
+        f"{stated.source}; {draft.target_share:g} of the hour is charged from request to last token"
+    )
     return f"{source}; electricity and traffic only where priced, a lower bound where they are not"
 
 
-def _remarks(options: TradeoffOptions, wish: Wish, rates: Rates | None, points: Sequence[Point]) -> list[str]:
+def _remarks(
+    options: TradeoffOptions, wish: Wish, rates: Rates | None, points: Sequence[Point]
+) -> list[str]:
     """What a reader must know of how this came about."""
     remarks = []
     if options.emulate:
-        remarks.append("The target's passes take emulated times; the draft and both programs are this machine's.")
+        remarks.append(
+            "The target's passes take emulated times; the draft and both programs are this machine's."
+        )
     if options.target_host is None:
-        remarks.append("Draft and target share this machine's cores: speeds do not carry over to two machines.")
+        remarks.append(
+            "Draft and target share this machine's cores: speeds do not carry over to two machines."
+        )
     if options.rtt:
-        remarks.append(f"A round trip of {options.rtt:g} ms is emulated by a proxy on this machine, beyond its own.")
-    tariff = Terms(rates or Rates(0.0), options.draft.target_share, options.draft.draft_watts, options.draft.target_watts).tariff(wish.objective)
+        remarks.append(
+            f"A round trip of {options.rtt:g} ms is emulated by a proxy on this machine, beyond its own."
+        )
+    tariff = Terms(
+        rates or Rates(0.0),
+        options.draft.target_share,
+        options.draft.draft_watts,
+        options.draft.target_watts,
+    ).tariff(wish.objective)
     if tariff == SPEED.times(tariff.wall):
-        remarks.append(f"{wish.objective} is proportional to time here, so that every position of the knob asks for the same.")
+        remarks.append(
+            f"{wish.objective} is proportional to time here, so that every position of the knob asks for the same."
+        )
     differing = sum(point.texts - point.identical_texts for point in points)
-    remarks.append(f"Texts that differ from those of the first point: {differing} of {sum(point.texts for point in points)}.")
+    remarks.append(
+        f"Texts that differ from those of the first point: {differing} of {sum(point.texts for point in points)}."
+    )
     return remarks

@@ -13,7 +13,17 @@ from inference.objective import read_knob
 from outrider import options as drafting
 from outrider.options import Options
 
-UNUSED = ("baseline", "json", "profile", "calibrate", "list_models", "max_usd", "min_tps", "max_usd_per_1m", "max_joules_per_token")
+UNUSED = (
+    "baseline",
+    "json",
+    "profile",
+    "calibrate",
+    "list_models",
+    "max_usd",
+    "min_tps",
+    "max_usd_per_1m",
+    "max_joules_per_token",
+)
 """Flags of a draft that mean nothing here."""
 
 
@@ -36,16 +46,26 @@ class TradeoffOptions:
 
     def __post_init__(self) -> None:
         weights = [read_knob(knob) for knob in self.cs]
-        if len(set(weights)) < 2 or len(set(weights)) < len(weights) or not all(0 <= weight <= 1 for weight in weights):
-            raise InvalidRequest(f"--cs {','.join(self.cs)}: two or more different positions are needed, each tps, balanced, cost or 0 to 100")
+        if (
+            len(set(weights)) < 2
+            or len(set(weights)) < len(weights)
+            or not all(0 <= weight <= 1 for weight in weights)
+        ):
+            raise InvalidRequest(
+                f"--cs {','.join(self.cs)}: two or more different positions are needed, each tps, balanced, cost or 0 to 100"
+            )
         if self.num_runs < 1:
             raise InvalidRequest(f"--num_runs {self.num_runs}: at least one is needed")
         if not 0 <= self.rtt < 60_000:
             raise InvalidRequest(f"--rtt {self.rtt:g}: milliseconds from 0 to 60000 are needed")
         if self.target_host is not None and self.emulate is not None:
-            raise InvalidRequest("--emulate is of a target that is started here: --target_host names one that runs")
+            raise InvalidRequest(
+                "--emulate is of a target that is started here: --target_host names one that runs"
+            )
         if self.draft.fixed_tree or self.draft.offline != Options.offline:
-            raise InvalidRequest("--cs lets trees be chosen: --gamma, --tree_nodes, --tree_depth, --tree_rates and --offline draft fix them")
+            raise InvalidRequest(
+                "--cs lets trees be chosen: --gamma, --tree_nodes, --tree_depth, --tree_rates and --offline draft fix them"
+            )
         unused = [name for name in UNUSED if getattr(self.draft, name) != getattr(Options, name)]
         if unused:
             raise InvalidRequest(f"--{unused[0]} does not go with a trade-off curve")
@@ -73,11 +93,33 @@ def parse(arguments: Sequence[str] | None = None) -> TradeoffOptions:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add(parser, "cs", "positions of the knob (default: 0,25,50,75,100)", type=_words, metavar="KNOB,...")
-    _add(parser, "num_runs", "runs of each prompt and position, interleaved (default: %(default)s)", type=int)
+    _add(
+        parser,
+        "cs",
+        "positions of the knob (default: 0,25,50,75,100)",
+        type=_words,
+        metavar="KNOB,...",
+    )
+    _add(
+        parser,
+        "num_runs",
+        "runs of each prompt and position, interleaved (default: %(default)s)",
+        type=int,
+    )
     _add(parser, "target_host", "a running target (default: start one here)", metavar="HOST:PORT")
-    _add(parser, "emulate", "the passes of the target that is started take the times of this profile", metavar="PROFILE")
-    _add(parser, "rtt", "round trip to emulate, milliseconds beyond the machine's own (default: %(default)g)", type=float, metavar="MS")
+    _add(
+        parser,
+        "emulate",
+        "the passes of the target that is started take the times of this profile",
+        metavar="PROFILE",
+    )
+    _add(
+        parser,
+        "rtt",
+        "round trip to emulate, milliseconds beyond the machine's own (default: %(default)g)",
+        type=float,
+        metavar="MS",
+    )
     _add(parser, "out", "write tradeoff.json, tradeoff.csv and tradeoff.png there", metavar="DIR")
     given, others = parser.parse_known_args(arguments)
     draft = drafting.parse(["--role", "draft", *others])

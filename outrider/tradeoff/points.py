@@ -75,11 +75,15 @@ class Ledger:
             usage = replace(usage, draft_joules=read)
         stated = bill(usage, self._terms.rates).energy_total
         known = stated.value is not None or read.value is not None
-        return (stated if known else Figure.unavailable(f"{read.source}; {stated.source}")).times(PER_MILLION)
+        return (stated if known else Figure.unavailable(f"{read.source}; {stated.source}")).times(
+            PER_MILLION
+        )
 
     @property
     def _terms(self) -> Terms:
-        return Terms(self.rates or Rates(0.0), self.target_share, self.draft_watts, self.target_watts)
+        return Terms(
+            self.rates or Rates(0.0), self.target_share, self.draft_watts, self.target_watts
+        )
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,11 @@ class Point:
 
     def record(self) -> dict[str, Any]:
         """As plain data for JSON."""
-        plain = {name: value for name, value in vars(self).items() if isinstance(value, int | float) or value is None}
+        plain = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, int | float) or value is None
+        }
         return {
             **plain,
             "settings": list(self.settings),
@@ -131,27 +139,43 @@ class Point:
         }
 
 
-def summarise(cs: float, samples: Sequence[Sample], first: Sequence[Sample], ledger: Ledger) -> Point:
+def summarise(
+    cs: float, samples: Sequence[Sample], first: Sequence[Sample], ledger: Ledger
+) -> Point:
     """A point from its texts. first: the texts of the first point, in the same order."""
     texts = [sample.done for sample in samples]
     rounds = decoding(texts).seconds_per_token
     return Point(
         cs=cs,
-        settings=tuple(words for words, _ in Counter(sample.expected.words for sample in samples).most_common()),
+        settings=tuple(
+            words for words, _ in Counter(sample.expected.words for sample in samples).most_common()
+        ),
         texts=len(texts),
         tokens=sum(len(done.token_ids) for done in texts),
         tokens_per_second=bootstrap_median([done.tokens_per_second for done in texts]),
-        usd_per_million=spread([ledger.usd_per_million(len(done.token_ids), effort_of(done)) for done in texts]),
-        joules_per_million=spread([ledger.joules_per_million(len(one.done.token_ids), effort_of(one.done), one.joules) for one in samples]),
+        usd_per_million=spread(
+            [ledger.usd_per_million(len(done.token_ids), effort_of(done)) for done in texts]
+        ),
+        joules_per_million=spread(
+            [
+                ledger.joules_per_million(len(one.done.token_ids), effort_of(one.done), one.joules)
+                for one in samples
+            ]
+        ),
         after_first_chunk=1 / rounds if rounds else None,
         predicted=_predicted([sample.expected for sample in samples], ledger),
-        identical_texts=sum(ours.done.token_ids == theirs.done.token_ids for ours, theirs in zip(samples, first, strict=True)),
+        identical_texts=sum(
+            ours.done.token_ids == theirs.done.token_ids
+            for ours, theirs in zip(samples, first, strict=True)
+        ),
     )
 
 
 def effort_of(done: Completion) -> Effort:
     """What a text took, all of it."""
-    return Effort(done.seconds, done.draft_seconds + done.ahead_seconds, done.bytes_up, done.bytes_down)
+    return Effort(
+        done.seconds, done.draft_seconds + done.ahead_seconds, done.bytes_up, done.bytes_down
+    )
 
 
 def _predicted(expected: Sequence[Forecast], ledger: Ledger) -> Predicted:
@@ -159,13 +183,20 @@ def _predicted(expected: Sequence[Forecast], ledger: Ledger) -> Predicted:
     for one in expected:
         effort = effort.plus(one.effort.times(1 / len(expected)))
     unread = Figure.unavailable("joules that can only be read are not predicted")
-    return Predicted(1 / effort.wall, ledger.usd_per_million(1.0, effort), ledger.joules_per_million(1.0, effort, unread))
+    return Predicted(
+        1 / effort.wall,
+        ledger.usd_per_million(1.0, effort),
+        ledger.joules_per_million(1.0, effort, unread),
+    )
 
 
 def marked(points: Sequence[Point]) -> list[Point]:
     """The same, the efficient ones marked: among speed and what is known of every point."""
     costs = [[-point.tokens_per_second.median] for point in points]
-    for axis in ([point.usd_per_million for point in points], [point.joules_per_million for point in points]):
+    for axis in (
+        [point.usd_per_million for point in points],
+        [point.joules_per_million for point in points],
+    ):
         values = [one.median.value for one in axis]
         if None not in values:
             for cost, value in zip(costs, values, strict=True):
@@ -180,4 +211,6 @@ def pareto(costs: Sequence[Sequence[float]]) -> list[bool]:
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
     pairs = list(zip(one, other, strict=True))
-    return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
+    return all(mine <= theirs for mine, theirs in pairs) and any(
+        mine < theirs for mine, theirs in pairs
+    )

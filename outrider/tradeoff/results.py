@@ -29,8 +29,16 @@ NOTE = (
 
 Axis = tuple[str, Callable[[Point], Spread], Callable[[Point], Known]]
 AXES: tuple[Axis, ...] = (
-    ("$ per million tokens", lambda point: point.usd_per_million, lambda point: point.predicted.usd_per_million),
-    ("J per million tokens", lambda point: point.joules_per_million, lambda point: point.predicted.joules_per_million),
+    (
+        "$ per million tokens",
+        lambda point: point.usd_per_million,
+        lambda point: point.predicted.usd_per_million,
+    ),
+    (
+        "J per million tokens",
+        lambda point: point.joules_per_million,
+        lambda point: point.predicted.joules_per_million,
+    ),
 )
 """What speed is weighed against: its name, the measured and the predicted value."""
 
@@ -40,8 +48,20 @@ def print_tradeoff(curve: Tradeoff) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    heads = ["--cs", "tokens/s", "after first chunk", "predicted", "$ per million", "predicted", "J per million", "predicted", ""]
-    shown = Table(*heads, title=f"speed against {curve.objective}, target on {curve.device}", caption=NOTE)
+    heads = [
+        "--cs",
+        "tokens/s",
+        "after first chunk",
+        "predicted",
+        "$ per million",
+        "predicted",
+        "J per million",
+        "predicted",
+        "",
+    ]
+    shown = Table(
+        *heads, title=f"speed against {curve.objective}, target on {curve.device}", caption=NOTE
+    )
     for point in curve.points:
         shown.add_row(*_cells(point))
     console = Console(width=None if sys.stdout.isatty() else 170, highlight=False)
@@ -49,8 +69,12 @@ def print_tradeoff(curve: Tradeoff) -> None:
     for line in [f"$: {curve.account}.", *_unknown(curve), *curve.remarks]:
         console.print(f"- {line}", markup=False)
     for point in curve.points:
-        others = f", and {len(point.settings) - 1} other settings" if len(point.settings) > 1 else ""
-        console.print(f"- texts at {point.cs:g} began with: {point.settings[0]}{others}", markup=False)
+        others = (
+            f", and {len(point.settings) - 1} other settings" if len(point.settings) > 1 else ""
+        )
+        console.print(
+            f"- texts at {point.cs:g} began with: {point.settings[0]}{others}", markup=False
+        )
 
 
 def write_tradeoff(directory: Path, options: TradeoffOptions, curve: Tradeoff) -> list[Path]:
@@ -82,15 +106,34 @@ def write_tradeoff(directory: Path, options: TradeoffOptions, curve: Tradeoff) -
 
 def columns(point: Point) -> dict[str, Any]:
     """A point as one line of the CSV; what is not known says so, with the reason."""
-    line: dict[str, Any] = {"cs": point.cs, "pareto": point.efficient, "texts": point.texts, "tokens": point.tokens}
+    line: dict[str, Any] = {
+        "cs": point.cs,
+        "pareto": point.efficient,
+        "texts": point.texts,
+        "tokens": point.tokens,
+    }
     speed = point.tokens_per_second
-    line |= {"tokens_per_second": speed.median, "tokens_per_second_low": speed.low, "tokens_per_second_high": speed.high}
-    line |= {"after_first_chunk": point.after_first_chunk, "predicted_tokens_per_second": point.predicted.tokens_per_second}
+    line |= {
+        "tokens_per_second": speed.median,
+        "tokens_per_second_low": speed.low,
+        "tokens_per_second_high": speed.high,
+    }
+    line |= {
+        "after_first_chunk": point.after_first_chunk,
+        "predicted_tokens_per_second": point.predicted.tokens_per_second,
+    }
     for name in ("usd_per_million", "joules_per_million"):
         measured, predicted = getattr(point, name), getattr(point.predicted, name)
         known = measured.median.value is not None
-        line |= {name: measured.median.value if known else UNKNOWN, f"{name}_low": measured.low, f"{name}_high": measured.high}
-        line |= {f"{name}_source": measured.median.source, f"predicted_{name}": UNKNOWN if predicted.value is None else predicted.value}
+        line |= {
+            name: measured.median.value if known else UNKNOWN,
+            f"{name}_low": measured.low,
+            f"{name}_high": measured.high,
+        }
+        line |= {
+            f"{name}_source": measured.median.source,
+            f"predicted_{name}": UNKNOWN if predicted.value is None else predicted.value,
+        }
     return {**line, "identical_texts": point.identical_texts, "settings": "; ".join(point.settings)}
 
 
@@ -100,14 +143,20 @@ def draw(directory: Path, curve: Tradeoff) -> list[Path]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra("plots need matplotlib: pip install 'outrider[plots]'") from error
-    axes = [axis for axis in AXES if all(axis[1](point).median.value is not None for point in curve.points)]
+    axes = [
+        axis
+        for axis in AXES
+        if all(axis[1](point).median.value is not None for point in curve.points)
+    ]
     if not axes:
         print(f"no picture: {'; '.join(_unknown(curve))}", file=sys.stderr)
         return []
     picture = Figure(figsize=(6 * len(axes), 5), layout="constrained")
     for panel, axis in zip(picture.subplots(1, len(axes), squeeze=False)[0], axes, strict=True):
         _panel(panel, axis, curve.points)
-    picture.suptitle(f"target on {curve.device}; --cs weighs speed against {curve.objective}", fontsize=8)
+    picture.suptitle(
+        f"target on {curve.device}; --cs weighs speed against {curve.objective}", fontsize=8
+    )
     path = directory / "tradeoff.png"
     picture.savefig(path, dpi=120)
     return [path]
@@ -119,14 +168,42 @@ def _panel(panel: Axes, axis: Axis, points: Sequence[Point]) -> None:
     for index, point in enumerate(points):
         speed, cost, forecast = point.tokens_per_second, measured(point), predicted(point).value
         middle = cost.median.value or 0.0
-        across, along = _reach(middle, cost.low, cost.high), _reach(speed.median, speed.low, speed.high)
+        across, along = (
+            _reach(middle, cost.low, cost.high),
+            _reach(speed.median, speed.low, speed.high),
+        )
         filled = "tab:blue" if point.efficient else "white"
-        panel.errorbar([middle], [speed.median], along, across, fmt="o", color="tab:blue", markerfacecolor=filled, capsize=3)
-        panel.annotate(f"{point.cs:g}", (middle, speed.median), textcoords="offset points", xytext=(6, 6 + 11 * (index % 3)))
+        panel.errorbar(
+            [middle],
+            [speed.median],
+            along,
+            across,
+            fmt="o",
+            color="tab:blue",
+            markerfacecolor=filled,
+            capsize=3,
+        )
+        panel.annotate(
+            f"{point.cs:g}",
+            (middle, speed.median),
+            textcoords="offset points",
+            xytext=(6, 6 + 11 * (index % 3)),
+        )
         if forecast is not None:
             panel.plot([forecast], [point.predicted.tokens_per_second], "x", color="tab:gray")
-    best = sorted((measured(point).median.value or 0.0, point.tokens_per_second.median) for point in points if point.efficient)
-    panel.plot([cost for cost, _ in best], [speed for _, speed in best], "-", color="tab:blue", linewidth=1, alpha=0.6)
+    best = sorted(
+        (measured(point).median.value or 0.0, point.tokens_per_second.median)
+        for point in points
+        if point.efficient
+    )
+    panel.plot(
+        [cost for cost, _ in best],
+        [speed for _, speed in best],
+        "-",
+        color="tab:blue",
+        linewidth=1,
+        alpha=0.6,
+    )
     panel.plot([], [], "o", color="tab:blue", label="measured, Pareto set")
     panel.plot([], [], "o", color="tab:blue", markerfacecolor="white", label="measured, dominated")
     panel.plot([], [], "x", color="tab:gray", label="predicted, rounds alone")
@@ -136,7 +213,10 @@ def _panel(panel: Axes, axis: Axis, points: Sequence[Point]) -> None:
 
 def _reach(middle: float, low: float | None, high: float | None) -> list[list[float]]:
     """Of an error bar, below and above."""
-    return [[middle - (middle if low is None else low)], [(middle if high is None else high) - middle]]
+    return [
+        [middle - (middle if low is None else low)],
+        [(middle if high is None else high) - middle],
+    ]
 
 
 def _cells(point: Point) -> list[str]:
@@ -162,6 +242,17 @@ def _spread(value: Spread, digits: int) -> str:
 def _unknown(curve: Tradeoff) -> list[str]:
     """What is unavailable, and why."""
     reasons = [
-        (name, next((measured(point).median for point in curve.points if measured(point).median.value is None), None)) for name, measured, _ in AXES
+        (
+            name,
+            next(
+                (
+                    measured(point).median
+                    for point in curve.points
+                    if measured(point).median.value is None
+                ),
+                None,
+            ),
+        )
+        for name, measured, _ in AXES
     ]
     return [f"{name}: {UNKNOWN}: {known.source}" for name, known in reasons if known is not None]

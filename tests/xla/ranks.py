@@ -70,7 +70,9 @@ class Ids(nn.Linear):
         return self.collectives.join(super().forward(states))[..., :vocabulary]
 
 
-def rank_graph(whole: StatefulGraph, bucket: Bucket, rank: int, collectives: Collectives) -> StatefulGraph:
+def rank_graph(
+    whole: StatefulGraph, bucket: Bucket, rank: int, collectives: Collectives
+) -> StatefulGraph:
     """This rank's share of a graph: its heads of the caches, its cut of every weight that is dealt out."""
     config = parallel_config(whole.decoder.config, RANKS)
     layers = Layers(
@@ -79,7 +81,9 @@ def rank_graph(whole: StatefulGraph, bucket: Bucket, rank: int, collectives: Col
         lambda ids, size: Width(collectives, ids, size),
         lambda inputs, outputs, bias: Ids(collectives, inputs, outputs, bias),
     )
-    decoder = Decoder(config, len(whole.decoder.cos), whole.decoder.vocabulary, layers).requires_grad_(False)
+    decoder = Decoder(
+        config, len(whole.decoder.cos), whole.decoder.vocabulary, layers
+    ).requires_grad_(False)
     tensors = parallel_tensors(whole.decoder.named_parameters(), whole.decoder.config, RANKS)
     for name, mine in decoder.named_parameters():
         mine.copy_(_share(tensors[name].detach(), mine.shape, rank))

@@ -36,12 +36,20 @@ def lower(graph: StatefulRoundGraph, inputs: dict[str, Tensor]) -> tuple[str, li
 
 
 def check_text(text: str, sorts: int) -> None:
-    opcodes = Counter(re.findall(r"^\s*(?:ROOT )?%[\w.-]+ = (?:\([^)]*\)|\S+) ([\w-]+)\(", text, re.MULTILINE))
+    opcodes = Counter(
+        re.findall(r"^\s*(?:ROOT )?%[\w.-]+ = (?:\([^)]*\)|\S+) ([\w-]+)\(", text, re.MULTILINE)
+    )
     assert opcodes.keys() <= ALLOWED
     assert (opcodes["scatter"], opcodes["sort"]) == (len(CACHES), sorts)
     assert "<=" not in text  # as bounded, dynamic sizes are written
-    wide = [line.strip() for line in text.splitlines() if re.search(r"\b([su]64|f64|c64)\[", line) and "HloModule" not in line]
-    assert [line for line in wide if not any(re.search("= " + allowed, line) for allowed in WIDE)] == []
+    wide = [
+        line.strip()
+        for line in text.splitlines()
+        if re.search(r"\b([su]64|f64|c64)\[", line) and "HloModule" not in line
+    ]
+    assert [
+        line for line in wide if not any(re.search("= " + allowed, line) for allowed in WIDE)
+    ] == []
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.stateful], ids=str)
@@ -56,7 +64,9 @@ def test_a_round_lowers_to_allowed_operations_and_equals_eager(case: Case) -> No
     check_text(text, 2 * levels + 1 if case.sampled else levels)
     if found[0].equal(answer):  # else a near-tie of bfloat16, after which everything is another
         for one, name in zip(found[1:], CACHES, strict=True):
-            torch.testing.assert_close(one, getattr(graph, name), atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype])
+            torch.testing.assert_close(
+                one, getattr(graph, name), atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype]
+            )
     else:
         assert case.dtype == torch.bfloat16
 

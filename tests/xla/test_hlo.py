@@ -61,12 +61,16 @@ def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bo
     metrics.clear_all()
     with torch.no_grad():
         returned = graph(**inputs)
-    results = [returned, graph.keys, graph.values] if isinstance(graph, StatefulGraph) else list(returned)
+    results = (
+        [returned, graph.keys, graph.values] if isinstance(graph, StatefulGraph) else list(returned)
+    )
     text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
     fallbacks = [name for name in metrics.counter_names() if name.startswith("aten::")]
     if run:
         torch_xla.sync()
-    opcodes = Counter(re.findall(r"^\s*(?:ROOT )?%[\w.-]+ = (?:\([^)]*\)|\S+) ([\w-]+)\(", text, re.MULTILINE))
+    opcodes = Counter(
+        re.findall(r"^\s*(?:ROOT )?%[\w.-]+ = (?:\([^)]*\)|\S+) ([\w-]+)\(", text, re.MULTILINE)
+    )
     return Hlo(text, opcodes, fallbacks, [result.cpu() for result in results] if run else [])
 
 
@@ -75,7 +79,9 @@ def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> N
     graph, inputs = case.graph(), case.inputs(0)
     with torch.no_grad():
         returned = graph(**inputs)
-    expected = [returned, graph.keys, graph.values] if isinstance(graph, StatefulGraph) else list(returned)
+    expected = (
+        [returned, graph.keys, graph.values] if isinstance(graph, StatefulGraph) else list(returned)
+    )
     found = lower(case.graph(), inputs)
     check_text(found, case)
     tolerance = TOLERANCE[case.dtype]
@@ -85,10 +91,17 @@ def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> N
 
 
 def test_copying_a_row_lowers_to_two_gathers_and_equals_eager() -> None:
-    case, inputs = Case(stateful=True, sampled=False, nodes=2, rows=2), {"rows": torch.tensor([1, 1], dtype=torch.int32)}
+    case, inputs = (
+        Case(stateful=True, sampled=False, nodes=2, rows=2),
+        {"rows": torch.tensor([1, 1], dtype=torch.int32)},
+    )
     before = case.graph()
     found = lower(case.graph(), inputs)
-    assert (found.fallbacks, found.opcodes["gather"], found.opcodes.keys() <= ALLOWED) == ([], 2, True)
+    assert (found.fallbacks, found.opcodes["gather"], found.opcodes.keys() <= ALLOWED) == (
+        [],
+        2,
+        True,
+    )
     for moved, cache in zip(found.results[1:], (before.keys, before.values), strict=True):
         assert moved.equal(cache[:, [1, 1]])
 
@@ -100,18 +113,28 @@ def check_text(found: Hlo, case: Case) -> None:
     assert found.opcodes["sort"] == int(case.sampled)
     assert found.opcodes["scatter"] == 2 * case.stateful
     assert "<=" not in found.text  # as bounded, dynamic sizes are written
-    wide = [line.strip() for line in found.text.splitlines() if re.search(r"\b([su]64|f64|c64)\[", line) and "HloModule" not in line]
-    assert [line for line in wide if not any(re.search("= " + allowed, line) for allowed in WIDE)] == []
+    wide = [
+        line.strip()
+        for line in found.text.splitlines()
+        if re.search(r"\b([su]64|f64|c64)\[", line) and "HloModule" not in line
+    ]
+    assert [
+        line for line in wide if not any(re.search("= " + allowed, line) for allowed in WIDE)
+    ] == []
     for name, tensor in case.inputs(0).items():
         shape = f"[{','.join(map(str, tensor.shape))}]"
         kind = "f32" if tensor.is_floating_point() else "s32"
         used = name != ("rows" if case.stateful else "slots")
-        assert not used or re.search(rf"= {kind}{re.escape(shape)}\S* parameter\(", found.text), name
+        assert not used or re.search(rf"= {kind}{re.escape(shape)}\S* parameter\(", found.text), (
+            name
+        )
 
 
 def test_masks_are_parameters_whose_values_the_text_does_not_hold() -> None:
     case = Case(stateful=True, sampled=False, nodes=8, rows=2)
-    idle, busy = (lower(case.graph(), inputs) for inputs in (example_inputs(case.bucket), case.inputs(0)))
+    idle, busy = (
+        lower(case.graph(), inputs) for inputs in (example_inputs(case.bucket), case.inputs(0))
+    )
     assert shape_of(idle.text) == shape_of(busy.text)
     assert not idle.results[1].equal(busy.results[1])
 
@@ -125,18 +148,24 @@ def test_a_division_in_place_of_a_shift_is_seen() -> None:
     device = torch_xla.device()
     words = torch.tensor([-5, 7], dtype=torch.int32).to(device)
     torch_xla.sync()
-    assert "divide(" in torch_xla._XLAC._get_xla_tensors_hlo([words >> 1])  # why choice.py shifts by tensors
+    assert "divide(" in torch_xla._XLAC._get_xla_tensors_hlo(
+        [words >> 1]
+    )  # why choice.py shifts by tensors
 
 
 class Lowered:
     """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce would leave itself out), but not run."""
 
     def add(self, part: Tensor) -> Tensor:
-        total: Tensor = torch_xla._XLAC._xla_all_reduce(xm.REDUCE_SUM, part, 1.0, [list(range(RANKS))], False)
+        total: Tensor = torch_xla._XLAC._xla_all_reduce(
+            xm.REDUCE_SUM, part, 1.0, [list(range(RANKS))], False
+        )
         return total
 
     def join(self, part: Tensor) -> Tensor:
-        whole: Tensor = xm.all_gather(part, dim=part.dim() - 1, groups=[list(range(RANKS))], pin_layout=False)
+        whole: Tensor = xm.all_gather(
+            part, dim=part.dim() - 1, groups=[list(range(RANKS))], pin_layout=False
+        )
         return whole
 
 
