@@ -1,4 +1,6 @@
-"""Same prompts and seeds through every architecture; `python compare_architectures.py --help` lists the options."""
+"""Same prompts and seeds through every architecture; `python compare_architectures.py --help`
+lists the options.
+"""
 
 import sys
 

@@ -1,20 +1,24 @@
-"""Fit the shipped acceptance prior from pairs of models, and show what it is worth on texts it was not fitted on.
+"""Fit the shipped acceptance prior from pairs of models, and show what it is worth on texts it was
+not fitted on.
 
-    python -m benchmarks.acceptance --pair "NAME=DATA.npz" [--pair ...] [--write inference/data/acceptance.json]
+    python -m benchmarks.acceptance --pair "NAME=DATA.npz" [--pair ...] [--write
+    inference/data/acceptance.json]
 
 DATA is what benchmarks/agreement.py collects; the shipped record is from two such collections:
 
-    python -m benchmarks.agreement --out embedded.npz --texts 24 --new 256
-    python -m benchmarks.agreement --out qwen.npz --target QWEN2.5-CODER-1.5B --draft QWEN2.5-CODER-0.5B --prompts PROMPTS.jsonl \\
+    python -m benchmarks.agreement --out embedded.npz --texts 24 --new 256 python -m
+    benchmarks.agreement --out qwen.npz --target QWEN2.5-CODER-1.5B --draft QWEN2.5-CODER-0.5B
+    --prompts PROMPTS.jsonl \\
         --chat --texts 26 --new 96 --batch 26
 
 where the prompts are 8 of HumanEval, 12 of MT-bench and 6 of GSM8K.
 
-Every fourth text is held out. The table shows, by pair and temperature, the log-loss in nats of what the target took (rank 0 to 7, or
-none of these) under: the softmax of the scores (1e-3 kept for none), the average rates of the ranks on the other texts, the prior of
-all pairs, that prior while it learns from text to text, and the prior of the other pairs alone while it learns: a pair that was never
-seen. Beside them, predicted over actual share of positions where the target's token is the draft's first, and one of its first 8, for
-the learning prior. Nothing is timed. Whole sessions with trees: benchmarks/acceptance_sessions.py.
+Every fourth text is held out. The table shows, by pair and temperature, the log-loss in nats of
+what the target took (rank 0 to 7, or none of these) under: the softmax of the scores (1e-3 kept for
+none), the average rates of the ranks on the other texts, the prior of all pairs, that prior while
+it learns from text to text, and the prior of the other pairs alone while it learns: a pair that was
+never seen. Beside them, predicted over actual share of positions where the target's token is the
+draft's first, and one of its first 8, for the learning prior. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -33,7 +37,6 @@ from benchmarks.agreement import TEMPERATURES, Agreement, load
 from inference.acceptance import (
     FEATURES,
     KINDS,
-    PRIOR_PATH,
     RANKS,
     VERSION,
     AcceptanceModel,
@@ -54,14 +57,14 @@ WORTH = 30
 """Verdicts that the fitted prior stands for: what a session of another pair must outweigh."""
 
 RATES_WORTH = 10
-PATHS_A_PAIR = 4
-"""Texts whose beginnings are in the prior's path."""
 
 _NONE = 1e-3  # probability that the softmax leaves for tokens that are not among the K
 
 
 class Text(NamedTuple):
-    """A collected text, and at which depth of a round each of its positions was, had it been drafted by trees of varying width and depth."""
+    """A collected text, and at which depth of a round each of its positions was, had it been
+    drafted by trees of varying width and depth.
+    """
 
     of: Agreement
     depths: NDArray[np.int64]  # [n]
@@ -86,7 +89,9 @@ class Pair(NamedTuple):
 
 
 def rounds_of(text: Agreement, random: np.random.Generator) -> Text:
-    """Cut a text into rounds: a round goes on while the token is among the first `width` and `deepest` is not reached."""
+    """Cut a text into rounds: a round goes on while the token is among the first `width` and
+    `deepest` is not reached.
+    """
     depths, depth, width, deepest = [], 0, 1, 1
     for taken in text.taken.tolist():
         if depth == 0:
@@ -97,14 +102,18 @@ def rounds_of(text: Agreement, random: np.random.Generator) -> Text:
 
 
 def come_to(text: Text, k: int) -> tuple[FloatArray, NDArray[np.bool_]]:  # [n, F], [n]
-    """Every child of the first k that was come to: what its scores say, and whether it was taken."""
+    """Every child of the first k that was come to: what its scores say, and whether it was
+    taken.
+    """
     table = features(text.of.scores[:, :k], text.depths, text.of.greedy)
     ranks, taken = np.arange(k)[None], text.of.taken[:, None]
     return table[ranks <= taken], (ranks == taken)[ranks <= taken]
 
 
 def fit_law(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
-    """The likeliest weights when every pair counts the same, and their precision after WORTH verdicts."""
+    """The likeliest weights when every pair counts the same, and their precision after WORTH
+    verdicts.
+    """
     tables, answers, weights = [], [], []
     for texts in parts:
         seen = [
@@ -131,7 +140,9 @@ def fit_law(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
 
 
 def fit_rates(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
-    """How often each rank was taken when it was come to, over all temperatures, worth RATES_WORTH verdicts."""
+    """How often each rank was taken when it was come to, over all temperatures, worth
+    RATES_WORTH verdicts.
+    """
     shares = np.mean([taken_shares(texts, RANKS) for texts in parts], axis=0)
     tries = RATES_WORTH * (1 - np.concatenate([[0.0], np.cumsum(shares)[:-1]]))
     hits = np.clip(RATES_WORTH * shares, 0.01 * tries, 0.99 * tries)
@@ -151,36 +162,12 @@ def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
         name: fit_law([[text for text in texts if text.of.greedy == greedy] for texts in parts])
         for name, greedy in kinds
     }
-    record = {
+    return {
         "version": VERSION,
         "features": list(FEATURES),
         "laws": laws,
         "rates": fit_rates(parts),
     }
-    paths = {
-        name: fit_path(
-            record, [[text for text in texts if text.of.greedy == greedy] for texts in parts]
-        )
-        for name, greedy in kinds
-    }
-    return {**record, "paths": paths}
-
-
-def fit_path(record: dict[str, Any], parts: Sequence[Sequence[Text]]) -> list[float]:
-    """Chances that those laws give to what was taken at the beginnings of texts, as many texts and tokens of each pair."""
-    path = list[float]()
-    blank = {**record, "paths": {kind: [0.5] for kind in KINDS}}
-    for texts in parts:
-        some = texts[:: max(len(texts) // PATHS_A_PAIR, 1)][:PATHS_A_PAIR]
-        length = PRIOR_PATH // len(parts) // len(some)
-        for text, chances in zip(some, predict(blank, some, learning=False), strict=True):
-            taken = text.of.taken[:length]
-            path += (
-                np.where(taken < K, chances[np.arange(len(taken)), np.minimum(taken, K - 1)], 0.0)
-                .round(4)
-                .tolist()
-            )
-    return path
 
 
 def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K], [n] -> [n]
@@ -190,7 +177,9 @@ def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K]
 
 
 def predict(record: dict[str, Any], texts: Iterable[Text], learning: bool) -> Iterator[FloatArray]:
-    """Chances of the first K children at every position of each text; a learning model sees the texts one after the other."""
+    """Chances of the first K children at every position of each text; a learning model sees the
+    texts one after the other.
+    """
     model = AcceptanceModel.from_record(record)
     for text in texts:
         chances = np.empty((len(text.depths), K))
@@ -205,7 +194,10 @@ def predict(record: dict[str, Any], texts: Iterable[Text], learning: bool) -> It
 
 def table(pairs: Sequence[Pair]) -> Iterator[str]:
     """The comparison, a line for each pair and temperature."""
-    yield "| pair | T | positions | softmax | rates | prior | learning | learning, pair unseen | first: predicted/actual | first 8 |"
+    yield (
+        "| pair | T | positions | softmax | rates | prior | learning | learning, pair unseen | "
+        "first: predicted/actual | first 8 |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|---|"
     prior = fit_prior([pair.part(held_out=False) for pair in pairs])
     for pair in pairs:
@@ -234,11 +226,11 @@ def _cells(
     yield f"{loss(np.tile(rates, (len(taken), 1)), taken).mean():.3f}"
     yield f"{loss(np.concatenate(list(predict(prior, texts, learning=False))), taken).mean():.3f}"
     yield f"{loss(learnt, taken).mean():.3f}"
-    yield (
-        ""
-        if unseen is None
-        else f"{loss(np.concatenate(list(predict(unseen, texts, learning=True))), taken).mean():.3f}"
-    )
+    if unseen is None:
+        yield ""
+    else:
+        others = np.concatenate(list(predict(unseen, texts, learning=True)))
+        yield f"{loss(others, taken).mean():.3f}"
     yield f"{learnt[:, 0].sum() / (taken < 1).sum():.3f}"
     yield f"{learnt.sum() / (taken < K).sum():.3f}"
 

@@ -1,11 +1,14 @@
-"""Collect what an acceptance model learns from: the draft's scores at every token that the target wrote, and which rank it took.
+"""Collect what an acceptance model learns from: the draft's scores at every token that the target
+wrote, and which rank it took.
 
-    python -m benchmarks.agreement --out DATA.npz [--prompts FILE.jsonl] [--target DIR --draft DIR --chat] [--texts 16] [--new 128]
+    python -m benchmarks.agreement --out DATA.npz [--prompts FILE.jsonl] [--target DIR --draft DIR
+    --chat] [--texts 16] [--new 128]
 
-The target writes a text for every prompt and temperature under the shared noise, all texts in one batch; then the draft reads them
-and ranks the next token everywhere. This is what a session observes, without its trees: ranks and scores depend on the text only.
-Prompts are lines of JSON with a field "prompt" (text) and, if there is one, "kind"; without a file they are cut from the held-out
-files of the embedded pair, which is the default pair. Nothing is timed.
+The target writes a text for every prompt and temperature under the shared noise, all texts in one
+batch; then the draft reads them and ranks the next token everywhere. This is what a session
+observes, without its trees: ranks and scores depend on the text only. Prompts are lines of JSON
+with a field "prompt" (text) and, if there is one, "kind"; without a file they are cut from the
+held-out files of the embedded pair, which is the default pair. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -49,9 +52,11 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """One text that the target wrote, position by position. Raises ValueError unless the arrays fit each other.
+    """One text that the target wrote, position by position. Raises ValueError unless the arrays fit
+    each other.
 
-    taken: the rank of the target's token among the draft's WIDTH likeliest, WIDTH where it is none of them.
+    taken: the rank of the target's token among the draft's WIDTH likeliest, WIDTH where it is none
+    of them.
     """
 
     kind: str
@@ -64,7 +69,8 @@ class Agreement:
     def __post_init__(self) -> None:
         if self.scores.shape != (len(self.taken), WIDTH):
             raise ValueError(
-                f"scores of {len(self.taken)} positions have shape {(len(self.taken), WIDTH)}: got {self.scores.shape}"
+                f"scores of {len(self.taken)} positions have shape {(len(self.taken), WIDTH)}: got "
+                f"{self.scores.shape}"
             )
 
     @property
@@ -106,7 +112,9 @@ def write_texts(
     new: int,
     stop_ids: frozenset[int],
 ) -> list[list[int]]:
-    """The target's continuation of each prompt under its own params, a row each: `new` tokens, or fewer when a stop id ends it."""
+    """The target's continuation of each prompt under its own params, a row each: `new` tokens,
+    or fewer when a stop id ends it.
+    """
     rows = [ModelSequence(model, row, sampling) for row, sampling in enumerate(params)]
     for row, prompt in zip(rows, prompts, strict=True):
         row.extend(prompt.ids[:-1])
@@ -129,7 +137,9 @@ def write_texts(
 def read_text(
     draft: EagerModel, prompt: Prompt, written: Sequence[int], params: SamplingParams
 ) -> Agreement:
-    """The draft's ranking at every position of a text that the target wrote, under the same params."""
+    """The draft's ranking at every position of a text that the target wrote, under the same
+    params.
+    """
     sequence = ModelSequence(draft, 0, params)
     sequence.extend(prompt.ids[:-1])
     roots = [prompt.ids[-1], *written[:-1]]
@@ -160,7 +170,9 @@ def file_prompts(path: Path, tokenizer: Tokenizer, texts: int, chat: bool) -> li
 
 
 def held_out_prompts(tokenizer: Tokenizer, texts: int) -> list[Prompt]:
-    """Beginnings of evenly spread windows of the files that the embedded pair was not trained on."""
+    """Beginnings of evenly spread windows of the files that the embedded pair was not trained
+    on.
+    """
     listing = json.loads((EMBEDDED / "training_files.json").read_text(encoding="utf-8"))
     files = [tokenizer.encode(text) for text in read_texts(listing, "held-out") if text]
     windows = [

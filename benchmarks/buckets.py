@@ -1,11 +1,13 @@
-"""Padded work of planned graphs against powers of two, on three loads, at the roofline of two devices. Nothing is run: work is counted.
+"""Padded work of planned graphs against powers of two, on three loads, at the roofline of two
+devices. Nothing is run: work is counted.
 
     python -m benchmarks.buckets [--json FILE]        the table
     python -m benchmarks.buckets --write_loads        make benchmarks/loads/*.json anew
 
-The loads are synthetic: seeded draws from log-normal lengths whose medians and spreads imitate three uses, set by hand, not
-recorded from users. "All powers of two" has every power of two up to the limits, however many graphs that makes; "best powers
-of two" is the planner's choice among these sizes alone, within the same budget as "planned".
+The loads are synthetic: seeded draws from log-normal lengths whose medians and spreads imitate
+three uses, set by hand, not recorded from users. "All powers of two" has every power of two up to
+the limits, however many graphs that makes; "best powers of two" is the planner's choice among these
+sizes alone, within the same budget as "planned".
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ _SMALL: dict[str, Any] = LLAMA_8B | {  # the shapes in SmolLM2 135M's config.jso
 
 @dataclass(frozen=True)
 class Imitated:
-    """What a load imitates: median lengths, their spread (sigma of the logarithm), and how trees and sessions come."""
+    """What a load imitates: median lengths, their spread (sigma of the logarithm), and how trees
+    and sessions come.
+    """
 
     what: str
     prompt: int
@@ -102,7 +106,9 @@ IMITATED = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. padding: work added to that of the calls without padding.  floor: no choice of these sizes has less."""
+    """One line of the table. padding: work added to that of the calls without padding.  floor:
+    no choice of these sizes has less.
+    """
 
     target: str
     load: str
@@ -122,7 +128,10 @@ def imitate(name: str, seed: int = 0) -> Load:
         (max(2, int(prompt)), max(1, int(output)))
         for prompt, output in zip(prompts, outputs, strict=True)
     )
-    what = f"synthetic, imitates {source.what}: python -m benchmarks.buckets --write_loads, seed {seed}"
+    what = (
+        f"synthetic, imitates {source.what}: python -m benchmarks.buckets --write_loads, seed "
+        f"{seed}"
+    )
     return Load(what, sessions, source.tree_sizes, source.concurrent, source.acceptance_length)
 
 
@@ -156,7 +165,9 @@ def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
 
 
 def specs() -> Iterator[tuple[CompileSpec, ModelConfig]]:
-    """An 8B model on trn1.2xlarge, where every call has all rows, and a 135M model on a CPU, where it need not."""
+    """An 8B model on trn1.2xlarge, where every call has all rows, and a 135M model on a CPU,
+    where it need not.
+    """
     for target, ranks, raw in (("trn1", 2, LLAMA_8B), ("cpu", 1, _SMALL)):
         dtype = "float32" if target == "cpu" else "bfloat16"
         limits = Limits(
@@ -205,10 +216,16 @@ def _planned(
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
-    yield f"{'device':<8}{'load':<8}{'graphs from':<20}{'graphs':>7}{'padding':>10}{'at least':>10}{'planning s':>12}"
+    yield (
+        f"{'device':<8}{'load':<8}{'graphs from':<20}{'graphs':>7}{'padding':>10}"
+        f"{'at least':>10}{'planning s':>12}"
+    )
     for row in rows:
         floor = "" if row.floor is None else f"{row.floor:.1%}"
-        yield f"{row.target:<8}{row.load:<8}{row.graphs_from:<20}{row.graphs:>7}{row.padding:>10.1%}{floor:>10}{row.seconds:>12.1f}"
+        yield (
+            f"{row.target:<8}{row.load:<8}{row.graphs_from:<20}{row.graphs:>7}{row.padding:>10.1%}"
+            f"{floor:>10}{row.seconds:>12.1f}"
+        )
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.choice [--vocabulary 151936] [--nodes 16] [--depths 1,4,8] [--threads 2]
 
-Logits are drawn with a spread as language models have it (normal, standard deviation 3, a few tokens far above).
+Logits are drawn with a spread as language models have it (normal, standard deviation 3, a few
+tokens far above).
 """
 
 from __future__ import annotations

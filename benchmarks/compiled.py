@@ -1,11 +1,14 @@
-"""What compiling for the CPU brings: a forward by nodes, compiled against eager, and whether the cache's length costs.
+"""What compiling for the CPU brings: a forward by nodes, compiled against eager, and whether the
+cache's length costs.
 
-    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--int8] [--nodes 1,8,16,32,64] [--context 256] [--sampled] [--json FILE]
-    python -m benchmarks.compiled --cache 2,268          a call that reads 256 slots, in caches of 2 and 268 MB
+    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--int8] [--nodes 1,8,16,32,64]
+    [--context 256] [--sampled] [--json FILE] python -m benchmarks.compiled --cache 2,268          a
+    call that reads 256 slots, in caches of 2 and 268 MB
 
-Median milliseconds and process CPU milliseconds of one row; shapes are visited in turn, so that a busy machine slows all alike.
-The graphs are compiled first, which takes minutes for a large model; --keep DIR goes on from what an earlier run built there.
---int8 adds the same model with 8-bit matrices, by OpenVINO.
+Median milliseconds and process CPU milliseconds of one row; shapes are visited in turn, so that a
+busy machine slows all alike. The graphs are compiled first, which takes minutes for a large model;
+--keep DIR goes on from what an earlier run built there. --int8 adds the same model with 8-bit
+matrices, by OpenVINO.
 """
 
 from __future__ import annotations
@@ -110,7 +113,9 @@ def segment(nodes: int, context: int, params: SamplingParams) -> Segment:
 def medians(
     calls: dict[str, Callable[[], object]], repetitions: int
 ) -> dict[str, dict[str, float]]:
-    """Median and least wall, and least CPU, milliseconds of each call, in turn, after two rounds of warm-up."""
+    """Median and least wall, and least CPU, milliseconds of each call, in turn, after two rounds
+    of warm-up.
+    """
     wall: dict[str, list[float]] = {name: [] for name in calls}
     cpu: dict[str, list[float]] = {name: [] for name in calls}
     for repetition in range(repetitions + 2):
@@ -139,7 +144,9 @@ def by_nodes(
     repetitions: int,
     directory: Path,
 ) -> dict[str, Any]:
-    """Forward time by nodes, eager in the first precision and compiled in each; artefacts are built in the directory."""
+    """Forward time by nodes, eager in the first precision and compiled in each; artefacts are
+    built in the directory.
+    """
     slots, most = -(-context // 64) * 64, max(nodes)
     capacity = slots + 2 * most
     models, figures = dict[str, Model](), dict[str, Any]()
@@ -175,7 +182,9 @@ def by_nodes(
 
 
 def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) -> dict[str, Any]:
-    """Time of one graph, which reads CACHE_CONTEXT slots, over caches of several sizes: only the caches' length differs."""
+    """Time of one graph, which reads CACHE_CONTEXT slots, over caches of several sizes: only the
+    caches' length differs.
+    """
     junk = CACHE_CONTEXT + 2 * CACHE_NODES
     bucket = verify_bucket(1, CACHE_NODES, CACHE_CONTEXT, junk, sampled=False)
     config = read_config(model)
@@ -191,7 +200,9 @@ def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) ->
 
 
 def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> CompiledModel:
-    """One graph over a cache of this capacity, without the large graph that an artefact of this capacity would need."""
+    """One graph over a cache of this capacity, without the large graph that an artefact of this
+    capacity would need.
+    """
     bucket = replace(bucket, junk=capacity)
     decoder = load_decoder(
         model,

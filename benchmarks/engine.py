@@ -1,13 +1,14 @@
-"""What the engine costs outside the model, by sessions in one forward; and what one forward for all brings with a real model.
+"""What Outrider computes outside the models, in milliseconds of a processor: the engine's forward,
+a message of candidates on its way in, and a proposer's call.
 
-    python -m benchmarks.engine [--sessions 1,8,32] [--json FILE]
-    python -m benchmarks.engine --model DIR [--dtype bfloat16] [--threads 2] [--sessions 1,4,8] [--json FILE]
+    python -m benchmarks.engine [--sessions 1,8,64] [--nodes 64] [--forwards 100] [--json FILE]
 
-Without --model: median milliseconds a forward of trees of 16 nodes, with a model that chooses at once, rows of 2,048 slots and 600
-or more committed tokens. "engine" is what the clock says between forwards, "engine cpu" what its thread computed, waking and choosing
-whom to serve included; "padding" is what a backend adds on the host; "asking" is a tree's way in, on the threads of those who ask.
-
-With --model: tokens a second of all sessions, trees in one forward against one row a forward, in turn. Texts are compared.
+The target chooses at once: token + 1 after every token. All sessions have full candidate trees
+(900 nodes and more), which messages of 32 nodes keep full, and 600 or more committed tokens. The
+right token is the likeliest candidate in 7 of 10 places. "forward" is all that the engine's thread
+does for one: planning, nodes, walks, commits; "padding" is what a backend adds on the host. Medians
+of the thread's own time, since other processes share the processor. A proposer's call is measured
+by benchmarks/proposer.py.
 """
 
 from __future__ import annotations
@@ -15,32 +16,34 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from benchmarks.scripted import ScriptedDraft, Text, say_texts
-from inference.backends import Model, Segment
+import numpy as np
+
+from benchmarks.proposer import measure as measure_proposer
+from benchmarks.proposer import outside_the_model
+from inference.backends import Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.engine import Engine, Forward, Observer
+from inference.candidates import BASE, Nodes, Proposal
+from inference.engine import Engine
+from inference.order import Decode
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
-from inference.session import Answer, Session
-from inference.tree import IntArray, TokenTree
-from outrider.models import find_checkpoint, load_model
-from outrider.options import Options
+from inference.session import MOST_CREDIT, Session
+from inference.tree import IntArray
 
-NODES, CAPACITY, PROMPT = 16, 2048, 600
-VOCABULARY = 100_000
-FORWARDS = 120
-"""Of one measurement; every session gets 3 tokens of each on average."""
+CAPACITY, PROMPT, VOCABULARY = 2048, 600, 100_000
+MESSAGE, LEVELS = 32, 64
+"""Nodes of one message, and levels of a full tree."""
 
-NAMES = ("read", "write", "copy", "move", "remove", "parse", "count", "compress")
-SPOKEN = 64
-"""Tokens of a real model's texts, prompt included."""
+FULL = 900
+"""Candidates of a session before each forward."""
+
+SURE, UNSURE = 0.75, 0.08
+"""What is claimed of the right token where it is the likeliest, and where it is not."""
 
 
 class NextToken:
@@ -63,257 +66,189 @@ class NextToken:
         raise NotImplementedError
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """As one graph for trees and one for prompts: a tree that is cut costs the same, so none is."""
-        return self.rows, NODES if nodes <= NODES else self.max_nodes
+        return rows, nodes
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         """There are no keys."""
 
 
-class Overhead(Observer):
-    """Sessions that ask again as soon as they are answered, on the engine's own thread, for FORWARDS forwards."""
+class Right(NamedTuple):
+    """A token of the text that a client has sent."""
 
-    def __init__(self, sessions: int) -> None:
+    position: int
+    number: int
+    token: int
+
+
+class Client:
+    """Sends the line of right tokens, and wrong ones beside it, level by level."""
+
+    def __init__(self, session: Session, stream: int, seed: int) -> None:
+        self.session, self.stream = session, stream
+        self._random, self._numbers = np.random.default_rng(seed), 0
+        self._line: list[Right] = []
+        self._start = session.length - 1  # all nodes but the first hang below others
+        self._last = Right(self._start, BASE, session.root)
+
+    @property
+    def full(self) -> bool:
+        return self.session.candidates.live >= FULL
+
+    def message(self) -> Nodes:
+        """The line is as long as it should be; the other nodes are wrong."""
+        base, proposals = self.session.length - 1, list[Proposal]()
+        self._line = [one for one in self._line if one.position > base]
+        while len(proposals) < MESSAGE:
+            if self._last.position < base + LEVELS and len(proposals) < MESSAGE // 2:
+                proposals.append(self._right())
+            else:
+                proposals.append(self._wrong())
+        return Nodes(self._start, proposals)
+
+    def _right(self) -> Proposal:
+        before, chance = self._last, SURE if self._random.random() < 0.7 else UNSURE
+        number = self._number()
+        self._last = Right(before.position + 1, number, (before.token + 1) % VOCABULARY)
+        self._line.append(self._last)
+        return Proposal(number, before.number, self._last.token, chance)
+
+    def _wrong(self) -> Proposal:
+        above = self._line[int(self._random.integers(len(self._line)))]
+        token = int(self._random.integers(VOCABULARY))
+        return Proposal(self._number(), above.number, token, float(self._random.uniform(0.02, 0.5)))
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers - 1
+
+
+class Cost(NamedTuple):
+    """Milliseconds of the engine's thread, by forward and by message. quick_ms: a tenth of the
+    forwards took no longer.  nodes, candidates, tokens: of
+    a session in a forward, on average.
+    """
+
+    sessions: int
+    forward_ms: float
+    quick_ms: float
+    padding_ms: float
+    message_ms: float
+    nodes: float
+    candidates: float
+    tokens: float
+
+
+class Load:
+    """An engine whose sessions all have what a forward can take."""
+
+    def __init__(self, sessions: int, nodes: int) -> None:
         self.model = NextToken(sessions)
         self.engine = Engine(
             self.model,
-            sequence_length=CAPACITY - NODES,
-            max_tree_nodes=NODES,
+            sequence_length=CAPACITY - nodes,
+            max_tree_nodes=nodes,
             vocabulary=VOCABULARY,
+            times={(sessions, width): 0.03 for width in (1, nodes)},
         )
-        self.samples: dict[str, list[float]] = {
-            "engine": [],
-            "engine cpu": [],
-            "padding": [],
-            "asking": [],
-        }
-        self._stopped = threading.Event()
-        self._begin()
-        texts = [
-            Text(list(range(number * CAPACITY, (number + 1) * CAPACITY)), PROMPT)
-            for number in range(sessions)
-        ]
-        opened = [self.engine.open(text.tokens[:PROMPT], SamplingParams()) for text in texts]
-        for _, future in opened:
-            self.engine.finish(future)
-        for number, (session, _) in enumerate(opened):
-            self._ask(session, ScriptedDraft(texts[number], VOCABULARY, number))
-        self.engine.observer = self
+        self.clients = [self._client(number) for number in range(sessions)]
+        self.appending = list[float]()
+        self._send()
+        self.appending.clear()
 
-    def run(self) -> None:
-        """Fills `samples`, in milliseconds."""
-        self._begin()
-        self.engine.run(self._stopped)
+    @property
+    def candidates(self) -> float:
+        """Of a session, on average."""
+        return statistics.mean(client.session.candidates.live for client in self.clients)
 
-    def forward(self, done: Forward) -> None:
-        assert (done.rows, done.nodes) == (self.model.rows, self.model.rows * NODES), (
-            f"not everybody took part: {done}"
-        )
-        figures = {
-            "engine": done.engine_seconds - self._clients,
-            "engine cpu": time.thread_time() - self._begun - self._clients - self.model.cpu_seconds,
-            "padding": self.model.cpu_seconds,
-            "asking": self._asking / done.rows,
-        }
-        for name, seconds in figures.items():
-            self.samples[name].append(seconds * 1e3)
-        if len(self.samples["engine"]) == FORWARDS:
-            self.engine.stop(self._stopped)
-        self._begin()
+    def forward(self) -> tuple[float, float]:
+        """Seconds of the next one, and of padding in it. Clients send what fills their trees."""
+        began, padding = time.thread_time(), self.model.cpu_seconds
+        assert self.engine.step(), "everybody can go on"
+        padding = self.model.cpu_seconds - padding
+        seconds = time.thread_time() - began - padding
+        for client in self.clients:
+            self.engine.acknowledge(client.session, client.session.length)
+        self._send()
+        return seconds, padding
 
-    def _begin(self) -> None:
-        """Processor seconds of the next forward: of asking, and of all that clients do."""
-        self._asking = self._clients = self.model.cpu_seconds = 0.0
-        self._begun = time.thread_time()
+    def _send(self) -> None:
+        for client in self.clients:
+            while not client.full:
+                nodes = client.message()
+                began = time.thread_time()
+                self.engine.append(client.session, client.stream, nodes)
+                self.appending.append(time.thread_time() - began)
 
-    def _answered(self, session: Session, draft: ScriptedDraft, answer: Future[Answer]) -> None:
-        start = time.thread_time()
-        if answer.exception() is None:  # else the engine has stopped
-            draft.commit(answer.result().verdict)
-            self._ask(session, draft)
-        self._clients += time.thread_time() - start
-
-    def _ask(self, session: Session, draft: ScriptedDraft) -> None:
-        drafted = draft.draft(session.root, NODES)
-        start = time.thread_time()
-        answer = self.engine.verify(session, TokenTree(drafted.tokens, drafted.parents))
-        self._asking += time.thread_time() - start
-        answer.add_done_callback(lambda done: self._answered(session, draft, done))
+    def _client(self, number: int) -> Client:
+        prompt = [(number * CAPACITY + token) % VOCABULARY for token in range(PROMPT)]
+        session, opened = self.engine.open(prompt, SamplingParams())
+        self.engine.finish(opened)
+        order = Decode(self.engine.sequence_length, credit=MOST_CREDIT)
+        self.engine.decode(session, order)
+        return Client(session, self.engine.join(session), number)
 
 
-def overhead(sessions: Sequence[int], repetitions: int) -> dict[int, dict[str, Any]]:
-    """Median milliseconds of each figure by sessions, measured in turn."""
-    samples: dict[int, dict[str, list[float]]] = {count: {} for count in sessions}
-    for _ in range(repetitions):
-        for count in sessions:
-            measured = Overhead(count)
-            measured.run()
-            for name, values in measured.samples.items():
-                samples[count].setdefault(name, []).extend(values)
-    return {
-        count: {
-            f"{name}, ms": round(statistics.median(values), 3) for name, values in by_name.items()
-        }
-        for count, by_name in samples.items()
-    }
-
-
-class Together:
-    """Another Model, all of whose trees cost the same by what the scheduler knows, so that none is cut."""
-
-    def __init__(self, model: Model) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
-            model.rows,
-            model.capacity,
-            model.max_nodes,
-            model.copies_rows,
-        )
-        self._model = model
-
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return self._model.choose(segments)
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        return self._model.rank(segments, k)
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return self.rows, NODES if nodes <= NODES else self.max_nodes
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        self._model.copy_row(source, target, slots)
-
-
-class RowByRow(Together):
-    """The same, with a forward of its own for every row."""
-
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return [self._model.choose([segment])[0] for segment in segments]
-
-
-def serve(model: Model, texts: Sequence[Text], vocabulary: int) -> tuple[float, list[list[int]]]:
-    """Tokens a second of a session for each text, all asking at the same time, and what they got."""
-    engine = Engine(
-        model,
-        sequence_length=len(texts[0].tokens) + NODES,
-        max_tree_nodes=NODES,
-        vocabulary=vocabulary,
+def cost(sessions: int, nodes: int, forwards: int) -> Cost:
+    """Medians over so many forwards, in which everybody took part."""
+    load = Load(sessions, nodes)
+    spent = [client.session.spent.nodes for client in load.clients]
+    begun = sum(client.session.length for client in load.clients)
+    made, held = [], []
+    for _ in range(forwards):
+        held.append(load.candidates)
+        made.append(load.forward())
+    computed = sum(
+        client.session.spent.nodes - before
+        for client, before in zip(load.clients, spent, strict=True)
     )
-    sessions, drafts = (
-        [],
-        [ScriptedDraft(text, vocabulary, number) for number, text in enumerate(texts)],
+    tokens = sum(client.session.length for client in load.clients) - begun
+    forwards_took, padding = zip(*made, strict=True)
+    return Cost(
+        sessions,
+        1e3 * statistics.median(forwards_took),
+        1e3 * statistics.quantiles(forwards_took, n=10)[0],
+        1e3 * statistics.median(padding),
+        1e3 * statistics.median(load.appending),
+        computed / forwards / sessions,
+        statistics.mean(held),
+        tokens / forwards / sessions,
     )
-    for text in texts:
-        session, opened = engine.open(text.tokens[: text.prompt], SamplingParams())
-        engine.finish(opened)
-        sessions.append(session)
-    start = time.perf_counter()
-    while asking := [
-        (session, draft)
-        for session, draft in zip(sessions, drafts, strict=True)
-        if not draft.at_end
-    ]:
-        answers = [
-            engine.verify(session, draft.draft(session.root, NODES)) for session, draft in asking
-        ]
-        for (_, draft), answer in zip(asking, answers, strict=True):
-            engine.finish(answer)
-            draft.commit(answer.result().verdict)
-    seconds = time.perf_counter() - start
-    made = sum(session.length - text.prompt for session, text in zip(sessions, texts, strict=True))
-    return made / seconds, [session.tokens for session in sessions]
 
 
-def throughput(
-    options: Options, sessions: Sequence[int], repetitions: int
-) -> dict[int, dict[str, Any]]:
-    """Median tokens a second, and how many of the texts are what the target says alone."""
-    checkpoint = find_checkpoint(options, "target")
-    vocabulary = checkpoint.tokenizer.vocabulary
-    loaded = load_model(
-        options,
-        checkpoint,
-        rows=max(sessions),
-        sequence_length=2 * SPOKEN,
-        spare=NODES,
-        max_nodes=64,
-    )
-    prompts = [
-        checkpoint.tokenizer.encode(f"def {name}(path):\n") for name in NAMES[: max(sessions)]
-    ]
-    texts = say_texts(loaded, prompts, SPOKEN, vocabulary)
-    figures: dict[int, dict[str, Any]] = {}
-    for count in sessions:
-        rates: dict[str, list[float]] = {"together": [], "row by row": []}
-        same = dict.fromkeys(rates, 0)
-        for _ in range(repetitions):
-            for name, model in (("together", Together(loaded)), ("row by row", RowByRow(loaded))):
-                rate, said = serve(model, texts[:count], vocabulary)
-                rates[name].append(rate)
-                same[name] += sum(
-                    tokens[:SPOKEN] == text.tokens[: len(tokens)]
-                    for tokens, text in zip(said, texts, strict=False)
-                )
-        ratios = [
-            one / other for one, other in zip(rates["together"], rates["row by row"], strict=True)
-        ]
-        figures[count] = {
-            **{
-                f"{name}, tokens/s": round(statistics.median(values), 2)
-                for name, values in rates.items()
-            },
-            "ratio": [
-                round(statistics.median(ratios), 2),
-                round(min(ratios), 2),
-                round(max(ratios), 2),
-            ],
-            **{
-                f"{name}, texts equal to target-only": f"{equal} of {count * repetitions}"
-                for name, equal in same.items()
-            },
-        }
-        say(count, figures[count])
-    return figures
-
-
-def say(sessions: int, figures: dict[str, Any]) -> None:
+def say(costs: Sequence[Cost], proposer_ms: float) -> None:
+    """A table in Markdown."""
     print(
-        f"{sessions:3d} sessions: "
-        + ", ".join(f"{name} {value}" for name, value in figures.items()),
-        flush=True,
+        "| sessions | forward, ms | quickest tenth | padding, ms | message, ms | nodes | "
+        "candidates | tokens |"
     )
+    print("|---|---|---|---|---|---|---|---|")
+    for one in costs:
+        forward = f"{one.forward_ms:.2f} | {one.quick_ms:.2f}"
+        times = f"{forward} | {one.padding_ms:.2f} | {one.message_ms:.3f}"
+        print(
+            f"| {one.sessions} | {times} | {one.nodes:.0f} | {one.candidates:.0f} | "
+            f"{one.tokens:.1f} |"
+        )
+    print(f"A proposer's call outside the model: {proposer_ms:.2f} ms")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--sessions", default="1,8,64", help="default: %(default)s")
     parser.add_argument(
-        "--sessions", metavar="N,N,...", help="default: 1,8,32, or 1,4,8 with --model"
+        "--nodes", type=int, default=64, help="of a session in one forward (default: %(default)s)"
     )
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument(
-        "--model", metavar="DIR", help="a real target: tokens a second, together and row by row"
-    )
-    parser.add_argument("--dtype", help="of the model (default: its own)")
-    parser.add_argument(
-        "--threads", type=int, default=2, help="of the model (default: %(default)s)"
-    )
+    parser.add_argument("--forwards", type=int, default=100, help="default: %(default)s")
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
-    sessions = [
-        int(count)
-        for count in (given.sessions or ("1,4,8" if given.model else "1,8,32")).split(",")
-    ]
-    if given.model:
-        options = Options(
-            target_model=given.model, dtype=given.dtype, threads=given.threads, device="cpu"
-        )
-        figures = throughput(options, sessions, given.repetitions)
-    else:
-        figures = overhead(sessions, given.repetitions)
-        for count, values in figures.items():
-            say(count, values)
+    counts = [int(count) for count in given.sessions.split(",")]
+    costs = [cost(count, given.nodes, given.forwards) for count in counts]
+    proposer_ms = 1e3 * outside_the_model(*measure_proposer())
+    say(costs, proposer_ms)
     if given.json:
+        figures = {"engine": [one._asdict() for one in costs], "proposer_ms": proposer_ms}
         Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 

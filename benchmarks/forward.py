@@ -1,8 +1,11 @@
-"""What a pass costs: the target by nodes, the draft by width, and what a round spends outside both models.
+"""What a pass costs: the target by nodes and by rows, the draft by width, and what a text spends
+outside both models.
 
-    python -m benchmarks.forward [--target DIR --draft DIR] [--device cpu|cuda] [--dtype bfloat16] [--json FILE]
+    python -m benchmarks.forward [--target DIR --draft DIR] [--device cpu|cuda] [--dtype bfloat16]
+    [--json FILE]
 
-Median milliseconds; shapes are visited in turn (A B C A B C), so that a busy machine slows all of them alike.
+Median milliseconds; shapes are visited in turn (A B C A B C), so that a busy machine slows all of
+them alike.
 """
 
 from __future__ import annotations
@@ -21,19 +24,23 @@ import numpy as np
 from grpc_comm.client import connect
 from grpc_comm.server import BackgroundServer
 from inference.backends import Model, Segment
-from inference.decode import Verifier, decode
-from inference.drafters.model import ModelDrafter
+from inference.decode import TargetSession, decode
+from inference.drafters.rounds import RoundProposer
 from inference.engine import Engine
-from inference.local import LocalVerifier
+from inference.local import LocalSession
+from inference.order import Decode, Pace
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
-from outrider.generate import DEFAULT_TREE
+from outrider.drafting import DEFAULT_TREE
 from outrider.models import find_checkpoint, load_model
 from outrider.options import Options
 from outrider.serve import load_target
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
+ROWS, TREE = (1, 2, 4, 8), 16
+"""Sessions in one forward, and nodes of each."""
+
 CONTEXT = 256
 SAMPLINGS = {
     "greedy": SamplingParams(),
@@ -43,10 +50,10 @@ SAMPLINGS = {
 
 
 class StopwatchModel:
-    """A Model that adds up the seconds spent in another one."""
+    """A Model that adds up the seconds spent in another one, and counts its calls."""
 
     def __init__(self, model: Model) -> None:
-        self._model, self.seconds = model, 0.0
+        self._model, self.seconds, self.calls = model, 0.0, 0
         self.rows, self.capacity, self.max_nodes, self.copies_rows = (
             model.rows,
             model.capacity,
@@ -55,6 +62,7 @@ class StopwatchModel:
         )
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        self.calls += 1
         start = time.perf_counter()
         chosen = self._model.choose(segments)
         self.seconds += time.perf_counter() - start
@@ -67,20 +75,21 @@ class StopwatchModel:
         self._model.copy_row(source, target, slots)
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.calls += 1
         start = time.perf_counter()
         ranked = self._model.rank(segments, k)
         self.seconds += time.perf_counter() - start
         return ranked
 
 
-def segment(nodes: int, params: SamplingParams) -> Segment:
+def segment(nodes: int, params: SamplingParams, row: int = 0) -> Segment:
     """A tree of `nodes` nodes, a binary heap, after CONTEXT committed tokens."""
     parents = np.array([-1, *((node - 1) // 2 for node in range(1, nodes))], dtype=np.int32)
     tree = TokenTree(np.arange(nodes, dtype=np.int32), parents)
     every = np.arange(nodes, dtype=np.int32)
     seen = np.ones((1, CONTEXT), dtype=np.bool_)
     return Segment(
-        0,
+        row,
         tree.tokens,
         CONTEXT + every,
         (CONTEXT + tree.depths).astype(np.int32),
@@ -106,13 +115,17 @@ def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[st
 def outside_the_models(
     target: StopwatchModel,
     draft: StopwatchModel,
-    verifier: Verifier,
+    session: TargetSession,
     prompt: list[int],
     tokens: int,
 ) -> dict[str, float]:
-    """Milliseconds a round, and of these those that neither model took."""
-    drafter = ModelDrafter(draft, DEFAULT_TREE)
-    steps = decode(prompt, SamplingParams(), drafter, verifier, tokens)
+    """Milliseconds a synchronous round, and of these those that neither model took. The two work in
+    turn, so that all else is outside of them.
+    """
+    proposer = RoundProposer(draft, DEFAULT_TREE, room=session.room)
+    order = Decode(len(prompt) + tokens, pace=Pace.WAIT)
+    made = decode(prompt, SamplingParams(), session, order, [proposer])
+    steps = (step for step in made if step.tokens)
     for _ in range(3):
         next(steps)
     before, start, rounds = target.seconds + draft.seconds, time.perf_counter(), 0
@@ -120,7 +133,7 @@ def outside_the_models(
         rounds += 1
     wall = time.perf_counter() - start
     inside = target.seconds + draft.seconds - before
-    verifier.close()
+    session.close()
     return {
         "round_ms": round(wall / rounds * 1e3, 3),
         "outside_ms": round((wall - inside) / rounds * 1e3, 3),
@@ -157,25 +170,28 @@ def measure(options: Options, repetitions: int, tokens: int) -> dict[str, Any]:
         "device": served.description.device,
     }
     for name, params in SAMPLINGS.items():
-        passes = {str(nodes): _choose(target, segment(nodes, params)) for nodes in NODES}
+        passes = {str(nodes): _choose(target, [segment(nodes, params)]) for nodes in NODES}
         figures[f"target ms by nodes, {name}"] = medians(passes, repetitions)
+    trees = [segment(TREE, SamplingParams(), row) for row in range(max(ROWS))]
+    batches = {str(rows): _choose(target, trees[:rows]) for rows in ROWS}
+    figures[f"target ms by rows of {TREE} nodes"] = medians(batches, repetitions)
     widths = {str(nodes): _rank(draft, segment(nodes, SamplingParams())) for nodes in NODES[:5]}
     figures["draft ms by width"] = medians(widths, repetitions)
     figures["round in process"] = outside_the_models(
-        target, draft, LocalVerifier(engine), prompt, tokens
+        target, draft, LocalSession(engine), prompt, tokens
     )
     with (
         BackgroundServer(replace(served, engine=engine)) as server,
         connect(str(server.address)) as connection,
     ):
         figures["round over loopback gRPC"] = outside_the_models(
-            target, draft, connection.verifier(), prompt, tokens
+            target, draft, connection.session(), prompt, tokens
         )
     return figures
 
 
-def _choose(model: Model, one: Segment) -> Callable[[], object]:
-    return lambda: model.choose([one])
+def _choose(model: Model, segments: Sequence[Segment]) -> Callable[[], object]:
+    return lambda: model.choose(segments)
 
 
 def _rank(model: Model, one: Segment) -> Callable[[], object]:
@@ -201,7 +217,7 @@ def main() -> None:
         device=given.device,
         dtype=given.dtype,
         threads=given.threads,
-        batch=1,
+        batch=max(ROWS),
     )
     figures = measure(options, given.repetitions, given.tokens)
     for name, value in figures.items():

@@ -1,10 +1,13 @@
-"""Tokens a second of the fused graph beside the same models and the same chain in separate calls, and beside the target alone.
+"""Tokens a second of the fused graph beside the same models and the same chain in separate calls,
+and beside the target alone.
 
-    python -m compile --target cpu --fused --gamma 4 --out DIR --sampling sampled
-    python -m benchmarks.fused_graph --artifact DIR [--temperature T,...] [--tokens N] [--runs N] [--json FILE]
+    python -m compile --target cpu --fused --gamma 4 --out DIR --sampling sampled python -m
+    benchmarks.fused_graph --artifact DIR [--temperature T,...] [--tokens N] [--runs N] [--json
+    FILE]
 
-One text at a time, in this process, on the CPU; arms take turns (A B C A B C), the first turn is not counted. Ratios are medians of
-ratios within a turn, so that what else the machine does cancels out. All arms must make the same texts.
+One text at a time, in this process, on the CPU; arms take turns (A B C A B C), the first turn is
+not counted. Ratios are medians of ratios within a turn, so that what else the machine does cancels
+out. All arms must make the same texts.
 """
 
 from __future__ import annotations
@@ -13,29 +16,34 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from inference.acceptance import read_acceptance
 from inference.artifact import Manifest
 from inference.backends import Model
 from inference.backends.compiled import read_compiled
 from inference.backends.eager import EagerModel
 from inference.backends.fused import fused_part, load_fused
-from inference.decode import Drafter
-from inference.drafters.graph import GraphPool
-from inference.drafters.pool import DraftPool
+from inference.decode import Step, decode
+from inference.drafters.growing import ROOM
+from inference.drafters.rounds import RoundProposer
 from inference.engine import Engine
-from inference.fused import Round, fused_rounds, target_rounds
+from inference.graph_rounds import GraphRounds
 from inference.graph_tree import Branching
-from inference.local import LocalVerifier
+from inference.host import Host
+from inference.knowledge import Knowledge
+from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
+from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
+from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.models import EMBEDDED
 
 PROMPTS = (
@@ -44,20 +52,25 @@ PROMPTS = (
     "import os\nimport sys\n\n\ndef ",
 )
 
-Draft = Callable[[], AbstractContextManager[Drafter | None]]
-
 
 class Arm(NamedTuple):
-    """An engine, and what lends a drafter for it (None: the target alone)."""
+    """An engine, whether it drafts itself, and the proposer that it waits for, if any."""
 
     name: str
     engine: Engine
-    draft: Draft
+    beside: bool = False
+    proposer: RoundProposer | None = None
+
+    def order(self, end: int) -> Decode:
+        pace = Pace.GO_ON if self.proposer is None else Pace.WAIT
+        return Decode(end, pace=pace, beside=self.beside)
 
 
 @dataclass(frozen=True)
 class Result:
-    """An arm at one temperature. ratio: its tokens a second in those of the fused graph, in the same turn."""
+    """An arm at one temperature. ratio: its tokens a second in those of the fused graph, in the
+    same turn.
+    """
 
     arm: str
     temperature: float
@@ -67,30 +80,39 @@ class Result:
 
 
 def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
-    """The fused graph first; the others draft the same tree in calls of their own, and verify it eagerly or by the artefact's graphs."""
-    shape, capacity = fused_part(manifest).shape, manifest.capacity
-    fused = load_fused(directory, manifest)
+    """The fused graph first. Two draft the same tree in calls of their own, and verify it eagerly
+    or by the artefact's graphs; one lets the draft grow its trees freely beside the target.
+    """
+    fused, capacity = load_fused(directory, manifest), manifest.capacity
     target, draft = (_eager(EMBEDDED / which, manifest, capacity) for which in ("target", "draft"))
-    beside = DraftPool(draft, Branching(shape))
+    same_tree = RoundProposer(draft, Branching(fused.shape), room=fused.shape.nodes - 1)
+    growing = Host(
+        _eager(EMBEDDED / "draft", manifest, manifest.sequence_length + ROOM), _unknown, room=ROOM
+    )
+
+    def compiled() -> Model:
+        return load_fused(directory, manifest)
+
     return [
-        Arm("fused graph", _engine(fused, manifest), GraphPool(fused).drafter),
+        Arm("fused graph", _engine(fused, manifest, graphs=GraphRounds(fused)), beside=True),
+        Arm("separate calls, target compiled", _engine(compiled(), manifest), proposer=same_tree),
+        Arm("separate calls, both eager", _engine(target, manifest), proposer=same_tree),
         Arm(
-            "separate calls, target compiled",
-            _engine(load_fused(directory, manifest), manifest),
-            beside.drafter,
+            "growing tree beside, target compiled",
+            _engine(compiled(), manifest, host=growing),
+            beside=True,
         ),
-        Arm("separate calls, both eager", _engine(target, manifest), beside.drafter),
-        Arm(
-            "target alone, compiled",
-            _engine(load_fused(directory, manifest), manifest),
-            nullcontext,
-        ),
+        Arm("target alone, compiled", _engine(compiled(), manifest)),
         Arm(
             "target alone, eager",
             _engine(_eager(EMBEDDED / "target", manifest, capacity), manifest),
-            nullcontext,
         ),
     ]
+
+
+def _unknown() -> Knowledge:
+    """Of a draft whose calls were not measured yet."""
+    return Knowledge(DraftTimes(), TargetTimes(), LinkTimes(), read_acceptance())
 
 
 def _eager(directory: Path, manifest: Manifest, capacity: int) -> EagerModel:
@@ -104,12 +126,16 @@ def _eager(directory: Path, manifest: Manifest, capacity: int) -> EagerModel:
     return EagerModel(decoder, rows=1, capacity=capacity, max_nodes=64)
 
 
-def _engine(model: Model, manifest: Manifest) -> Engine:
+def _engine(
+    model: Model, manifest: Manifest, *, host: Host | None = None, graphs: GraphRounds | None = None
+) -> Engine:
     return Engine(
         model,
         sequence_length=manifest.sequence_length,
         max_tree_nodes=manifest.max_tree_nodes,
         vocabulary=manifest.vocabulary,
+        host=host,
+        graphs=graphs,
     )
 
 
@@ -123,18 +149,19 @@ class Turn(NamedTuple):
 
 def take_turn(arm: Arm, prompts: Sequence[list[int]], params: SamplingParams, tokens: int) -> Turn:
     """All prompts once; the prompts' own passes are not timed."""
-    made, seconds = list[Round](), 0.0
+    made, seconds = list[Step](), 0.0
     for prompt in prompts:
-        with closing(LocalVerifier(arm.engine)) as verifier, arm.draft() as drafter:
-            if drafter is None:
-                rounds = target_rounds(prompt, params, verifier, tokens, frozenset())
-            else:
-                rounds = fused_rounds(prompt, params, drafter, verifier, tokens, frozenset())
-            made.append(next(rounds))
+        proposers = [] if arm.proposer is None else [arm.proposer]
+        with closing(LocalSession(arm.engine)) as session:
+            order = arm.order(len(prompt) + tokens)
+            steps = (
+                step for step in decode(prompt, params, session, order, proposers) if step.tokens
+            )
+            made.append(next(steps))
             start = time.perf_counter()
-            made += rounds
+            made += steps
             seconds += time.perf_counter() - start
-    return Turn([token for one in made for token in one.tokens], seconds, len(made))
+    return Turn([token for step in made for token in step.tokens], seconds, len(made))
 
 
 def compare(
@@ -176,7 +203,8 @@ def main() -> None:
     manifest = read_compiled(given.artifact)
     arms, tokenizer = arms_of(given.artifact, manifest), Tokenizer(EMBEDDED / "target")
     print(
-        f"{fused_part(manifest).shape}, {given.tokens} tokens after each of {len(PROMPTS)} prompts, median of {given.runs} turns"
+        f"{fused_part(manifest).shape}, {given.tokens} tokens after each of {len(PROMPTS)} "
+        f"prompts, median of {given.runs} turns"
     )
     results: list[Result] = []
     for temperature in map(float, given.temperature.split(",")):
@@ -184,10 +212,11 @@ def main() -> None:
         results += compare(
             arms, [tokenizer.encode(prompt) for prompt in PROMPTS], params, given.tokens, given.runs
         )
-    print(f"{'T':>4}  {'arm':<34}{'tokens/s':>10}{'of fused':>10}{'tokens a round':>16}")
+    print(f"{'T':>4}  {'arm':<38}{'tokens/s':>10}{'of fused':>10}{'tokens a round':>16}")
     for one in results:
         print(
-            f"{one.temperature:>4.1f}  {one.arm:<34}{one.tokens_per_second:>10.1f}{one.ratio:>10.2f}{one.acceptance_length:>16.2f}"
+            f"{one.temperature:>4.1f}  {one.arm:<38}{one.tokens_per_second:>10.1f}"
+            f"{one.ratio:>10.2f}{one.acceptance_length:>16.2f}"
         )
     if given.json:
         given.json.write_text(

@@ -1,10 +1,13 @@
-"""Which way of 8-bit matrices is fast on a CPU and keeps a node's numbers independent of its neighbours.
+"""Which way of 8-bit matrices is fast on a CPU and keeps a node's numbers independent of its
+neighbours.
 
-    python -m benchmarks.int8 --model DIR [--nodes 1,8,16,32,64] [--context 256] [--threads 2] [--json FILE]
+    python -m benchmarks.int8 --model DIR [--nodes 1,8,16,32,64] [--context 256] [--threads 2]
+    [--json FILE]
 
-Compared with eager bfloat16: OpenVINO (what --dtype int8 builds), and torch with one scale a node and exact integer sums. Times
-are those of benchmarks/compiled.py. Agreement: the share of a greedy text of 48 tokens that is chosen again when it is fed 16
-tokens a call; with itself it measures what the size of calls does to choices, with float32 what the integers do besides.
+Compared with eager bfloat16: OpenVINO (what --dtype int8 builds), and torch with one scale a node
+and exact integer sums. Times are those of benchmarks/compiled.py. Agreement: the share of a greedy
+text of 48 tokens that is chosen again when it is fed 16 tokens a call; with itself it measures what
+the size of calls does to choices, with float32 what the integers do besides.
 """
 
 from __future__ import annotations
@@ -32,12 +35,17 @@ from inference.text import Tokenizer
 from inference.tree import TokenTree
 
 TEXT, CALL = 48, 16  # tokens that agreement is counted on, and fed at once
-PROMPT = '"""Read a file of numbers and print their mean."""\n\nimport sys\n\n\ndef read_numbers(path):\n'
+PROMPT = (
+    '"""Read a file of numbers and print their mean."""\n\nimport sys\n\n\ndef '
+    "read_numbers(path):\n"
+)
 _MIDDLE, _LEVELS, _TINY = 128, 127, 1e-20
 
 
 class RowInt8(nn.Module):
-    """x W' + b in integers, with a scale for each node and each output; torch's packed product sums them exactly."""
+    """x W' + b in integers, with a scale for each node and each output; torch's packed product
+    sums them exactly.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()

@@ -27,17 +27,22 @@ SAMPLE_PROMPTS = (
 
 CARD = """# The embedded pair
 
-A tokenizer, a small Llama target and a smaller Llama draft, so that Outrider runs, is tested and is measured without
-a download. It is a demonstration pair: it shows the machinery at work on real (not random) predictions. It is not a
+A tokenizer, a small Llama target and a smaller Llama draft, so that Outrider runs, is tested and \
+is measured without
+a download. It is a demonstration pair: it shows the machinery at work on real (not random) \
+predictions. It is not a
 code assistant, and speeds and acceptance measured with it say nothing about larger models.
 
 `benchmarks/train_pair.py` wrote this file; every measured number in it is from `metrics.json`.
 
 ## What is here
 
-`target/` and `draft/` are Hugging Face directories (`model_type` llama, tied embeddings, rotary base 10000, context
-1024). Weights are float16 and meant to be run in float32; all metrics below are of these files run so. Both share one
-byte-level BPE tokenizer of {vocabulary} tokens that puts `<|begin|>` (0) in front of every text; `<|end|>` (1) ends one.
+`target/` and `draft/` are Hugging Face directories (`model_type` llama, tied embeddings, rotary \
+base 10000, context
+1024). Weights are float16 and meant to be run in float32; all metrics below are of these files \
+run so. Both share one
+byte-level BPE tokenizer of {vocabulary} tokens that puts `<|begin|>` (0) in front of every text; \
+`<|end|>` (1) ends one.
 
 {target}
 
@@ -45,38 +50,55 @@ byte-level BPE tokenizer of {vocabulary} tokens that puts `<|begin|>` (0) in fro
 
 ## Data
 
-The source of the Python {python} standard library as installed (`Lib/**/*.py`), without tests, encodings, lib2to3,
-pydoc topics and other generated tables: {train_files} files train and {held_out_files} are held out, by a shuffle of
-the sorted paths with seed {split_seed}. `training_files.json` lists each with its SHA-256. The text is copyright the
-Python Software Foundation and its contributors and is used under the PSF License Agreement; the weights are derived
+The source of the Python {python} standard library as installed (`Lib/**/*.py`), without tests, \
+encodings, lib2to3,
+pydoc topics and other generated tables: {train_files} files train and {held_out_files} are held \
+out, by a shuffle of
+the sorted paths with seed {split_seed}. `training_files.json` lists each with its SHA-256. The \
+text is copyright the
+Python Software Foundation and its contributors and is used under the PSF License Agreement; the \
+weights are derived
 from it.
 
 ## How it was made
 
-    python -m benchmarks.train_pair --out inference/data --steps {steps} --draft-steps {draft_steps} --seed {seed}
+    python -m benchmarks.train_pair --out inference/data --steps {steps} --draft-steps \
+{draft_steps} --seed {seed}
 
-with Python {machine_python} and torch {machine_torch} on {machine_threads} threads of a machine with {machine_cpus}
-CPUs ({machine_cpu}), no GPU. The target took {target_seconds} s for {steps} steps of 2048 tokens (the text
-is {training_tokens} tokens), at window lengths 256, 512 and at last 1024. The draft took {draft_seconds} s in rounds
-of {draft_steps} steps. In a round of n steps the target first gives its probabilities (of its 48 most likely tokens)
-for n / 2 batches of the text, or all of it; then the draft learns them by cross-entropy, batch after batch.
+with Python {machine_python} and torch {machine_torch} on {machine_threads} threads of a machine \
+with {machine_cpus}
+CPUs ({machine_cpu}), no GPU. The target took {target_seconds} s for {steps} steps of 2048 tokens \
+(the text
+is {training_tokens} tokens), at window lengths 256, 512 and at last 1024. The draft took \
+{draft_seconds} s in rounds
+of {draft_steps} steps. In a round of n steps the target first gives its probabilities (of its 48 \
+most likely tokens)
+for n / 2 batches of the text, or all of it; then the draft learns them by cross-entropy, batch \
+after batch.
 Muon trains the matrices, AdamW the embeddings and norms. Other work shared the machine.
-The script stops where the local library differs from the list, unless `--allow-different-files` is given;
+The script stops where the local library differs from the list, unless `--allow-different-files` \
+is given;
 `--write-file-list` makes a new list, and `--measure-only` repeats the measurements and this file.
 
 ## Measured
 
-Agreement is the share of positions where the target's token is among the draft's most likely 1, 2, 4 or 8. The first
-row is teacher-forced on {windows} windows of 1024 tokens from the held-out files; the others follow {prompts} prompts
+Agreement is the share of positions where the target's token is among the draft's most likely 1, \
+2, 4 or 8. The first
+row is teacher-forced on {windows} windows of 1024 tokens from the held-out files; the others \
+follow {prompts} prompts
 of {prompt_tokens} held-out tokens with {new_tokens} new ones.
 
 {agreement}
 
-Tokens per target pass with chains of {gamma} draft tokens: {greedy_chain} on greedy text; {sampled_chain} at
-temperature {temperature} (an estimate from the acceptance chance of each position, {acceptance} on average).
+Tokens per target pass with chains of {gamma} draft tokens: {greedy_chain} on greedy text; \
+{sampled_chain} at
+temperature {temperature} (an estimate from the acceptance chance of each position, {acceptance} \
+on average).
 
-Held-out loss in nats per token: target {target_loss}, draft {draft_loss}. The most likely token is the file's own
-token at {target_top1} of positions for the target and {draft_top1} for the draft. By position, to check that the
+Held-out loss in nats per token: target {target_loss}, draft {draft_loss}. The most likely token \
+is the file's own
+token at {target_top1} of positions for the target and {draft_top1} for the draft. By position, to \
+check that the
 context works to its end:
 
 {positions}
@@ -89,16 +111,23 @@ The arrow marks the end of the prompt; the sampled text is at temperature {tempe
 
 ## Limits
 
-- It continues text in the style of the standard library: definitions, docstrings, assignments, conditions. Indentation
-  and single lines look right; what they say together makes no sense. Greedy text soon repeats itself.
-- A prompt should end before white space (`def f(x):`, not `def f(x):` and a line break): a line break and the
+- It continues text in the style of the standard library: definitions, docstrings, assignments, \
+conditions. Indentation
+  and single lines look right; what they say together makes no sense. Greedy text soon repeats \
+itself.
+- A prompt should end before white space (`def f(x):`, not `def f(x):` and a line break): a line \
+break and the
   indentation after it are one token, and so are a space and the word after it.
-- Other languages, prose and other styles of code work badly: every byte can be encoded, but was hardly seen.
+- Other languages, prose and other styles of code work badly: every byte can be encoded, but was \
+hardly seen.
 - It can repeat passages of its training text word for word.
 - Beyond 1024 tokens it was neither trained nor measured.
-- The script is seeded and uses torch's deterministic algorithms, but the whole run was made once: that another run,
-  machine or torch gives metrics within two points is expected and was not measured. Of this pair the second round of
-  the draft was started by hand, from the float16 weights of the first; the script goes on from its float32 weights.
+- The script is seeded and uses torch's deterministic algorithms, but the whole run was made once: \
+that another run,
+  machine or torch gives metrics within two points is expected and was not measured. Of this pair \
+the second round of
+  the draft was started by hand, from the float16 weights of the first; the script goes on from \
+its float32 weights.
 """
 
 
@@ -112,7 +141,9 @@ def load(folder: Path) -> LlamaForCausalLM:
 def held_out_windows(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], context: int
 ) -> torch.Tensor:
-    """Evenly chosen full-context windows of the held-out files, each with a begin token in front."""
+    """Evenly chosen full-context windows of the held-out files, each with a begin token in
+    front.
+    """
     length = context - 1
     windows = []
     for text in texts:
@@ -141,7 +172,9 @@ def coverage(rank: torch.Tensor) -> dict[str, float]:
 
 
 def greedy_tokens_per_pass(rank: torch.Tensor) -> float:
-    """Tokens per target pass of a greedy chain of GAMMA draft tokens, walked along the target's greedy text."""
+    """Tokens per target pass of a greedy chain of GAMMA draft tokens, walked along the target's
+    greedy text.
+    """
     passes = 0
     for row in (rank == 0).tolist():
         position = 0
@@ -153,7 +186,9 @@ def greedy_tokens_per_pass(rank: torch.Tensor) -> float:
 
 
 def sampled_tokens_per_pass(overlap: torch.Tensor) -> float:
-    """Expected tokens per target pass of a sampled chain, from the acceptance chance of every position."""
+    """Expected tokens per target pass of a sampled chain, from the acceptance chance of every
+    position.
+    """
     runs = overlap.unfold(1, GAMMA, 1).cumprod(-1)
     return round(1 + runs.sum(-1).mean().item(), 3)
 
@@ -161,7 +196,9 @@ def sampled_tokens_per_pass(overlap: torch.Tensor) -> float:
 def text_metrics(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: torch.Tensor
 ) -> dict[str, Any]:
-    """Teacher-forced metrics on held-out text: agreement, coverage of the target's choice, loss by position."""
+    """Teacher-forced metrics on held-out text: agreement, coverage of the target's choice, loss
+    by position.
+    """
     inputs, labels = windows[:, :-1], windows[:, 1:]
     wanted, offered = logits_of(target, inputs), logits_of(draft, inputs)
     choice = wanted.argmax(-1)

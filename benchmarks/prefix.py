@@ -1,11 +1,14 @@
-"""What a shared beginning saves: copying a row's keys against computing them, and the time to the first token over gRPC.
+"""What a shared beginning saves: copying a row's keys against computing them, and the time to the
+first token over gRPC.
 
-    python -m benchmarks.prefix [--model DIR --dtype bfloat16] [--threads N] [--prefix 1000] [--repetitions 15] [--json FILE]
+    python -m benchmarks.prefix [--model DIR --dtype bfloat16] [--threads N] [--prefix 1000]
+    [--repetitions 15] [--json FILE]
 
-First table: milliseconds to copy N tokens' keys from another row and to prefill N tokens, in turn, and the median of their ratios.
-Second: seconds from asking for a session to its first token, for a prompt of --prefix tokens and a few of its own. "new": nobody
-had them before; "idle row": a session that is over had them; "busy row": one that is open has them. The three take turns, and the
-ratios are of the same turn. Client and target share this process.
+First table: milliseconds to copy N tokens' keys from another row and to prefill N tokens, in turn,
+and the median of their ratios. Second: seconds from asking for a session to its first token, for a
+prompt of --prefix tokens and a few of its own. "new": nobody had them before; "idle row": a session
+that is over had them; "busy row": one that is open has them. The three take turns, and the ratios
+are of the same turn. Client and target share this process.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from pathlib import Path
 import numpy as np
 
 from grpc_comm.client import Connection, connect
-from grpc_comm.remote import RemoteVerifier
+from grpc_comm.remote import RemoteSession
 from grpc_comm.server import BackgroundServer, Target
 from inference.backends import Model
+from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from outrider.options import Options
@@ -77,19 +81,19 @@ def first_token(target: Target, prefix: int, repetitions: int) -> dict[str, dict
             for name, opening in (("new", 0), ("idle row", 0), ("busy row", 1)):
                 with ExitStack() as held:
                     for _ in range(opening):
-                        _, verifier = _first(
+                        _, session = _first(
                             connection,
                             [
                                 *shared,
                                 *rng.integers(0, target.description.vocabulary, OWN).tolist(),
                             ],
                         )
-                        held.callback(verifier.close)
-                    took, verifier = _first(
+                        held.callback(session.close)
+                    took, session = _first(
                         connection,
                         [*shared, *rng.integers(0, target.description.vocabulary, OWN).tolist()],
                     )
-                    verifier.close()
+                    session.close()
                 if turn:
                     seconds[name].append(took)
     new = seconds["new"]
@@ -102,13 +106,15 @@ def first_token(target: Target, prefix: int, repetitions: int) -> dict[str, dict
     }
 
 
-def _first(connection: Connection, prompt: list[int]) -> tuple[float, RemoteVerifier]:
+def _first(connection: Connection, prompt: list[int]) -> tuple[float, RemoteSession]:
     """Seconds to the first token of a session that stays open."""
-    verifier = connection.verifier()
+    session = connection.session()
     start = time.perf_counter()
-    verifier.open(prompt, SamplingParams()).result()
-    next(verifier.generate(1, frozenset()))
-    return time.perf_counter() - start, verifier
+    session.open(prompt, SamplingParams())
+    session.decode(Decode(len(prompt) + 1))
+    while (progress := session.receive(1.0)) is None or not progress.tokens:
+        pass
+    return time.perf_counter() - start, session
 
 
 def main() -> None:
@@ -139,7 +145,8 @@ def main() -> None:
     waits = first_token(target, min(given.prefix, longest), given.repetitions)
     for name, took in waits.items():
         print(
-            f"first token, {name:<9}{took['seconds'] * 1e3:>9.1f} ms, {took['ratio']:.3f} of a new prompt's"
+            f"first token, {name:<9}{took['seconds'] * 1e3:>9.1f} ms, {took['ratio']:.3f} of a new "
+            "prompt's"
         )
     if given.json:
         Path(given.json).write_text(

@@ -1,11 +1,15 @@
-"""Many clients at targets that are killed, drained and restarted, over links that break; every text must be the target's own.
+"""Many clients at targets that are killed, drained and restarted, over links that break; every text
+must be the target's own.
 
-    python -m benchmarks.storm [--sessions 64] [--processes 64] [--rows 16] [--tokens 60] [--seed N] [--json FILE]
+    python -m benchmarks.storm [--sessions 64] [--processes 64] [--rows 16] [--tokens 60] [--seed N]
+    [--json FILE]
 
-Two targets of the embedded pair, each behind a link that is cut at random. Clients are processes without torch that draft the text with
-mistakes, at temperatures 0, 0.7 and 1, or let the target decode alone; some leave, some are killed. While they decode, the first target
-is killed and restarted, then drained and restarted. At the end every finished text is compared with the one that the target makes alone in
-this process, what others got must begin it, and the targets must hold no session and no row. Exits with 1 if anything is amiss.
+Two targets of the embedded pair, each behind a link that is cut at random. Clients are processes
+without torch that draft the text with mistakes, at temperatures 0, 0.7 and 1, with targets that go
+on or wait, or that let the target decode alone; some leave, some are killed. While they decode, the
+first target is killed and restarted, then drained and restarted. At the end every finished text is
+compared with the one that the target makes alone in this process, what others got must begin it,
+and the targets must hold no session and no row. Exits with 1 if anything is amiss.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ from pathlib import Path
 
 from benchmarks.storm_client import BEYOND, CANCELLED, FINISHED, Job
 from benchmarks.storm_processes import ClientProcess, TargetProcess, Told
+from inference.decode import decode
 from inference.errors import InvalidRequest, Unavailable
-from inference.local import LocalVerifier
+from inference.local import LocalSession
+from inference.order import Decode
 from inference.sampling import SamplingParams
 from outrider import serve
 from outrider.link import Shape, ShapedLink, shaped_link
@@ -39,8 +45,9 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Plan:
-    """waiting: places in line at a target; more are refused and come again.  cut_every: mean seconds from a cut of a link to the next.
-    deadline: seconds after which what still runs counts as hanging.
+    """waiting: places in line at a target; more are refused and come again.  cut_every: mean
+    seconds from a cut of a link to the next. deadline: seconds after which what still runs counts
+    as hanging.
     """
 
     sessions: int = 64
@@ -73,7 +80,9 @@ class Plan:
 
 @dataclass
 class Report:
-    """What became of the sessions, and what was done to them. problems: everything that should not have been."""
+    """What became of the sessions, and what was done to them. problems: everything that should
+    not have been.
+    """
 
     finished: int = 0
     cancelled: int = 0
@@ -87,16 +96,19 @@ class Report:
 
 
 def make_jobs(plan: Plan) -> list[Job]:
-    """Sessions and the texts that the target makes of them in this process; where the targets are is still to be said."""
+    """Sessions and the texts that the target makes of them in this process; where the targets
+    are is still to be said.
+    """
     chance = random.Random(plan.seed)  # noqa: S311
     options = parse(["--role", "target", "--batch", "1", "--sequence_length", str(SEQUENCE_LENGTH)])
     engine = serve.load_target(options).engine
-    verifier, jobs = LocalVerifier(engine), []
+    alone, jobs = LocalSession(engine), []
     for session in range(plan.sessions):
         prompt = [chance.randrange(engine.vocabulary) for _ in range(chance.randint(4, 60))]
         temperature, seed = TEMPERATURES[session % 3], chance.randrange(2**63)
-        verifier.open(prompt, SamplingParams(temperature, seed=seed)).result()
-        text = list(verifier.generate(plan.tokens + BEYOND, frozenset()))
+        order = Decode(len(prompt) + plan.tokens + BEYOND)
+        params = SamplingParams(temperature, seed=seed)
+        text = [token for step in decode(prompt, params, alone, order) for token in step.tokens]
         jobs.append(
             Job(
                 session=session,
@@ -107,12 +119,13 @@ def make_jobs(plan: Plan) -> list[Job]:
                 temperature=temperature,
                 seed=seed,
                 alone=session % 5 == 4,
+                waits=session % 4 == 1,
                 leave_at=chance.randrange(1, plan.tokens) if session % 6 == 5 else None,
                 abruptly=chance.random() < 0.5,
                 patience=plan.deadline,
             )
         )
-    verifier.close()
+    alone.close()
     return jobs
 
 
@@ -189,7 +202,9 @@ class Storm:
 
 
 def judge(report: Report, told: Told, status: int | None) -> None:
-    """Count a process's sessions, and compare what they got with what they should have got. status: of its exit, if it has ended."""
+    """Count a process's sessions, and compare what they got with what they should have got.
+    status: of its exit, if it has ended.
+    """
     if status not in (0, -signal.SIGKILL if told.killed else 0):
         report.problems.append(f"a client process exited with {status}")
     for job in told.jobs:
@@ -203,7 +218,8 @@ def judge(report: Report, told: Told, status: int | None) -> None:
                 if index >= len(due) or token != due[index]
             )
             report.problems.append(
-                f"session {job.session} at temperature {job.temperature} differs at token {at} of {len(text)}"
+                f"session {job.session} at temperature {job.temperature} differs at token {at} of "
+                f"{len(text)}"
             )
         if ending is None:
             report.killed += 1

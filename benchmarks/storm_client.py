@@ -1,6 +1,7 @@
 """One client process of benchmarks.storm: its sessions, each on a thread. Imports no torch.
 
-Told on stdin: a line of jobs, then `go`. Tells on stdout, a JSON object a line: that it is ready, tokens as they come, how each session ended.
+Told on stdin: a line of jobs, then `go`. Tells on stdout, a JSON object a line: that it is ready,
+tokens as they come, how each session ended.
 """
 
 from __future__ import annotations
@@ -9,28 +10,27 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.scripted import ScriptedDraft, Text
 from grpc_comm.client import Connection, connect
-from grpc_comm.remote import Patience, RemoteVerifier
-from inference.accept import Verdict
+from grpc_comm.remote import Patience, RemoteSession
+from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import decode
 from inference.errors import OutriderError
-from inference.policy import Budget
+from inference.order import Decode, Pace
+from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
 
-NODES = 12
-"""Of a tree, the root included; a busy target asks for fewer."""
+DEPTH = 6
+"""Tokens of a draft."""
 
 DRAFT_SECONDS = 0.03
 """Of a draft: this one knows the text, and others take their time."""
 
 BEYOND = 8
-"""Tokens after a text's end that its drafter is told, too."""
+"""Tokens after a text's end that its draft knows, too."""
 
 READY, GO = "ready", "go"
 FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"
@@ -40,8 +40,10 @@ FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"
 class Job:
     """One session: what to ask of whom, and when to leave.
 
-    addresses: as connect() takes them.  text: what the target makes of the prompt, and BEYOND tokens more.  tokens: how many to ask for.
-    alone: the target decodes alone.  leave_at: tokens after which the client leaves; with a round under way if `abruptly`.
+    addresses: as connect() takes them.  text: what the target makes of the prompt, and BEYOND
+    tokens more.  tokens: how many to ask for.  alone: without a draft.  waits: the target waits for
+    the draft.  leave_at: tokens after which the client leaves; in the middle of an order if
+    `abruptly`.
     """
 
     session: int
@@ -52,32 +54,55 @@ class Job:
     temperature: float
     seed: int
     alone: bool
+    waits: bool
     leave_at: int | None
     abruptly: bool
     patience: float
 
 
 class Scripted:
-    """A Drafter that knows the text and makes mistakes."""
+    """A Proposer that knows the text and makes mistakes; right tokens stand beside wrong ones."""
+
+    kind, calls, drafting = MODEL, 0, 0.0
 
     def __init__(self, text: Sequence[int], vocabulary: int, turn: int) -> None:
         self._text, self._vocabulary, self._turn = text, vocabulary, turn
 
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._draft = ScriptedDraft(
-            Text([*prompt, *self._text], len(prompt)), self._vocabulary, self._turn
-        )
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        self._prompt_length = self._length = len(prompt)
+        self._due, self._made = True, False
 
-    def draft(self, root: int, budget: Budget) -> TokenTree:
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+        self._length, self._due = position + len(tokens), True
+
+    def work(self, now: float) -> bool:
+        if not self._due:
+            return False
         time.sleep(DRAFT_SECONDS)
-        levels = min(budget.depth, NODES.bit_length())
-        return self._draft.draft(root, min(NODES, budget.nodes + 1, 2 ** (levels + 1) - 1))
+        self._due, self._made = False, True
+        return True
 
-    def ahead(self) -> bool:
-        return False
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        if not self._made:
+            return None
+        self._made = False
+        proposals, parent = list[Proposal](), BASE
+        for token in self._text[self._length - self._prompt_length :][:DEPTH]:
+            self._turn += 1
+            if self._turn % 3 == 0:
+                wrong = (token + 1) % self._vocabulary
+                proposals.append(Proposal(next_number(), parent, wrong, 0.5))
+            if self._turn % 5 == 0:
+                break
+            proposals.append(Proposal(number := next_number(), parent, token, 0.8))
+            parent = number
+        return Nodes(self._length - 1, proposals) if proposals else None
 
-    def commit(self, tree: TokenTree, verdict: Verdict) -> None:
-        self._draft.commit(verdict)
+    def resend(self) -> None:
+        self._due = True
+
+    def path(self, most: int) -> list[int]:
+        return []
 
     def close(self) -> None: ...
 
@@ -93,36 +118,37 @@ class Teller:
             print(json.dumps(what), flush=True)
 
 
-def pieces(job: Job, connection: Connection, verifier: RemoteVerifier) -> Iterator[list[int]]:
+def pieces(job: Job, connection: Connection, session: RemoteSession) -> Iterator[list[int]]:
     """The text as it comes."""
     params = SamplingParams(job.temperature, seed=job.seed)
-    if job.alone:
-        verifier.open(job.prompt, params).result()
-        yield from ([token] for token in verifier.generate(job.tokens, frozenset()))
-    else:
-        drafter = Scripted(job.text, connection.description.vocabulary, turn=job.session)
-        yield from (
-            step.tokens for step in decode(job.prompt, params, drafter, verifier, job.tokens)
-        )
+    pace = Pace.WAIT if job.waits else Pace.GO_ON
+    order = Decode(len(job.prompt) + job.tokens, pace=pace)
+    scripted = Scripted(job.text, connection.description.vocabulary, turn=job.session)
+    proposers = [] if job.alone else [scripted]
+    yield from (
+        list(step.tokens)
+        for step in decode(job.prompt, params, session, order, proposers)
+        if step.tokens
+    )
 
 
 def attend(job: Job, connection: Connection, teller: Teller) -> None:
     """One session from its opening to its end."""
-    verifier, made, said = connection.verifier(), [job.prompt[-1]], ""
+    session, made, said = connection.session(), 0, ""
     ended = FINISHED
     try:
-        for piece in pieces(job, connection, verifier):
-            made += piece
+        for piece in pieces(job, connection, session):
+            made += len(piece)
             teller.tell(session=job.session, tokens=piece)
-            if job.leave_at is not None and len(made) > job.leave_at:
+            if job.leave_at is not None and made >= job.leave_at:
                 ended = CANCELLED
                 break
-        if ended == CANCELLED and job.abruptly and not job.alone:
-            verifier.submit(TokenTree.chain(made[-1:]))  # nobody waits for it
+        if ended == CANCELLED and job.abruptly:  # nobody waits for it
+            session.decode(Decode(len(job.prompt) + job.tokens + BEYOND))
     except OutriderError as error:
         ended, said = FAILED, f"{type(error).__name__}: {error}"
-    verifier.close()
-    traffic = verifier.traffic
+    session.close()
+    traffic = session.traffic
     teller.tell(
         session=job.session,
         ended=ended,

@@ -1,4 +1,6 @@
-"""The processes of benchmarks.storm: targets that can be killed and restarted, clients that can be killed."""
+"""The processes of benchmarks.storm: targets that can be killed and restarted, clients that can
+be killed.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ class TargetProcess:
 
 @dataclass
 class Told:
-    """What a client process was asked for and has said. texts: what came, endings: how it ended; both by session."""
+    """What a client process was asked for and has said. texts: what came, endings: how it ended;
+    both by session.
+    """
 
     jobs: Sequence[Job]
     texts: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))

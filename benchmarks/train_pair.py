@@ -1,4 +1,5 @@
-"""Train the embedded pair: one byte-level BPE tokenizer, a Llama target and a Llama draft distilled from it.
+"""Train the embedded pair: one byte-level BPE tokenizer, a Llama target and a Llama draft distilled
+from it.
 
 The text is the Python standard library's own source, so nothing is downloaded:
 
@@ -28,18 +29,21 @@ from benchmarks.pair_metrics import measure_pair, write_card
 
 BEGIN, END = "<|begin|>", "<|end|>"
 BEGIN_ID, END_ID = 0, 1
-VOCABULARY = 512  # a draft agrees more often on short tokens: with 2048 of them it was 52 % on held-out files
+# a draft agrees more often on short tokens: with 2048 of them it was 52 % on held-out files
+VOCABULARY = 512
 CONTEXT = 1024
 BATCH_TOKENS = 2048
 TEACHER_TOP = 48
 HELD_OUT_SHARE = 0.05
-# (share of the target's steps, window length): short windows are cheap, the last ones teach the whole context.
+# (share of the target's steps, window length): short windows are cheap, the last ones teach the
+# whole context.
 STAGES = ((0.70, 256), (0.18, 512), (0.12, 1024))
 ROPE_BASE = 10000.0
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
 TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "heads": 4}
 DRAFT_SHAPE = {"hidden_size": 160, "intermediate_size": 352, "num_hidden_layers": 2, "heads": 4}
-# Tests are not on every installation; the others are generated tables, build leftovers or grammar dumps.
+# Tests are not on every installation; the others are generated tables, build leftovers or grammar
+# dumps.
 SKIPPED_NAMES = {
     "test",
     "tests",
@@ -69,7 +73,9 @@ def digest(path: Path) -> str:
 
 
 def make_file_list(seed: int) -> dict[str, Any]:
-    """List the corpus with digests; a seeded shuffle of the sorted paths picks the held-out files."""
+    """List the corpus with digests; a seeded shuffle of the sorted paths picks the held-out
+    files.
+    """
     root = standard_library()
     paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
     names = [path.as_posix() for path in paths if is_training_file(path)]
@@ -130,7 +136,9 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def make_model(shape: dict[str, int], seed: int) -> LlamaForCausalLM:
-    """A fresh Llama model of the given shape with tied embeddings and half as many key-value heads."""
+    """A fresh Llama model of the given shape with tied embeddings and half as many key-value
+    heads.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -202,7 +210,9 @@ def token_stream(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.
 def cut_windows(
     stream: torch.Tensor, offset: int, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut inputs (a begin token, then length - 1 tokens) and the tokens to predict, from an offset on."""
+    """Cut inputs (a begin token, then length - 1 tokens) and the tokens to predict, from an
+    offset on.
+    """
     count = (len(stream) - offset) // length
     labels = stream[offset : offset + count * length].view(count, length)
     inputs = torch.cat([torch.full((count, 1), BEGIN_ID), labels[:, :-1]], dim=1)
@@ -241,7 +251,9 @@ def train_target(stream: torch.Tensor, steps: int, seed: int) -> LlamaForCausalL
 def draft_batches(
     stream: torch.Tensor, offset: int, generator: torch.Generator
 ) -> list[torch.Tensor]:
-    """Cut the stream into shuffled batches of inputs: every fourth of full windows, the others of half ones."""
+    """Cut the stream into shuffled batches of inputs: every fourth of full windows, the others
+    of half ones.
+    """
     size = BATCH_TOKENS // CONTEXT
     _, labels = cut_windows(stream, offset, CONTEXT)
     order = torch.randperm(len(labels), generator=generator)
@@ -257,7 +269,9 @@ def draft_batches(
 def ask_teacher(
     target: LlamaForCausalLM, inputs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's most likely tokens after every input position, and their probabilities (which sum to one)."""
+    """The target's most likely tokens after every input position, and their probabilities (which
+    sum to one).
+    """
     with torch.autocast("cpu", torch.bfloat16):
         logits = target(input_ids=inputs, use_cache=False).logits
     best = logits.float().topk(TEACHER_TOP)
@@ -271,7 +285,9 @@ def draft_round(
     steps: int,
     generator: torch.Generator,
 ) -> None:
-    """Ask the target about every batch once, then train the draft on its answers, pass after pass."""
+    """Ask the target about every batch once, then train the draft on its answers, pass after
+    pass.
+    """
     answers = [ask_teacher(target, inputs) for inputs in sources]
     trainer = Trainer(model, "draft", steps)
     order: list[int] = []
@@ -288,9 +304,11 @@ def draft_round(
 def train_draft(
     target: LlamaForCausalLM, stream: torch.Tensor, rounds: list[int], seed: int
 ) -> LlamaForCausalLM:
-    """Distil the target into the draft: cross-entropy with the target's probabilities on the training text.
+    """Distil the target into the draft: cross-entropy with the target's probabilities on the
+    training text.
 
-    Every round cuts the text elsewhere, asks about half as many batches as it has steps, and restarts the rates.
+    Every round cuts the text elsewhere, asks about half as many batches as it has steps, and
+    restarts the rates.
     """
     model = make_model(DRAFT_SHAPE, seed + 1)
     for index, steps in enumerate(rounds):
@@ -332,7 +350,8 @@ def checked_listing(path: Path, allow_different: bool) -> dict[str, Any]:
     different = different_files(listing)
     if different:
         print(
-            f"{len(different)} of {len(listing['files'])} files differ from {path} (Python {listing['python']}):"
+            f"{len(different)} of {len(listing['files'])} files differ from {path} (Python "
+            f"{listing['python']}):"
         )
         print("\n".join(f"  {name}" for name in different))
         if not allow_different:

@@ -1,4 +1,6 @@
-"""python -m compile: build an artefact, say what would be built, or move artefacts to and from a store."""
+"""python -m compile: build an artefact, say what would be built, or move artefacts to and from a
+store.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +68,16 @@ def _build(options: Options, arguments: Sequence[str]) -> None:
 
 
 def _say_if_pushed(store: str, planned: Manifest) -> None:
-    """A build that others made of the same is named and not taken unasked: an artefact is executable code."""
+    """A build that others made of the same is named and not taken unasked: an artefact is
+    executable code.
+    """
     from compile.store import find, open_store
 
     digest = find(planned, open_store(store))
     if digest:
         _say(
-            f"the same was built and pushed before: in place of building, python -m compile --pull {shlex.quote(store)} --digest {digest} --out DIR"
+            "the same was built and pushed before: in place of building, python -m compile --pull "
+            f"{shlex.quote(store)} --digest {digest} --out DIR"
         )
 
 
@@ -118,10 +123,12 @@ def _push(options: Options) -> None:
     pushed = push(out, open_store(options.push), _say)
     if pushed.first != pushed.digest:
         print(
-            f"the same was built and pushed before, as {pushed.first}: prefer that one, so that machines share one artefact"
+            f"the same was built and pushed before, as {pushed.first}: prefer that one, so that "
+            "machines share one artefact"
         )
     print(
-        f"pull it with: python -m compile --pull {shlex.quote(options.push)} --digest {pushed.digest} --out {shlex.quote(str(out))}"
+        f"pull it with: python -m compile --pull {shlex.quote(options.push)} --digest "
+        f"{pushed.digest} --out {shlex.quote(str(out))}"
     )
 
 
@@ -131,7 +138,8 @@ def _pull(options: Options) -> None:
     assert options.pull is not None
     if options.digest is None:
         raise InvalidRequest(
-            "--pull needs --digest, the one that --push printed: an artefact is executable code, nothing is taken on trust"
+            "--pull needs --digest, the one that --push printed: an artefact is executable code, "
+            "nothing is taken on trust"
         )
     manifest = pull(open_store(options.pull), options.digest, _out(options), _say)
     print(f"{options.out}: {manifest.model} for {manifest.target}, every file checked")

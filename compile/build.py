@@ -1,7 +1,9 @@
-"""From a spec to an artefact directory, stage by stage, through a Builder; a stage that is finished is not built again.
+"""From a spec to an artefact directory, stage by stage, through a Builder; a stage that is finished
+is not built again.
 
-Stages are the weights, each graph, and what needs all graphs. `.build/` in the directory remembers what each stage was made
-from and the hashes of what it made; the manifest is written last, and taken away before anything it covers is changed.
+Stages are the weights, each graph, and what needs all graphs. `.build/` in the directory remembers
+what each stage was made from and the hashes of what it made; the manifest is written last, and
+taken away before anything it covers is changed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.errors import BadArtifact, InvalidRequest
+from inference.json_file import read_json
+from inference.whole_file import write_whole
 
 _STATE = ".build"
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -35,11 +39,13 @@ Say = Callable[[str], None]
 
 
 class Builder(Protocol):
-    """Turns buckets into files of an artefact directory; paths it returns are relative to that directory.
+    """Turns buckets into files of an artefact directory; paths it returns are relative to that
+    directory.
 
-    Made as Builder(spec: CompileSpec, checkpoint_directory: Path, vocabulary: int). Weights go under weights/, graphs under
-    graphs/, named by bucket.name. A method may be called again for the same directory, and then writes its files anew;
-    it is not called when its earlier files are still those it wrote.
+    Made as Builder(spec: CompileSpec, checkpoint_directory: Path, vocabulary: int). Weights go
+    under weights/, graphs under graphs/, named by bucket.name. A method may be called again for the
+    same directory, and then writes its files anew; it is not called when its earlier files are
+    still those it wrote.
     """
 
     target: str
@@ -83,7 +89,7 @@ class Source:
 def read_source(directory: Path) -> Source:
     """A Hugging Face directory as a source; raises UnsupportedModel for what cannot be computed."""
     from inference.model.checkpoint import fingerprint
-    from inference.model.config import read_config, read_json
+    from inference.model.config import read_config, read_raw_config
     from inference.text import Tokenizer
 
     stop_ids = tuple(sorted(read_config(directory).stop_ids))
@@ -91,7 +97,7 @@ def read_source(directory: Path) -> Source:
         directory,
         fingerprint(directory),
         Tokenizer(directory).fingerprint(),
-        read_json(directory / "config.json"),
+        read_raw_config(directory),
         stop_ids,
     )
 
@@ -99,8 +105,9 @@ def read_source(directory: Path) -> Source:
 def build_artifact(
     spec: CompileSpec, source: Source, builder: Builder, directory: Path, *, command: str, say: Say
 ) -> Manifest:
-    """Build what is not built yet; `say` gets a line a stage. An artefact that is complete stays as it is. One build at a time in
-    a directory: raises InvalidRequest with the number of the other process.
+    """Build what is not built yet; `say` gets a line a stage. An artefact that is complete stays as
+    it is. One build at a time in a directory: raises InvalidRequest with the number of the other
+    process.
     """
     if builder.target != spec.target:
         raise InvalidRequest(f"a builder for {builder.target} was given a spec for {spec.target}")
@@ -178,9 +185,13 @@ class _Stages:
         start = time.perf_counter()
         files = _hash_made(self.directory, name, make())
         seconds = time.perf_counter() - start
-        _write(path, {"key": key, "files": files, "seconds": round(seconds, 3)})
+        write_whole(
+            path,
+            json.dumps({"key": key, "files": files, "seconds": round(seconds, 3)}, indent=1) + "\n",
+        )
         self.say(
-            f"{label}: {seconds:.1f} s, {sum((self.directory / file).stat().st_size for file in files) / 1e6:.2f} MB"
+            f"{label}: {seconds:.1f} s, "
+            f"{sum((self.directory / file).stat().st_size for file in files) / 1e6:.2f} MB"
         )
         return files
 
@@ -208,7 +219,9 @@ def _copy_tokenizer(source: Source, directory: Path) -> list[str]:
 
 
 def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
-    """Everything that any stage is made from; the list of graphs is not, so that one may be added."""
+    """Everything that any stage is made from; the list of graphs is not, so that one may be
+    added.
+    """
     settings = {
         name: value
         for name, value in asdict(spec).items()
@@ -227,12 +240,18 @@ def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
 
 
 def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
-    """The files of a stage that was made from the same things and is unchanged since; None: it has to be run."""
+    """The files of a stage that was made from the same things and is unchanged since; None: it
+    has to be run.
+    """
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        files: dict[str, str] = state["files"]
-        return files if state["key"] == key and hash_files(directory, files) == files else None
-    except (OSError, ValueError, KeyError, TypeError):
+        state = read_json(path, BadArtifact)
+        files = state.field("files").texts()
+        return (
+            files
+            if state.field("key").value == key and hash_files(directory, files) == files
+            else None
+        )
+    except (BadArtifact, OSError):
         return None
 
 
@@ -242,12 +261,6 @@ def _hash_made(directory: Path, stage: str, names: Iterable[str]) -> dict[str, s
     if missing:
         raise BadArtifact(f"{stage}: the builder named {missing[0]}, which it did not write")
     return hash_files(directory, names)
-
-
-def _write(path: Path, state: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 def _hash(value: Mapping[str, Any]) -> str:

@@ -1,6 +1,8 @@
-"""The CPU builder: one ahead-of-time inductor package a bucket, without weights, checked against the same graph run eagerly.
+"""The CPU builder: one ahead-of-time inductor package a bucket, without weights, checked against
+the same graph run eagerly.
 
-Packages hold machine code for the CPU that builds them; weights lie beside them, once for all buckets.
+Packages hold machine code for the CPU that builds them; weights lie beside them, once for all
+buckets.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ from inference.model.graph import VerifyGraph, example_inputs
 
 ALWAYS: Mapping[str, object] = {
     "aot_inductor.package_constants_in_so": False,  # one set of weights for all graphs
-    "cpp.dynamic_threads": True,  # as many threads as torch has when it serves, not when it was compiled
+    # as many threads as torch has when it serves, not when it was compiled
+    "cpp.dynamic_threads": True,
 }
 
 
 class Loaded(NamedTuple):
-    """A model that graphs are made of. keys, values: [layers, rows, kv heads, capacity + 1, head dim]."""
+    """A model that graphs are made of. keys, values: [layers, rows, kv heads, capacity + 1, head
+    dim].
+    """
 
     decoder: Decoder
     keys: Tensor
@@ -92,7 +97,9 @@ class CpuBuilder:
         constants: Mapping[str, Tensor],
         directory: Path,
     ) -> Iterator[Graph]:
-        """The graph's package, loaded to be checked; it is put into its place when the context ends without an error."""
+        """The graph's package, loaded to be checked; it is put into its place when the context
+        ends without an error.
+        """
         check_compiler()
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             path = Path(scratch) / "graph.pt2"
@@ -139,7 +146,9 @@ class CpuBuilder:
 def compile_graph(
     graph: VerifyGraph, bucket: Bucket, path: Path, settings: Mapping[str, object] = ALWAYS
 ) -> None:
-    """Write the graph's package, without weights, to `path`; `settings` are torch._inductor.config's."""
+    """Write the graph's package, without weights, to `path`; `settings` are
+    torch._inductor.config's.
+    """
     write_package(export_graph(graph, example_inputs(bucket)), bucket.name, path, settings)
 
 
@@ -160,7 +169,9 @@ def write_package(
 
 
 def export_graph(graph: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
-    """The graph for inputs of these shapes; it must leave its caches as they are, since its caller writes them."""
+    """The graph for inputs of these shapes; it must leave its caches as they are, since its
+    caller writes them.
+    """
     with torch.no_grad():
         program = torch.export.export(graph, (), dict(inputs), strict=False)
     written = program.run_decompositions({}).graph_signature.buffers_to_mutate
@@ -173,7 +184,8 @@ def check_compiler() -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise InvalidRequest(
-            f"--target cpu needs a C++ compiler, and {compiler} is not found: install g++ (apt-get install g++; or set CXX),"
+            f"--target cpu needs a C++ compiler, and {compiler} is not found: install g++ (apt-get "
+            "install g++; or set CXX),"
             " or serve the model directory itself with --device cpu --model, which needs none"
         )
 
@@ -199,7 +211,9 @@ def graph_constants(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
-    """torch._inductor.config's settings as their own types; raises InvalidRequest for one it does not have."""
+    """torch._inductor.config's settings as their own types; raises InvalidRequest for one it
+    does not have.
+    """
     from torch._inductor import config
 
     known = config.get_config_copy()
@@ -207,7 +221,8 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
     for name, text in flags.items():
         if name not in known or name in ALWAYS:
             raise InvalidRequest(
-                f"compiler flag {name}: for cpu, flags are settings of torch._inductor.config, such as cpp.simdlen=256"
+                f"compiler flag {name}: for cpu, flags are settings of torch._inductor.config, "
+                "such as cpp.simdlen=256"
             )
         kind = type(known[name])
         try:
@@ -225,7 +240,9 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
 
 @contextmanager
 def _one_compile_thread() -> Iterator[None]:
-    """Inductor's pool of compile processes is for many small kernels; here it only costs its start."""
+    """Inductor's pool of compile processes is for many small kernels; here it only costs its
+    start.
+    """
     from torch._inductor import config
 
     with config.patch(compile_threads=1):

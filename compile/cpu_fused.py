@@ -1,4 +1,6 @@
-"""The CPU builder for a target with a draft in its graphs: the target's packages, the draft's, and a package for each fused round."""
+"""The CPU builder for a target with a draft in its graphs: the target's packages, the draft's,
+and a package for each fused round.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What one rank of a target runs on: memory, bandwidth and arithmetic, and the time a call cannot go below.
+"""What one rank of a target runs on: memory, bandwidth and arithmetic, and the time a call cannot
+go below.
 
-Figures are AWS's published ones for a chip (docs "about-neuron/arch/neuron-hardware") divided by its cores; what a graph
-reaches is less. A rank is one NeuronCore-v2 (trn1, inf2) or one logical core of two NeuronCore-v3 (trn2, LNC=2).
+Figures are AWS's published ones for a chip (docs "about-neuron/arch/neuron-hardware") divided by
+its cores; what a graph reaches is less. A rank is one NeuronCore-v2 (trn1, inf2) or one logical
+core of two NeuronCore-v3 (trn2, LNC=2).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """One rank. memory: bytes.  bandwidth: bytes a second.  flops: dtype -> operations a second.  instances: name -> ranks it has."""
+    """One rank. memory: bytes.  bandwidth: bytes a second.  flops: dtype -> operations a second.
+    instances: name -> ranks it has.
+    """
 
     target: str
     memory: int
@@ -35,7 +39,9 @@ class Device:
         return min(fitting, key=lambda name: self.instances[name], default=None)
 
     def seconds(self, flops: float, moved: float, dtype: str) -> float:
-        """Roofline: the slower of arithmetic and memory traffic, each at its published peak; collectives are not counted."""
+        """Roofline: the slower of arithmetic and memory traffic, each at its published peak;
+        collectives are not counted.
+        """
         return max(flops / self.flops[dtype], moved / self.bandwidth)
 
     def bound(self, flops: float, moved: float, dtype: str) -> str:
@@ -57,10 +63,10 @@ _PUBLISHED = "AWS's published peaks of a chip, divided by its cores"
 _NEURON = {
     "trn1": Device(
         "trn1",
-        **_NEURON_CORE_V2,
+        **_NEURON_CORE_V2,  # type: ignore[arg-type]
         instances={"trn1.2xlarge": 2, "trn1.32xlarge": 32},
         source=_PUBLISHED,
-    ),  # type: ignore[arg-type]
+    ),
     "inf2": Device(
         "inf2",
         **_NEURON_CORE_V2,  # type: ignore[arg-type]
@@ -84,7 +90,9 @@ def device_of(target: str) -> Device:
 
 
 def _this_machine() -> Device:
-    """20 GB/s and 50 GFLOPS are assumed, two cores of a cloud machine in round numbers: for comparing graphs, not for forecasts."""
+    """20 GB/s and 50 GFLOPS are assumed, two cores of a cloud machine in round numbers: for
+    comparing graphs, not for forecasts.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     flops = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), 50e9)
     return Device(

@@ -1,7 +1,9 @@
-"""Whether a compiled graph computes what the eager graph computes, and each node by itself: else it may not serve a target.
+"""Whether a compiled graph computes what the eager graph computes, and each node by itself: else it
+may not serve a target.
 
-Inputs are drawn at random: a full and scattered context, random trees, and all ways of sampling in one batch. Rounding may
-differ between kernels; choices may then differ where two tokens' scores are that close, and at the edge of a nucleus.
+Inputs are drawn at random: a full and scattered context, random trees, and all ways of sampling in
+one batch. Rounding may differ between kernels; choices may then differ where two tokens' scores are
+that close, and at the edge of a nucleus.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ ROUNDS = 3
 
 
 class Tolerance(NamedTuple):
-    """How far rounding may carry a graph. states: distance of a node's keys or values of all layers, as a part of their length, at
-    the median node: among random inputs are a few that blow up any rounding.  scores: distance of two choices' scores, as a part
-    of the greatest.
+    """How far rounding may carry a graph. states: distance of a node's keys or values of all
+    layers, as a part of their length, at the median node: among random inputs are a few that blow
+    up any rounding.  scores: distance of two choices' scores, as a part of the greatest.
     """
 
     states: float
@@ -38,7 +40,9 @@ ROUNDING = {
     torch.bfloat16: Tolerance(1e-1, 5e-2),
 }
 INT8 = Tolerance(1e-1, 2e-1)
-"""Measured on Qwen2.5-Coder-0.5B (24 layers) with these inputs, against float32: see docs/compile-cpu.md."""
+"""Measured on Qwen2.5-Coder-0.5B (24 layers) with these inputs, against float32: see
+docs/compile-cpu.md.
+"""
 
 SAMPLINGS = (
     SamplingParams(1.0, seed=7),
@@ -57,7 +61,9 @@ def check_equivalence(
     sequence_length: int,
     tolerance: Tolerance | None = None,
 ) -> None:
-    """Raise BadArtifact unless keys, values and choices are those of the eager graph; by default as its precision allows."""
+    """Raise BadArtifact unless keys, values and choices are those of the eager graph; by default
+    as its precision allows.
+    """
     allowed = tolerance or ROUNDING[eager.keys.dtype]
     differing = total = 0
     errors: dict[str, list[Tensor]] = {"keys": [], "values": []}
@@ -79,11 +85,13 @@ def check_equivalence(
         error = float(torch.cat(found).median())
         if not error <= allowed.states:
             raise BadArtifact(
-                f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of their length, not {allowed.states}"
+                f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of "
+                f"their length, not {allowed.states}"
             )
     if differing > 1 + total // 50:
         raise BadArtifact(
-            f"graph {bucket.name}: {differing} of {total} choices differ from the eager model's by more than rounding"
+            f"graph {bucket.name}: {differing} of {total} choices differ from the eager model's by "
+            "more than rounding"
         )
 
 
@@ -102,7 +110,9 @@ def distances(
 def check_row_independence(
     graph: Graph, bucket: Bucket, vocabulary: int, *, sequence_length: int
 ) -> None:
-    """Raise BadArtifact if what a node gets depends, in any bit, on nodes it does not see or on other rows."""
+    """Raise BadArtifact if what a node gets depends, in any bit, on nodes it does not see or on
+    other rows.
+    """
     inputs, other = (
         random_inputs(bucket, vocabulary, bucket.rows, sequence_length, seed) for seed in (0, 1)
     )
@@ -123,14 +133,17 @@ def check_row_independence(
         )
         if not torch.equal(first, second):
             raise BadArtifact(
-                f"graph {bucket.name}: the root's {name} change with the tokens beside it, which would not be lossless"
+                f"graph {bucket.name}: the root's {name} change with the tokens beside it, which "
+                "would not be lossless"
             )
 
 
 def random_inputs(
     bucket: Bucket, vocabulary: int, cache_rows: int, sequence_length: int, seed: int
 ) -> dict[str, Tensor]:
-    """Inputs of the bucket's shapes: random trees above a random context, every row sampled in another way."""
+    """Inputs of the bucket's shapes: random trees above a random context, every row sampled in
+    another way.
+    """
     rng, inputs = np.random.default_rng(seed), example_inputs(bucket)
     depths, masks = zip(*(_random_tree(bucket, rng) for _ in range(bucket.rows)), strict=True)
     base = rng.integers(0, max(1, sequence_length - bucket.nodes), (bucket.rows, 1))
@@ -153,7 +166,9 @@ def random_inputs(
 
 
 def _random_tree(bucket: Bucket, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Depths [T], within what the graph makes noise for, and mask [T, T] of a random tree; a prompt's chain for prefill."""
+    """Depths [T], within what the graph makes noise for, and mask [T, T] of a random tree; a
+    prompt's chain for prefill.
+    """
     depths, mask = np.zeros(bucket.nodes, dtype=np.int32), np.eye(bucket.nodes, dtype=np.bool_)
     levels = bucket.levels if bucket.sampled else bucket.nodes
     for node in range(1, bucket.nodes):

@@ -1,4 +1,6 @@
-"""The draft that is built into a target's graphs: which model, which tree, and the graphs that this adds."""
+"""The draft that is built into a target's graphs: which model, which tree, and the graphs that
+this adds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from compile.options import Options
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.branches import Branches
 from inference.errors import InvalidRequest, Mismatch
-from inference.model.config import read_config, read_json
+from inference.model.config import read_config, read_raw_config
 
 CHAIN = 4
 """Drafted tokens of a round, unless told otherwise."""
@@ -25,7 +27,8 @@ def draft_directory(options: Options) -> Path:
     if options.draft_model is None:
         if options.model is not None:
             raise InvalidRequest(
-                f"--fused needs --draft_model: the draft that is to stand beside {options.model}, with the same tokenizer"
+                f"--fused needs --draft_model: the draft that is to stand beside {options.model}, "
+                "with the same tokenizer"
             )
         return _EMBEDDED
     from inference.model.checkpoint import find_model
@@ -50,12 +53,14 @@ def shape_of(options: Options) -> Branches:
         return Branches(tuple(int(part) for part in options.draft_tree.split(",")))
     except ValueError as error:
         raise InvalidRequest(
-            f"--draft_tree {options.draft_tree}: children of a node on each level are needed, such as 3,2,1"
+            f"--draft_tree {options.draft_tree}: children of a node on each level are needed, such "
+            "as 3,2,1"
         ) from error
 
 
 def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> FusedPart | None:
-    """What --fused adds; None without it. Rounds read as much of the caches as the target's own graphs do, for one text and for all rows.
+    """What --fused adds; None without it. Rounds read as much of the caches as the target's own
+    graphs do, for one text and for all rows.
 
     Raises Mismatch when the tokenizers differ; a dry run reads the draft's config.json alone.
     """
@@ -68,7 +73,8 @@ def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> 
     positions = read_config(directory).max_positions
     if limits.sequence_length > positions:
         raise InvalidRequest(
-            f"--sequence_length {limits.sequence_length}: the draft takes {positions} tokens at most"
+            f"--sequence_length {limits.sequence_length}: the draft takes {positions} tokens at "
+            "most"
         )
     counts = {limits.rows} if limits.all_rows else {1, limits.rows}
     rounds = product(sorted(counts), slots_of(sizes, capacity), samplings_of(sizes.sampling))
@@ -76,7 +82,7 @@ def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> 
     return FusedPart(
         model=options.draft_model or "outrider-embedded-draft",
         fingerprint="" if options.dry_run else _fingerprint(directory, target),
-        config=read_json(directory / "config.json"),
+        config=read_raw_config(directory),
         prefill=(
             DraftBucket(
                 limits.rows if limits.all_rows else 1, chunk, capacity, 1, 1, False, capacity
@@ -105,6 +111,7 @@ def _fingerprint(draft: Path, target: Path) -> str:
     ours, theirs = Tokenizer(target).fingerprint(), Tokenizer(draft).fingerprint()
     if ours != theirs:
         raise Mismatch(
-            f"the tokenizers differ: that of the draft {draft} is {theirs}, that of the target {target} is {ours}"
+            f"the tokenizers differ: that of the draft {draft} is {theirs}, that of the target "
+            f"{target} is {ours}"
         )
     return fingerprint(draft)

@@ -1,7 +1,9 @@
-"""Whether a compiled round computes what the eager graph computes, and each row by itself: else it may not serve a target.
+"""Whether a compiled round computes what the eager graph computes, and each row by itself: else it
+may not serve a target.
 
-Inputs are drawn at random as for other graphs (compile/equivalence.py). A draft's near-tie that rounding decides otherwise changes the
-tree, and so everything after it in that row: rows are compared as wholes, keys and values where the trees are the same.
+Inputs are drawn at random as for other graphs (compile/equivalence.py). A draft's near-tie that
+rounding decides otherwise changes the tree, and so everything after it in that row: rows are
+compared as wholes, keys and values where the trees are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from inference.model.fused_graph import CACHES, RoundGraph, round_inputs
 def check_round(
     eager: RoundGraph, compiled: Graph, bucket: RoundBucket, *, sequence_length: int
 ) -> None:
-    """Raise BadArtifact unless trees, verdicts, keys and values are those of the eager graph, as its precision allows."""
+    """Raise BadArtifact unless trees, verdicts, keys and values are those of the eager graph, as
+    its precision allows.
+    """
     allowed, differing, total = ROUNDING[eager.keys.dtype], 0, 0
     errors: dict[str, list[Tensor]] = {name: [] for name in CACHES}
     for seed in range(ROUNDS):
@@ -43,7 +47,8 @@ def check_round(
         error = float(torch.cat(found).median())
         if not error <= allowed.states:
             raise BadArtifact(
-                f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of their length, not {allowed.states}"
+                f"graph {bucket.name}: its {name} differ from the eager model's by {error:.1e} of "
+                f"their length, not {allowed.states}"
             )
 
 
@@ -51,7 +56,9 @@ def check_round(
 def check_round_independence(
     graph: Graph, bucket: RoundBucket, vocabulary: int, cache_rows: int, *, sequence_length: int
 ) -> None:
-    """Raise BadArtifact if a row's answer depends, in any bit, on other rows, or the target's root on what was drafted below it."""
+    """Raise BadArtifact if a row's answer depends, in any bit, on other rows, or the target's
+    root on what was drafted below it.
+    """
     inputs, other = (
         random_round(bucket, vocabulary, cache_rows, sequence_length, seed) for seed in (0, 1)
     )
@@ -64,20 +71,24 @@ def check_round_independence(
         first = (one[0], two[0]) if name == "answer" else (one[:, 0], two[:, 0])
         if not torch.equal(*first):
             raise BadArtifact(
-                f"graph {bucket.name}: a row's {name} change with the rows beside it, which would not be lossless"
+                f"graph {bucket.name}: a row's {name} change with the rows beside it, which would "
+                "not be lossless"
             )
     redrafted = graph(**inputs | {"draft_context_mask": 1 - inputs["draft_context_mask"]})
     for name, one, two in zip(names[1:3], alone[1:3], redrafted[1:3], strict=True):
         if not torch.equal(one[:, :, :, 0], two[:, :, :, 0]):
             raise BadArtifact(
-                f"graph {bucket.name}: the root's {name} change with what is drafted below it, which would not be lossless"
+                f"graph {bucket.name}: the root's {name} change with what is drafted below it, "
+                "which would not be lossless"
             )
 
 
 def random_round(
     bucket: RoundBucket, vocabulary: int, cache_rows: int, sequence_length: int, seed: int
 ) -> dict[str, Tensor]:
-    """Inputs of the bucket's shapes: random contexts, every second row with a pending token, every row sampled in another way."""
+    """Inputs of the bucket's shapes: random contexts, every second row with a pending token,
+    every row sampled in another way.
+    """
     rng, inputs, shape, rows = (
         np.random.default_rng(seed),
         round_inputs(bucket),

@@ -1,11 +1,11 @@
-"""Whether a fused artefact writes its target's own text: its rounds beside its target's choices, right after it was built.
+"""Whether a fused artefact writes its target's own text: its rounds beside its target's choices,
+right after it was built.
 
 For Neuron this needs the instance. Not yet run on hardware.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,11 @@ from inference.backends.fused import fused_part, load_fused
 from inference.backends.neuron import Say, load_neuron
 from inference.backends.neuron_sdk import has_device
 from inference.decode import decode
-from inference.drafters.graph import GraphPool
 from inference.engine import Engine
 from inference.errors import BadArtifact
-from inference.local import LocalVerifier
+from inference.graph_rounds import GraphRounds
+from inference.local import LocalSession
+from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.stats import Statistics
@@ -27,11 +28,15 @@ from inference.tree import TokenTree
 
 _TOKENS = 32
 _ENOUGH = 0.97
-"""Of the rounds' tokens, how many must be the target's own choice after the same text; in bfloat16 about 1 in 100 is a near-tie."""
+"""Of the rounds' tokens, how many must be the target's own choice after the same text; in
+bfloat16 about 1 in 100 is a near-tie.
+"""
 
 
 def smoke(directory: Path, manifest: Manifest, say: Say) -> str:
-    """What it wrote in words, or that it cannot run here; raises BadArtifact when the text is another."""
+    """What it wrote in words, or that it cannot run here; raises BadArtifact when the text is
+    another.
+    """
     if manifest.target == "cpu":
         return check_text(load_fused(directory, manifest), manifest)
     if not has_device():
@@ -62,7 +67,10 @@ def check_text(model: RoundModel, manifest: Manifest) -> str:
             f"only {equal} of {made} tokens of the artefact's rounds are its target's own choice"
         )
     how = "temperature 0 and 1" if sampled else "temperature 0"
-    return f"{equal} of {made} tokens as the target alone chooses, {made / statistics.rounds:.2f} a round (random prompt, {how})"
+    return (
+        f"{equal} of {made} tokens as the target alone chooses, {statistics.acceptance_length:.2f} "
+        f"a round (random prompt, {how})"
+    )
 
 
 def _fused_text(
@@ -78,12 +86,13 @@ def _fused_text(
         sequence_length=manifest.sequence_length,
         max_tree_nodes=manifest.max_tree_nodes,
         vocabulary=manifest.vocabulary,
+        graphs=GraphRounds(model),
     )
-    made: list[int] = []
-    with closing(LocalVerifier(engine)) as verifier, GraphPool(model).drafter() as drafter:
-        for step in decode(prompt, params, drafter, verifier, tokens):
-            made += step.tokens
-            count.count(len(step.tree) - 1, len(step.verdict.path))
+    made, session = list[int](), LocalSession(engine)
+    for step in decode(prompt, params, session, Decode(len(prompt) + tokens, beside=True)):
+        made += step.tokens
+        count.count(step.proposers)
+    session.close()
     return made
 
 

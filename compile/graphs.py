@@ -24,7 +24,9 @@ SAMPLINGS = tuple(_SAMPLINGS)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of graphs, where they were given. prefill, trees: nodes.  sampling: one of SAMPLINGS."""
+    """Sizes of graphs, where they were given. prefill, trees: nodes.  sampling: one of
+    SAMPLINGS.
+    """
 
     prefill: tuple[int, ...] | None = None
     trees: tuple[int, ...] | None = None
@@ -34,7 +36,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what it was made for. smaller, larger: the padding with one shape fewer (None: too few) and one more."""
+    """A plan and what it was made for. smaller, larger: the padding with one shape fewer (None:
+    too few) and one more.
+    """
 
     load: Load
     calls: Calls
@@ -45,8 +49,9 @@ class Planned:
 
 
 def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
-    """Every combination of the given sizes, and what the limits need besides. Not given: half the cache and all of it; the
-    target alone, a tree of 16 and the largest; one session at a time, where a graph need not have all rows.
+    """Every combination of the given sizes, and what the limits need besides. Not given: half the
+    cache and all of it; the target alone, a tree of 16 and the largest; one session at a time,
+    where a graph need not have all rows.
     """
     capacity = limits.capacity
     slots = slots_of(sizes, capacity)
@@ -71,7 +76,9 @@ def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
 
 
 def one_graph(limits: Limits, sampling: str) -> tuple[Bucket, ...]:
-    """A graph that serves everything the limits allow, prompts in pieces of a tree's size; greedy only where nothing else is asked for."""
+    """A graph that serves everything the limits allow, prompts in pieces of a tree's size;
+    greedy only where nothing else is asked for.
+    """
     nodes = max(limits.least_nodes, limits.tree_nodes)
     return (
         verify_bucket(
@@ -83,7 +90,9 @@ def one_graph(limits: Limits, sampling: str) -> tuple[Bucket, ...]:
 def plan_graphs(
     load: Load, config: ModelConfig, spec: CompileSpec, budget: Budget, chunk: int
 ) -> Planned:
-    """The best graphs for a load at the roofline of the spec's device; the spec's own graphs do not matter."""
+    """The best graphs for a load at the roofline of the spec's device; the spec's own graphs do
+    not matter.
+    """
     limits, cost = limits_of(spec, chunk), roofline_cost(config, spec)
     calls = calls_of(load, limits)
     chosen = plan(calls, limits, cost, budget)
@@ -109,7 +118,9 @@ def limits_of(spec: CompileSpec, chunk: int) -> Limits:
 
 
 def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
-    """Seconds of arithmetic plus seconds of memory traffic, as if neither hid the other, so that every padded node counts."""
+    """Seconds of arithmetic plus seconds of memory traffic, as if neither hid the other, so that
+    every padded node counts.
+    """
     device = device_of(spec.target)
 
     def cost(shape: Shape) -> float:
@@ -138,13 +149,22 @@ def samplings_of(sampling: str) -> tuple[bool, ...]:
 
 
 def explain(planned: Planned, budget: Budget) -> Iterator[str]:
-    """The plan in words: what it is for, what padding it leaves, which graph serves what, what other budgets would do."""
+    """The plan in words: what it is for, what padding it leaves, which graph serves what, what
+    other budgets would do.
+    """
     plan_, calls = planned.plan, planned.calls
     rounds = sum(weight for call, weight in calls.items() if not call.prefill)
     yield f"load: {planned.load.what}"
-    yield f"mean session: {sum(calls.values()) - rounds:.1f} prompt calls, {rounds:.1f} calls with trees, {len(calls)} different shapes"
+    yield (
+        f"mean session: {sum(calls.values()) - rounds:.1f} prompt calls, {rounds:.1f} calls "
+        "with "
+        f"trees, {len(calls)} different shapes"
+    )
     used = sum(budget.count(shape) for shape in plan_.shapes)
-    yield f"{used} graphs of {budget.graphs} allowed, {len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work ({_certainty(plan_)})"
+    yield (
+        f"{used} graphs of {budget.graphs} allowed, {len(plan_.shapes)} shapes; padding adds "
+        f"{plan_.padding:.1%} of work ({_certainty(plan_)})"
+    )
     yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
     for shape in plan_.shapes:
         yield _explain_shape(shape, planned)
@@ -153,7 +173,9 @@ def explain(planned: Planned, budget: Budget) -> Iterator[str]:
         if planned.smaller is None
         else f"{planned.smaller:.1%}"
     )
-    yield f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
+    yield (
+        f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
+    )
 
 
 def _certainty(plan_: Plan) -> str:
@@ -174,7 +196,10 @@ def _explain_shape(shape: Shape, planned: Planned) -> str:
     )
     name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
     padding = f"{work_ / exact - 1:>9.1%}" if exact else f"{'-':>9}"
-    return f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}{work_ / planned.plan.expected:>15.1%}{padding}"
+    return (
+        f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}"
+        f"{work_ / planned.plan.expected:>15.1%}{padding}"
+    )
 
 
 def _buckets(shape: Shape, junk: int, samplings: Sequence[bool]) -> Iterator[Bucket]:

@@ -1,19 +1,23 @@
-"""What a target is asked to do: sessions, trees and how many at once, as a file says it; and the calls that follow from it."""
+"""What a target is asked to do: sessions, trees and how many at once, as a file says it; and the
+calls that follow from it.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inference.errors import InvalidRequest
+from inference.json_file import Json, read_json
 
 
 class Shape(NamedTuple):
-    """A call, or the graph that serves it: a graph serves every call of its kind that is nowhere larger."""
+    """A call, or the graph that serves it: a graph serves every call of its kind that is nowhere
+    larger.
+    """
 
     prefill: bool
     rows: int
@@ -35,9 +39,10 @@ Calls = Mapping[Shape, float]
 
 @dataclass(frozen=True)
 class Load:
-    """what: where the figures are from.  sessions: tokens of prompt and of output, one pair a session.  tree_sizes: nodes of a
-    tree, root included -> share of rounds.  concurrent: sessions verified in one call -> share of rounds.  acceptance_length:
-    tokens a round, the target's own included.
+    """what: where the figures are from.  sessions: tokens of prompt and of output, one pair a
+    session.  tree_sizes: nodes of a tree, root included -> share of rounds.  concurrent: sessions
+    verified in one call -> share of rounds.  acceptance_length: tokens a round, the target's own
+    included.
     """
 
     what: str
@@ -55,64 +60,81 @@ class Load:
             shares = getattr(self, name)
             if not shares or min(shares) < 1 or min(shares.values()) <= 0:
                 raise InvalidRequest(
-                    f"a load's {name} maps sizes of at least 1 to shares above 0: got {dict(shares)}"
+                    f"a load's {name} maps sizes of at least 1 to shares above 0: got "
+                    f"{dict(shares)}"
                 )
         if self.acceptance_length < 1:
             raise InvalidRequest(
-                f"a load's acceptance_length is {self.acceptance_length}: a round makes at least the target's own token"
+                f"a load's acceptance_length is {self.acceptance_length}: a round makes at least "
+                "the target's own token"
             )
 
 
 def read_load(path: Path) -> Load:
-    """A load from a JSON file, or measured: from the outrider-profile.json of a run with --profile. Raises InvalidRequest."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(raw, list):
-            return _measured(raw, str(path))
-        known = {entry.name for entry in fields(Load)}
-        if not isinstance(raw, dict) or raw.keys() != known:
-            raise InvalidRequest(f"{path}: a load has the fields {', '.join(sorted(known))}")
-        return _parse(raw)
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
-    except InvalidRequest:
-        raise
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise InvalidRequest(f"{path} is not a load: {error}") from error
+    """A load from a JSON file, or measured: from the outrider-profile.json of a run with
+    --profile. Raises InvalidRequest.
+    """
+    raw = read_json(path, InvalidRequest)
+    return _measured(raw, str(path)) if isinstance(raw.value, list) else _parse(raw)
 
 
-def _parse(raw: Mapping[str, Any]) -> Load:
-    sessions = tuple((int(prompt), int(output)) for prompt, output in raw["sessions"])
-    tree_sizes, concurrent = (
-        {int(size): float(share) for size, share in raw[name].items()}
-        for name in ("tree_sizes", "concurrent")
+def _parse(raw: Json) -> Load:
+    raw.keys([entry.name for entry in fields(Load)])
+    tree_sizes, concurrent = (_shares(raw.field(name)) for name in ("tree_sizes", "concurrent"))
+    sessions = raw.field("sessions").each(_session)
+    what, length = raw.field("what").text(), raw.field("acceptance_length").number()
+    return raw.make(Load, what, sessions, tree_sizes, concurrent, length)
+
+
+def _session(raw: Json) -> tuple[int, int]:
+    sizes = raw.each(lambda size: size.integer(1))
+    return (
+        (sizes[0], sizes[1])
+        if len(sizes) == 2
+        else raw.refuse("a pair of tokens of prompt and of output")
     )
-    return Load(str(raw["what"]), sessions, tree_sizes, concurrent, float(raw["acceptance_length"]))
 
 
-def _measured(records: Sequence[Mapping[str, Any]], name: str) -> Load:
+def _shares(raw: Json) -> dict[int, float]:
+    """Size -> share; JSON has no numbers for names."""
+    for size in raw.dictionary():
+        if not (size.isdecimal() and size.isascii() and len(size) < 10):
+            raw.refuse("an object of sizes and their shares")
+    return {int(size): share.number() for size, share in raw.fields().items()}
+
+
+def _measured(records: Json, name: str) -> Load:
     """A load from records of texts: of trees they have each text's mean, of concurrency nothing."""
-    done = [record for record in records if record["rounds"] and record["token_ids"]]
-    rounds, accepted = (
-        sum(record["rounds"] for record in done),
-        sum(record["num_accepted_tokens"] for record in done),
-    )
+    done = [
+        record
+        for record in records.items()
+        if record.field("rounds").integer() and record.field("token_ids").items()
+    ]
+
+    def counted(field: str) -> list[int]:
+        return [record.field(field).integer() for record in done]
+
+    rounds = counted("rounds")
     trees: defaultdict[int, float] = defaultdict(float)
-    for record in done:
-        trees[1 + round(record["num_draft_tokens"] / record["rounds"])] += record["rounds"]
-    sessions = tuple((int(record["prompt_tokens"]), len(record["token_ids"])) for record in done)
-    return Load(
-        f"measured, {len(done)} texts of {name}, one at a time",
-        sessions,
-        dict(trees),
-        {1: 1.0},
-        1 + accepted / max(1, rounds),
+    for drafted, times in zip(counted("num_draft_tokens"), rounds, strict=True):
+        trees[1 + round(drafted / times)] += times
+    sessions = tuple(
+        zip(
+            counted("prompt_tokens"),
+            (len(record.field("token_ids").value) for record in done),
+            strict=True,
+        )
     )
+    length = 1 + sum(counted("num_accepted_tokens")) / max(1, sum(rounds))
+    what = f"measured, {len(done)} texts of {name}, one at a time"
+    return records.make(Load, what, sessions, dict(trees), {1: 1.0}, length)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the artefact promises to serve. rows: of the cache.  chunk: prompt tokens in one call.  all_rows: every call has all rows."""
+    """What the artefact promises to serve. rows: of the cache.  chunk: prompt tokens in one
+    call.  all_rows: every call has all rows.
+    """
 
     rows: int
     chunk: int
@@ -126,7 +148,9 @@ class Limits:
         return self.sequence_length + self.tree_nodes
 
     def required(self) -> tuple[Shape, Shape, Shape]:
-        """Graphs without which some call could not be served, or the target alone only at a tree's cost."""
+        """Graphs without which some call could not be served, or the target alone only at a
+        tree's cost.
+        """
         alone, largest = self.least_nodes, max(self.least_nodes, self.tree_nodes)
         prefill_rows = self.rows if self.all_rows else 1
         return (
@@ -137,7 +161,9 @@ class Limits:
 
 
 def calls_of(load: Load, limits: Limits) -> Calls:
-    """The calls of the mean session; what the limits would refuse is cut off as the server cuts it."""
+    """The calls of the mean session; what the limits would refuse is cut off as the server cuts
+    it.
+    """
     calls: defaultdict[Shape, float] = defaultdict(float)
     for prompt, output in load.sessions:
         prompt = min(prompt, limits.sequence_length - 1)
@@ -148,7 +174,9 @@ def calls_of(load: Load, limits: Limits) -> Calls:
 
 
 def _prefill(prompt: int, limits: Limits) -> Iterator[tuple[Shape, float]]:
-    """All of a prompt but its last token, which is the first root, in chunks; one session at a time."""
+    """All of a prompt but its last token, which is the first root, in chunks; one session at a
+    time.
+    """
     rows = limits.rows if limits.all_rows else 1
     for start in range(0, prompt - 1, limits.chunk):
         yield Shape(True, rows, min(limits.chunk, prompt - 1 - start), max(1, start)), 1.0

@@ -13,10 +13,11 @@ from inference.errors import InvalidRequest
 
 @contextmanager
 def building_alone(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file; raises InvalidRequest naming the process that holds it. `what`: of whom it is held, in words.
+    """Hold the lock file; raises InvalidRequest naming the process that holds it. `what`: of whom
+    it is held, in words.
 
-    The system lets go of a lock when its process ends, whichever way, so that none is ever stale. The file stays: it is the lock on
-    it that counts, and its content only says whose that is.
+    The system lets go of a lock when its process ends, whichever way, so that none is ever stale.
+    The file stays: it is the lock on it that counts, and its content only says whose that is.
     """
     import fcntl
 

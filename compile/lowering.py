@@ -1,8 +1,9 @@
-"""Proof that a bucket's graph compiles for accelerators: exported, translated by a small table into jax, compiled by XLA on the CPU.
+"""Proof that a bucket's graph compiles for accelerators: exported, translated by a small table into
+jax, compiled by XLA on the CPU.
 
-TABLE is the contract of allowed operations: a graph with any other is refused, so an operation is added on purpose or not at all.
-64-bit integers become 32-bit ones here, as on Neuron. That neuronx-cc accepts the result is not proven; the rules behind the
-checks are those it is known for.
+TABLE is the contract of allowed operations: a graph with any other is refused, so an operation is
+added on purpose or not at all. 64-bit integers become 32-bit ones here, as on Neuron. That
+neuronx-cc accepts the result is not proven; the rules behind the checks are those it is known for.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ TABLE: Mapping[Any, Callable[..., Any]] = {
     aten.sum.dim_IntList: lambda x, axes, keep=False: jnp.sum(x, tuple(axes), keepdims=keep),
     aten.mean.dim: lambda x, axes, keep=False: jnp.mean(x, tuple(axes), keepdims=keep),
     aten.argmax.default: lambda x, axis: lax.argmax(x, axis % x.ndim, np.int32),
-    # needed by the nucleus of sampled graphs, and only there: cumulative mass, and the one sort (Neuron has an operator of its own)
+    # needed by the nucleus of sampled graphs, and only there: cumulative mass, and the one sort
+    # (Neuron has an operator of its own)
     aten.cumsum.default: lambda x, axis: lax.cumsum(x, axis % x.ndim),
     aten.topk.default: _top_k,
     operator.getitem: operator.getitem,
@@ -155,21 +157,28 @@ PLACEMENT = frozenset(("device", "layout", "memory_format", "non_blocking", "pin
 """Arguments about where and how a tensor lies, which XLA decides."""
 
 WIDE = (aten.argmax.default, aten.topk.default)
-"""The operations whose 64-bit results are tolerated, provided that the next thing done with them is a cast to int32."""
+"""The operations whose 64-bit results are tolerated, provided that the next thing done with them
+is a cast to int32.
+"""
 
 # fmt: off
 STABLEHLO = frozenset({
-    "add", "and", "broadcast_in_dim", "compare", "concatenate", "constant", "convert", "divide", "dot_general", "exponential", "gather", "iota",
-    "log", "maximum", "minimum", "multiply", "negate", "or", "reduce", "reduce_window", "reshape", "rsqrt", "scatter", "select", "shift_left",
-    "shift_right_arithmetic", "slice", "subtract", "top_k", "transpose", "xor",
+    "add", "and", "broadcast_in_dim", "compare", "concatenate", "constant", "convert", "divide",
+    "dot_general", "exponential", "gather", "iota", "log", "maximum", "minimum", "multiply",
+    "negate", "or", "reduce", "reduce_window", "reshape", "rsqrt", "scatter", "select",
+    "shift_left", "shift_right_arithmetic", "slice", "subtract", "top_k", "transpose", "xor",
 })
 # fmt: on
-"""What the table may become. No while, sort, random numbers, custom calls, dynamic slices or shapes."""
+"""What the table may become. No while, sort, random numbers, custom calls, dynamic slices or
+shapes.
+"""
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """function(constants, state, inputs) -> (outputs, new state), and the constants and state it starts from."""
+    """function(constants, state, inputs) -> (outputs, new state), and the constants and state it
+    starts from.
+    """
 
     function: Callable[[Arrays, Arrays, Arrays], tuple[tuple[Any, ...], Arrays]]
     constants: Arrays
@@ -178,7 +187,9 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Report:
-    """What XLA made of a graph. operations: StableHLO operation -> count; flops: as XLA estimates them, None where it does not."""
+    """What XLA made of a graph. operations: StableHLO operation -> count; flops: as XLA
+    estimates them, None where it does not.
+    """
 
     operations: Mapping[str, int]
     text: str
@@ -189,7 +200,9 @@ class Report:
 
 
 class Proof:
-    """A compiled graph that runs on XLA's CPU backend and carries its state from call to call, donated each time."""
+    """A compiled graph that runs on XLA's CPU backend and carries its state from call to call,
+    donated each time.
+    """
 
     def __init__(self, report: Report, lowered: Lowered, executable: Any) -> None:
         self.report = report
@@ -204,7 +217,9 @@ class Proof:
         return tuple(_to_torch(output) for output in outputs)
 
     def hold(self, buffers: Mapping[str, Tensor]) -> None:
-        """Replaces buffers that the graph only reads, as the caller of a VerifyGraph writes its caches between calls."""
+        """Replaces buffers that the graph only reads, as the caller of a VerifyGraph writes its
+        caches between calls.
+        """
         self._constants = self._constants | _arrays(buffers)
 
     @property
@@ -213,7 +228,9 @@ class Proof:
 
 
 def prove(graph: VerifyGraph | StatefulGraph, bucket: Bucket) -> Proof:
-    """Compiles the graph for this bucket; raises NotLowerable naming what an accelerator would not take."""
+    """Compiles the graph for this bucket; raises NotLowerable naming what an accelerator would
+    not take.
+    """
     program = export(graph, example_inputs(bucket))
     return compile_program(
         program,
@@ -223,7 +240,9 @@ def prove(graph: VerifyGraph | StatefulGraph, bucket: Bucket) -> Proof:
 
 
 def prove_fused(graph: RoundGraph | StatefulRoundGraph, inputs: Mapping[str, Tensor]) -> Proof:
-    """The same for a graph of both models, for inputs of these shapes: a round, or one of the models alone."""
+    """The same for a graph of both models, for inputs of these shapes: a round, or one of the
+    models alone.
+    """
     return compile_program(
         export(graph, inputs),
         inputs,
@@ -260,13 +279,16 @@ def compile_program(
     )
     if report.aliased_outputs != len(state) or report.aliased_bytes != report.state_bytes:
         raise NotLowerable(
-            f"XLA aliases {report.aliased_outputs} buffers, {report.aliased_bytes} bytes, of {len(state)}, {report.state_bytes} bytes"
+            f"XLA aliases {report.aliased_outputs} buffers, {report.aliased_bytes} bytes, of "
+            f"{len(state)}, {report.state_bytes} bytes"
         )
     return Proof(report, lowered, executable)
 
 
 def export(graph: torch.nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
-    """The graph in core operations. strict=False: strict export silently drops buffers that are reassigned."""
+    """The graph in core operations. strict=False: strict export silently drops buffers that are
+    reassigned.
+    """
     with torch.no_grad():
         try:
             program: ExportedProgram = torch.export.export(
@@ -317,7 +339,9 @@ def _check_state(program: ExportedProgram, state: tuple[str, ...]) -> None:
 
 
 def _check_node(node: Node) -> None:
-    """One node of the exported program against the table and the rules that hold before compilation."""
+    """One node of the exported program against the table and the rules that hold before
+    compilation.
+    """
     if node.op == "call_function" and node.target not in TABLE:
         raise NotLowerable(
             f"{node.target} is not in the table of allowed operations (compile/lowering.py)"
@@ -334,7 +358,8 @@ def _check_node(node: Node) -> None:
             raise NotLowerable(f"{node.target} has a dynamic shape: {tuple(tensor.shape)}")
         if tensor.dtype not in DTYPES or (tensor.dtype == torch.int64 and not _tolerated(node)):
             raise NotLowerable(
-                f"{node.target} makes {tensor.dtype}: use {', '.join(str(dtype) for dtype in DTYPES if dtype != torch.int64)}"
+                f"{node.target} makes {tensor.dtype}: use "
+                f"{', '.join(str(dtype) for dtype in DTYPES if dtype != torch.int64)}"
             )
 
 
@@ -383,7 +408,9 @@ def _interpret(
 
 
 def _operations(module: Any) -> Counter[str]:
-    """StableHLO operations and how often they occur; raises NotLowerable on one that is not in STABLEHLO, is 64 bits wide or dynamic."""
+    """StableHLO operations and how often they occur; raises NotLowerable on one that is not in
+    STABLEHLO, is 64 bits wide or dynamic.
+    """
     found: Counter[str] = Counter()
     for operation in _walk(module):
         dialect, name = operation.name.split(".", 1)
@@ -391,7 +418,8 @@ def _operations(module: Any) -> Counter[str]:
             continue
         if name not in STABLEHLO:
             raise NotLowerable(
-                f"XLA needs {operation.name}, which is not an allowed operation (compile/lowering.py)"
+                f"XLA needs {operation.name}, which is not an allowed operation "
+                "(compile/lowering.py)"
             )
         for result in operation.results:
             if any(mark in str(result.type) for mark in ("i64", "f64", "?")):

@@ -1,7 +1,9 @@
-"""What a spec needs of each rank, by counting: weights, KV cache, the largest activation, and a call's work; and what would fit.
+"""What a spec needs of each rank, by counting: weights, KV cache, the largest activation, and a
+call's work; and what would fit.
 
-Sharding as compile/parallel.py does it: matrices, embeddings and head are cut into `tensor_parallel` parts, key-value heads too,
-or repeated where there are fewer heads than ranks; on Neuron the head is a table of its own. Small vectors are counted whole.
+Sharding as compile/parallel.py does it: matrices, embeddings and head are cut into
+`tensor_parallel` parts, key-value heads too, or repeated where there are fewer heads than ranks; on
+Neuron the head is a table of its own. Small vectors are counted whole.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one rank. activation: the largest single tensor of any graph, `largest` says which."""
+    """Bytes of one rank. activation: the largest single tensor of any graph, `largest` says
+    which.
+    """
 
     weights: int
     cache: int
@@ -36,7 +40,9 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """A floor: compilers keep further buffers, and the program itself lies in the same memory."""
+        """A floor: compilers keep further buffers, and the program itself lies in the same
+        memory.
+        """
         return self.weights + self.cache + self.activation
 
 
@@ -66,8 +72,8 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
 def work(
     config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: int, picks: int
 ) -> Work:
-    """A call of these shapes: matrices and the head, attention over cache and new nodes; weights and cache moved once. The
-    choice among ids is not counted, nor what ranks send each other.
+    """A call of these shapes: matrices and the head, attention over cache and new nodes; weights
+    and cache moved once. The choice among ids is not counted, nor what ranks send each other.
     """
     ranks = spec.tensor_parallel
     matrices, head = (
@@ -83,7 +89,9 @@ def work(
 
 
 def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
-    """A call of one of the spec's graphs; in a round the draft looks at one level after another, and then the target at all nodes."""
+    """A call of one of the spec's graphs; in a round the draft looks at one level after another,
+    and then the target at all nodes.
+    """
     if spec.fused is None or not isinstance(bucket, DraftBucket | RoundBucket):
         return work(config, spec, bucket.rows, bucket.nodes, bucket.slots, bucket.picks)
     draft, rows, slots = parse_config(spec.fused.config), bucket.rows, bucket.slots
@@ -99,16 +107,22 @@ def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
 
 
 def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """The footprint; raises LimitExceeded, saying what would fit, when a rank's memory cannot hold it."""
+    """The footprint; raises LimitExceeded, saying what would fit, when a rank's memory cannot
+    hold it.
+    """
     for model, _ in _models(config, spec):
         check_sharding(model, spec)
     need, device = footprint(config, spec), device_of(spec.target)
     if need.total <= device.memory:
         return need
-    parts = f"weights {gib(need.weights)}, KV cache {gib(need.cache)}, largest activation {gib(need.activation)}"
+    parts = (
+        f"weights {gib(need.weights)}, KV cache {gib(need.cache)}, largest activation "
+        f"{gib(need.activation)}"
+    )
     advice = "; ".join(_what_fits(config, spec)) or "nothing in the table of devices would fit"
     raise LimitExceeded(
-        f"{spec.model} needs {gib(need.total)} of each {spec.target} rank ({parts}), it has {gib(device.memory)}. Would fit: {advice}"
+        f"{spec.model} needs {gib(need.total)} of each {spec.target} rank ({parts}), it has "
+        f"{gib(device.memory)}. Would fit: {advice}"
     )
 
 
@@ -119,11 +133,13 @@ def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
         possible = ", ".join(str(count) for count in _rank_counts(config, device))
         heads = f"{config.heads} heads and {config.kv_heads} key-value heads"
         raise InvalidRequest(
-            f"--tensor_parallel {ranks}: {spec.model} has {heads}, which {spec.target} can share among {possible}"
+            f"--tensor_parallel {ranks}: {spec.model} has {heads}, which {spec.target} can share "
+            f"among {possible}"
         )
     if device.instance(ranks) is None:
         raise InvalidRequest(
-            f"--tensor_parallel {ranks}: the largest {spec.target} instance has {device.ranks} ranks"
+            f"--tensor_parallel {ranks}: the largest {spec.target} instance has {device.ranks} "
+            "ranks"
         )
 
 
@@ -166,7 +182,9 @@ def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBuck
 
 
 def _models(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, Sequence[Bucket]]]:
-    """The target, and the draft where there is one, with the graphs whose largest tensors are theirs: a round's are the target's."""
+    """The target, and the draft where there is one, with the graphs whose largest tensors are
+    theirs: a round's are the target's.
+    """
     if spec.fused is None:
         return [(config, spec.buckets)]
     return [
@@ -283,7 +301,9 @@ def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
 def _activations(
     config: ModelConfig, spec: CompileSpec, bucket: Bucket
 ) -> Iterator[tuple[str, int]]:
-    """The tensors that grow with the shapes: name, bytes on one rank. Logits and noise are counted whole: ranks may gather them."""
+    """The tensors that grow with the shapes: name, bytes on one rank. Logits and noise are
+    counted whole: ranks may gather them.
+    """
     rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
     yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE
     yield (

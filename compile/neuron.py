@@ -1,8 +1,10 @@
-"""Builds a target for trn1, inf2 or trn2 with NxD Core's ModelBuilder (V2): weights dealt out by rank, all graphs in one file.
+"""Builds a target for trn1, inf2 or trn2 with NxD Core's ModelBuilder (V2): weights dealt out by
+rank, all graphs in one file.
 
-Needs AWS's packages and no device: a host without one is told the platform by NEURON_PLATFORM_TARGET_OVERRIDE. The graphs keep
-their caches as state, reassigned out of place, and are told apart by the names and shapes of their inputs.
-Written against the documented interface and run through a strict stand-in (tests/fake_neuron.py); not yet run on hardware.
+Needs AWS's packages and no device: a host without one is told the platform by
+NEURON_PLATFORM_TARGET_OVERRIDE. The graphs keep their caches as state, reassigned out of place, and
+are told apart by the names and shapes of their inputs. Written against the documented interface and
+run through a strict stand-in (tests/fake_neuron.py); not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ _COMPILERS_AT_ONCE = 4
 
 
 class Toolchain:
-    """What every Neuron builder says of its files, and AWS's packages, aimed at the spec's target when they are first asked for."""
+    """What every Neuron builder says of its files, and AWS's packages, aimed at the spec's
+    target when they are first asked for.
+    """
 
     def __init__(self, spec: CompileSpec, interface: str) -> None:
         if spec.target not in PLATFORMS:
@@ -115,7 +119,9 @@ class NeuronBuilder:
         return [SHARD.format(rank) for rank in range(spec.tensor_parallel)]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """What the graph will be: the names, shapes and types it is routed by. All graphs are compiled together, by `finish`."""
+        """What the graph will be: the names, shapes and types it is routed by. All graphs are
+        compiled together, by `finish`.
+        """
         return [
             self._record(
                 directory,
@@ -126,7 +132,9 @@ class NeuronBuilder:
         ]
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Trace and compile every graph into one package, without weights; with several rows also the one that copies a row."""
+        """Trace and compile every graph into one package, without weights; with several rows
+        also the one that copies a row.
+        """
         check_routes(buckets)
         with self._tools.working() as work, self._ranks():
             model = self._compile(buckets, work)
@@ -261,7 +269,9 @@ class NeuronBuilder:
 
 
 def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
-    """neuronx-cc's flags: ours, then the spec's, which may replace all but the target and its cores."""
+    """neuronx-cc's flags: ours, then the spec's, which may replace all but the target and its
+    cores.
+    """
     flags = {
         "--target": spec.target,
         "--lnc": str(logical),
@@ -273,7 +283,8 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
     taken = [flag for flag in _OURS if flag in spec.compiler_flags]
     if taken:
         raise InvalidRequest(
-            f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave it out"
+            f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave "
+            "it out"
         )
     asked = {
         f"-O{value}" if flag == "--optlevel" else flag: "" if flag == "--optlevel" else value
@@ -295,19 +306,23 @@ def render(flags: Mapping[str, str]) -> str:
 
 
 def aim(target: str) -> None:
-    """On a host without a device, tell the SDK the platform; what the user has set is never changed."""
+    """On a host without a device, tell the SDK the platform; what the user has set is never
+    changed.
+    """
     platform, stated = PLATFORMS[target], os.environ.get(OVERRIDE)
     if stated:
         if PLATFORMS.get(stated, stated) != platform:
             raise InvalidRequest(
-                f"{OVERRIDE} is {stated}, but --target is {target}: set it to {platform} or unset it"
+                f"{OVERRIDE} is {stated}, but --target is {target}: set it to {platform} or unset "
+                "it"
             )
         return
     if has_device():
         family = instance_family()
         if family in PLATFORMS and PLATFORMS[family] != platform:
             raise InvalidRequest(
-                f"this is a {family} machine: to compile for {target} on it, set {OVERRIDE}={platform} first"
+                f"this is a {family} machine: to compile for {target} on it, set "
+                f"{OVERRIDE}={platform} first"
             )
         return
     imported = [
@@ -317,17 +332,21 @@ def aim(target: str) -> None:
     ]
     if imported:
         raise InvalidRequest(
-            f"there is no Neuron device here and {imported[0]} was imported already: set {OVERRIDE}={platform} before starting"
+            f"there is no Neuron device here and {imported[0]} was imported already: set "
+            f"{OVERRIDE}={platform} before starting"
         )
     os.environ[OVERRIDE] = platform
     print(
-        f"no Neuron device here: compiling for {target} with {OVERRIDE}={platform}, set for this process",
+        f"no Neuron device here: compiling for {target} with {OVERRIDE}={platform}, set for this "
+        "process",
         file=sys.stderr,
     )
 
 
 def check_routes(buckets: Sequence[Bucket]) -> None:
-    """No two graphs take inputs of the same names and shapes: a call could not tell which is meant."""
+    """No two graphs take inputs of the same names and shapes: a call could not tell which is
+    meant.
+    """
     routes: dict[tuple[Any, ...], str] = {}
     for bucket in buckets:
         route = (

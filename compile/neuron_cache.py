@@ -1,6 +1,8 @@
-"""`--device neuron` without an artefact: a matching one is used, else what building it takes is said, and it is built.
+"""`--device neuron` without an artefact: a matching one is used, else what building it takes is
+said, and it is built.
 
-Artefacts lie under one directory, each named by a hash of everything it is made from: model, spec, packages and flags.
+Artefacts lie under one directory, each named by a hash of everything it is made from: model, spec,
+packages and flags.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from compile.report import describe
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, read_manifest
 from inference.errors import BadArtifact
+from inference.json_file import read_json
 from inference.model.config import ModelConfig, read_config
 
 
 def neuron_artifact(
     spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say
 ) -> Path:
-    """The directory of a complete artefact for the spec; building it takes long, and goes on where it was broken off."""
+    """The directory of a complete artefact for the spec; building it takes long, and goes on
+    where it was broken off.
+    """
     source, builder = read_source(checkpoint), NeuronBuilder(spec, checkpoint, spec.vocabulary)
     made_from = {
         "spec": asdict(spec),
@@ -57,13 +62,22 @@ def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Ite
         rank * spec.tensor_parallel,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
-    yield f"host memory: {gib(whole + rank)} at least for dealing out the weights, then {gib(2 * rank)} and what the compilers take"
+    yield (
+        f"host memory: {gib(whole + rank)} at least for dealing out the weights, then "
+        f"{gib(2 * rank)} and what the compilers take"
+    )
     yield f"  this machine has {gib(memory)}"
     earlier = sorted(_earlier(cache))
     if earlier:
-        yield f"time: compiling took {earlier[0]:.0f} to {earlier[-1]:.0f} s for the {len(earlier)} artefacts built here before"
+        yield (
+            f"time: compiling took {earlier[0]:.0f} to {earlier[-1]:.0f} s for the "
+            f"{len(earlier)} artefacts built here before"
+        )
     else:
-        yield f"time: not known yet, no artefact was built here before; {len(spec.buckets)} graphs, and the compiler may take minutes for each"
+        yield (
+            f"time: not known yet, no artefact was built here before; {len(spec.buckets)} "
+            "graphs, and the compiler may take minutes for each"
+        )
 
 
 def _complete(directory: Path) -> bool:
@@ -77,6 +91,6 @@ def _earlier(cache: Path) -> Iterator[float]:
     """Seconds of the joint stage, where the graphs are compiled, of every artefact in the cache."""
     for path in cache.glob("*/.build/joint.json"):
         try:
-            yield float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
+            yield read_json(path, BadArtifact).field("seconds").number()
+        except BadArtifact:
             continue

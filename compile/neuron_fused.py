@@ -1,4 +1,5 @@
-"""The Neuron builder for a target with a draft in its graphs: both models dealt out to the same ranks, all graphs in one package.
+"""The Neuron builder for a target with a draft in its graphs: both models dealt out to the same
+ranks, all graphs in one package.
 
 Run through a strict stand-in (tests/fake_neuron.py); not yet run on hardware.
 """
@@ -20,7 +21,9 @@ from inference.model.fused_graph import StatefulRoundGraph, draft_inputs, round_
 
 
 class FusedNeuronBuilder(NeuronBuilder):
-    """The Builder for Neuron targets; see compile.build. Raises InvalidRequest where the draft cannot be dealt out to the ranks."""
+    """The Builder for Neuron targets; see compile.build. Raises InvalidRequest where the draft
+    cannot be dealt out to the ranks.
+    """
 
     def __init__(
         self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path

@@ -1,7 +1,9 @@
-"""One graph for one NeuronCore through torch_neuronx.trace: the caches are aliased from output to input instead of reassigned.
+"""One graph for one NeuronCore through torch_neuronx.trace: the caches are aliased from output to
+input instead of reassigned.
 
-For models that fit one core. A trace has its own weights and state, so an artefact made this way has exactly one graph, which
-prompts go through as well. Written against the documented interface; not yet run on hardware.
+For models that fit one core. A trace has its own weights and state, so an artefact made this way
+has exactly one graph, which prompts go through as well. Written against the documented interface;
+not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class TraceBuilder:
         if len(spec.buckets) != 1 or spec.tensor_parallel != 1:
             asked = f"{len(spec.buckets)} graphs for {spec.tensor_parallel} cores"
             raise InvalidRequest(
-                f"torch_neuronx.trace makes one graph for one core, asked for are {asked}: leave out --trace"
+                f"torch_neuronx.trace makes one graph for one core, asked for are {asked}: leave "
+                "out --trace"
             )
         self.target, self._tools = spec.target, Toolchain(spec, "trace")
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
@@ -41,7 +44,9 @@ class TraceBuilder:
 
     @torch.no_grad()
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Trace, compile and save the graph with its weights; raises BadArtifact with the compiler's words."""
+        """Trace, compile and save the graph with its weights; raises BadArtifact with the
+        compiler's words.
+        """
         graph, sdk = self._graph(bucket), self._tools.sdk
         with self._tools.working() as work:
             traced = sdk.torch_neuronx.trace(

@@ -1,7 +1,9 @@
-"""The CPU builder for int8: the decoder as one OpenVINO model of any shape, its matrices rounded to 8 bits, checked per bucket.
+"""The CPU builder for int8: the decoder as one OpenVINO model of any shape, its matrices rounded to
+8 bits, checked per bucket.
 
-Conversion goes through OpenVINO's own reader of traced modules, so nothing is compiled here and no C++ compiler is needed.
-Buckets are still what calls are padded to; each is compared with the same rounded weights computed by torch in float32.
+Conversion goes through OpenVINO's own reader of traced modules, so nothing is compiled here and no
+C++ compiler is needed. Buckets are still what calls are padded to; each is compared with the same
+rounded weights computed by torch in float32.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class OpenVinoBuilder:
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         if spec.compiler_flags:
             raise InvalidRequest(
-                f"compiler flag {next(iter(spec.compiler_flags))}: int8 for cpu takes none, OpenVINO's settings are fixed"
+                f"compiler flag {next(iter(spec.compiler_flags))}: int8 for cpu takes none, "
+                "OpenVINO's settings are fixed"
             )
         self._openvino = import_openvino()
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
@@ -67,7 +70,9 @@ class OpenVinoBuilder:
         return [DECODER, DECODER_WEIGHTS]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """No file: raises BadArtifact when the decoder does not compute this bucket as torch does, or not row by row."""
+        """No file: raises BadArtifact when the decoder does not compute this bucket as torch
+        does, or not row by row.
+        """
         decoder, served, keys, values = self._model(directory)
         eager, graph = (
             VerifyGraph(decoder, keys, values, bucket.levels),
@@ -109,7 +114,9 @@ class OpenVinoBuilder:
         return decoder
 
     def _model(self, directory: Path) -> tuple[Decoder, OpenVinoDecoder, Tensor, Tensor]:
-        """The reference, the artefact's decoder, and caches full of noise that both read; one for all buckets."""
+        """The reference, the artefact's decoder, and caches full of noise that both read; one
+        for all buckets.
+        """
         if self._loaded is None:
             decoder, spec = self._decoder(), self._spec
             keys, values = empty_caches(decoder.config, spec.rows, spec.capacity, CACHE_DTYPE)
@@ -146,7 +153,9 @@ class _Logits(nn.Module):
 
 @torch.no_grad()
 def convert(decoder: Decoder) -> Any:
-    """An openvino.Model of any number of rows, nodes, picks and slots. Without convert_model, which reports usage to its makers."""
+    """An openvino.Model of any number of rows, nodes, picks and slots. Without convert_model,
+    which reports usage to its makers.
+    """
     openvino = import_openvino()
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
@@ -172,7 +181,9 @@ def convert(decoder: Decoder) -> Any:
 
 
 def round_matrices(model: Any, vocabulary: int) -> None:
-    """Replace the constant factor of every product by integers with a scale an output; the head ends at the vocabulary."""
+    """Replace the constant factor of every product by integers with a scale an output; the head
+    ends at the vocabulary.
+    """
     from openvino import opset13
 
     for product in [node for node in model.get_ops() if node.get_type_name() == "MatMul"]:

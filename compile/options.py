@@ -46,15 +46,20 @@ class Options:
 
 _add = partial(add_flag, Options)
 
-_DESCRIPTION = """Build a target ahead of time: graphs of fixed shapes, weights and tokenizer in one directory, which
-`main.py --role target --artifact DIR` serves. A build that was broken off goes on where it stopped."""
+_DESCRIPTION = """Build a target ahead of time: graphs of fixed shapes, weights and tokenizer in one
+directory, which `main.py --role target --artifact DIR` serves. A build that was broken off goes on
+where it stopped."""
 
 _EXAMPLES = """examples:
-  python -m compile --target cpu --out artefact                    the model that ships here, for this machine
-  python -m compile --model DIR --target trn1 --dry-run            what would be built, and whether it fits; builds nothing
+  python -m compile --target cpu --out artefact                    the model that ships here, for
+                                                                   this machine
+  python -m compile --model DIR --target trn1 --dry-run            what would be built, and whether
+                                                                   it fits; builds nothing
   python -m compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
-  python -m compile --target cpu --fused --gamma 4 --out artefact  target and draft in one graph a round
-  python -m compile --out artefact --push s3://bucket/artefacts    prints the digest that --pull needs
+  python -m compile --target cpu --fused --gamma 4 --out artefact  target and draft in one graph a
+                                                                   round
+  python -m compile --out artefact --push s3://bucket/artefacts    prints the digest that --pull
+                                                                   needs
   python -m compile --pull s3://bucket/artefacts --digest HEX --out artefact
 """
 
@@ -120,7 +125,8 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "dtype",
-        "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, the rest float32",
+        "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, "
+        "the rest float32",
         choices=DTYPES,
     )
     _add(
@@ -132,7 +138,8 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "trace",
-        "for one NeuronCore, through torch_neuronx.trace: one graph, as large as the largest tree, which prompts go through as well",
+        "for one NeuronCore, through torch_neuronx.trace: one graph, as large as the largest tree, "
+        "which prompts go through as well",
         action="store_true",
     )
     _add(
@@ -149,7 +156,8 @@ def _fused_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "fused",
-        "also build rounds: one graph in which a draft grows a tree, the target verifies it and accepts",
+        "also build rounds: one graph in which a draft grows a tree, the target verifies it and "
+        "accepts",
         action="store_true",
     )
     _add(
@@ -193,7 +201,8 @@ def _plan_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "load",
-        "what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the sizes that cost it least are chosen",
+        "what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the "
+        "sizes that cost it least are chosen",
         metavar="FILE",
     )
     _add(group, "graphs", "most graphs to build (default: %(default)s)", type=int)
@@ -207,7 +216,8 @@ def _store_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "push",
-        "put the artefact (built now, or lying in --out) into a store: a directory or s3://BUCKET/PREFIX",
+        "put the artefact (built now, or lying in --out) into a store: a directory or "
+        "s3://BUCKET/PREFIX",
         metavar="STORE",
     )
     _add(group, "pull", "take an artefact from a store into --out", metavar="STORE")

@@ -1,8 +1,10 @@
-"""One target dealt out to the ranks of a tensor-parallel group: its shapes, its layers, its weights.
+"""One target dealt out to the ranks of a tensor-parallel group: its shapes, its layers, its
+weights.
 
-Query heads go to ranks in order and each rank needs the key-value head of its own queries, so where there are fewer of these
-than ranks they are repeated. The head is padded to a multiple of the ranks; embeddings are dealt out along their width,
-because a rank of one program for all does not know which rank it is. What every rank needs whole (norms) is on all.
+Query heads go to ranks in order and each rank needs the key-value head of its own queries, so where
+there are fewer of these than ranks they are repeated. The head is padded to a multiple of the
+ranks; embeddings are dealt out along their width, because a rank of one program for all does not
+know which rank it is. What every rank needs whole (norms) is on all.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from inference.model.decoder import Layers
 
 
 def parallel_config(config: ModelConfig, ranks: int) -> ModelConfig:
-    """The model as it is dealt out: key-value heads repeated to one a rank at least, a head of its own, padded.
+    """The model as it is dealt out: key-value heads repeated to one a rank at least, a head of its
+    own, padded.
 
     Raises InvalidRequest where something cannot be dealt out evenly.
     """
@@ -36,7 +39,8 @@ def parallel_config(config: ModelConfig, ranks: int) -> ModelConfig:
             )
     if config.kv_heads % ranks and ranks % config.kv_heads:
         raise InvalidRequest(
-            f"--tensor_parallel {ranks}: {config.kv_heads} key-value heads cannot be dealt out or repeated evenly"
+            f"--tensor_parallel {ranks}: {config.kv_heads} key-value heads cannot be dealt out or "
+            "repeated evenly"
         )
     return replace(
         config,

@@ -1,6 +1,8 @@
-"""Which few graphs serve a load with the least work: chosen by search, with a bound that says how far from the best it can be.
+"""Which few graphs serve a load with the least work: chosen by search, with a bound that says how
+far from the best it can be.
 
-Pure: a cost of a shape comes in as a function (roofline or measured times), so nothing here knows models or devices.
+Pure: a cost of a shape comes in as a function (roofline or measured times), so nothing here knows
+models or devices.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from inference.errors import InvalidRequest
 
 Cost = Callable[[Shape], float]
 _SIZES = 14
-"""Sizes tried on one axis, besides powers of two; a load with more has its sizes rounded up to these."""
+"""Sizes tried on one axis, besides powers of two; a load with more has its sizes rounded up to
+these.
+"""
 _PREFILL_STEP, _SLOT_STEP = 16, 64
 
 
 @dataclass(frozen=True)
 class Budget:
-    """graphs: how many may be built, greedy and sampled counted apart.  seconds: compile time in all.  of: one shape's compile time,
-    for one graph.  samplings: graphs that a verify shape is built as (2: greedy and sampled).
+    """graphs: how many may be built, greedy and sampled counted apart.  seconds: compile time in
+    all.  of: one shape's compile time, for one graph.  samplings: graphs that a verify shape is
+    built as (2: greedy and sampled).
     """
 
     graphs: int
@@ -39,8 +44,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """shapes: the graphs to build.  expected: cost of the load's mean session with them.  exact: the same without any padding.
-    bound: no choice of the sizes tried, within the budget, costs less.
+    """shapes: the graphs to build.  expected: cost of the load's mean session with them.  exact:
+    the same without any padding. bound: no choice of the sizes tried, within the budget, costs
+    less.
     """
 
     shapes: tuple[Shape, ...]
@@ -61,9 +67,11 @@ class Plan:
 def plan(
     calls: Calls, limits: Limits, cost: Cost, budget: Budget, sizes: Iterable[Shape] | None = None
 ) -> Plan:
-    """The shapes that serve `calls`, and whatever else the limits allow, at the least expected cost.
+    """The shapes that serve `calls`, and whatever else the limits allow, at the least expected
+    cost.
 
-    sizes: shapes to choose from (default: every combination of the sizes that occur, rounded up to a few).
+    sizes: shapes to choose from (default: every combination of the sizes that occur, rounded up to
+    a few).
     """
     required = tuple(dict.fromkeys(limits.required()))
     shapes = list(dict.fromkeys([*required, *(grid(calls, limits) if sizes is None else sizes)]))
@@ -92,7 +100,9 @@ def expected_cost(shapes: Sequence[Shape], calls: Calls, cost: Cost) -> float:
 
 
 def grid(calls: Calls, limits: Limits) -> list[Shape]:
-    """Every combination of the sizes that occur, rounded up to a few sizes an axis; the limits are among them."""
+    """Every combination of the sizes that occur, rounded up to a few sizes an axis; the limits
+    are among them.
+    """
     shapes: list[Shape] = []
     for prefill in (True, False):
         steps = ((1, 1), (2, _PREFILL_STEP if prefill else 1), (3, _SLOT_STEP))
@@ -129,7 +139,9 @@ def powers_of_two(limits: Limits) -> list[Shape]:
 
 
 def _sizes(found: Sequence[tuple[int, float]], needed: set[int], step: int) -> list[int]:
-    """The needed sizes and, as multiples of `step`, all that occur; of many, weighted quantiles and powers of two."""
+    """The needed sizes and, as multiples of `step`, all that occur; of many, weighted quantiles
+    and powers of two.
+    """
     found = [(min(-(-size // step) * step, max(needed)), weight) for size, weight in found]
     distinct = sorted({size for size, _ in found})
     if len(distinct) > _SIZES:
@@ -149,7 +161,9 @@ def _sizes(found: Sequence[tuple[int, float]], needed: set[int], step: int) -> l
 
 
 def _problem(calls: Calls, shapes: Sequence[Shape], cost: Cost, budget: Budget) -> Problem:
-    """Calls that the same shapes serve are one demand; raises InvalidRequest for a call that none serves."""
+    """Calls that the same shapes serve are one demand; raises InvalidRequest for a call that
+    none serves.
+    """
     table = np.array(shapes, dtype=np.int64)
     costs = np.array([cost(shape) for shape in shapes])
     demands: dict[bytes, float] = {}
@@ -180,4 +194,7 @@ def _too_small(required: Sequence[Shape], budget: Budget) -> str:
     have = f"{budget.graphs} graphs" + (
         f" and {budget.seconds / 60:.0f} minutes" if seconds else ""
     )
-    return f"a target needs {need} at least (prompts, the largest tree, the target alone): the budget is {have}"
+    return (
+        f"a target needs {need} at least (prompts, the largest tree, the target alone): the "
+        f"budget is {have}"
+    )

@@ -1,6 +1,8 @@
-"""Whether a device computes the noise as the contract says: a graph of the noise alone, against known answers.
+"""Whether a device computes the noise as the contract says: a graph of the noise alone, against
+known answers.
 
-The 32 bits must be the same, the float results may differ in the last digits. A device that fails must not serve sampled graphs.
+The 32 bits must be the same, the float results may differ in the last digits. A device that fails
+must not serve sampled graphs.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ VECTORS = (
 
 
 class Probe(nn.Module):
-    """The bits and the noise, one row; `one` is 1, because a package without any weight is not a documented case."""
+    """The bits and the noise, one row; `one` is 1, because a package without any weight is not a
+    documented case.
+    """
 
     def __init__(self, *, bits: bool) -> None:
         super().__init__()
@@ -74,7 +78,9 @@ def probe_inputs() -> dict[str, Tensor]:
 
 
 def check_noise(sdk: Sdk, ranks: int, logical: int, flags: str, work: str) -> None:
-    """Compile the probe, run it on the device; raises BadArtifact, naming the first vector that differs."""
+    """Compile the probe, run it on the device; raises BadArtifact, naming the first vector that
+    differs.
+    """
     bits, drawn = (
         _run(sdk, Probe(bits=bits), ranks, logical, flags, f"{work}/{bits}")
         for bits in (True, False)
@@ -82,7 +88,8 @@ def check_noise(sdk: Sdk, ranks: int, logical: int, flags: str, work: str) -> No
     wrong = next(differences(bits, drawn), None)
     if wrong is not None:
         raise BadArtifact(
-            f"this device does not compute the noise as the contract says: {wrong}. Serve greedy graphs only (--sampling greedy), and report it"
+            f"this device does not compute the noise as the contract says: {wrong}. Serve greedy "
+            "graphs only (--sampling greedy), and report it"
         )
 
 

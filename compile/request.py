@@ -49,7 +49,9 @@ class Request:
 
 
 def find_checkpoint(options: Options) -> Checkpoint:
-    """The checkpoint of --model; a dry run reads its config.json alone, and so counts ids that pad the vocabulary."""
+    """The checkpoint of --model; a dry run reads its config.json alone, and so counts ids that
+    pad the vocabulary.
+    """
     directory = _directory(options)
     config = read_config(directory)
     return Checkpoint(
@@ -67,7 +69,9 @@ def _vocabulary(directory: Path) -> int:
 
 
 def make_request(options: Options, checkpoint: Checkpoint) -> Request:
-    """What is to be built; the graphs are those of the given sizes, planned for --load, or for --trace the one that serves everything."""
+    """What is to be built; the graphs are those of the given sizes, planned for --load, or for
+    --trace the one that serves everything.
+    """
     if options.trace:
         _check_trace(options)
     sizes = Sizes(
@@ -139,12 +143,14 @@ def _check_trace(options: Options) -> None:
         raise InvalidRequest("--trace is for trn1, inf2 and trn2: leave it out for --target cpu")
     if options.tensor_parallel != 1:
         raise InvalidRequest(
-            f"--trace makes a graph for one core: leave it out for --tensor_parallel {options.tensor_parallel}"
+            "--trace makes a graph for one core: leave it out for --tensor_parallel "
+            f"{options.tensor_parallel}"
         )
     for name in ("prefill_nodes", "tree_nodes", "slots", "load"):
         if getattr(options, name) is not None:
             raise InvalidRequest(
-                f"--trace makes one graph, of --max_tree_nodes and the whole context: leave out --{name}"
+                "--trace makes one graph, of --max_tree_nodes and the whole context: leave out "
+                f"--{name}"
             )
 
 
@@ -160,7 +166,8 @@ def _sequence_length(options: Options, checkpoint: Checkpoint) -> int:
     if not 2 <= asked <= limit:
         field = checkpoint.config.limited_by
         raise InvalidRequest(
-            f"--sequence_length {asked}: {checkpoint.name} takes 2 to {limit} (config.json field {field})"
+            f"--sequence_length {asked}: {checkpoint.name} takes 2 to {limit} (config.json field "
+            f"{field})"
         )
     return asked
 
@@ -171,7 +178,8 @@ def _budget(options: Options) -> Budget:
         return Budget(options.graphs, samplings=samplings)
     if options.graph_minutes is None:
         raise InvalidRequest(
-            "--compile_minutes needs --graph_minutes: what one graph takes, as an earlier build printed it"
+            "--compile_minutes needs --graph_minutes: what one graph takes, as an earlier build "
+            "printed it"
         )
     seconds = options.graph_minutes * 60
     return Budget(

@@ -1,4 +1,6 @@
-"""A store's objects on S3. Every upload carries SHA-256 checksums, which S3 compares with what arrives."""
+"""A store's objects on S3. Every upload carries SHA-256 checksums, which S3 compares with what
+arrives.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class S3Objects:
             raise BadArtifact(f"{self._url} has no {name}")
 
     def _ask(self, call: Callable[[], T], **absent: T) -> T:
-        """A call with its errors as ours; with `absent`, its value is returned where the object is missing, or there already."""
+        """A call with its errors as ours; with `absent`, its value is returned where the object
+        is missing, or there already.
+        """
         from_boto = _boto_errors()
         try:
             return call()

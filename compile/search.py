@@ -1,7 +1,9 @@
-"""Choosing shapes under a budget so that demands cost least in all: a p-median problem with sizes, solved to a known gap.
+"""Choosing shapes under a budget so that demands cost least in all: a p-median problem with sizes,
+solved to a known gap.
 
-A first set by greedy addition and swaps; a bound by Lagrange multipliers (every demand is paid `prices` for being served, so
-shapes can be judged one by one); then branch and bound on what the bound leaves open. Everything is arrays: [demands, shapes].
+A first set by greedy addition and swaps; a bound by Lagrange multipliers (every demand is paid
+`prices` for being served, so shapes can be judged one by one); then branch and bound on what the
+bound leaves open. Everything is arrays: [demands, shapes].
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _SLACK = 1e-9  # sums of seconds in another order differ in the last digits
 
 @dataclass(frozen=True)
 class Problem:
-    """costs: of a demand on a shape, infinite where it does not fit.  graphs, seconds: what a shape takes of the budget."""
+    """costs: of a demand on a shape, infinite where it does not fit.  graphs, seconds: what a
+    shape takes of the budget.
+    """
 
     costs: Floats  # [demands, shapes]
     graphs: Floats  # [shapes]
@@ -53,7 +57,9 @@ class Problem:
         return saved
 
     def fill(self, chosen: Sequence[int], gains: Floats) -> Filled:
-        """The greatest sum of gains beside `chosen`, when the last shape may be taken in part; of two budgets the one that binds."""
+        """The greatest sum of gains beside `chosen`, when the last shape may be taken in part;
+        of two budgets the one that binds.
+        """
         by_graphs = _fill(gains, self.graphs, self.most_graphs - self.graphs[chosen].sum())
         if np.isinf(self.most_seconds):
             return by_graphs
@@ -62,7 +68,9 @@ class Problem:
 
 
 class Filled(NamedTuple):
-    """taken: share of each shape.  least: what the room taken by each shape would have gained otherwise."""
+    """taken: share of each shape.  least: what the room taken by each shape would have gained
+    otherwise.
+    """
 
     gain: float
     taken: Floats  # [shapes]
@@ -77,7 +85,9 @@ class Solution(NamedTuple):
 
 
 class _Prices(NamedTuple):
-    """The best multipliers found: their bound, their sum, what each shape earns at them, and shapes that could still be in the best set."""
+    """The best multipliers found: their bound, their sum, what each shape earns at them, and
+    shapes that could still be in the best set.
+    """
 
     bound: float
     total: float
@@ -86,7 +96,9 @@ class _Prices(NamedTuple):
 
 
 def solve(problem: Problem, forced: Sequence[int]) -> Solution:
-    """The cheapest affordable set that holds `forced`, which serves every demand; exact unless the search runs out of visits."""
+    """The cheapest affordable set that holds `forced`, which serves every demand; exact unless
+    the search runs out of visits.
+    """
     best = _improve(problem, forced)
     prices = _prices(problem, forced, best)
     return _branch(problem, list(forced), best, prices)
@@ -109,7 +121,9 @@ def _fill(gains: Floats, sizes: Floats, room: float) -> Filled:
 
 
 def _improve(problem: Problem, forced: Sequence[int]) -> list[int]:
-    """Add what saves most for its size until nothing fits, then take one out and refill while that helps."""
+    """Add what saves most for its size until nothing fits, then take one out and refill while
+    that helps.
+    """
     chosen = _add(problem, list(forced))
     while True:
         without = [[kept for kept in chosen if kept != out] for out in chosen if out not in forced]
@@ -134,7 +148,9 @@ def _add(problem: Problem, chosen: list[int], *, by_size: bool = True) -> list[i
 
 
 def _prices(problem: Problem, forced: Sequence[int], best: Sequence[int]) -> _Prices:
-    """Subgradient ascent from what the demands cost at present; steps shrink when they do not help."""
+    """Subgradient ascent from what the demands cost at present; steps shrink when they do not
+    help.
+    """
     least, step = problem.expected(best), 1.0
     paid = problem.costs[:, best].min(axis=1)
     found = _Prices(
@@ -197,7 +213,9 @@ def _branch(problem: Problem, forced: list[int], best: list[int], prices: _Price
 
 
 def _bound(problem: Problem, chosen: Sequence[int], allowed: Flags, prices: _Prices) -> float:
-    """The better of two: a set saves at most the sum of what its shapes save alone; and the multipliers'."""
+    """The better of two: a set saves at most the sum of what its shapes save alone; and the
+    multipliers'.
+    """
     alone = (
         problem.expected(chosen)
         - problem.fill(chosen, np.where(allowed, problem.gains(chosen), 0)).gain

@@ -1,8 +1,10 @@
-"""First contact with a Neuron instance: the noise on the device, one graph, its choices beside the eager model's, its time.
+"""First contact with a Neuron instance: the noise on the device, one graph, its choices beside the
+eager model's, its time.
 
     python -m compile.smoke --model DIR_OR_NAME --target trn1 --tensor_parallel 2
 
-Run it on the instance; it needs no other machine and leaves its artefact in --out. Not yet run on hardware.
+Run it on the instance; it needs no other machine and leaves its artefact in --out. Not yet run on
+hardware.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 
 _ENOUGH = 0.97
-"""Equal choices below which the device is called wrong: in bfloat16 about 1 in 100 is a near-tie that rounding decides."""
+"""Equal choices below which the device is called wrong: in bfloat16 about 1 in 100 is a near-tie
+that rounding decides.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,10 @@ class Agreement:
     first: str
 
     def __str__(self) -> str:
-        return f"{self.equal} of {self.total} choices equal{f', first difference: {self.first}' if self.first else ''}"
+        return (
+            f"{self.equal} of {self.total} choices "
+            f"equal{f', first difference: {self.first}' if self.first else ''}"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,7 +111,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _smoke(options: argparse.Namespace) -> int:
     if not has_device():
         raise InvalidRequest(
-            "no Neuron device here: run this on the instance; to compile without a device use python -m compile"
+            "no Neuron device here: run this on the instance; to compile without a device use "
+            "python -m compile"
         )
     print(
         f"instance {instance_family() or 'unknown'}; "
@@ -143,7 +151,8 @@ def _smoke(options: argparse.Namespace) -> int:
     for params, agreement in zip(("greedy", "temperature 1"), found, strict=True):
         print(f"{params}: {agreement}")
     print(
-        f"{time_call(model, vocabulary, options.nodes, options.steps):.2f} ms a call (median of {options.steps}), {options.nodes} nodes"
+        f"{time_call(model, vocabulary, options.nodes, options.steps):.2f} ms a call (median of "
+        f"{options.steps}), {options.nodes} nodes"
     )
     enough = all(agreement.equal >= _ENOUGH * agreement.total for agreement in found)
     print(

@@ -1,4 +1,6 @@
-"""What is to be built: one flat record, valid or not there at all. It knows shapes, not devices or compilers."""
+"""What is to be built: one flat record, valid or not there at all. It knows shapes, not devices
+or compilers.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ MAX_LEVELS = 16
 class CompileSpec:
     """A target to build.
 
-    model: the name it is known by.  rows: sequences held at once.  max_tree_nodes: largest tree, its root included.
-    vocabulary: ids of the tokenizer.  compiler_flags: flag -> value ("" for none), beside those the builder always sets.
-    fused: the draft that is built into it, if any.
+    model: the name it is known by.  rows: sequences held at once.  max_tree_nodes: largest tree,
+    its root included. vocabulary: ids of the tokenizer.  compiler_flags: flag -> value ("" for
+    none), beside those the builder always sets. fused: the draft that is built into it, if any.
     """
 
     model: str
@@ -43,11 +45,13 @@ class CompileSpec:
             check_positive(name, getattr(self, name))
         if self.sequence_length < 2:
             raise InvalidRequest(
-                f"--sequence_length {self.sequence_length}: prompt and output need two tokens at least"
+                f"--sequence_length {self.sequence_length}: prompt and output need two tokens at "
+                "least"
             )
         if self.target == "cpu" and self.tensor_parallel != 1:
             raise InvalidRequest(
-                f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave it at 1"
+                f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave "
+                "it at 1"
             )
         if self.target != "cpu" and self.dtype == "int8":
             raise InvalidRequest(
@@ -88,7 +92,9 @@ def takes_all_rows(target: str) -> bool:
 
 
 def least_nodes(dtype: str) -> int:
-    """In float32 one node runs as two: kernels for a single row round differently from those for several. So they do by int8's."""
+    """In float32 one node runs as two: kernels for a single row round differently from those for
+    several. So they do by int8's.
+    """
     return 2 if dtype in ("float32", "int8") else 1
 
 
@@ -122,12 +128,14 @@ def _check_buckets(spec: CompileSpec) -> None:
     for bucket in spec.buckets:
         if bucket.junk != spec.junk:
             raise InvalidRequest(
-                f"graph {bucket.name} writes padding to slot {bucket.junk}, this cache's junk slot is {spec.junk}"
+                f"graph {bucket.name} writes padding to slot {bucket.junk}, this cache's junk slot "
+                f"is {spec.junk}"
             )
         if bucket.rows > spec.rows or (takes_all_rows(spec.target) and bucket.rows != spec.rows):
             most = "exactly" if takes_all_rows(spec.target) else "at most"
             raise InvalidRequest(
-                f"graph {bucket.name} has {bucket.rows} rows: {spec.target} with --rows {spec.rows} takes {most} {spec.rows}"
+                f"graph {bucket.name} has {bucket.rows} rows: {spec.target} with --rows "
+                f"{spec.rows} takes {most} {spec.rows}"
             )
     trees = [bucket for bucket in spec.buckets if bucket.picks == bucket.nodes]
     if not any(
@@ -138,7 +146,8 @@ def _check_buckets(spec: CompileSpec) -> None:
     ):
         promised = f"{spec.rows} rows, {spec.max_tree_nodes} nodes and {spec.capacity} slots"
         raise InvalidRequest(
-            f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length promise"
+            f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length "
+            "promise"
         )
 
 
@@ -147,17 +156,20 @@ def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
     shape = fused.shape
     if shape.nodes > spec.max_tree_nodes:
         raise InvalidRequest(
-            f"a {shape} has {shape.nodes} nodes with its root: --max_tree_nodes {spec.max_tree_nodes} is too small"
+            f"a {shape} has {shape.nodes} nodes with its root: --max_tree_nodes "
+            f"{spec.max_tree_nodes} is too small"
         )
     if max(shape.branches) > min(CANDIDATES, spec.vocabulary):
         raise InvalidRequest(
-            f"{max(shape.branches)} children of a node: at most {min(CANDIDATES, spec.vocabulary)} can be drafted"
+            f"{max(shape.branches)} children of a node: at most {min(CANDIDATES, spec.vocabulary)} "
+            "can be drafted"
         )
     if spec.dtype == "int8":
         raise InvalidRequest("--fused is for float32, bfloat16 or float16: leave out --dtype int8")
     if 1 + shape.inner > max(bucket.nodes for bucket in fused.prefill):
         raise InvalidRequest(
-            f"the draft's graphs for prompts take fewer than the {1 + shape.inner} nodes that it looks at in a round"
+            f"the draft's graphs for prompts take fewer than the {1 + shape.inner} nodes that it "
+            "looks at in a round"
         )
     for bucket in (*fused.prefill, *fused.rounds):
         if (
@@ -166,11 +178,13 @@ def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
             or (takes_all_rows(spec.target) and bucket.rows != spec.rows)
         ):
             raise InvalidRequest(
-                f"graph {bucket.name} is for another cache than {spec.rows} rows of {spec.capacity} slots"
+                f"graph {bucket.name} is for another cache than {spec.rows} rows of "
+                f"{spec.capacity} slots"
             )
     if not any(
         bucket.rows == spec.rows and bucket.slots >= spec.capacity for bucket in fused.rounds
     ):
         raise InvalidRequest(
-            f"no round has {spec.rows} rows and {spec.capacity} slots, which --rows and --sequence_length promise"
+            f"no round has {spec.rows} rows and {spec.capacity} slots, which --rows and "
+            "--sequence_length promise"
         )

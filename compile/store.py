@@ -1,11 +1,11 @@
 """Artefacts in a directory or on S3, under their contents' hashes, for other machines to take.
 
     files/<SHA-256>            a file, kept once for all artefacts that have it
-    manifests/<digest>.json    an artefact: written after its files
-    builds/<key>               digest of the first artefact pushed for these inputs: later builds of the same do not replace it
+    manifests/<digest>.json    an artefact: written after its files builds/<key>
+    digest of the first artefact pushed for these inputs: later builds of the same do not replace it
 
-An artefact is executable code. Whoever pulls must know the digest of its manifest, which covers every file, from somewhere
-else than the store; nothing is put in place before all of it is checked.
+An artefact is executable code. Whoever pulls must know the digest of its manifest, which covers
+every file, from somewhere else than the store; nothing is put in place before all of it is checked.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
-from inference.artifact import MANIFEST, Manifest, check_files, hash_file, read_manifest
+from inference.artifact import (
+    MANIFEST,
+    Manifest,
+    check_files,
+    hash_file,
+    read_manifest,
+    read_manifest_file,
+)
 from inference.errors import BadArtifact, InvalidRequest
+from inference.whole_file import replacing
 
 Say = Callable[[str], None]
 _NOT_INPUTS = ("files", "created", "command", "model")
@@ -33,7 +41,9 @@ class Objects(Protocol):
     def has(self, name: str) -> bool: ...
 
     def put(self, name: str, path: Path, sha256: str) -> None:
-        """Upload a file whose content is known by its name, so that writing it twice does no harm."""
+        """Upload a file whose content is known by its name, so that writing it twice does no
+        harm.
+        """
         ...
 
     def put_once(self, name: str, content: bytes) -> bool:
@@ -47,7 +57,9 @@ class Objects(Protocol):
 
 @dataclass(frozen=True)
 class Pushed:
-    """digest: of what was pushed.  first: of the artefact that builds of the same inputs share, mostly the same."""
+    """digest: of what was pushed.  first: of the artefact that builds of the same inputs share,
+    mostly the same.
+    """
 
     digest: str
     first: str
@@ -65,9 +77,10 @@ def open_store(url: str) -> Objects:
 
 
 def push(directory: Path, store: Objects, say: Say) -> Pushed:
-    """Put an artefact into a store: files, then the manifest, then the name that other builders look for."""
+    """Put an artefact into a store: files, then the manifest, then the name that other builders
+    look for.
+    """
     manifest = read_manifest(directory)
-    _check_names(manifest)
     check_files(directory, manifest)
     for index, (name, sha256) in enumerate(sorted(manifest.files.items()), 1):
         present = store.has(f"files/{sha256}")
@@ -81,7 +94,9 @@ def push(directory: Path, store: Objects, say: Say) -> Pushed:
 
 
 def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
-    """Fetch the artefact whose manifest has this digest; `directory` appears only when every file was checked."""
+    """Fetch the artefact whose manifest has this digest; `directory` appears only when every
+    file was checked.
+    """
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise InvalidRequest(
             f"--digest {digest}: 64 hexadecimal digits are needed, as --push printed them"
@@ -106,13 +121,17 @@ def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
 
 
 def find(manifest: Manifest, store: Objects) -> str | None:
-    """Digest of the artefact that was pushed first for what this manifest is made from; it may be known before anything is built."""
+    """Digest of the artefact that was pushed first for what this manifest is made from; it may
+    be known before anything is built.
+    """
     build = f"builds/{build_key(manifest)}"
     return _read(store, build) if store.has(build) else None
 
 
 def build_key(manifest: Manifest) -> str:
-    """Hash of what an artefact was made from: two machines that build the same get the same, whatever bytes they made."""
+    """Hash of what an artefact was made from: two machines that build the same get the same,
+    whatever bytes they made.
+    """
     inputs = {name: value for name, value in asdict(manifest).items() if name not in _NOT_INPUTS}
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
@@ -127,24 +146,23 @@ class DiskObjects:
         return (self._root / name).is_file()
 
     def put(self, name: str, path: Path, sha256: str) -> None:
-        partial = self._partial(name)
-        shutil.copyfile(path, partial)
-        if hash_file(partial) != sha256:
-            partial.unlink()
-            raise BadArtifact(f"{path} changed while it was copied: push it again")
-        partial.replace(self._root / name)
+        self._make_room(name)
+        with replacing(self._root / name) as partial:
+            shutil.copyfile(path, partial)
+            if hash_file(partial) != sha256:
+                raise BadArtifact(f"{path} changed while it was copied: push it again")
 
     def put_once(self, name: str, content: bytes) -> bool:
-        partial = self._partial(name)
-        partial.write_bytes(content)
-        try:
-            (self._root / name).hardlink_to(
-                partial
-            )  # unlike a rename, fails when the name is taken
-        except FileExistsError:
-            return False
-        finally:
-            partial.unlink()
+        self._make_room(name)
+        with tempfile.NamedTemporaryFile(dir=(self._root / name).parent, prefix=".") as partial:
+            partial.write(content)
+            partial.flush()
+            try:
+                (self._root / name).hardlink_to(
+                    partial.name
+                )  # unlike a rename, fails when the name is taken
+            except FileExistsError:
+                return False
         return True
 
     def get(self, name: str, path: Path) -> None:
@@ -153,12 +171,9 @@ class DiskObjects:
         except FileNotFoundError as error:
             raise BadArtifact(f"{self._root} has no {name}") from error
 
-    def _partial(self, name: str) -> Path:
-        path = self._root / name
+    def _make_room(self, name: str) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-                return Path(file.name)
+            (self._root / name).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidRequest(f"{self._root} cannot be written: {error.strerror}") from error
 
@@ -168,21 +183,20 @@ def _present(directory: Path, digest: str) -> Manifest:
     manifest = read_manifest(directory)
     if manifest.digest() != digest:
         raise InvalidRequest(
-            f"--out {directory} holds another artefact, of digest {manifest.digest()}: name another directory"
+            f"--out {directory} holds another artefact, of digest {manifest.digest()}: name "
+            "another directory"
         )
     check_files(directory, manifest)
     return manifest
 
 
 def _fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
-    store.get(f"manifests/{digest}.json", directory / MANIFEST)
-    manifest = read_manifest(directory)
-    if manifest.digest() != digest:
-        (directory / MANIFEST).unlink()
-        raise BadArtifact(
-            f"the store's manifest has digest {manifest.digest()}, not {digest}: it was changed, nothing of it was loaded"
-        )
-    _check_names(manifest)
+    with replacing(directory / MANIFEST) as part:
+        store.get(f"manifests/{digest}.json", part)
+        manifest = read_manifest_file(part)
+        if manifest.digest() != digest:
+            found = f"the store's manifest has digest {manifest.digest()}, not {digest}"
+            raise BadArtifact(f"{found}: it was changed, nothing of it was loaded")
     return manifest
 
 
@@ -191,27 +205,13 @@ def _fetch(store: Objects, sha256: str, path: Path) -> None:
     if path.is_file() and hash_file(path) == sha256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    store.get(f"files/{sha256}", path)
-    if hash_file(path) != sha256:
-        path.unlink()
-        raise BadArtifact(
-            f"{path.name}: the store's file is not the one that was built (its SHA-256 differs): nothing of it was loaded"
-        )
-
-
-def _check_names(manifest: Manifest) -> None:
-    """No file lies outside the artefact's directory, and hashes are hashes: both become paths."""
-    for name, sha256 in manifest.files.items():
-        path = PurePosixPath(name)
-        inside = (
-            name
-            and "\\" not in name
-            and not path.is_absolute()
-            and ".." not in path.parts
-            and name != MANIFEST
-        )
-        if not inside or not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            raise BadArtifact(f"the manifest names {name!r}, which is not a file of an artefact")
+    with replacing(path) as part:
+        store.get(f"files/{sha256}", part)
+        if hash_file(part) != sha256:
+            found = (
+                f"{path.name}: the store's file is not the one that was built (its SHA-256 differs)"
+            )
+            raise BadArtifact(f"{found}: nothing of it was loaded")
 
 
 def _read(store: Objects, name: str) -> str:

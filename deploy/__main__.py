@@ -12,7 +12,7 @@ from inference.command import FAILED, run_command
 from inference.errors import InvalidRequest
 
 _EXAMPLES = """examples:
-  python -m deploy prices                                               every type that a target may run on, in us-east-1
+  python -m deploy prices                          every type that a target may run on, in us-east-1
   python -m deploy prices --instance trn1.2xlarge --pricing spot --region us-west-2
   python -m deploy prices --instance trn1.2xlarge --no_live --tokens_per_second 40
 """
@@ -45,7 +45,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     prices = commands.add_parser(
         "prices",
         help="print what targets cost, with source and date",
-        description="Prices from --price_file, else from AWS (boto3's credentials), else what AWS said within a day, else the bundled snapshot.",
+        description=(
+            "Prices from --price_file, else from AWS (boto3's credentials), else what AWS "
+            "said within a day, else the bundled snapshot."
+        ),
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

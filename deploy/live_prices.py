@@ -1,4 +1,5 @@
-"""Prices asked of AWS now, through boto3. It only ever asks: nothing here can buy, start or change anything.
+"""Prices asked of AWS now, through boto3. It only ever asks: nothing here can buy, start or change
+anything.
 
 Written against botocore's models and public replies; not yet run against AWS.
 """
@@ -42,7 +43,8 @@ T = TypeVar("T")
 class LivePrices:
     """The price list, spot history and capacity block offerings of EC2; a PriceSource.
 
-    client: makes a boto3 client for (service, region). Without credentials or network everything is given up after the first call.
+    client: makes a boto3 client for (service, region). Without credentials or network everything is
+    given up after the first call.
     """
 
     name = "AWS"
@@ -130,7 +132,9 @@ class LivePrices:
 
 
 def make_client(service: str, region: str) -> Any:
-    """A boto3 client that gives up within seconds; raises SourceDown where there is no boto3 or no credentials."""
+    """A boto3 client that gives up within seconds; raises SourceDown where there is no boto3 or
+    no credentials.
+    """
     try:
         import boto3
         from botocore.config import Config

@@ -1,4 +1,6 @@
-"""What is asked for and what is answered: an offer of EC2, its price with source and date, and the price of traffic."""
+"""What is asked for and what is answered: an offer of EC2, its price with source and date, and
+the price of traffic.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class Price:
 
 @dataclass(frozen=True)
 class TransferPrice:
-    """US dollars a GB between a region and the internet, in the first tier that is paid for; free allowances are not taken off."""
+    """US dollars a GB between a region and the internet, in the first tier that is paid for;
+    free allowances are not taken off.
+    """
 
     region: str
     usd_per_gb_in: float

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,20 +12,28 @@ from typing import Any, TypeVar
 from deploy.price import NoPrice, Offer, Price, PriceSource, TransferPrice
 from deploy.price_table import SCHEMA, price_row, read_table, transfer_row
 from inference.errors import InvalidRequest
+from inference.whole_file import write_whole
 
 T = TypeVar("T")
 MAX_AGE_SECONDS = 24 * 3600.0
 PLAUSIBLE_FACTOR = 4.0
-"""A price that moved further than this is reported with low confidence and not kept; p5.48xlarge really fell from $98.32 to $55.04 in 2025."""
+"""A price that moved further than this is reported with low confidence and not kept; p5.48xlarge
+really fell from $98.32 to $55.04 in 2025.
+"""
 
 
 class PriceCache:
-    """One file a price and region below a directory, replaced as a whole, as old as its modification time; a PriceSource."""
+    """One file a price and region below a directory, replaced as a whole, as old as its
+    modification time; a PriceSource.
+    """
 
     name = "cache"
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        self._directory, self._clock = directory, clock
+    def __init__(
+        self, directory: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        """tell: hears, in a line, of a file that cannot be used; the next price replaces it."""
+        self._directory, self._tell, self._clock = directory, tell, clock
 
     def price(self, offer: Offer) -> Price:
         path = self._price_path(offer)
@@ -61,23 +67,21 @@ class PriceCache:
         try:
             return read()
         except InvalidRequest as error:
-            raise NoPrice(str(error)) from error
+            self._tell(f"note: a kept price is not used: {error}")
+            raise NoPrice("what is kept cannot be used") from error
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         """A cache that cannot be written is none; the price is known anyway."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=path.parent, suffix=".json", delete=False, encoding="utf-8"
-            ) as file:
-                json.dump({"schema": SCHEMA} | content, file)
-            os.replace(file.name, path)
+            write_whole(path, json.dumps({"schema": SCHEMA} | content))
         except OSError:
             return
 
 
 class Kept:
-    """A source whose answers are kept in a cache, unless they are far from what `known` says; a PriceSource."""
+    """A source whose answers are kept in a cache, unless they are far from what `known` says; a
+    PriceSource.
+    """
 
     def __init__(self, source: PriceSource, cache: PriceCache, known: PriceSource) -> None:
         self.name = source.name

@@ -1,4 +1,6 @@
-"""Reading AWS's replies: dollars out of the price list's JSON, of spot history and of capacity block offerings. Pure."""
+"""Reading AWS's replies: dollars out of the price list's JSON, of spot history and of capacity
+block offerings. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ON_DEMAND_TERMS = {
     "licenseModel": "No License required",
     "operation": "RunInstances",
 }
-"""What pins one row of the list. Without marketoption an instance that is sold as capacity blocks has a row at $0.00 as well."""
+"""What pins one row of the list. Without marketoption an instance that is sold as capacity
+blocks has a row at $0.00 as well.
+"""
 
 TRANSFER_TERMS = {"transferType": "AWS Outbound", "toLocation": "External"}
 SPOT_PRODUCTS = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
@@ -39,9 +43,11 @@ def transfer_filters(region: str) -> list[dict[str, str]]:
 
 
 def on_demand_usd(price_list: Iterable[str], offer: Offer) -> float:
-    """The one hourly price among the rows. Rows at $0, for other systems or in other units are passed over, filtered or not.
+    """The one hourly price among the rows. Rows at $0, for other systems or in other units are
+    passed over, filtered or not.
 
-    Raises NoPrice where none is left, and Mismatch where several prices are: which of them is paid cannot be known.
+    Raises NoPrice where none is left, and Mismatch where several prices are: which of them is paid
+    cannot be known.
     """
     wanted = {"instanceType": offer.instance_type, "regionCode": offer.region} | ON_DEMAND_TERMS
     found: set[float] = set()
@@ -54,7 +60,8 @@ def on_demand_usd(price_list: Iterable[str], offer: Offer) -> float:
         raise NoPrice("the price list has no on-demand price for it")
     if len(found) > 1:
         raise Mismatch(
-            f"the price list has several prices for {offer}: {', '.join(f'${usd:g}' for usd in sorted(found))}; give --price_file"
+            f"the price list has several prices for {offer}: "
+            f"{', '.join(f'${usd:g}' for usd in sorted(found))}; give --price_file"
         )
     return found.pop()
 
@@ -76,7 +83,9 @@ def transfer_usd_per_gb(price_list: Iterable[str], region: str) -> float:
 
 
 def spot_usd(history: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
-    """The cheapest zone's current price, and in words which zone that is and what the others ask; raises NoPrice."""
+    """The cheapest zone's current price, and in words which zone that is and what the others
+    ask; raises NoPrice.
+    """
     latest: dict[str, Mapping[str, Any]] = {}
     for row in history:
         zone = row["AvailabilityZone"]
@@ -96,7 +105,9 @@ def spot_usd(history: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
 
 
 def capacity_block_usd(offerings: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
-    """The cheapest block's hourly price, and in words what block that is; raises NoPrice. A block is paid beforehand, in full."""
+    """The cheapest block's hourly price, and in words what block that is; raises NoPrice. A
+    block is paid beforehand, in full.
+    """
     blocks = []
     for block in offerings:
         hours, fee = (
@@ -107,7 +118,8 @@ def capacity_block_usd(offerings: Iterable[Mapping[str, Any]]) -> tuple[float, s
             blocks.append(
                 (
                     fee / hours,
-                    f"{block['CapacityBlockDurationHours']} hours in {block['AvailabilityZone']} for ${fee:g} upfront",
+                    f"{block['CapacityBlockDurationHours']} hours in {block['AvailabilityZone']} "
+                    f"for ${fee:g} upfront",
                 )
             )
     if not blocks:

@@ -1,26 +1,27 @@
-"""Prices in a JSON file: the snapshot that ships here, the user's own --price_file, and the cache have one form.
+"""Prices in a JSON file: the snapshot that ships here, the user's own --price_file, and the cache
+have one form.
 
 {"schema": 1,
- "prices": [{"instance_type", "region", "pricing", "usd_per_hour", "as_of", "source", "confidence"}],
- "transfers": [{"region", "usd_per_gb_in", "usd_per_gb_out", "as_of", "source"}]}
+ "prices": [{"instance_type", "region", "pricing", "usd_per_hour", "as_of", "source",
+ "confidence"}], "transfers": [{"region", "usd_per_gb_in", "usd_per_gb_out", "as_of", "source"}]}
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from deploy.price import NoPrice, Offer, Price, Pricing, TransferPrice
 from inference.errors import InvalidRequest
+from inference.json_file import Json, read_json
 
 SCHEMA = 1
 SNAPSHOT = Path(__file__).parent / "data" / "ec2_prices.json"
-_PRICE = {"instance_type", "region", "usd_per_hour", "as_of"}
-_PRICE_OPTIONAL = {"pricing", "source", "confidence"}
-_TRANSFER = {"region", "usd_per_gb_in", "usd_per_gb_out", "as_of"}
+_PRICE = ("instance_type", "region", "usd_per_hour", "as_of")
+_PRICE_OPTIONAL = ("pricing", "source", "confidence")
+_TRANSFER = ("region", "usd_per_gb_in", "usd_per_gb_out", "as_of")
 
 
 class PriceTable:
@@ -60,21 +61,14 @@ class PriceTable:
 
 
 def read_table(path: Path, name: str) -> PriceTable:
-    """A table from its file; raises InvalidRequest naming what is wrong with it. A row without source is the file's own."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidRequest(f"{path}: not a price file: {error}") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise InvalidRequest(f'{path}: a price file is an object with "schema": {SCHEMA}')
-    prices = [
-        _price(row, f"{path}, price {number}", str(path))
-        for number, row in _rows(content, "prices", path)
-    ]
-    transfers = [
-        _transfer(row, f"{path}, transfer {number}", str(path))
-        for number, row in _rows(content, "transfers", path)
-    ]
+    """A table from its file; raises InvalidRequest naming what is wrong with it. A row without
+    source is the file's own.
+    """
+    content = read_json(path, InvalidRequest)
+    if not isinstance(content.value, dict) or content.value.get("schema") != SCHEMA:
+        content.refuse(f'an object with "schema": {SCHEMA}')
+    prices = [_price(row, str(path)) for row in _rows(content.field("prices"))]
+    transfers = [_transfer(row, str(path)) for row in _rows(content.field("transfers"))]
     return PriceTable(name, prices, transfers)
 
 
@@ -98,57 +92,34 @@ def transfer_row(transfer: TransferPrice) -> dict[str, Any]:
     return vars(transfer) | {"as_of": str(transfer.as_of)}
 
 
-def _rows(content: Mapping[str, Any], key: str, path: Path) -> Iterable[tuple[int, Any]]:
-    rows = content.get(key, [])
-    if not isinstance(rows, Sequence) or isinstance(rows, str):
-        raise InvalidRequest(f"{path}: {key} is a list")
-    return enumerate(rows, start=1)
+def _rows(raw: Json) -> list[Json]:
+    return [] if raw.absent else raw.items()
 
 
-def _price(row: Any, where: str, file: str) -> Price:
-    _check_keys(row, _PRICE, _PRICE_OPTIONAL, where)
+def _price(row: Json, file: str) -> Price:
+    row.keys(_PRICE, _PRICE_OPTIONAL)
+    kind = row.field("pricing")
+    if not kind.absent and kind.value not in [known.value for known in Pricing]:
+        kind.refuse(f"one of {', '.join(known.value for known in Pricing)}")
+    pricing = Pricing.ON_DEMAND if kind.absent else Pricing(kind.value)
+    offer = row.make(Offer, row.field("instance_type").text(), row.field("region").text(), pricing)
+    source, confidence = _text(row.field("source"), file), _text(row.field("confidence"), "high")
+    return row.make(Price, offer, row.field("usd_per_hour").number(), _day(row), source, confidence)
+
+
+def _transfer(row: Json, file: str) -> TransferPrice:
+    row.keys(_TRANSFER, ["source"])
+    usd_in, usd_out = (row.field(name).number() for name in ("usd_per_gb_in", "usd_per_gb_out"))
+    source = _text(row.field("source"), file)
+    return row.make(TransferPrice, row.field("region").text(), usd_in, usd_out, _day(row), source)
+
+
+def _text(raw: Json, default: str) -> str:
+    return default if raw.absent else raw.text()
+
+
+def _day(row: Json) -> date:
     try:
-        pricing = Pricing(row.get("pricing", Pricing.ON_DEMAND.value))
-    except ValueError as error:
-        raise InvalidRequest(
-            f"{where}: {error} ({', '.join(known.value for known in Pricing)})"
-        ) from error
-    offer = Offer(str(row["instance_type"]), str(row["region"]), pricing)
-    usd = _number(row, "usd_per_hour", where)
-    return Price(
-        offer,
-        usd,
-        _day(row, where),
-        str(row.get("source", file)),
-        str(row.get("confidence", "high")),
-    )
-
-
-def _transfer(row: Any, where: str, file: str) -> TransferPrice:
-    _check_keys(row, _TRANSFER, {"source"}, where)
-    usd_in, usd_out = _number(row, "usd_per_gb_in", where), _number(row, "usd_per_gb_out", where)
-    return TransferPrice(
-        str(row["region"]), usd_in, usd_out, _day(row, where), str(row.get("source", file))
-    )
-
-
-def _check_keys(row: Any, needed: set[str], optional: set[str], where: str) -> None:
-    if not isinstance(row, dict):
-        raise InvalidRequest(f"{where}: an object is needed, got {row!r}")
-    missing, unknown = needed - row.keys(), row.keys() - needed - optional
-    if missing or unknown:
-        raise InvalidRequest(f"{where}: missing {sorted(missing)}, unknown {sorted(unknown)}")
-
-
-def _number(row: Mapping[str, Any], key: str, where: str) -> float:
-    value = row[key]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{where}: {key} is a number, got {value!r}")
-    return float(value)
-
-
-def _day(row: Mapping[str, Any], where: str) -> date:
-    try:
-        return date.fromisoformat(str(row["as_of"]))
-    except ValueError as error:
-        raise InvalidRequest(f"{where}: as_of is a day, such as 2026-09-24: {error}") from error
+        return date.fromisoformat(row.field("as_of").text())
+    except ValueError:
+        row.field("as_of").refuse("a day, such as 2026-09-24,")

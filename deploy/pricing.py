@@ -1,7 +1,10 @@
-"""The price of an offer, from the first of its sources that knows: the user's file, AWS, what AWS said today, the bundled snapshot."""
+"""The price of an offer, from the first of its sources that knows: the user's file, AWS, what
+AWS said today, the bundled snapshot.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -27,7 +30,8 @@ class Unpriced(NoPrice):
 
     def __init__(self, what: str, reasons: tuple[str, ...]) -> None:
         super().__init__(
-            f"no price for {what}: {'; '.join(reasons)}; --usd_per_hour, in place of --instance, states one"
+            f"no price for {what}: {'; '.join(reasons)}; --usd_per_hour, in place of --instance, "
+            "states one"
         )
         self.reasons = reasons
 
@@ -56,11 +60,17 @@ class Prices:
         raise Unpriced(what, tuple(passed_over))
 
 
+def _note(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 def open_prices(price_file: Path | None = None, live: bool = True) -> Prices:
-    """The sources of the command line. `live` false asks nobody: for machines that must not, and for results that can be repeated."""
+    """The sources of the command line. `live` false asks nobody: for machines that must not, and
+    for results that can be repeated.
+    """
     snapshot = read_table(SNAPSHOT, "snapshot")
     own = [] if price_file is None else [read_table(price_file, str(price_file))]
     if not live:
         return Prices([*own, snapshot])
-    cache = PriceCache(cache_directory("prices"))
+    cache = PriceCache(cache_directory("prices"), _note)
     return Prices([*own, Kept(LivePrices(), cache, snapshot), cache, snapshot])

@@ -1,4 +1,6 @@
-"""The table of `python -m deploy prices`: every price with its source and day, and why others are missing."""
+"""The table of `python -m deploy prices`: every price with its source and day, and why others
+are missing.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ from deploy.price import Offer, Price, Pricing, TransferPrice
 from deploy.price_table import SCHEMA, price_row, transfer_row
 from deploy.pricing import Prices, Unpriced
 from inference.cost import hire_usd
+from inference.errors import InvalidRequest
+from inference.json_file import read_json
 
 _ACCELERATORS = Path(__file__).parent / "data" / "accelerators.json"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the table holds; `missing` has no price, and `reasons` are those of sources that were passed over."""
+    """What the table holds; `missing` has no price, and `reasons` are those of sources that were
+    passed over.
+    """
 
     prices: tuple[Price, ...]
     transfer: TransferPrice | None
@@ -29,14 +35,15 @@ class Shown:
 
 def accelerators() -> dict[str, str]:
     """The instance types that a target may run on, and what accelerators they have."""
-    known: dict[str, str] = json.loads(_ACCELERATORS.read_text(encoding="utf-8"))
-    return known
+    return read_json(_ACCELERATORS, InvalidRequest).texts()
 
 
 def collect(
     prices: Prices, region: str, instance_types: Sequence[str], pricings: Sequence[Pricing]
 ) -> Shown:
-    """The price of each type under each pricing; under none of them named, on demand or else as a capacity block, and as spot."""
+    """The price of each type under each pricing; under none of them named, on demand or else as
+    a capacity block, and as spot.
+    """
     found: list[Price] = []
     missing: list[str] = []
     reasons: dict[str, None] = {}
@@ -68,7 +75,9 @@ def collect(
 
 
 def print_json(shown: Shown, tokens_per_second: float | None) -> None:
-    """A price file on stdout, with dollars per million tokens beside the prices, in their order; reasons on stderr."""
+    """A price file on stdout, with dollars per million tokens beside the prices, in their order;
+    reasons on stderr.
+    """
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "prices": [price_row(price) for price in shown.prices],
@@ -110,7 +119,8 @@ def print_table(shown: Shown, tokens_per_second: float | None) -> None:
         transfer = shown.transfer
         rates = f"${transfer.usd_per_gb_in:g} a GB in, ${transfer.usd_per_gb_out:g} a GB out"
         print(
-            f"traffic of {transfer.region} with the internet: {rates} ({transfer.source}, {transfer.as_of})"
+            f"traffic of {transfer.region} with the internet: {rates} ({transfer.source}, "
+            f"{transfer.as_of})"
         )
     _print_reasons(shown)
 

@@ -1,4 +1,6 @@
-"""The models that a target lists, by name: loaded when first asked for, each with the thread that runs its engine."""
+"""The models that a target lists, by name: loaded when first asked for, each with the thread
+that runs its engine.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,15 @@ from typing import NamedTuple
 
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.translate import Description
-from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 
 
 class Served(NamedTuple):
-    """A model that is loaded, what clients are told of it, and the draft beside it, if there is one."""
+    """A model that is loaded, and what clients are told of it."""
 
     engine: Engine
     description: Description
-    drafts: DraftPool | None = None
 
 
 class EngineThread:
@@ -39,10 +39,12 @@ class EngineThread:
 
 
 class Catalogue:
-    """A model that is there, and others that are loaded on first use. Nothing but a listed name reaches a loader.
+    """A model that is there, and others that are loaded on first use. Nothing but a listed name
+    reaches a loader.
 
-    While a model is loaded, whoever asks for it waits and all others go on. A load that nobody waits for any more comes to its end,
-    and serves who asks next; one that fails is tried again by who asks next.
+    While a model is loaded, whoever asks for it waits and all others go on. A load that nobody
+    waits for any more comes to its end, and serves who asks next; one that fails is tried again by
+    who asks next.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Catalogue:
         return list(dict.fromkeys([self._first, *self._listed]))
 
     async def served(self, name: str) -> Served:
-        """The model of this name (empty: the first); raises InvalidRequest for one that is not listed, and what its loader raises."""
+        """The model of this name (empty: the first); raises InvalidRequest for one that is not
+        listed, and what its loader raises.
+        """
         name = name or self._first
         if name not in self._served and name not in self._listed:
             raise InvalidRequest(

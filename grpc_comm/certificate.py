@@ -1,4 +1,6 @@
-"""A certificate for a target without a public name, and the authority that signed it. The one user of `cryptography`."""
+"""A certificate for a target without a public name, and the authority that signed it. The one
+user of `cryptography`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Issued(NamedTuple):
 
 
 def issue(hosts: Sequence[str]) -> Issued:
-    """A certificate for these host names and addresses; the authority's own key is thrown away, so it signs nothing else."""
+    """A certificate for these host names and addresses; the authority's own key is thrown away,
+    so it signs nothing else.
+    """
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = _authority(ca_key)
     certificate = _certificate(key, hosts, ca_key, authority)

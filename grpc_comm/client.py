@@ -1,37 +1,37 @@
-"""The draft's side of the wire: a connection to a target, and the Verifiers that share it.
+"""The draft's side of the wire: a connection to a target, and the sessions that share it.
 
-Plain synchronous code; every failure of the network or the target reaches the caller as an error of ours.
+Plain synchronous code; every failure of the network or the target reaches the caller as an error of
+ours.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import uuid
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import grpc
 
 from grpc_comm import translate
+from grpc_comm.attached import AttachedSession
 from grpc_comm.call import Start
+from grpc_comm.line import Ticket
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.remote import Patience, RemoteVerifier
+from grpc_comm.remote import Patience, RemoteSession
 from grpc_comm.security import PLAINTEXT, SecurityOptions, channel_security
+from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, channel_options, parse_address
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.policy import Policy
-from inference.sampling import SamplingParams
-from inference.stats import Traffic
 
 CONNECT_SECONDS = 5.0
 REACH_POLL_SECONDS = 0.02
 HEARTBEAT_SECONDS = 1.0
-"""How often verifiers look whether they have been silent for too long."""
+"""How often sessions look whether either side has been silent for too long."""
 
 
 def connect(
@@ -43,11 +43,12 @@ def connect(
     timeout: float = CONNECT_SECONDS,
     patience: Patience = Patience(),  # noqa: B008  # frozen
 ) -> Connection:
-    """A connection to the target at HOST:PORT, which has described itself; HOST:PORT,HOST:PORT,... are targets of one model.
+    """A connection to the target at HOST:PORT, which has described itself; HOST:PORT,HOST:PORT,...
+    are targets of one model.
 
-    model: one that the target lists (empty: its first).  Raises Unavailable when none answers within `timeout` seconds,
-    InvalidRequest for a model that is not listed, and Mismatch when the target speaks another protocol or its tokenizer is not
-    the given one (None: any will do).
+    model: one that the target lists (empty: its first).  Raises Unavailable when none answers
+    within `timeout` seconds, InvalidRequest for a model that is not listed, and Mismatch when the
+    target speaks another protocol or its tokenizer is not the given one (None: any will do).
     """
     parsed = [parse_address(address) for address in addresses.split(",")]
     connection = Connection(parsed, security, model, timeout, patience)
@@ -60,7 +61,9 @@ def connect(
 def list_models(
     addresses: str, *, security: SecurityOptions = PLAINTEXT, timeout: float = CONNECT_SECONDS
 ) -> list[str]:
-    """Names of the models that the targets at HOST:PORT,HOST:PORT,... list, the first target's first."""
+    """Names of the models that the targets at HOST:PORT,HOST:PORT,... list, the first target's
+    first.
+    """
     names: dict[str, None] = {}
     for address in addresses.split(","):
         channel = Channel(parse_address(address), security)
@@ -69,14 +72,6 @@ def list_models(
         finally:
             channel.close()
     return list(names)
-
-
-class Made(NamedTuple):
-    """What a round at the target brought: all tokens but the last were among its drafted nodes. draft_seconds: of all rounds so far."""
-
-    tokens: tuple[int, ...]
-    drafted: int
-    draft_seconds: float
 
 
 class Probe(NamedTuple):
@@ -92,6 +87,7 @@ class Channel:
     def __init__(self, address: Address, security: SecurityOptions) -> None:
         self.address = address
         credentials, self._metadata = channel_security(security, address)
+        check_tls_files(security)
         options = channel_options(address)
         if credentials is None:
             self._channel = grpc.insecure_channel(str(address), options)
@@ -103,7 +99,7 @@ class Channel:
         return translate.read_description(self._describe(model, timeout))
 
     def listed(self, timeout: float) -> list[str]:
-        return list(self._describe("", timeout).models)
+        return [translate.plain(name) for name in self._describe("", timeout).models]
 
     def probe(self, timeout: float) -> Probe:
         start = time.perf_counter()
@@ -127,7 +123,9 @@ class Channel:
         return message
 
     def reach(self, seconds: float, given_up: threading.Event) -> None:
-        """Wait for a connection: while one is made, gRPC fails other calls with the last error, and does not look after it unless one waits."""
+        """Wait for a connection: while one is made, gRPC fails other calls with the last error,
+        and does not look after it unless one waits.
+        """
         try:
             call = self._stub.Describe.future(
                 pb.DescribeRequest(), timeout=seconds, metadata=self._metadata, wait_for_ready=True
@@ -146,24 +144,13 @@ class Channel:
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error
 
-    def generate(self, request: pb.GenerateRequest) -> Iterator[pb.Generated]:
-        """Leaving early ends the call."""
-        call = self._stub.Generate(request, metadata=self._metadata)
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            raise translate.status_error(
-                error, f"the target at {self.address} went away"
-            ) from error
-        finally:
-            call.cancel()
-
     def close(self) -> None:
         self._channel.close()
 
 
 class Connection:
-    """Channels to targets of one model, shared by any number of verifiers; a context manager. Made by connect().
+    """Channels to targets of one model, shared by any number of sessions; a context manager. Made
+    by connect().
 
     description: what the first of them that answered said of itself.
     """
@@ -180,7 +167,7 @@ class Connection:
             raise InvalidRequest(f"the same target twice: {', '.join(map(str, addresses))}")
         self._patience = patience
         self._channels = [Channel(address, security) for address in addresses]
-        self._verifiers: weakref.WeakSet[RemoteVerifier] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[RemoteSession | AttachedSession] = weakref.WeakSet()
         self._closed = threading.Event()
         try:
             self.description = self._describe(model, timeout)
@@ -203,46 +190,30 @@ class Connection:
         self._channels[index % self.targets].reach(seconds, given_up)
 
     def probe(self, timeout: float = CONNECT_SECONDS) -> Probe:
-        """An exchange without work, with the first target: a sample of the link. Raises Unavailable when it does not answer."""
+        """An exchange without work, with the first target: a sample of the link. Raises
+        Unavailable when it does not answer.
+        """
         return self._channels[0].probe(timeout)
 
-    def verifier(self) -> RemoteVerifier:
-        """A Verifier of its own session; it takes no row before open()."""
-        verifier = RemoteVerifier(self, self._patience)
-        self._verifiers.add(verifier)
-        return verifier
+    def session(self) -> RemoteSession:
+        """A session that takes no row before open()."""
+        session = RemoteSession(self, self._patience)
+        self._sessions.add(session)
+        return session
 
-    def generate(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        max_tokens: int,
-        stop_ids: frozenset[int],
-        *,
-        fused: bool,
-        traffic: Traffic,
-        policy: Policy | None = None,
-    ) -> Generator[Made, None, None]:
-        """A whole text made at the target, by itself or (fused) with a draft beside it; traffic is kept up to date.
-
-        policy: how that draft grows its trees (None: as the target's host is set).  Raises InvalidRequest for what the target does
-        not serve, Busy when it is full.
+    def attached(self, ticket: Ticket) -> AttachedSession:
+        """A second device's part of a session that another connection opened at the first of these
+        targets.
         """
-        opening = translate.write_open(uuid.uuid4().hex, self.description, prompt, params)
-        request = translate.write_generate(opening, max_tokens, stop_ids, fused, policy)
-        traffic.bytes_up += request.ByteSize()
-        for message in self._channels[0].generate(request):
-            traffic.bytes_down += message.ByteSize()
-            traffic.queue_seconds = message.queue_microseconds / 1e6
-            traffic.prefill_seconds = message.prefill_microseconds / 1e6
-            traffic.model_seconds = message.model_microseconds / 1e6
-            yield Made(tuple(message.ids), message.drafted, message.draft_microseconds / 1e6)
+        session = AttachedSession(self, ticket)
+        self._sessions.add(session)
+        return session
 
     def close(self) -> None:
         """End every session on this connection. Idempotent."""
         self._closed.set()
-        for verifier in list(self._verifiers):
-            verifier.abandon()
+        for session in list(self._sessions):
+            session.abandon()
         for channel in self._channels:
             channel.close()
 
@@ -258,8 +229,8 @@ class Connection:
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_SECONDS):
-            for verifier in list(self._verifiers):
-                verifier.heartbeat()
+            for session in list(self._sessions):
+                session.tick()
 
     def __enter__(self) -> Connection:
         return self

@@ -1,4 +1,4 @@
-"""A client's messages as its session reads them."""
+"""A client's messages as its stream reads them."""
 
 from __future__ import annotations
 
@@ -9,73 +9,52 @@ from google.protobuf.message import DecodeError
 
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.errors import Gone, InvalidRequest, Mismatch
+from grpc_comm.reading import UNREADABLE
+from inference.errors import Gone, InvalidRequest
 
 
 class Inbox:
-    """Messages read one ahead, so that a Close is seen while the target is busy."""
+    """Messages, one at a time: what is not read here, gRPC holds back at its sender."""
 
     def __init__(
         self, requests: AsyncIterator[pb.ClientMessage], observer: ServiceObserver
     ) -> None:
         self._requests, self._observer = requests, observer
-        self._next = self._read_ahead()
+        self._loop = asyncio.get_running_loop()
+        self._waiting_since: float | None = None
 
-    async def take(
-        self, seconds: float, superseded: asyncio.Event | None = None
-    ) -> pb.ClientMessage | None:
+    async def first(self, seconds: float) -> pb.ClientMessage | None:
+        """As take(); raises Gone when none has come after so many seconds."""
+        taking = asyncio.ensure_future(self.take())
+        await asyncio.wait({taking}, timeout=seconds)
+        if not taking.done():
+            taking.cancel()
+            raise _silence(seconds)
+        return taking.result()
+
+    async def take(self) -> pb.ClientMessage | None:
         """The next message; None when the client has no more.
 
-        Raises Gone after `seconds` of silence, Mismatch when another stream has the session, InvalidRequest for bytes that are
-        not a message, and what reading it raised.
+        Raises InvalidRequest for bytes that are not a message, and what reading it raised.
         """
-        await self._wait(seconds, superseded)
+        self._waiting_since = self._loop.time()
         try:
-            message = self._next.result()
+            message = await anext(self._requests, None)
         except DecodeError as error:
-            raise InvalidRequest(
-                "a message that cannot be read: the client does not speak this protocol"
-            ) from error
-        self._next = self._read_ahead()
+            raise InvalidRequest(UNREADABLE) from error
+        self._waiting_since = None
         if message is not None:
             self._observer.bytes_up(message.ByteSize())
         return message
 
-    def interruption(self) -> str | None:
-        """Whether "close" or "halt" has come while something else is done. Halt is taken out, and heartbeats before them."""
-        if not self._next.done() or self._next.cancelled() or self._next.exception() is not None:
-            return None
-        message = self._next.result()
-        kind = message.WhichOneof("kind") if message is not None else None
-        if kind in ("heartbeat", "halt"):
-            self._next = self._read_ahead()
-        return kind if kind in ("close", "halt") else None
+    async def silence(self, seconds: float) -> None:
+        """Raises Gone once nothing has come for so long."""
+        while True:
+            since, now = self._waiting_since, self._loop.time()
+            if since is not None and now - since >= seconds:
+                raise _silence(seconds)
+            await asyncio.sleep(seconds - (now - since) if since is not None else seconds)
 
-    def close(self) -> None:
-        self._next.cancel()
 
-    async def _wait(self, seconds: float, superseded: asyncio.Event | None) -> None:
-        fence = asyncio.create_task(superseded.wait()) if superseded is not None else None
-        try:
-            await asyncio.wait(
-                {self._next, fence} if fence else {self._next},
-                timeout=seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            if fence is not None:
-                fence.cancel()
-        if superseded is not None and superseded.is_set():
-            raise Mismatch("another stream has resumed this session, or it was ended")
-        if not self._next.done():
-            raise Gone(f"nothing came for {seconds:g} s: the session is left")
-
-    def _read_ahead(self) -> asyncio.Task[pb.ClientMessage | None]:
-        async def read() -> pb.ClientMessage | None:
-            return await anext(self._requests, None)
-
-        task = asyncio.create_task(read())
-        task.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # looked at here, raised by take()
-        return task
+def _silence(seconds: float) -> Gone:
+    return Gone(f"nothing came for {seconds:g} s: the session is left")

@@ -1,84 +1,42 @@
-"""Who may call, and how much each caller may ask for: bearer tokens, known by their SHA-256 digests only.
+"""Who may call, and how much each may ask for: bearer tokens, known by their SHA-256 digests only.
 
-A keys file is JSON, one entry a tenant; what an entry leaves out is the server's own limit:
-
-    {"keys": [{"name": "alice", "token_sha256": "<64 hexadecimal digits>", "sessions": 4, "sequence_length": 4096,
-               "tree_nodes": 32, "message_bytes": 1048576}]}
-
-A changed file takes effect with the next call. One that cannot be used is logged, and the keys before it stay.
+A changed keys file (keys_file.py) takes effect with the next call, and on streams under way within
+a second. One that cannot be used, or is gone, is logged, and the keys before it stay.
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import hmac
-import json
 import logging
-import os
-import re
-import secrets
-import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from grpc_comm.keys_file import Entry, Key, KeysFile, digest_of
 from inference.errors import InvalidRequest
+
+__all__ = ["SINGLE_TENANT", "WATCH_SECONDS", "Grant", "Key", "Keys"]
 
 log = logging.getLogger(__name__)
 
 SINGLE_TENANT = "default"
 """The tenant of everyone who has the token of a --token_file."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_SCHEME = "Bearer "
+WATCH_SECONDS = 0.4
+"""Between looks at the keys file, and at a stream's key: both together are less than a second."""
 
+_SCHEME = b"Bearer "
 
-@dataclass(frozen=True)
-class Key:
-    """A tenant and its limits; None: the server's own. The tenant "" is everyone, on a target that asks nobody.
-
-    sessions: open at once.  sequence_length: tokens, prompt and output together.  tree_nodes: the root included.
-    message_bytes: the longest message.
-    """
-
-    name: str
-    sessions: int | None = None
-    sequence_length: int | None = None
-    tree_nodes: int | None = None
-    message_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or (self.name and not _NAME.fullmatch(self.name)):
-            raise InvalidRequest(
-                f"a name is 1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first: got {self.name!r}"
-            )
-        for limit in _LIMITS:
-            value = getattr(self, limit)
-            if value is not None and (type(value) is not int or value < 1):
-                raise InvalidRequest(
-                    f"{limit} is a whole number from 1, or left out: got {value!r}"
-                )
-
-
-_LIMITS = tuple(entry.name for entry in fields(Key) if entry.name != "name")
-
-
-class _Entry(NamedTuple):
-    digest: bytes  # SHA-256 of the token
-    key: Key
+Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Keys:
     """The keys that a target knows. Not thread-safe: asked on the server's loop only."""
 
-    def __init__(self, entries: tuple[_Entry, ...] | None, source: _Source | None = None) -> None:
-        self._entries, self._source = (
-            entries,
-            source,
-        )  # without entries (None) nobody is asked; with none of them () nobody is let in
+    def __init__(self, entries: tuple[Entry, ...] | None, file: KeysFile | None = None) -> None:
+        # Without entries (None) nobody is asked; with none of them () nobody is let in.
+        self._entries, self._file = entries, file
+        self.edition = 0  # grows with every version of the file that is used
 
     @classmethod
     def open(cls) -> Keys:
@@ -90,198 +48,119 @@ class Keys:
         """One token for all; raises InvalidRequest for an empty one."""
         if not token:
             raise InvalidRequest("a token is needed: got an empty one")
-        return cls((_Entry(_digest(token), Key(SINGLE_TENANT)),))
+        return cls((Entry(digest_of(token), Key(SINGLE_TENANT)),))
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """The keys of a file, which is watched from here on; raises InvalidRequest naming file, entry and what is needed."""
-        source = _Source(path)
-        return cls(source.read(), source)
+        """The keys of a file, which is watched from here on.
+
+        Raises InvalidRequest naming file, entry and what is needed.
+        """
+        file = KeysFile(path)
+        return cls(file.read(), file)
 
     @property
     def demanded(self) -> bool:
         """Callers are asked for a token."""
         return self._entries is not None
 
-    def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Key | None:
-        """Whose token a call's metadata carries; None: refuse the call.
+    def identify(self, metadata: Metadata | None) -> Key | None:
+        """Whose token a call's metadata carries; None: refuse the call."""
+        grant = self.grant(metadata)
+        return None if grant is None else grant.key
 
-        Every digest is compared, each in constant time, so that how long it takes says nothing about any token.
+    def grant(self, metadata: Metadata | None) -> Grant | None:
+        """What a call with this metadata may do for as long as it lasts; None: refuse it."""
+        self.follow()
+        digest = _digest(metadata)
+        key = self.of(digest)
+        return None if key is None else Grant(self, digest, key)
+
+    def of(self, digest: bytes | None) -> Key | None:
+        """The key of a token; None when it is nobody's. Without a token nothing is compared.
+
+        Every digest is compared, each in constant time, so that how long it takes says nothing
+        about any token.
         """
-        self._follow()
         if self._entries is None:
             return _EVERYONE
-        found, given = None, _digest(_bearer(metadata or ()))
+        if digest is None:
+            return None
+        found = None
         for entry in self._entries:
-            if hmac.compare_digest(entry.digest, given):
+            if hmac.compare_digest(entry.digest, digest):
                 found = entry.key
         return found
 
-    def _follow(self) -> None:
+    async def watch(self) -> None:
+        """Follow the file for ever, also while nobody calls."""
+        while self._file is not None:
+            self.follow()
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def follow(self) -> None:
         """Take the file's new content, if there is any and it can be used."""
-        if self._source is None or not self._source.changed():
+        if self._file is None or not self._file.changed():
             return
         try:
-            self._entries = self._source.read()
+            self._entries = self._file.read()
         except InvalidRequest as error:
+            self._tell(error)
+        else:
+            self.edition += 1
+            log.info("%d keys are read from %s", len(self._entries), self._file.path)
+
+    def _tell(self, error: InvalidRequest) -> None:
+        assert self._file is not None
+        if self._file.exists:
             log.error("the keys stay as they were: %s", error)
         else:
-            log.info("%d keys are read from %s", len(self._entries), self._source.path)
+            count = len(self._entries or ())
+            gone = f"the keys file {self._file.path} is gone; its {count} keys stay"
+            log.error('%s: put it back, or write {"keys": []} there to refuse everybody', gone)
 
 
 _EVERYONE = Key("")
 
 
-class _Source:
-    """A keys file, and which version of it was read last."""
+class Grant:
+    """What one call may do, as the keys have it now."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._seen: tuple[int, ...] | None = None
+    def __init__(self, keys: Keys, digest: bytes | None, key: Key) -> None:
+        self._keys, self._digest, self._key = keys, digest, key
+        self._edition, self._withdrawn = keys.edition, False
 
-    def changed(self) -> bool:
-        return self._stamp() != self._seen
+    @property
+    def key(self) -> Key:
+        """With the limits of now; as it was last when it is withdrawn."""
+        self._look()
+        return self._key
 
-    def read(self) -> tuple[_Entry, ...]:
-        """Raises InvalidRequest; a version that cannot be used is not tried again."""
-        self._seen = (
-            self._stamp()
-        )  # before the content: what is written meanwhile shows as a change
-        return _parse(self.path)
+    @property
+    def withdrawn(self) -> bool:
+        """The token is nobody's any more, or another tenant's: the call has to end."""
+        self._look()
+        return self._withdrawn
 
-    def _stamp(self) -> tuple[int, ...] | None:
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return ()
-        return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
+    def _look(self) -> None:
+        if self._withdrawn or self._edition == self._keys.edition:
+            return
+        self._edition = self._keys.edition
+        key = self._keys.of(self._digest)
+        if key is None or key.name != self._key.name:
+            self._withdrawn = True
+        else:
+            self._key = key
 
 
-def make_key(path: Path, name: str) -> str:
-    """Append a key of this name to the file, which is made if need be, and return its token; it is stored nowhere.
+def _digest(metadata: Metadata | None) -> bytes | None:
+    """Of the one token that a call carries; None where there is none.
 
-    Raises InvalidRequest for a name that is taken or cannot be one, and when the file cannot be used or written.
+    An empty token is none, and so are those of several headers.
     """
-    if not name:
-        raise InvalidRequest("a key needs a name: --name NAME")
-    token = secrets.token_urlsafe(32)
-    entry = _Entry(_digest(token), Key(name))
-    with _replacing(path) as replacement:
-        entries = _parse(path) if path.exists() else ()
-        if any(known.key.name == name for known in entries):
-            raise InvalidRequest(
-                f"{path}: there is a key of the name {name!r} already; remove its entry first, or choose another name"
-            )
-        replacement.write_text(_format([*entries, entry]), encoding="utf-8")
-    return token
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write the next version into, which takes the path's place at once and whole; at most one process is at it."""
-    following = path.with_name(path.name + ".new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(following, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError as error:
-        raise InvalidRequest(
-            f"{following} exists: another make-key is at work; remove the file if none is"
-        ) from error
-    except OSError as error:
-        raise InvalidRequest(f"{path}: cannot be written ({error.strerror})") from error
-    try:
-        yield following
-        with suppress(FileNotFoundError):
-            following.chmod(stat.S_IMODE(path.stat().st_mode))
-        following.replace(path)
-    finally:
-        following.unlink(missing_ok=True)
-
-
-def _digest(token: str | bytes) -> bytes:
-    return hashlib.sha256(token.encode() if isinstance(token, str) else token).digest()
-
-
-def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
-    """The one token that a call carries; empty when there is none, or more than one header says so."""
-    given = [
-        value.encode() if isinstance(value, str) else value
-        for name, value in metadata
-        if name == "authorization"
-    ]
-    scheme = _SCHEME.encode()
-    return given[0][len(scheme) :] if len(given) == 1 and given[0].startswith(scheme) else b""
-
-
-def _parse(path: Path) -> tuple[_Entry, ...]:
-    document = _load(path)
-    if (
-        not isinstance(document, Mapping)
-        or set(document) != {"keys"}
-        or not isinstance(document["keys"], list)
-    ):
-        raise InvalidRequest(f'{path}: a keys file is an object with one list, {{"keys": [...]}}')
-    entries: list[_Entry] = []
-    for number, item in enumerate(document["keys"], 1):
-        try:
-            entries.append(_entry(item, entries))
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{path}: entry {number}: {error}") from error
-    return tuple(entries)
-
-
-def _load(path: Path) -> Any:
-    """Others who may write the file could let themselves in; it may be read by anyone, for no token follows from a digest."""
-    try:
-        if os.name == "posix" and os.stat(path).st_mode & stat.S_IWOTH:
-            raise InvalidRequest(
-                f"{path}: every user of this machine may write it, and so let anyone in: chmod o-w {path}"
-            )
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path}: is not JSON ({error})") from error
-
-
-def _entry(item: Any, before: Iterable[_Entry]) -> _Entry:
-    if not isinstance(item, Mapping):
-        raise InvalidRequest(
-            f"an object is needed, with name and token_sha256: got {type(item).__name__}"
-        )
-    unknown = set(item) - {"name", "token_sha256", *_LIMITS}
-    if unknown:
-        raise InvalidRequest(
-            f"unknown {', '.join(sorted(unknown))}: there are name, token_sha256, {', '.join(_LIMITS)}"
-        )
-    digest = item.get("token_sha256")
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise InvalidRequest(
-            "token_sha256 must be the SHA-256 of the token, 64 hexadecimal digits in lower case"
-        )
-    key = Key(
-        **{"name": "", **{name: value for name, value in item.items() if name != "token_sha256"}}
-    )
-    if not key.name:
-        raise InvalidRequest("a name is needed")
-    entry = _Entry(bytes.fromhex(digest), key)
-    for known in before:
-        if known.key.name == key.name:
-            raise InvalidRequest(f"the name {key.name!r} stands in an entry before it")
-        if known.digest == entry.digest:
-            raise InvalidRequest(
-                f"the token of {key.name!r} is that of {known.key.name!r}: every key needs its own"
-            )
-    return entry
-
-
-def _format(entries: Iterable[_Entry]) -> str:
-    items = [
-        {
-            "name": key.name,
-            "token_sha256": digest.hex(),
-            **{k: v for k, v in asdict(key).items() if v is not None},
-        }
-        for digest, key in entries
-    ]
-    return json.dumps({"keys": items}, indent=2) + "\n"
+    headers = [value for name, value in metadata or () if name == "authorization"]
+    given = [value.encode() if isinstance(value, str) else value for value in headers]
+    if len(given) != 1 or not given[0].startswith(_SCHEME):
+        return None
+    token = given[0][len(_SCHEME) :]
+    return digest_of(token) if token else None

@@ -1,4 +1,6 @@
-"""What each session did so far, and what engines hold at a moment: what metrics, logs and the operator's view are made of."""
+"""What each session did so far, and what engines hold at a moment: what metrics, logs and the
+operator's view are made of.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,18 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from inference.engine import Engine
-from inference.session import Answer, Generation, Opened, Opening, Session
-from inference.tree import TokenTree
+from inference.forward import Commit
+from inference.order import End
+from inference.session import Opened, Session
 
 _SHORT = 8  # characters of a session's id that are shown
 
 
 @dataclass
 class Entry:
-    """One session. Moments are of time.perf_counter; tokens are those made, rejected ones not among them."""
+    """One session. Moments are of time.perf_counter; tokens are those made, rejected ones not
+    among them.
+    """
 
     number: int  # in order of appearance, from 1
     session_id: str = ""
@@ -36,14 +41,16 @@ class Entry:
     first_at: float = 0.0
     last_at: float = 0.0
     tokens: int = 0
-    rounds: int = 0
-    drafts: int = 0  # rounds with drafted tokens
-    drafted: int = 0  # tokens verified, roots not counted
-    accepted: int = 0
+    forwards: int = 0
+    drafts: int = 0  # forwards with candidates
+    candidates: int = 0  # that were computed
+    accepted: int = 0  # of these
 
     @property
     def name(self) -> str:
-        """The first characters of the client's id, or the number of a session whose id was not told."""
+        """The first characters of the client's id, or the number of a session whose id was not
+        told.
+        """
         shown = "".join(sign for sign in self.session_id[:_SHORT] if sign.isalnum() or sign in "-_")
         return shown or f"#{self.number}"
 
@@ -54,19 +61,21 @@ class Entry:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens a draft brought, the target's own included; None without drafts."""
+        """Tokens of a forward with candidates; None before the first."""
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """From being open to the last answer; None before the first."""
+        """From being open to the last forward; None before the first."""
         return (
             self.tokens / (self.last_at - self.opened_at) if self.last_at > self.opened_at else None
         )
 
 
 class Ledger:
-    """An entry for each session, for as long as anybody holds the session. Called from any thread; one writes to one entry."""
+    """An entry for each session, for as long as anybody holds the session. Called from any
+    thread; one writes to one entry.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,16 +96,16 @@ class Ledger:
         entry.asked_at, entry.opened_at = now - opened.queue_seconds - opened.prefill_seconds, now
         return entry
 
-    def answered(self, session: Session, tree: TokenTree, answer: Answer) -> float | None:
-        """Add a round; returns the seconds since the session's last one, None for its first."""
+    def committed(self, session: Session, commit: Commit) -> float | None:
+        """Add a forward; returns the seconds since the session's last one, None for its first."""
         entry, now = self.entry(session), time.perf_counter()
-        gap = now - entry.last_at if entry.rounds else None
+        gap = now - entry.last_at if entry.forwards else None
         entry.first_at, entry.last_at = entry.first_at or now, now
-        entry.rounds += 1
-        entry.tokens += len(answer.verdict.path) + 1
-        entry.drafts += len(tree) > 1
-        entry.drafted += len(tree) - 1
-        entry.accepted += len(answer.verdict.path)
+        entry.forwards += 1
+        entry.tokens += len(commit.tokens)
+        entry.drafts += commit.candidates > 0
+        entry.candidates += commit.candidates
+        entry.accepted += commit.accepted
         return gap
 
 
@@ -105,25 +114,25 @@ class State(Enum):
 
     IN_LINE = "in_line"  # waits for a row
     PREFILL = "prefill"
-    VERIFY = "verify"  # waits for a verdict
-    GENERATE = "generate"  # the target alone
-    DRAFTING = "drafting"  # its client has the word
+    DECODE = "decode"
+    CREDIT = "credit"  # stands still until its client has acknowledged more
+    WAITING = "waiting"  # its client has the word: no order, no Go, or the text has ended
     PARKED = "parked"  # the same, and its row was lent to another
     AWAY = "away"  # its stream broke
 
 
 def state_of(session: Session) -> State:
     """At this moment, without a lock."""
-    work, row = session.work, session.row
-    if work is None:
-        if session.detached:
-            return State.AWAY
-        return State.PARKED if row is None else State.DRAFTING
-    if row is None:
-        return State.IN_LINE
-    if isinstance(work, Opening):
-        return State.PREFILL
-    return State.GENERATE if isinstance(work, Generation) else State.VERIFY
+    if session.wants_row:
+        if session.row is None:
+            return State.IN_LINE
+        return State.PREFILL if session.opening is not None else State.DECODE
+    if session.detached:
+        return State.AWAY
+    if session.row is None:
+        return State.PARKED
+    stands = session.order is not None and session.end is End.NOT and session.allowed == 0
+    return State.CREDIT if stands else State.WAITING
 
 
 class Occupancy(NamedTuple):

@@ -1,26 +1,31 @@
-"""Prometheus metrics of a target: vLLM's names and meanings where it has them, ours begin with outrider_.
+"""Prometheus metrics of a target: vLLM's names and meanings where it has them, ours begin with
+outrider_.
 
-No label ever holds a session, a caller or a text: labels are the model's name, and sets that are known beforehand.
+No label ever holds a session or a text: labels are the model's name, sets that are known
+beforehand, and, for how far proposers are trusted, the names of keys.
 
-What differs from vLLM, because the draft is elsewhere: gaps between tokens and the latency of a request include the client's drafting
-and the network; a request is a session; running are sessions that hold a row, whether or not a forward is under way.
+What differs from vLLM, because the draft is elsewhere: a draft is a forward of a session in which
+it had candidates; a request is a session; running are sessions that hold a row, whether or not a
+forward is under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from grpc_comm.ledger import Entry, Ledger, occupancy
+from grpc_comm.ledger import Entry, Ledger
 from grpc_comm.observer import Ending, ServiceObserver
 from grpc_comm.translate import Description
-from inference.engine import Engine, Forward, Observer
+from inference.engine import Engine
 from inference.errors import MissingExtra
-from inference.session import Answer, Opened, Session
-from inference.tree import TokenTree
+from inference.forward import Commit, Forward, Observer
+from inference.order import End
+from inference.session import Opened, Session
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-    from prometheus_client.core import GaugeMetricFamily, Metric
+
+    from grpc_comm.gauges import EngineGauges
 except ImportError as error:
     raise MissingExtra(
         "metrics need the prometheus-client package: pip install 'outrider[metrics]'"
@@ -42,7 +47,7 @@ class Metrics(ServiceObserver):
         self._ledger = Ledger()
         self._families = _Families(self.registry)
         self._models: dict[str, _ModelMetrics] = {}
-        self._engines = _EngineGauges()
+        self._engines = EngineGauges()
         self.registry.register(self._engines)
         self._rejected = Counter(
             "outrider_rejected",
@@ -75,6 +80,11 @@ class Metrics(ServiceObserver):
             "Sessions that another stream went on with.",
             registry=self.registry,
         )
+        self._dropped = Counter(
+            "outrider_dropped_candidates",
+            "Candidates that came faster than their key may send them.",
+            registry=self.registry,
+        )
         self._draining = Gauge(
             "outrider_draining", "1 once no new sessions are taken.", registry=self.registry
         )
@@ -96,7 +106,7 @@ class Metrics(ServiceObserver):
     def session_ended(self, session: Session, reason: Ending) -> None:
         self._ended.labels(reason.value).inc()
         entry = self._ledger.entry(session)
-        if entry.rounds:
+        if entry.forwards:
             self._models[entry.model].ended(entry)
 
     def rejected(self, code: str, tenant: str = "") -> None:
@@ -108,13 +118,18 @@ class Metrics(ServiceObserver):
     def bytes_down(self, count: int) -> None:
         self._down.inc(count)
 
+    def dropped(self, candidates: int) -> None:
+        self._dropped.inc(candidates)
+
     def draining(self) -> None:
         self.health = "draining"
         self._draining.set(1)
 
 
 class _Families:
-    """Counters and histograms by name, of which each model has its own; made when first asked for."""
+    """Counters and histograms by name, of which each model has its own; made when first asked
+    for.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -143,7 +158,7 @@ class _ModelMetrics(Observer):
         self._model, self._ledger = model, ledger
         self._forwards = {
             True: _ForwardMetrics(model, "prefill", families),
-            False: _ForwardMetrics(model, "verify", families),
+            False: _ForwardMetrics(model, "decode", families),
         }
         self._drafting, self._sessions = (
             _DraftMetrics(model, families),
@@ -159,11 +174,12 @@ class _ModelMetrics(Observer):
     def opened(self, session: Session, opened: Opened) -> None:
         self._sessions.opened(self._ledger.opened(self._model, session, opened))
 
-    def answered(self, session: Session, tree: TokenTree, answer: Answer) -> None:
-        gap = self._ledger.answered(session, tree, answer)
-        self._sessions.answered(self._ledger.entry(session), gap, answer)
-        if len(tree) > 1:
-            self._drafting.add(len(tree) - 1, len(answer.verdict.path))
+    def committed(self, session: Session, commit: Commit) -> None:
+        gap = self._ledger.committed(session, commit)
+        self._sessions.committed(self._ledger.entry(session), gap, commit)
+        self._drafting.add(commit.candidates, commit.accepted)
+        if commit.credit <= 0 and session.end is End.NOT:
+            self._sessions.credit_stalls.inc()
 
     def evicted(self, session: Session) -> None:
         self._sessions.evictions.inc()
@@ -173,28 +189,34 @@ class _ModelMetrics(Observer):
 
 
 class _DraftMetrics:
-    """What became of drafts."""
+    """What became of candidates."""
 
     def __init__(self, model: str, families: _Families) -> None:
         self._model = model
-        self._drafts = families.counter("vllm:spec_decode_num_drafts", "Drafts verified.").labels(
-            model
-        )
+        self._drafts = families.counter(
+            "vllm:spec_decode_num_drafts", "Forwards of sessions that had candidates."
+        ).labels(model)
+        self._root_only = families.counter(
+            "outrider_root_only_forwards", "Forwards of sessions that had no candidates."
+        ).labels(model)
         self._tokens = families.counter(
-            "vllm:spec_decode_num_draft_tokens", "Drafted tokens verified."
+            "vllm:spec_decode_num_draft_tokens", "Candidates computed."
         ).labels(model)
         self._accepted = families.counter(
-            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted."
+            "vllm:spec_decode_num_accepted_tokens", "Candidates accepted."
         ).labels(model)
-        text = "Drafted tokens accepted, by depth in the draft, from 0."
+        text = "Candidates accepted, by depth below the root, from 0."
         self._by_depth = families.counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", text, "position"
         )
         self._depths: list[Counter] = []  # no more than a tree has nodes
 
-    def add(self, drafted: int, accepted: int) -> None:
+    def add(self, candidates: int, accepted: int) -> None:
+        """Of one forward of a session."""
+        if not candidates:
+            return self._root_only.inc()
         self._drafts.inc()
-        self._tokens.inc(drafted)
+        self._tokens.inc(candidates)
         self._accepted.inc(accepted)
         while len(self._depths) < accepted:
             self._depths.append(self._by_depth.labels(self._model, str(len(self._depths))))
@@ -228,18 +250,21 @@ class _SessionMetrics:
         self.evictions = counter(
             "vllm:num_preemptions", "Silent sessions whose row was lent to another."
         )
+        self.credit_stalls = counter(
+            "outrider_credit_stalls", "Times that a session used up the credit of its client."
+        )
         self._first = seconds(
-            "vllm:time_to_first_token_seconds", "From Open to a session's first verdict."
+            "vllm:time_to_first_token_seconds", "From Open to a session's first tokens."
         )
         self._gap = seconds(
             "vllm:inter_token_latency_seconds",
-            "Between two verdicts of a session; one may bring several tokens.",
+            "Between two forwards of a session; one may bring several tokens.",
         )
         self._each = seconds(
             "vllm:request_time_per_output_token_seconds", "Of each token after a session's first."
         )
         self._latency = seconds(
-            "vllm:e2e_request_latency_seconds", "From Open to a session's last verdict."
+            "vllm:e2e_request_latency_seconds", "From Open to a session's last tokens."
         )
         self._queue = seconds(
             "vllm:request_queue_time_seconds",
@@ -248,8 +273,8 @@ class _SessionMetrics:
         self._prefill = seconds(
             "vllm:request_prefill_time_seconds", "A session's forwards of its prompt."
         )
-        self._round_queue = seconds(
-            "outrider_round_queue_seconds", "From asking for a round to its forward."
+        self._forward_queue = seconds(
+            "outrider_forward_queue_seconds", "A session's wait from one forward to its next."
         )
         self._prompt = tokens("vllm:request_prompt_tokens", "Tokens of a session's prompt.")
         self._output = tokens("vllm:request_generation_tokens", "Tokens made in a session.")
@@ -261,10 +286,10 @@ class _SessionMetrics:
         self._queue.observe(entry.queue_seconds)
         self._prefill.observe(entry.prefill_seconds)
 
-    def answered(self, entry: Entry, gap: float | None, answer: Answer) -> None:
-        """gap: seconds since the session's verdict before this one."""
-        self._generated.inc(len(answer.verdict.path) + 1)
-        self._round_queue.observe(answer.queue_seconds)
+    def committed(self, entry: Entry, gap: float | None, commit: Commit) -> None:
+        """gap: seconds since the session's forward before this one."""
+        self._generated.inc(len(commit.tokens))
+        self._forward_queue.observe(commit.queue_seconds)
         if gap is None:
             self._first.observe(entry.first_at - entry.asked_at)
         else:
@@ -307,58 +332,3 @@ class _ForwardMetrics:
         self._computed_rows.inc(done.padded_rows)
         self._nodes.inc(done.nodes)
         self._computed_nodes.inc(done.padded_rows * done.padded_nodes)
-
-
-class _EngineGauges:
-    """What engines hold, looked at when it is asked for."""
-
-    def __init__(self) -> None:
-        self._engines: list[tuple[Engine, Description]] = []
-
-    def add(self, engine: Engine, description: Description) -> None:
-        self._engines.append((engine, description))
-
-    def collect(self) -> Iterator[Metric]:
-        label = ["model_name"]
-        running = GaugeMetricFamily(
-            "vllm:num_requests_running", "Sessions that hold a row.", labels=label
-        )
-        waiting = GaugeMetricFamily(
-            "vllm:num_requests_waiting", "Sessions in line for a row.", labels=label
-        )
-        usage = GaugeMetricFamily(
-            "vllm:kv_cache_usage_perc",
-            "Share of all KV slots that sessions on rows use; 1 is all.",
-            labels=label,
-        )
-        rows = GaugeMetricFamily("outrider_rows", "Rows of the KV cache.", labels=label)
-        slots = GaugeMetricFamily(
-            "outrider_used_slots", "KV slots that sessions on rows use.", labels=label
-        )
-        cached = GaugeMetricFamily(
-            "outrider_cached_tokens",
-            "Tokens that free rows remember for sessions to start from.",
-            labels=label,
-        )
-        states = GaugeMetricFamily(
-            "outrider_sessions", "Open sessions, by what they do.", labels=[*label, "state"]
-        )
-        info = GaugeMetricFamily(
-            "outrider_target_info",
-            "1; what the labels say.",
-            labels=[*label, "device", "dtype", "version"],
-        )
-        for engine, description in self._engines:
-            seen, model = occupancy(engine), description.model
-            running.add_metric([model], seen.rows_held)
-            waiting.add_metric([model], seen.in_line)
-            usage.add_metric([model], seen.slots_used / seen.slots)
-            rows.add_metric([model], seen.rows)
-            slots.add_metric([model], seen.slots_used)
-            cached.add_metric([model], engine.cached_tokens)
-            for state, count in seen.states.items():
-                states.add_metric([model, state.value], count)
-            info.add_metric(
-                [model, description.device, description.dtype, description.server_version], 1
-            )
-        yield from (running, waiting, usage, rows, slots, cached, states, info)

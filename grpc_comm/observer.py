@@ -1,7 +1,7 @@
 """What a target's callers do and suffer, told to whoever counts, logs or shows it.
 
-Rounds and forwards are told by the engine (inference.engine.Observer); this adds what only the wire knows. The calls here come on
-the event loop. An observer must be quick, and must not raise.
+Forwards are told by the engine (inference.forward.Observer); this adds what only the wire knows.
+The calls here come on the event loop. An observer must be quick, and must not raise.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from enum import Enum
 
 from grpc_comm.translate import Description
-from inference.engine import Engine, Forward, Observer
-from inference.session import Answer, Opened, Session
-from inference.tree import TokenTree
+from inference.engine import Engine
+from inference.forward import Commit, Forward, Observer
+from inference.session import Opened, Session
 
 
 class Ending(Enum):
@@ -34,7 +34,9 @@ class ServiceObserver:
         return Observer()
 
     def session_opened(self, session: Session, session_id: str, tenant: str) -> None:
-        """Its prompt is prefilled; session_id: as the client calls it; tenant: name of the caller's key."""
+        """Its prompt is prefilled; session_id: as the client calls it; tenant: name of the
+        caller's key.
+        """
 
     def session_lost(self, session: Session) -> None:
         """Its stream broke; it is held for its lease."""
@@ -45,13 +47,18 @@ class ServiceObserver:
     def session_ended(self, session: Session, reason: Ending) -> None: ...
 
     def rejected(self, code: str, tenant: str = "") -> None:
-        """A call ended with this gRPC status code (its name); tenant: "" when the caller is not known."""
+        """A call ended with this gRPC status code (its name); tenant: "" when the caller is not
+        known.
+        """
 
     def bytes_up(self, count: int) -> None:
         """A message of so many bytes came."""
 
     def bytes_down(self, count: int) -> None:
         """A message of so many bytes was sent."""
+
+    def dropped(self, candidates: int) -> None:
+        """So many came faster than their key may send them, and were not looked at."""
 
     def draining(self) -> None:
         """No new sessions are taken; those that are here are asked to leave."""
@@ -96,6 +103,10 @@ class ServiceObservers(ServiceObserver):
         for observer in self._observers:
             observer.bytes_down(count)
 
+    def dropped(self, candidates: int) -> None:
+        for observer in self._observers:
+            observer.dropped(candidates)
+
     def draining(self) -> None:
         for observer in self._observers:
             observer.draining()
@@ -115,9 +126,9 @@ class _EngineObservers(Observer):
         for observer in self._observers:
             observer.opened(session, opened)
 
-    def answered(self, session: Session, tree: TokenTree, answer: Answer) -> None:
+    def committed(self, session: Session, commit: Commit) -> None:
         for observer in self._observers:
-            observer.answered(session, tree, answer)
+            observer.committed(session, commit)
 
     def evicted(self, session: Session) -> None:
         for observer in self._observers:

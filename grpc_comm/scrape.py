@@ -1,4 +1,6 @@
-"""Metrics over HTTP, on a port beside the target's: /metrics for Prometheus, /healthz for load balancers. No TLS, no secrets."""
+"""Metrics over HTTP, on a port beside the target's: /metrics for Prometheus, /healthz for load
+balancers. No TLS, no secrets.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from urllib.parse import urlsplit
 from prometheus_client.exposition import choose_encoder
 
 from grpc_comm.metrics import Metrics
-from grpc_comm.transport import Address
+from grpc_comm.transport import Address, check_port
 from inference.errors import InvalidRequest
 
 _POLL_SECONDS = 0.05  # between looks whether to stop
@@ -23,7 +25,9 @@ _CALLER_SECONDS = 10  # a caller that says nothing for so long is left
 
 @contextmanager
 def serve_metrics(metrics: Metrics, address: Address) -> Iterator[Address]:
-    """Answer scrapes until the context ends; yields the bound address. Raises InvalidRequest when it cannot be bound."""
+    """Answer scrapes until the context ends; yields the bound address. Raises InvalidRequest
+    when it cannot be bound.
+    """
     with _listen(metrics, address) as server:
         thread = threading.Thread(
             target=server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True
@@ -44,8 +48,8 @@ def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
         address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
 
     try:
-        return Server((address.host, address.port), Handler)
-    except (OSError, OverflowError) as error:
+        return Server((address.host, check_port(address.port)), Handler)
+    except OSError as error:
         raise InvalidRequest(
             f"cannot serve metrics on {address}: is the port in use, or the host not this machine?"
         ) from error

@@ -1,34 +1,45 @@
-"""Who may listen where, who may call, and the files that prove it: TLS certificates and bearer tokens.
+"""Who may listen where, who may call, and the files that prove it: TLS certificates and bearer
+tokens.
 
-Loopback is allowed in plaintext. Any other host needs TLS and, to listen, a token, unless the user says `insecure`.
-A token never travels in plaintext to another machine.
+Loopback is allowed in plaintext. Any other host needs TLS and, to listen, a token, unless the user
+says `insecure`. A token never travels in plaintext to another machine.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
 
-from grpc_comm.keys import Keys
+from grpc_comm.keys import WATCH_SECONDS, Grant, Keys
+from grpc_comm.permissions import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 
+T = TypeVar("T")
+
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+_CANCEL_SECONDS = 0.05
+_WITHDRAWN = "this key was taken out of the target's keys while the call was under way"
 
 
 @dataclass(frozen=True)
 class SecurityOptions:
     """Files and switches as the user gives them; both sides have the same.
 
-    tls_cert, tls_key: this side's certificate.  tls_ca: who must have signed the other side's (a target given one demands
-    certificates of its clients).  token_file: one token, that of this client or of every client.  keys_file: a target's clients, each
-    with a token and limits of its own.  tls: use TLS with the system's certificate authorities.  insecure: the user takes the risk.
+    tls_cert, tls_key: this side's certificate.  tls_ca: who must have signed the other side's (a
+    target given one demands certificates of its clients).  token_file: one token, that of this
+    client or of every client.  keys_file: a target's clients, each with a token and limits of its
+    own.  tls: use TLS with the system's certificate authorities.  insecure: the user takes the
+    risk.
     """
 
     tls_cert: Path | None = None
@@ -44,7 +55,8 @@ class SecurityOptions:
             raise InvalidRequest("--tls_cert and --tls_key belong together: give both or neither")
         if self.token_file is not None and self.keys_file is not None:
             raise InvalidRequest(
-                "--token_file (one token for all) and --keys_file (one for each client) exclude each other"
+                "--token_file (one token for all) and --keys_file (one for each client) exclude "
+                "each other"
             )
 
     @property
@@ -77,7 +89,10 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
         )
     secret = options.token_file or options.keys_file
     if not (address.loopback or options.insecure or (options.encrypted and secret)):
-        need = "--tls_cert, --tls_key and --keys_file or --token_file (or --insecure, if the network is trusted)"
+        need = (
+            "--tls_cert, --tls_key and --keys_file or --token_file (or --insecure, if the "
+            "network is trusted)"
+        )
         raise InvalidRequest(
             f"listening on {address.host} opens the target to other machines: it needs {need}"
         )
@@ -88,7 +103,7 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
     keys = _keys(options)
     if options.tls_cert is None or options.tls_key is None:
         return ServerSecurity(None, keys)
-    pair = (_read(options.tls_key, "--tls_key"), _read(options.tls_cert, "--tls_cert"))
+    pair = (_read_secret(options.tls_key, "--tls_key"), _read(options.tls_cert, "--tls_cert"))
     authority = _read(options.tls_ca, "--tls_ca") if options.tls_ca else None
     return ServerSecurity(
         grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None),
@@ -105,18 +120,22 @@ def _keys(options: SecurityOptions) -> Keys:
 
 
 def channel_security(options: SecurityOptions, address: Address) -> ChannelSecurity:
-    """Raises InvalidRequest when a token or, without `insecure`, a prompt would travel in plaintext to another machine."""
+    """Raises InvalidRequest when a token or, without `insecure`, a prompt would travel in
+    plaintext to another machine.
+    """
     if options.keys_file:
         raise InvalidRequest(
             "--keys_file is the target's; a client has one token, in a --token_file"
         )
     if options.token_file and not (options.encrypted or address.loopback):
         raise InvalidRequest(
-            f"the token would travel in plaintext to {address.host}: it needs TLS (--tls_ca, or --tls for a public certificate)"
+            f"the token would travel in plaintext to {address.host}: it needs TLS (--tls_ca, or "
+            "--tls for a public certificate)"
         )
     if not (options.encrypted or options.insecure or address.loopback):
         raise InvalidRequest(
-            f"prompts would travel in plaintext to {address.host}: give --tls_ca or --tls (or --insecure, if the network is trusted)"
+            f"prompts would travel in plaintext to {address.host}: give --tls_ca or --tls (or "
+            "--insecure, if the network is trusted)"
         )
     metadata = (
         (("authorization", f"Bearer {read_token(options.token_file)}"),)
@@ -128,14 +147,17 @@ def channel_security(options: SecurityOptions, address: Address) -> ChannelSecur
 
 def _channel_credentials(options: SecurityOptions) -> grpc.ChannelCredentials:
     authority = _read(options.tls_ca, "--tls_ca") if options.tls_ca else None
-    key = _read(options.tls_key, "--tls_key") if options.tls_key else None
+    key = _read_secret(options.tls_key, "--tls_key") if options.tls_key else None
     certificate = _read(options.tls_cert, "--tls_cert") if options.tls_cert else None
     return grpc.ssl_channel_credentials(authority, key, certificate)
 
 
 def read_token(path: Path) -> str:
-    """The first line of the file, stripped; raises InvalidRequest when there is none or it cannot be sent."""
-    lines = _read(path, "--token_file").splitlines()
+    """The first line of the file, stripped.
+
+    Raises InvalidRequest when there is none, it cannot be sent, or others may read the file.
+    """
+    lines = _read_secret(path, "--token_file").splitlines()
     token = lines[0].strip() if lines else b""
     if not token:
         raise InvalidRequest(
@@ -155,10 +177,21 @@ def _read(path: Path, flag: str) -> bytes:
         raise InvalidRequest(f"{flag} {path}: cannot be read ({error.strerror})") from error
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Ends a call whose token no key has with UNAUTHENTICATED, whatever its method, and no message of it is read.
+def _read_secret(path: Path, flag: str) -> bytes:
+    try:
+        return read_secret(path)
+    except OSError as error:
+        raise InvalidRequest(f"{flag} {path}: cannot be read ({error.strerror})") from error
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{flag} {error}") from error
 
-    Health.Check alone is answered to anyone, about the whole target. Messages longer than their sender's key allows are not parsed.
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Lets those call whose token a key has, whatever the method, for as long as a key has it.
+
+    Others' calls end with UNAUTHENTICATED, and no message of them is read; a stream whose key is
+    taken away ends so, too. Health.Check alone is answered to anyone, about the whole target.
+    Messages longer than their sender's key allows are not parsed.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -169,15 +202,15 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        key = self._keys.identify(handler_call_details.invocation_metadata)
-        if key is None and handler_call_details.method != _HEALTH_CHECK:
+        grant = self._keys.grant(handler_call_details.invocation_metadata)
+        if grant is None and handler_call_details.method != _HEALTH_CHECK:
             return grpc.stream_stream_rpc_method_handler(_refuse)
         handler = await continuation(handler_call_details)
         if handler is None:  # no such method
             return None
-        if key is None:
+        if grant is None:
             return _unread(handler)
-        return handler if key.message_bytes is None else _limited(handler, key.message_bytes)
+        return _while_granted(_limited(handler, grant), grant)
 
 
 async def _refuse(_messages: Any, context: Any) -> None:
@@ -187,7 +220,9 @@ async def _refuse(_messages: Any, context: Any) -> None:
 
 
 def _unread(handler: Any) -> Any:
-    """The unary handler's answer to an empty request; what was sent is not read, so it takes no memory here however long it is."""
+    """The unary handler's answer to an empty request; what was sent is not read, so it takes no
+    memory here however long it is.
+    """
 
     async def answer(_messages: Any, context: Any) -> None:
         await context.write(await handler.unary_unary(handler.request_deserializer(b""), context))
@@ -195,18 +230,56 @@ def _unread(handler: Any) -> Any:
     return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
 
-def _limited(handler: Any, message_bytes: int) -> Any:
-    """The handler, but a longer message raises LimitExceeded where it would be parsed."""
+def _limited(handler: Any, grant: Grant) -> Any:
+    """The handler, but a message that is too long raises LimitExceeded where it would be parsed."""
     parse = handler.request_deserializer
 
     def parse_short(message: bytes) -> Any:
-        if len(message) > message_bytes:
-            raise LimitExceeded(
-                f"a message of {len(message)} bytes: this key may send {message_bytes} at once"
-            )
+        most = grant.key.message_bytes
+        if most is not None and len(message) > most:
+            got = f"a message of {len(message)} bytes"
+            raise LimitExceeded(f"{got}: this key may send {most} at once")
         return parse(message)
 
     return handler._replace(request_deserializer=parse_short)
+
+
+def _while_granted(handler: Any, grant: Grant) -> Any:
+    """The handler, but its streams of answers end when their key is taken away."""
+    if not handler.response_streaming:
+        return handler
+    shape = "stream_stream" if handler.request_streaming else "unary_stream"
+    method = getattr(handler, shape)
+
+    async def write(request: Any, context: Any) -> Any:
+        return await _granted(method(request, context), grant, context)
+
+    async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+        async with aclosing(method(request, context)) as messages:
+            while True:
+                message = await _granted(anext(messages, None), grant, context)
+                if message is None:
+                    return
+                yield message
+
+    return handler._replace(**{shape: generate if inspect.isasyncgenfunction(method) else write})
+
+
+async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:
+    """What the work brings, if the grant lasts so long."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (task.done() or grant.withdrawn):
+            await asyncio.wait({task}, timeout=WATCH_SECONDS)
+    finally:  # also when the call breaks
+        while not task.done():
+            task.cancel()  # which asyncio.wait_for() may swallow, so that once is not enough
+            await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
+        if not task.cancelled():
+            task.exception()  # looked at, also where nobody is left to hear of it
+    if task.cancelled() and grant.withdrawn:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WITHDRAWN)
+    return task.result()
 
 
 class CertificateFiles(NamedTuple):
@@ -218,7 +291,9 @@ class CertificateFiles(NamedTuple):
 
 
 def make_certificate(directory: Path, hosts: Sequence[str]) -> CertificateFiles:
-    """Write ca.pem, cert.pem and key.pem for these host names and addresses; raises InvalidRequest rather than overwrite."""
+    """Write ca.pem, cert.pem and key.pem for these host names and addresses; raises
+    InvalidRequest rather than overwrite.
+    """
     try:
         from grpc_comm.certificate import issue
     except ImportError as error:

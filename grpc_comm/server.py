@@ -1,4 +1,6 @@
-"""A target that listens: in the foreground until a signal, or on a thread of its own for tests and tools."""
+"""A target that listens: in the foreground until a signal, or on a thread of its own for tests
+and tools.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -18,6 +21,7 @@ from grpc_comm.catalogue import Catalogue, Served
 from grpc_comm.leases import LEASE_SECONDS, Leases
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
+from grpc_comm.reading import ReadingInterceptor
 from grpc_comm.security import (
     PLAINTEXT,
     KeyInterceptor,
@@ -26,9 +30,9 @@ from grpc_comm.security import (
     server_security,
 )
 from grpc_comm.service import TargetService
+from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
-from grpc_comm.transport import Address, server_options
-from inference.drafters.pool import DraftPool
+from grpc_comm.transport import Address, check_port, server_options
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 
@@ -47,8 +51,8 @@ _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 class Target:
     """What is served, where and to whom.
 
-    drafts: a draft that runs beside the target, for Generate.  listed: further models by name, loaded when first asked for.
-    observer: hears what happens.  share_prefixes: sessions may start from rows of other keys.  reflection: tell callers the
+    listed: further models by name, loaded when first asked for.  observer: hears what happens.
+    share_prefixes: sessions may start from rows of other keys.  reflection: tell callers the
     protocol.  lease_seconds: how long a session is held without a word from its client.
     """
 
@@ -56,7 +60,6 @@ class Target:
     description: Description
     address: Address
     security: SecurityOptions = PLAINTEXT
-    drafts: DraftPool | None = None
     listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)
     observer: ServiceObserver = field(default_factory=ServiceObserver)
     share_prefixes: bool = False
@@ -67,7 +70,8 @@ class Target:
 def serve(
     target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second signal ends at once. `on_ready` is told the bound address.
+    """Serve until SIGINT or SIGTERM; a second signal ends at once. `on_ready` is told the bound
+    address.
 
     Raises InvalidRequest when the address cannot be used or would expose the target.
     """
@@ -100,7 +104,9 @@ class BackgroundServer:
         self.address = self._ready.result()
 
     def stop(self, grace: float | None = None) -> None:
-        """End sessions still under way after `grace` seconds (None: at once), then the server. Idempotent."""
+        """End sessions still under way after `grace` seconds (None: at once), then the server.
+        Idempotent.
+        """
         if self._thread.is_alive():
             self._grace = grace
             self._loop.call_soon_threadsafe(self._stopped.set)
@@ -116,7 +122,8 @@ class BackgroundServer:
         except InvalidRequest as error:
             self._ready.set_exception(error)
         finally:
-            self._ready.cancel()  # of no effect once it is set; else the one who waits is not left waiting
+            # of no effect once it is set; else the one who waits is not left waiting
+            self._ready.cancel()
 
     def __enter__(self) -> BackgroundServer:
         return self
@@ -135,13 +142,16 @@ class _Listening:
 
     def __init__(self, target: Target) -> None:
         security = server_security(target.security, target.address)
-        self._server = grpc.aio.server(
-            options=server_options(_longest(target)),
-            interceptors=[KeyInterceptor(security.keys)] if security.keys.demanded else [],
-        )
+        check_tls_files(target.security)
+        options = server_options(_longest(target))
+        interceptors: list[Any] = [ReadingInterceptor(target.observer)]
+        if security.keys.demanded:
+            interceptors.append(KeyInterceptor(security.keys))
+        self._server = grpc.aio.server(options=options, interceptors=interceptors)
+        self._keys = security.keys
         self.address = target.address._replace(port=_bind(self._server, target.address, security))
         self._catalogue = Catalogue(
-            Served(target.engine, target.description, target.drafts), target.listed, target.observer
+            Served(target.engine, target.description), target.listed, target.observer
         )
         self._leases = Leases(
             target.observer,
@@ -166,16 +176,20 @@ class _Listening:
     async def __aenter__(self) -> _Listening:
         await self._server.start()
         self._expiring = asyncio.create_task(self._expire())
+        self._watching = asyncio.create_task(self._keys.watch())
         for name in ("", _SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return self
 
     async def stop(self, grace: float | None) -> None:
-        """Say so, take no new sessions, let those under way leave for `grace` seconds, then end them."""
+        """Say so, take no new sessions, let those under way leave for `grace` seconds, then end
+        them.
+        """
         self._expiring.cancel()
+        self._watching.cancel()
         await self._health.enter_graceful_shutdown()
         if grace:
-            await self._service.drain("the target ends", RETRY_SECONDS)
+            self._service.drain("the target ends", RETRY_SECONDS)
         await self._server.stop(grace)
         await _settle()
 
@@ -187,6 +201,7 @@ class _Listening:
     ) -> None:
         await self._server.stop(None)
         self._expiring.cancel()
+        self._watching.cancel()
         self._leases.end_all()
         await asyncio.to_thread(self._catalogue.stop)
 
@@ -198,7 +213,9 @@ class _Listening:
 
 
 async def _settle() -> None:
-    """Let ended sessions give their rows back; gRPC prints a traceback for each that the loop's end would cancel."""
+    """Let ended sessions give their rows back; gRPC prints a traceback for each that the loop's
+    end would cancel.
+    """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=SETTLE_SECONDS)
@@ -211,6 +228,7 @@ def _longest(target: Target) -> int | None:
 
 def _bind(server: grpc.aio.Server, address: Address, security: ServerSecurity) -> int:
     """The port that was bound."""
+    check_port(address.port)
     try:
         if security.credentials is None:
             return server.add_insecure_port(str(address))

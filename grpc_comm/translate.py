@@ -1,42 +1,45 @@
-"""Our types into messages and back, our errors into gRPC status codes and back. Nothing else touches message fields."""
+"""What begins a session into messages and back, and our errors into gRPC status codes and back.
+
+Beside messages.py nothing else touches message fields.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
 from numpy.typing import ArrayLike
 
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.accept import Verdict
+from inference.candidates import MOST_CANDIDATES
 from inference.errors import (
     Busy,
     Gone,
     InvalidRequest,
-    LimitExceeded,
     Mismatch,
     OutriderError,
     Unavailable,
 )
-from inference.fused import Round
-from inference.policy import BestFirst, Chain, Policy
 from inference.sampling import SamplingParams
-from inference.session import Answer, Opened
-from inference.stats import Traffic
+from inference.session import Opened
 from inference.times import Shape
-from inference.tree import TokenTree
 
-PROTOCOL_VERSION = 2
-MOST_STOP_IDS = 1024
+PROTOCOL_VERSION = 3
 MOST_TIMES = 512
+
+MOST_SIGNS = 400
+"""Of what the other side says in words."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a target serves; `max_tree_nodes` counts the root, `vocabulary` the ids of the tokenizer."""
+    """What a target serves; `max_tree_nodes` counts the root, `vocabulary` the ids of the
+    tokenizer.
+    """
 
     server_version: str
     model: str
@@ -50,15 +53,25 @@ class Description:
     device: str
     stop_ids: frozenset[int]
     draft_model: str = ""  # that runs beside it
-    draft_nodes: int = 0  # that one may rank for a tree (Policy.most_ranked)
+    draft_nodes: int = 0  # that it has room for beyond a text
     times: tuple[
         tuple[Shape, float], ...
-    ] = ()  # seconds of a forward by rows and nodes of each: dict(times) is a profile for TargetTimes
+        # seconds of a forward by rows and nodes of each: dict(times) is a profile for TargetTimes
+    ] = ()
     draft_times: tuple[
         tuple[int, float], ...
     ] = ()  # of a call of that draft by width, for DraftTimes
     usd_per_hour: float = 0.0  # of its machine; 0: not said
     sessions: int = 0  # that are open now
+
+
+class Terms(NamedTuple):
+    """What a client may do with its session. Keys are empty for who is only attached to it."""
+
+    lease_seconds: float
+    tree_nodes: int  # in one forward, the root included
+    resume_key: bytes = b""
+    append_key: bytes = b""
 
 
 def write_description(description: Description, models: Sequence[str]) -> pb.Description:
@@ -80,9 +93,11 @@ def write_description(description: Description, models: Sequence[str]) -> pb.Des
 
 
 def read_description(message: pb.Description) -> Description:
-    """Raises Mismatch when the target speaks another protocol, or tells times or a price that cannot be."""
+    """Raises Mismatch when the target speaks another protocol, or tells times or a price that
+    cannot be.
+    """
     check_protocol(message.protocol_version)
-    fields = {name: getattr(message, name) for name in Description.__dataclass_fields__}
+    fields = {name: _said(getattr(message, name)) for name in Description.__dataclass_fields__}
     fields["stop_ids"] = frozenset(message.stop_ids)
     fields["times"] = tuple(_read_times(message.times))
     fields["draft_times"] = tuple(
@@ -93,6 +108,15 @@ def read_description(message: pb.Description) -> Description:
     return Description(**fields)
 
 
+def plain(text: str) -> str:
+    """What the other side said, fit to be shown: a line without control characters."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:MOST_SIGNS])
+
+
+def _said(value: Any) -> Any:
+    return plain(value) if isinstance(value, str) else value
+
+
 def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, float]]:
     if len(messages) > MOST_TIMES:
         raise Mismatch(
@@ -101,7 +125,8 @@ def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, flo
     for one in messages:
         if min(one.rows, one.nodes) < 1 or not 0 < one.seconds < math.inf:
             raise Mismatch(
-                f"the target says that {one.rows} rows of {one.nodes} nodes take {one.seconds} seconds"
+                f"the target says that {one.rows} rows of {one.nodes} nodes take {one.seconds} "
+                "seconds"
             )
         yield (one.rows, one.nodes), one.seconds
 
@@ -109,14 +134,17 @@ def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, flo
 def check_protocol(theirs: int) -> None:
     if theirs != PROTOCOL_VERSION:
         raise Mismatch(
-            f"the other side speaks protocol {theirs}, this one {PROTOCOL_VERSION}: install the same Outrider on both"
+            f"the other side speaks protocol {theirs}, this one {PROTOCOL_VERSION}: install the "
+            "same Outrider on both"
         )
 
 
 def write_open(
     session_id: str, expected: Description, prompt: Sequence[int], params: SamplingParams
 ) -> pb.Open:
-    """Open a session with a target that is counted on to be as `expected`; it computes with `params.on_the_wire()`."""
+    """Open a session with a target that is counted on to be as `expected`; it computes with
+    `params.on_the_wire()`.
+    """
     params = params.on_the_wire()
     return pb.Open(
         session_id=session_id,
@@ -132,31 +160,34 @@ def write_open(
     )
 
 
-def write_resume(session_id: str, resume_key: bytes, epoch: int) -> pb.Resume:
+def write_resume(session_id: str, resume_key: bytes, epoch: int, length: int) -> pb.Resume:
     return pb.Resume(
-        session_id=session_id, protocol_version=PROTOCOL_VERSION, resume_key=resume_key, epoch=epoch
+        session_id=session_id,
+        protocol_version=PROTOCOL_VERSION,
+        resume_key=resume_key,
+        epoch=epoch,
+        length=length,
     )
 
 
-def write_opened(
-    session_id: str,
-    length: int,
-    opened: Opened,
-    resume_key: bytes,
-    lease_seconds: float,
-    rounds: int,
-    tree_nodes: int,
-) -> pb.Opened:
+def write_attach(session_id: str, append_key: bytes, length: int) -> pb.Attach:
+    return pb.Attach(
+        session_id=session_id,
+        protocol_version=PROTOCOL_VERSION,
+        append_key=append_key,
+        length=length,
+    )
+
+
+def write_opened(session_id: str, length: int, opened: Opened, terms: Terms) -> pb.Opened:
     return pb.Opened(
         session_id=session_id,
         length=length,
         queue_seconds=opened.queue_seconds,
         prefill_seconds=opened.prefill_seconds,
         reused_tokens=opened.reused,
-        resume_key=resume_key,
-        lease_seconds=lease_seconds,
-        rounds=rounds,
-        tree_nodes=tree_nodes,
+        candidates=MOST_CANDIDATES,
+        **terms._asdict(),
     )
 
 
@@ -172,7 +203,8 @@ def check_fingerprints(message: pb.Open, description: Description) -> None:
     if message.model_fingerprint != description.model_fingerprint:
         theirs, ours = message.model_fingerprint or "none", description.model_fingerprint
         raise Mismatch(
-            f"the target serves {description.model} ({ours}), the client expects another model ({theirs}): connect anew"
+            f"the target serves {description.model} ({ours}), the client expects another model "
+            f"({theirs}): connect anew"
         )
 
 
@@ -180,152 +212,9 @@ def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
     """Token ids of two tokenizers mean different text, so nothing could be verified."""
     ours = description.tokenizer_fingerprint
     return Mismatch(
-        f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} on the target is {ours}"
+        f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} "
+        f"on the target is {ours}"
     )
-
-
-def write_round(
-    number: int, base_length: int, digest: int, tree: TokenTree, ahead: bool = False
-) -> pb.Round:
-    tokens, parents = tree.tokens.tolist(), tree.parents[1:].tolist()
-    return pb.Round(
-        number=number,
-        base_length=base_length,
-        digest=digest,
-        tokens=tokens,
-        parents=parents,
-        ahead=ahead,
-    )
-
-
-def read_tree(message: pb.Round, max_nodes: int) -> TokenTree:
-    """Raises InvalidRequest unless the message is a tree, LimitExceeded before looking into one that is too large."""
-    if max(len(message.tokens), len(message.parents)) > max_nodes:
-        raise LimitExceeded(
-            f"a tree of {len(message.tokens)} nodes, the root included: at most {max_nodes} are taken"
-        )
-    return TokenTree(
-        np.array(message.tokens, dtype=np.int64), np.array([-1, *message.parents], dtype=np.int64)
-    )
-
-
-def write_verdict(number: int, answer: Answer) -> pb.Verdict:
-    return pb.Verdict(
-        number=number,
-        path=answer.verdict.path,
-        next_token=answer.verdict.next_token,
-        queue_microseconds=microseconds(answer.queue_seconds),
-        model_microseconds=microseconds(answer.model_seconds),
-        budget=answer.budget,
-    )
-
-
-def read_verdict(message: pb.Verdict, number: int, tree: TokenTree) -> Verdict:
-    """Raises Mismatch when the target answers another round or names nodes that were not sent."""
-    if message.number != number:
-        raise Mismatch(f"the target answered round {message.number} when asked round {number}")
-    if any(node >= len(tree) for node in message.path):
-        raise Mismatch(
-            f"the target accepted a node that was not sent: {max(message.path)} of {len(tree)}"
-        )
-    return Verdict(tuple(message.path), message.next_token)
-
-
-def write_continue(
-    max_tokens: int,
-    stop_ids: Iterable[int],
-    base_length: int,
-    digest: int,
-    fused: bool,
-    policy: Policy | None,
-) -> pb.Continue:
-    """policy: how the target's own draft grows its trees (None: as it is set)."""
-    message = pb.Continue(
-        max_tokens=max_tokens,
-        stop_ids=_ids(sorted(stop_ids)),
-        base_length=base_length,
-        digest=digest,
-        fused=fused,
-    )
-    if policy is not None:
-        message.shape.CopyFrom(write_shape(policy))
-    return message
-
-
-def write_shape(policy: Policy) -> pb.Shape:
-    """Raises InvalidRequest for a policy that another host cannot be asked for."""
-    if isinstance(policy, Chain) and policy.length:
-        return pb.Shape(chain=policy.length)
-    if isinstance(policy, BestFirst) and policy == BestFirst(policy.nodes, policy.depth):
-        return pb.Shape(nodes=policy.nodes, depth=policy.depth)
-    raise InvalidRequest(
-        f"a target's own draft can be asked for a chain of 1 or more, or for a tree by nodes and depth: not for {policy}"
-    )
-
-
-def read_shape(message: pb.Shape, max_tree_nodes: int) -> Policy:
-    """Raises InvalidRequest for what is neither a chain nor a tree, LimitExceeded for one that is larger than what is verified."""
-    chain, nodes, depth = message.chain, message.nodes, message.depth
-    if bool(chain) == bool(nodes or depth) or bool(nodes) != bool(depth):
-        raise InvalidRequest(
-            f"a shape is a chain, or nodes and depth: got chain {chain}, nodes {nodes}, depth {depth}"
-        )
-    if max(chain, nodes) >= max_tree_nodes:
-        raise LimitExceeded(
-            f"a tree of {max(chain, nodes)} nodes below the root: at most {max_tree_nodes - 1} are taken"
-        )
-    return Chain(chain) if chain else BestFirst(nodes, depth)
-
-
-def write_tokens(
-    ids: Iterable[int], drafted: int, last: bool, queue_seconds: float, model_seconds: float
-) -> pb.Tokens:
-    return pb.Tokens(
-        ids=ids,
-        last=last,
-        queue_microseconds=microseconds(queue_seconds),
-        model_microseconds=microseconds(model_seconds),
-        drafted=drafted,
-    )
-
-
-def read_stop_ids(message: Sequence[int]) -> frozenset[int]:
-    if len(message) > MOST_STOP_IDS:
-        raise LimitExceeded(f"{len(message)} stop ids: at most {MOST_STOP_IDS} are taken")
-    return frozenset(message)
-
-
-def write_generated(
-    made: Round, last: bool, traffic: Traffic, draft_seconds: float
-) -> pb.Generated:
-    return pb.Generated(
-        ids=made.tokens,
-        drafted=made.drafted,
-        last=last,
-        queue_microseconds=round(traffic.queue_seconds * 1e6),
-        prefill_microseconds=round(traffic.prefill_seconds * 1e6),
-        model_microseconds=round(traffic.model_seconds * 1e6),
-        draft_microseconds=round(draft_seconds * 1e6),
-    )
-
-
-def write_generate(
-    opening: pb.Open, max_tokens: int, stop_ids: Iterable[int], fused: bool, policy: Policy | None
-) -> pb.GenerateRequest:
-    """policy: how the target's own draft grows its trees; None: as the host is set."""
-    shape = None if policy is None else write_shape(policy)
-    return pb.GenerateRequest(
-        open=opening,
-        max_tokens=max_tokens,
-        stop_ids=_ids(sorted(stop_ids)),
-        fused=fused,
-        shape=shape,
-    )
-
-
-def microseconds(seconds: float) -> int:
-    """For a uint32 field, which holds 71 minutes."""
-    return min(round(seconds * 1e6), 2**32 - 1)
 
 
 def _ids(values: ArrayLike) -> list[int]:
@@ -349,7 +238,9 @@ _ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (OutriderError, grpc.StatusCode.INTERNAL),
 )
-"""Going out, the first kind that fits; coming back, the kind of that code. UNAUTHENTICATED only comes back."""
+"""Going out, the first kind that fits; coming back, the kind of that code. UNAUTHENTICATED only
+comes back.
+"""
 
 
 def status_code(error: OutriderError) -> grpc.StatusCode:
@@ -357,8 +248,10 @@ def status_code(error: OutriderError) -> grpc.StatusCode:
 
 
 def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
-    """Our error for a failed call; `unreachable` says in words what it means when the target did not answer at all."""
-    code, details = error.code(), (error.details() or "").strip()
+    """Our error for a failed call; `unreachable` says in words what it means when the target did
+    not answer at all.
+    """
+    code, details = error.code(), plain((error.details() or "").strip())
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return InvalidRequest(f"the target refuses this client: {details}")
     kind = {code: kind for kind, code in _ERRORS}.get(code, Unavailable)

@@ -10,6 +10,8 @@ from inference.errors import InvalidRequest
 MAX_MESSAGE_BYTES = 16 * 2**20
 """A prompt of a million tokens takes 3 to 4 MB."""
 
+_LAST_PORT, _PORT_DIGITS = 65_535, 20  # of digits no more are read
+
 _BYTES_BESIDE_PROMPT, _BYTES_PER_ID = 64 * 2**10, 5
 
 _BOTH_ENDS = (
@@ -26,10 +28,8 @@ _SERVER_OPTIONS = (
         10_000,
     ),  # else the client's keepalive is answered with GOAWAY
     ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
-    (
-        "grpc.max_concurrent_streams",
-        256,
-    ),  # what follows bounds what a peer can hold without being known
+    # What follows bounds what a peer can hold without being known.
+    ("grpc.max_concurrent_streams", 100),  # the core takes 1 to 2 MB to refuse one of long headers
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
@@ -78,13 +78,27 @@ def parse_address(text: str) -> Address:
         raise InvalidRequest(
             f"an address is HOST:PORT, for example 127.0.0.1:50051 or [::1]:50051: got {text!r}"
         )
-    if int(port) > 65535:
-        raise InvalidRequest(f"a port is at most 65535: got {port}")
-    return Address(host, int(port))
+    return Address(host, read_port(port))
+
+
+def read_port(text: str) -> int:
+    """Of a command line; raises InvalidRequest for what is no port."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS):
+        raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {text[:20]}")
+    return check_port(int(text))
+
+
+def check_port(port: int) -> int:
+    """The port; raises InvalidRequest where gRPC would take its lowest 16 bits."""
+    if not 0 <= port <= _LAST_PORT:
+        raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {port}")
+    return port
 
 
 def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
-    """The target's options; a message longer than the longest prompt is not read. None: that is not known."""
+    """The target's options; a message longer than the longest prompt is not read. None: that is
+    not known.
+    """
     most = (
         MAX_MESSAGE_BYTES
         if longest_prompt is None
@@ -94,7 +108,9 @@ def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
 
 
 def channel_options(address: Address) -> tuple[tuple[str, int], ...]:
-    """The client's options; a proxy named in the environment is not asked for this machine itself."""
+    """The client's options; a proxy named in the environment is not asked for this machine
+    itself.
+    """
     return (
         (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if address.loopback else _CHANNEL_OPTIONS
     )

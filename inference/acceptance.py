@@ -1,18 +1,17 @@
-"""How likely the target is to take the draft's child of each rank: a law with a prior, set right by every verdict.
+"""How likely the target is to take the draft's child of each rank: a law with a prior, set right by
+every verdict.
 
-P(rank r | none before it) is a logistic function of what the draft's scores say about that child, one law for greedy and one for
-sampled decoding. Each verdict moves the weights by a Newton step; old evidence fades, and what it fades to is the prior. The value of
-a node is a product of such chances, whose errors go the same way: what whole rounds were off by corrects them in turn.
-Knows nothing of models, trees and clocks; the output never depends on it, only how much of a draft is accepted.
+P(rank r | none before it) is a logistic function of what the draft's scores say about that child,
+one law for greedy and one for sampled decoding. Each verdict moves the weights by a Newton step;
+old evidence fades, and what it fades to is the prior. Knows nothing of models, trees and clocks;
+the output never depends on it, only how much of a draft is accepted.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
+from inference.json_file import Json, read_json
+from inference.whole_file import write_whole
 
 VERSION = 2
 FEATURES = ("one", "odds", "behind", "entropy", "first", "rank", "depth")
 KINDS = ("sampled", "greedy")
-"""Of decoding: each has a law and a path of its own."""
+"""Of decoding: each has a law of its own."""
 
 RANKS = 16
 """Ranks whose average rates are kept; edges() takes rows of any width."""
@@ -33,19 +34,9 @@ MEMORY = 200
 """Verdicts after which evidence counts a third (1/e) of what it counted."""
 
 CERTAINTY = 60
-"""Verdicts that a record is worth at most, so that a user's file can still be changed by the next session."""
-
-CORRECTION = 0.05
-"""Log odds by which a round moves all children whose acceptance length was off by as much as was predicted."""
-
-MOST_CORRECTION = 1.0
-"""Log odds; a law that is further off has to learn."""
-
-WINDOW = 256
-"""Rounds over which the calibration is taken."""
-
-PATH, PRIOR_PATH = 192, 64
-"""Verdicts whose chances are remembered, and how many of them a record keeps."""
+"""Verdicts that a record is worth at most, so that a user's file can still be changed by the
+next session.
+"""
 
 SHIPPED = Path(__file__).parent / "data" / "acceptance.json"
 
@@ -54,7 +45,9 @@ _UNSEEN = 1e-4  # least mass of the tokens below those that were ranked greedily
 _FOLLOWING, _STEP = (
     1.5,
     2.0,
-)  # perturbed scores beyond the last: how many more like the next one, and its distance in e**-score
+    # perturbed scores beyond the last: how many more like the next one, and its distance in
+    # e**-score
+)
 _LEAST, _MOST = (
     -40.0,
     20.0,
@@ -63,7 +56,6 @@ _SPAN = 8.0  # log odds and distances in scores beyond this are as good as certa
 _DEEP = 8
 _STEEPEST = 12.0  # of the log odds of a hazard
 _FADING = 1 - 1 / MEMORY
-_EVERY = np.eye(len(FEATURES))[0]  # moves every child's log odds
 
 FloatArray = NDArray[np.float64]
 
@@ -73,15 +65,18 @@ def features(
 ) -> FloatArray:  # [m, k], [m] -> [m, k, F]
     """What the scores of m nodes' children say about each of them, as FEATURES.
 
-    odds: log odds against all later tokens, whose mass beyond the k ranked ones is known (greedy) or estimated.  behind: distance to the
-    first child.  entropy: of the row, in nats.  first, rank: which child it is.  depth: of the node.
+    odds: log odds against all later tokens, whose mass beyond the k ranked ones is known (greedy)
+    or estimated.  behind: distance to the first child.  entropy: of the row, in nats.  first, rank:
+    which child it is.  depth: of the node.
     """
     found = np.fmin(np.fmax(np.asarray(scores, dtype=np.float64), _LEAST), _MOST)
     mass = np.empty((found.shape[0], found.shape[1] + 1))
     np.exp(found, out=mass[:, :-1])
     if greedy:
         mass[:, -1] = np.maximum(1 - mass[:, :-1].sum(axis=1), _UNSEEN)
-    else:  # a Gumbel process: e**-score grows from one rank to the next by 1 / (probability of the tokens that are left) on average
+    # a Gumbel process: e**-score grows from one rank to the next by 1 / (probability of the tokens
+    # that are left) on average
+    else:
         mass[:, -1] = _FOLLOWING / (np.exp(-found[:, -1]) + _STEP)
     left = np.add.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
     share = mass / left[:, :1]
@@ -114,7 +109,8 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
 class Law:
     """Weights of the features and how certain they are: a prior, and where evidence moved it.
 
-    precision: inverse of the weights' covariance.  worth: verdicts that it stands for.  Raises InvalidRequest for what is no prior.
+    precision: inverse of the weights' covariance.  worth: verdicts that it stands for.  Raises
+    InvalidRequest for what is no prior.
     """
 
     def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
@@ -126,7 +122,8 @@ class Law:
         width = len(FEATURES)
         if self._mean.shape != (width,) or self._certainty.shape != (width, width):
             raise InvalidRequest(
-                f"a law has {width} weights and a square of precisions: got {self._mean.shape} and {self._certainty.shape}"
+                f"a law has {width} weights and a square of precisions: got {self._mean.shape} and "
+                f"{self._certainty.shape}"
             )
         sound = (
             np.isfinite(self._mean).all()
@@ -139,7 +136,8 @@ class Law:
             or not 0 < self._worth < math.inf
         ):
             raise InvalidRequest(
-                "a law needs finite weights, a symmetric and positive definite precision and a positive worth"
+                "a law needs finite weights, a symmetric and positive definite precision and a "
+                "positive worth"
             )
         self.weights, self._moved = self._mean, np.zeros(width)  # [F]
         self._evidence, self._verdicts = (
@@ -147,14 +145,16 @@ class Law:
             0.0,
         )  # precision and verdicts beyond the prior's
 
-    def learn(self, table: FloatArray, taken: NDArray[np.bool_]) -> None:
-        """One verdict: children that were come to, in order, and which of them was taken.  table: [n, F], taken: [n]"""
-        chance = hazards(table, self.weights)
+    def learn(self, table: FloatArray, taken: NDArray[np.bool_], verdicts: int = 1) -> None:
+        """So many verdicts at once: children that were come to, in order, and which of them were
+        taken.  table: [n, F], taken: [n]
+        """
+        chance, fading = hazards(table, self.weights), _FADING**verdicts
         self._evidence = (
-            _FADING * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
+            fading * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
         )
-        self._verdicts = _FADING * self._verdicts + 1
-        faded = (1 - _FADING) * (
+        self._verdicts = fading * self._verdicts + verdicts
+        faded = (1 - fading) * (
             self._certainty @ self._moved
         )  # evidence that was forgotten no longer holds the weights off the prior's
         self._moved = self._moved - np.linalg.solve(
@@ -175,7 +175,8 @@ class Law:
 
 
 class RankRates:
-    """How often each rank was taken, whatever the scores: hits of the times that it was come to, fading to the prior's.
+    """How often each rank was taken, whatever the scores: hits of the times that it was come to,
+    fading to the prior's.
 
     Raises InvalidRequest unless there are RANKS of each, with 0 < hits < tries.
     """
@@ -198,15 +199,16 @@ class RankRates:
     def learn(self, come_to: int, taken: int | None) -> None:
         """One verdict: so many ranks were come to, and the last of them was taken, or none."""
         self._edges = {}
-        for counts, prior in zip((self.tries, self.hits), self._prior, strict=True):
-            counts *= _FADING
-            counts += (1 - _FADING) * prior
+        self.tries += (1 - _FADING) * (self._prior[0] - self.tries)
+        self.hits += (1 - _FADING) * (self._prior[1] - self.hits)
         self.tries[:come_to] += 1
         if taken is not None and taken < RANKS:
             self.hits[taken] += 1
 
     def edges(self, k: int) -> FloatArray:  # [k]
-        """Average probability of the first k ranks, non-increasing; neighbours out of order share what they have."""
+        """Average probability of the first k ranks, non-increasing; neighbours out of order
+        share what they have.
+        """
         if k not in self._edges:
             self._edges[k] = _descending(broken(self.hits[:k] / self.tries[:k]))
         return self._edges[k]
@@ -215,36 +217,6 @@ class RankRates:
         """These rates as a prior."""
         share = min(1.0, CERTAINTY / float(self.tries[0]))
         return {"tries": (share * self.tries).tolist(), "hits": (share * self.hits).tolist()}
-
-
-class Walk:
-    """The chances that the draft gave, one after the other, to what the target then took: a prior's, which go one by one as others come.
-
-    Raises InvalidRequest unless there are up to PRIOR_PATH of them, and one at least.
-    """
-
-    def __init__(self, chances: ArrayLike) -> None:
-        prior = np.array(chances, dtype=np.float64)
-        if (
-            prior.ndim != 1
-            or not 0 < len(prior) <= PRIOR_PATH
-            or not ((prior >= 0) & (prior <= 1)).all()
-        ):
-            raise InvalidRequest(f"a path is a row of 1 to {PRIOR_PATH} chances between 0 and 1")
-        self._prior, self._seen = deque(prior.tolist()), deque[float](maxlen=PATH)
-
-    def learn(self, chance: float) -> None:
-        if self._prior:
-            self._prior.popleft()
-        self._seen.append(chance)
-
-    @property
-    def chances(self) -> FloatArray:  # [n]
-        return np.array([*self._prior, *self._seen])
-
-    def to_record(self) -> list[float]:
-        """The last of them as a prior."""
-        return [round(chance, 4) for chance in self.chances[-PRIOR_PATH:].tolist()]
 
 
 def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
@@ -261,48 +233,62 @@ def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
 
 
 class AcceptanceModel:
-    """What a session knows of how well draft and target agree; starts from a record, learns from verdicts.
+    """What a session knows of how well draft and target agree; starts from a record, learns from
+    verdicts.
 
-    A row of scores is what Model.rank gives for one node: best first, log-probabilities at temperature 0, perturbed above it.
+    A row of scores is what Model.rank gives for one node: best first, log-probabilities at
+    temperature 0, perturbed above it.
     """
 
-    def __init__(self, laws: tuple[Law, Law], rates: RankRates, paths: tuple[Walk, Walk]) -> None:
-        """laws, paths: of sampled decoding, then of greedy decoding."""
-        self._laws, self._rates, self._paths = laws, rates, paths
-        self._rounds: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._correction = (
-            0.0  # log odds: what single verdicts do not show, since a tree's errors go the same way
-        )
+    def __init__(self, laws: tuple[Law, Law], rates: RankRates) -> None:
+        """laws: of sampled decoding, then of greedy decoding."""
+        self._laws, self._rates = laws, rates
 
     def edges(
         self, scores: NDArray[np.float32], depths: ArrayLike, greedy: bool
     ) -> FloatArray:  # [m, k], [m] -> [m, k]
-        """Probability that the target takes each child, given that its path reaches the node. A row's sum is below 1.
+        """Probability that the target takes each child, given that its path reaches the node. A
+        row's sum is below 1.
 
-        depths: edges between the root and each of the m nodes. A child that top-k or top-p excludes has none.
+        depths: edges between the root and each of the m nodes. A child that top-k or top-p excludes
+        has none.
         """
-        chances = self._chances(features(scores, depths, greedy), greedy)
+        return self.edges_of(features(scores, depths, greedy), scores, greedy)
+
+    def edges_of(
+        self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
+    ) -> FloatArray:  # [m, k, F], [m, k] -> [m, k]
+        """The same where the features are at hand."""
+        chances = self._chances(tables, greedy)
         chances[scores < _EXCLUDED] = 0
         return chances
 
     def observe(
         self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None
     ) -> None:
-        """The target's token at a node of this depth was its child of rank `taken`, or none of these k.  scores: [k]"""
-        come_to = len(scores) if taken is None else taken + 1
-        table = features(scores[None], np.array([depth]), greedy)[0, :come_to]
-        self._paths[greedy].learn(
-            0.0 if taken is None else float(self._chances(table, greedy)[taken])
-        )
-        self._laws[greedy].learn(table, np.arange(come_to) == (-1 if taken is None else taken))
-        self._rates.learn(come_to, taken)
+        """The target's token at a node of this depth was its child of rank `taken`, or none of
+        these k.  scores: [k]
+        """
+        tables = features(scores[None], np.array([depth]), greedy)
+        self.observe_path(tables, greedy, [taken])
 
-    def path(self, greedy: bool) -> FloatArray:  # [n]
-        """What edges() gave to the tokens that the target took lately, in their order; 0 for one that was none of the k."""
-        return self._paths[greedy].chances
+    def observe_path(
+        self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
+    ) -> None:  # [m, k, F], [m]
+        """The same of the m nodes of a path, whose features are at hand."""
+        k = tables.shape[1]
+        hits = np.array([-1 if rank is None else rank for rank in taken])
+        come_to = np.where(hits < 0, k, hits + 1)
+        inside = np.arange(k) < come_to[:, None]
+        self._laws[greedy].learn(
+            tables[inside], (np.arange(k) == hits[:, None])[inside], len(taken)
+        )
+        for count, rank in zip(come_to.tolist(), taken, strict=True):
+            self._rates.learn(count, rank)
 
     def mean_edges(self, k: int) -> FloatArray:  # [k]
-        """The same on average over all nodes, for plans that are made without knowing the scores: non-increasing, sum below 1.
+        """The same on average over all nodes, for plans that are made without knowing the scores:
+        non-increasing, sum below 1.
 
         Raises ValueError unless k is 1 to RANKS.
         """
@@ -311,67 +297,53 @@ class AcceptanceModel:
         return self._rates.edges(k)
 
     def _chances(self, table: FloatArray, greedy: bool) -> FloatArray:  # [..., k, F] -> [..., k]
-        return broken(hazards(table, self._laws[greedy].weights + self._correction * _EVERY))
-
-    def count(self, expected: float, accepted: int) -> None:
-        """One round: drafted nodes that were expected to be accepted (the sum of their values), and how many were.
-
-        What rounds are off by, one after the other, corrects edges().
-        """
-        self._rounds.append((expected, accepted))
-        moved = _FADING * self._correction + CORRECTION * (accepted - expected) / (1 + expected)
-        self._correction = min(max(moved, -MOST_CORRECTION), MOST_CORRECTION)
-
-    @property
-    def calibration(self) -> float:
-        """Predicted over actual acceptance length (the target's own token included) of the last WINDOW rounds; 1 before the first."""
-        rounds = len(self._rounds)
-        predicted, actual = (
-            (sum(column) for column in zip(*self._rounds, strict=True)) if rounds else (0.0, 0)
-        )
-        return (rounds + predicted) / (rounds + actual) if rounds else 1.0
+        return broken(hazards(table, self._laws[greedy].weights))
 
     def to_record(self) -> dict[str, Any]:
         """What was learnt, as a prior for other sessions: plain values for JSON."""
         laws = {kind: law.to_record() for kind, law in zip(KINDS, self._laws, strict=True)}
-        paths = {kind: path.to_record() for kind, path in zip(KINDS, self._paths, strict=True)}
         return {
             "version": VERSION,
             "features": list(FEATURES),
             "laws": laws,
             "rates": self._rates.to_record(),
-            "paths": paths,
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> AcceptanceModel:
-        """The model that to_record described; other fields are ignored. Raises InvalidRequest for what it cannot use."""
-        if record.get("version") != VERSION or record.get("features") != list(FEATURES):
-            raise InvalidRequest(
-                f"an acceptance record of version {VERSION} is needed: got version {record.get('version')!r}"
-            )
-        try:
-            sampled, greedy = (Law(**record["laws"][kind]) for kind in KINDS)
-            paths = Walk(record["paths"]["sampled"]), Walk(record["paths"]["greedy"])
-            return cls((sampled, greedy), RankRates(**record["rates"]), paths)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidRequest(f"this acceptance record cannot be used: {error}") from error
+        """The model that to_record described; other fields are ignored. Raises InvalidRequest
+        for what it cannot use.
+        """
+        return cls.read(Json(dict(record), "this acceptance record", InvalidRequest))
+
+    @classmethod
+    def read(cls, record: Json) -> AcceptanceModel:
+        """The same from a file's contents."""
+        version, features = record.field("version"), record.field("features")
+        if version.value != VERSION or features.value != list(FEATURES):
+            version.refuse(f"an acceptance record of version {VERSION}")
+        laws, rates = record.field("laws"), record.field("rates")
+        sampled, greedy = (_law(laws.field(kind)) for kind in KINDS)
+        known = rates.make(RankRates, _numbers(rates.field("tries")), _numbers(rates.field("hits")))
+        return cls((sampled, greedy), known)
 
 
 def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:
-    """The model that a file describes, or the shipped one. Raises InvalidRequest for a file that cannot be used, OSError without one."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidRequest(f"{path} is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise InvalidRequest(f"{path} holds no acceptance record")
-    return AcceptanceModel.from_record(record)
+    """The model of a file, else the shipped one. Raises InvalidRequest for a file of no use."""
+    return AcceptanceModel.read(read_json(path, InvalidRequest))
+
+
+def _law(raw: Json) -> Law:
+    precision = raw.field("precision").each(_numbers)
+    if any(len(row) != len(precision) for row in precision):
+        raw.field("precision").refuse("a square")
+    return raw.make(Law, _numbers(raw.field("weights")), precision, raw.field("worth").number())
+
+
+def _numbers(raw: Json) -> tuple[float, ...]:
+    return raw.each(Json.number)
 
 
 def write_acceptance(model: AcceptanceModel, path: Path) -> None:
     """Keep what was learnt in a file; readers never see half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(model.to_record()) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(model.to_record()) + "\n")

@@ -1,4 +1,6 @@
-"""The shape of a tree that a graph drafts. Imports nothing, so that whoever only reads an artefact's manifest stays light."""
+"""The shape of a tree that a graph drafts. Imports nothing, so that whoever only reads an
+artefact's manifest stays light.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from inference.errors import InvalidRequest
 class Branches:
     """Every node of depth d has branches[d] children. A chain of n is n ones.
 
-    Nodes are numbered level by level and the children of one node lie side by side, the likeliest first. So the nodes that have children
-    come before those that have none, and the draft, which never looks at the deepest level, forwards a prefix of the tree.
+    Nodes are numbered level by level and the children of one node lie side by side, the likeliest
+    first. So the nodes that have children come before those that have none, and the draft, which
+    never looks at the deepest level, forwards a prefix of the tree.
     """
 
     branches: tuple[int, ...]

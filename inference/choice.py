@@ -1,7 +1,8 @@
 """The sampling contract in tensors: the noise, choose() for targets and rank() for drafts.
 
-Static shapes, int32 and float32 only, no -inf, no data-dependent control flow: these run eagerly and inside compiled graphs.
-The three choose functions agree wherever they apply; a caller picks the cheapest that serves every row of a batch.
+Static shapes, int32 and float32 only, no -inf, no data-dependent control flow: these run eagerly
+and inside compiled graphs. The three choose functions agree wherever they apply; a caller picks the
+cheapest that serves every row of a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from inference.sampling import CANDIDATES, SamplingParams
 Add = Callable[[Tensor, Tensor], Tensor]
 
 OUT_OF_REACH = 1e9
-"""Subtracted from the scores of tokens that top-k or top-p excludes; finite, as accelerators need it."""
+"""Subtracted from the scores of tokens that top-k or top-p excludes; finite, as accelerators
+need it.
+"""
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _ROUNDS = 13
@@ -33,14 +36,18 @@ def _left(x: Tensor, bits: int) -> Tensor:
 
 
 def _right(x: Tensor, bits: int) -> Tensor:
-    """Copies of the sign come in from the left. By tensors, as torch_xla makes x >> number a division, which rounds towards zero."""
+    """Copies of the sign come in from the left. By tensors, as torch_xla makes x >> number a
+    division, which rounds towards zero.
+    """
     return torch.bitwise_right_shift(
         x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device)
     )
 
 
 def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
-    """32-bit addition whose every intermediate is below 2**17, exact even on units that add in float32."""
+    """32-bit addition whose every intermediate is below 2**17, exact even on units that add in
+    float32.
+    """
     low = (a & 0xFFFF) + (b & 0xFFFF)
     high = (_right(a, 16) & 0xFFFF) + (_right(b, 16) & 0xFFFF) + _right(low, 16)
     return _left(high & 0xFFFF, 16) | (low & 0xFFFF)
@@ -49,7 +56,9 @@ def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
 def threefry2x32(
     key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add: Add = operator.add
 ) -> tuple[Tensor, Tensor]:
-    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on int32 tensors that broadcast; `add` wraps at 32 bits."""
+    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on int32 tensors that broadcast; `add`
+    wraps at 32 bits.
+    """
     keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x, y = add(counter[0], keys[0]), add(counter[1], keys[1])
     for index in range(_ROUNDS):
@@ -64,14 +73,18 @@ def threefry2x32(
 
 
 def noise(seed: Tensor, positions: Tensor, ids: Tensor, add: Add = operator.add) -> Tensor:
-    """Gumbel noise, float32, of tokens `ids` at absolute `positions`; both broadcast. seed: [..., 2] int32."""
+    """Gumbel noise, float32, of tokens `ids` at absolute `positions`; both broadcast. seed:
+    [..., 2] int32.
+    """
     bits, _ = threefry2x32((seed[..., 0], seed[..., 1]), (ids, positions), add)
     uniform = ((_right(bits, 9) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform))
 
 
 class Sampling(NamedTuple):
-    """SamplingParams of each row, as tensors. They are compared with 0 and 1, not 0.0 and 1.0, which torch_xla widens to float64."""
+    """SamplingParams of each row, as tensors. They are compared with 0 and 1, not 0.0 and 1.0,
+    which torch_xla widens to float64.
+    """
 
     temperature: Tensor  # [B] float32
     top_k: Tensor  # [B] int32
@@ -108,7 +121,9 @@ def _best(scores: Tensor, ids: Tensor) -> Tensor:  # [..., N], [..., N] -> [...]
 
 
 def _first_best(scores: Tensor) -> Tensor:  # [..., V] -> [...]
-    """The lowest id with the best score, where ids are the last axis: argmax is documented to return the first maximum."""
+    """The lowest id with the best score, where ids are the last axis: argmax is documented to
+    return the first maximum.
+    """
     return scores.argmax(-1).to(torch.int32)
 
 
@@ -153,7 +168,8 @@ def _candidates(logits: Tensor, sampling: Sampling) -> Candidates:
 def choose_truncated(
     logits: Tensor, sampling: Sampling, positions: Tensor, add: Add = operator.add
 ) -> Tensor:
-    """The choice where every row is truncated (SamplingParams.truncated): noise for the candidates only.
+    """The choice where every row is truncated (SamplingParams.truncated): noise for the candidates
+    only.
 
     logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens; returns [B, P] int32.
     """
@@ -176,10 +192,11 @@ def _best_candidate(logits: Tensor, sampling: Sampling, found: Candidates, drawn
 def choose_open(
     logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add
 ) -> Tensor:
-    """The choice among all tokens: noise once per distinct position, shared by the nodes of one depth.
+    """The choice among all tokens: noise once per distinct position, shared by the nodes of one
+    depth.
 
-    logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens, within `levels` of the row's least.
-    Returns [B, P] int32.
+    logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens, within `levels` of the
+    row's least. Returns [B, P] int32.
     """
     return _first_best(
         sampling.scaled(logits) + _shared_noise(logits, sampling, positions, levels, add)
@@ -189,7 +206,9 @@ def choose_open(
 def _shared_noise(
     logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add
 ) -> Tensor:  # [B, P, V]
-    """Noise of every token at each position, weighed, made once for `levels` positions from the row's least on."""
+    """Noise of every token at each position, weighed, made once for `levels` positions from the
+    row's least on.
+    """
     base = positions.amin(-1, keepdim=True)
     drawn = noise_table(sampling, base, levels, logits.shape[-1], add)
     first = torch.arange(0, len(logits) * levels, levels, dtype=torch.int32, device=logits.device)[
@@ -201,14 +220,18 @@ def _shared_noise(
 def choose_mixed(
     logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add
 ) -> Tensor:
-    """The choice for any mixture of rows; arguments as choose_open. Noise is made once for both ways: compilers see half the operations."""
+    """The choice for any mixture of rows; arguments as choose_open. Noise is made once for both
+    ways: compilers see half the operations.
+    """
     return choose_drawn(logits, sampling, _shared_noise(logits, sampling, positions, levels, add))
 
 
 def noise_table(
     sampling: Sampling, first: Tensor, levels: int, vocabulary: int, add: Add = operator.add
 ) -> Tensor:  # [B, levels, V]
-    """Noise of every token at `levels` positions, weighed.  first: [B, 1] int32, the first of them."""
+    """Noise of every token at `levels` positions, weighed.  first: [B, 1] int32, the first of
+    them.
+    """
     level = first + torch.arange(levels, dtype=torch.int32, device=first.device)  # [B, levels]
     ids = torch.arange(vocabulary, dtype=torch.int32, device=first.device)
     return sampling.weigh(noise(sampling.seed[:, None, None], level[:, :, None], ids, add))
@@ -225,26 +248,10 @@ def choose_drawn(
     )
 
 
-def probabilities_open(logits: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V] -> [B, P, V]
-    """What choose_open draws from."""
-    return sampling.scaled(logits).softmax(-1)
-
-
-def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V] -> [B, P, V]
-    """What the choice is drawn from: zeros where top-k or top-p excludes, and all on the argmax where T is 0. Not for Neuron's graphs."""
-    found = _candidates(logits, sampling)
-    among = torch.zeros_like(logits).scatter_(
-        -1, found.ids.to(torch.int64), found.scores.softmax(-1)
-    )
-    greedy = F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    drawn = torch.where(
-        sampling.truncated[:, None, None], among, probabilities_open(logits, sampling)
-    )
-    return torch.where(sampling.temperature[:, None, None] > 0, drawn, greedy)
-
-
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """rank() where every row has temperature 0: the k likeliest tokens and their log-probabilities."""
+    """rank() where every row has temperature 0: the k likeliest tokens and their
+    log-probabilities.
+    """
     scores, ids = torch.topk(logits.log_softmax(-1), k, dim=-1)
     return ids.to(torch.int32), scores
 
@@ -252,9 +259,11 @@ def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def rank(
     logits: Tensor, sampling: Sampling, positions: Tensor, k: int, add: Add = operator.add
 ) -> tuple[Tensor, Tensor]:
-    """A draft's k likeliest choices at each node under the same noise: ids [B, P, k] int32, scores [B, P, k] float32.
+    """A draft's k likeliest choices at each node under the same noise: ids [B, P, k] int32, scores
+    [B, P, k] float32.
 
-    Scores are perturbed at T > 0 and log-probabilities at T = 0, so that their softmax estimates what the target takes.
+    Scores are perturbed at T > 0 and log-probabilities at T = 0, so that their softmax estimates
+    what the target takes.
     """
     found = _candidates(logits, sampling)
     drawn = noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)

@@ -1,15 +1,20 @@
-"""How every command takes its flags, from a record, and how it ends: a line and an exit code for what went wrong."""
+"""How every command takes its flags, from a record, and how it ends: a line and an exit code for
+what went wrong.
+"""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from inference.errors import OutriderError
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def add_flag(
@@ -20,7 +25,8 @@ def add_flag(
     alias: str | None = None,
     **settings: Any,
 ) -> None:
-    """A flag under its underscore and its dash spelling, and those of its alias, for the record's field of this name and with its default.
+    """A flag under its underscore and its dash spelling, and those of its alias, for the record's
+    field of this name and with its default.
 
     settings: further arguments of argparse; a default among them wins.
     """
@@ -33,15 +39,43 @@ def add_flag(
     )
 
 
+class _Gone(argparse.Action):
+    """A flag that there is no more; `const` says what replaced it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
+        parser.exit(USAGE, f"{parser.prog}: error: --{self.dest} is gone: {self.const}\n")
+
+
+def add_gone(parser: argparse.ArgumentParser, name: str, why: str) -> None:
+    """A flag of earlier versions: one line says what replaced it."""
+    parser.add_argument(
+        *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
+        action=_Gone,
+        nargs="?",
+        const=why,
+        dest=name,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
+
+
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:
-    """The exit code of `work`; an OutriderError becomes one line on stderr, or with `debug` its traceback."""
+    """The exit code of `work`.
+
+    An OutriderError or a full disk becomes one line on stderr, or with `debug` its traceback.
+    """
     try:
         return work()
-    except OutriderError as error:
-        if debug:
+    except (OutriderError, OSError) as error:
+        if debug or (isinstance(error, OSError) and error.errno not in _FULL):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return INTERRUPTED
+
+
+def printable(text: str) -> str:
+    """One line without control characters: what another side said may stand in it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

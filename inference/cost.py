@@ -1,8 +1,10 @@
-"""Dollars and joules of a token, for every architecture under one accounting (docs/cost.md). Pure: no clock, no price, no reader.
+"""Dollars and joules of a token, for every architecture under one accounting (docs/cost.md). Pure:
+no clock, no price, no reader.
 
-The target is paid by the wall-clock hour for as long as it is held, whether it computes or waits; the draft's machine is the user's
-own and costs electricity; traffic is paid in both directions. A dollar figure is as good as the seconds and joules in it (measured,
-estimated, unavailable); prices are inputs, and whoever prints a dollar prints the price's source and date beside it.
+The target is paid by the wall-clock hour for as long as it is held, whether it computes or waits;
+the draft's machine is the user's own and costs electricity; traffic is paid in both directions. A
+dollar figure is as good as the seconds and joules in it (measured, estimated, unavailable); prices
+are inputs, and whoever prints a dollar prints the price's source and date beside it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ SHORTEST_LAUNCH_SECONDS = 60.0
 class Rates:
     """What is paid, in US dollars; None is a price that nobody has stated.
 
-    target_usd_per_hour: of the whole machine.  standing_usd_per_hour: what lies beside it for as long as it runs (volume, address).
-    pays_target_electricity: the target is the user's own; a rented hour includes its electricity.
+    target_usd_per_hour: of the whole machine.  standing_usd_per_hour: what lies beside it for as
+    long as it runs (volume, address). pays_target_electricity: the target is the user's own; a
+    rented hour includes its electricity.
     """
 
     target_usd_per_hour: float
@@ -42,12 +45,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one architecture used to make `tokens` tokens (an expected number, where this is a forecast).
+    """What one architecture used to make `tokens` tokens (an expected number, where this is a
+    forecast).
 
-    wall_seconds: from the request to its last token, prefill and idle time included; the target is held all of it.
-    busy_seconds: of these, computing on the target (prefill and passes).
-    target_share: part of the target that is charged: 1 where nobody else uses it, 1/n where n such sessions run on it at a time.
-    draft_joules: of the draft's machine.  target_joules: of the whole target machine during wall_seconds.
+    wall_seconds: from the request to its last token, prefill and idle time included; the target is
+    held all of it. busy_seconds: of these, computing on the target (prefill and passes).
+    target_share: part of the target that is charged: 1 where nobody else uses it, 1/n where n such
+    sessions run on it at a time. draft_joules: of the draft's machine.  target_joules: of the whole
+    target machine during wall_seconds.
     """
 
     tokens: float
@@ -68,12 +73,15 @@ class Usage:
             )
         if self.bytes_to_target < 0 or self.bytes_from_target < 0:
             raise ValueError(
-                f"bytes cannot be negative: {self.bytes_to_target} up, {self.bytes_from_target} down"
+                f"bytes cannot be negative: {self.bytes_to_target} up, {self.bytes_from_target} "
+                "down"
             )
 
     @property
     def idle_seconds(self) -> Figure:
-        """Held and not computing. Both ends have a clock of their own: a little more busy than held is no idle time."""
+        """Held and not computing. Both ends have a clock of their own: a little more busy than
+        held is no idle time.
+        """
         idle = total([self.wall_seconds, self.busy_seconds.times(-1)])
         return replace(idle, value=max(0.0, idle.value)) if idle.value is not None else idle
 
@@ -122,7 +130,9 @@ class Bill:
 
 
 def bill(usage: Usage, rates: Rates) -> Bill:
-    """What a token costs: target_share of the hours held, electricity, and traffic, over the tokens made."""
+    """What a token costs: target_share of the hours held, electricity, and traffic, over the
+    tokens made.
+    """
     usd_per_second = hire_usd(
         usage.target_share, rates.target_usd_per_hour + rates.standing_usd_per_hour
     )
@@ -164,7 +174,9 @@ def hire_usd(seconds: float, usd_per_hour: float) -> float:
 
 
 def launch_usd(seconds: float, usd_per_hour: float) -> float:
-    """Dollars for an EC2 instance that ran this long and was stopped: the first minute is paid in full."""
+    """Dollars for an EC2 instance that ran this long and was stopped: the first minute is paid
+    in full.
+    """
     return hire_usd(max(seconds, SHORTEST_LAUNCH_SECONDS), usd_per_hour)
 
 
@@ -176,10 +188,13 @@ def assumed_joules(watts: float, seconds: float) -> Figure:
 
 
 def expected_chain_tokens(length: int, acceptance: float) -> float:
-    """Tokens of a round that drafts a chain, the target's own included: B = 1 + a + ... + a^length (Leviathan et al. 2023, equation 1)."""
+    """Tokens of a round that drafts a chain, the target's own included: B = 1 + a + ... +
+    a^length (Leviathan et al. 2023, equation 1).
+    """
     if length < 0 or not 0 <= acceptance <= 1:
         raise ValueError(
-            f"a chain has a length of 0 or more and an acceptance of 0 to 1: got {length} and {acceptance}"
+            f"a chain has a length of 0 or more and an acceptance of 0 to 1: got {length} and "
+            f"{acceptance}"
         )
     return sum(acceptance**depth for depth in range(length + 1))
 
@@ -187,10 +202,12 @@ def expected_chain_tokens(length: int, acceptance: float) -> float:
 def chain_cost_per_token(
     length: int, acceptance: float, draft: float, verify: float, fixed: float, one_way: float
 ) -> float:
-    """C(k, d) = (k (c_draft + c_verify) + 2 d + c_fixed) / B(a, k), in the unit of its arguments (seconds, or dollars of them).
+    """C(k, d) = (k (c_draft + c_verify) + 2 d + c_fixed) / B(a, k), in the unit of its arguments
+    (seconds, or dollars of them).
 
-    draft, verify: of one drafted token.  fixed: of a verification whatever its length.  one_way: delay between the two machines.
-    A ratio of expectations, never a mean of ratios (arXiv 2606.20591, where the fixed cost is that of one more token).
+    draft, verify: of one drafted token.  fixed: of a verification whatever its length.  one_way:
+    delay between the two machines. A ratio of expectations, never a mean of ratios (arXiv
+    2606.20591, where the fixed cost is that of one more token).
     """
     return (length * (draft + verify) + 2 * one_way + fixed) / expected_chain_tokens(
         length, acceptance

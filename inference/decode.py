@@ -1,135 +1,216 @@
-"""The loop: draft a tree, let the target verify it, commit, repeat.
+"""The loop: the target goes on by itself, proposers run ahead of it, tokens become a text.
 
-Knows nothing of text, stop conditions, clocks, devices or networks; the caller stops by leaving the generator.
+Nobody waits for anybody. The target streams what it commits; the loop hands it to the proposers,
+which re-root, and lets them work whenever nothing has come. With pace WAIT the target makes a
+forward only when the proposers have nothing more to say, which is a synchronous round.
+
+The loop knows nothing of text, networks or devices. It runs on one thread: the caller's. The caller
+stops by leaving the generator. A proposer's model is called on this thread only, so that nothing
+changes under it while a call is made.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
-from inference.accept import Verdict
-from inference.errors import OutriderError
-from inference.policy import Budget, Policy
+from inference.candidates import Nodes
+from inference.order import Decode, End, Pace, Progress
+from inference.proposer import Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
-from inference.tree import TokenTree
+
+TICK_SECONDS = 0.1
+"""A waiting loop says so often that nothing has come, so that its caller can look around."""
+
+AWAY_SECONDS = 10.0
+"""A target that says nothing for so long is away, even if its link seems to be there."""
+
+MOST_UNVERIFIED = 256
+"""Tokens that a draft goes on alone while the target is away."""
 
 
-class Superseded(OutriderError):
-    """A round that was sent ahead has no verdict: the one before it came out otherwise."""
+class TargetSession(Protocol):
+    """The target's side of one text, in process or behind a network.
 
-
-def never() -> bool:
-    """Goes on to the end."""
-    return False
-
-
-class Verifier(Protocol):
-    """The target's side of one session, in process or behind a network."""
+    stream: changes when the target knows nothing of earlier proposals any more.
+    room: candidates that a forward has for this session at present.
+    lost: the target is being looked for.
+    """
 
     @property
-    def traffic(self) -> Traffic:
-        """What the session has cost so far."""
-        ...
+    def traffic(self) -> Traffic: ...
 
     @property
-    def tree_budget(self) -> int:
-        """Nodes that the next tree may have, the root included; more would be cut off."""
+    def stream(self) -> int: ...
+
+    @property
+    def room(self) -> int: ...
+
+    @property
+    def lost(self) -> bool: ...
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Begin. What refuses the session is raised here or by receive()."""
         ...
 
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
-        """Start the session and prefill; the future fails when the session is refused."""
+    def decode(self, order: Decode) -> None:
+        """Let the target decode; replaces an earlier order."""
         ...
 
-    def submit(self, tree: TokenTree, assumed: Sequence[int] | None = None) -> Future[Verdict]:
-        """Verify a tree whose root is the last committed token.
+    def next_number(self) -> int:
+        """A number for a node of the current stream."""
+        ...
 
-        assumed: the tokens that the round submitted last is expected to commit, the root among them, where its verdict is still under
-        way. When it commits others, the future fails with Superseded, and nothing has been verified.
+    def propose(self, nodes: Nodes) -> None:
+        """Send candidates. A hint: it may be lost."""
+        ...
+
+    def go(self, base: int) -> None:
+        """Pace WAIT: make a forward below the token at position `base`."""
+        ...
+
+    def receive(self, timeout: float) -> Progress | None:
+        """What was committed and not returned yet, or an end; None after `timeout` seconds.
+
+        Raises what ended the session.
         """
-        ...
-
-    def generate(
-        self,
-        max_tokens: int,
-        stop_ids: frozenset[int],
-        *,
-        fused: bool = False,
-        policy: Policy | None = None,
-        enough: Callable[[], bool] = never,
-    ) -> Iterator[int]:
-        """Let the target go on from here, alone or (fused) with the draft beside it; a stop id is yielded and ends it.
-
-        policy: how that draft grows its trees (None: as the target's host is set).  enough: asked after each token; once it says so the
-        target is told to end, and what it has made by then still comes.
-        Raises InvalidRequest where there is no draft beside it.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-class Drafter(Protocol):
-    """The draft's side of one session."""
-
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> None: ...
-
-    def draft(self, root: int, budget: Budget) -> TokenTree:
-        """A tree under `root` within the budget."""
-        ...
-
-    def ahead(self) -> bool:
-        """Prepare for the likeliest outcomes of the tree last drafted: one call of the draft model at most, False when none is worth it."""
-        ...
-
-    def commit(self, tree: TokenTree, verdict: Verdict) -> None:
-        """Keep the accepted path of the tree last drafted, forget the rest."""
         ...
 
     def close(self) -> None: ...
 
 
 class Step(NamedTuple):
-    """One round: the tree that was sent and what became of it.
+    """Tokens that became certain; none when nothing came for a while.
 
-    stretch: the architecture that made this token by itself between rounds (inference/adaptive.py); None for a round.
+    proposers: [tokens] who had named each of them, or NOBODY.
     """
 
-    tree: TokenTree
-    verdict: Verdict
-    stretch: str | None = None
+    tokens: tuple[int, ...]
+    proposers: tuple[int, ...]
+    end: End = End.NOT
 
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens this round commits: the accepted ones, then the target's own."""
-        return [*self.tree.tokens[list(self.verdict.path)].tolist(), self.verdict.next_token]
+
+class Unverified(NamedTuple):
+    """A token that the draft went on with alone. Steps say later what is true from here on."""
+
+    token: int
+
+
+NOTHING = Step((), ())
 
 
 def decode(
     prompt: Sequence[int],
     params: SamplingParams,
-    drafter: Drafter,
-    verifier: Verifier,
-    max_new_tokens: int,
+    session: TargetSession,
+    order: Decode,
+    proposers: Sequence[Proposer] = (),
+    *,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Step]:
-    """Rounds whose tokens, put together, are the first `max_new_tokens` of the target's own seeded decoding."""
-    opened = verifier.open(prompt, params)
-    drafter.open(prompt, params)
-    opened.result()
-    root, remaining = prompt[-1], max_new_tokens
-    while remaining > 0:
-        tree = drafter.draft(root, Budget(verifier.tree_budget - 1, remaining - 1))
-        verdict = verdict_of(verifier.submit(tree), drafter)
-        drafter.commit(tree, verdict)
-        step = Step(tree, verdict)
-        root, remaining = verdict.next_token, remaining - len(step.tokens)
+    """Steps whose tokens, put together, are the target's own seeded decoding of the prompt."""
+    loop = Loop(prompt, params, session, order, proposers, clock)
+    while not loop.ended:
+        yield loop.step(TICK_SECONDS)
+
+
+def decode_offline(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    session: TargetSession,
+    order: Decode,
+    proposer: Proposer,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Step | Unverified]:
+    """decode() for a target that may be away: the draft's own tokens stand in meanwhile."""
+    loop = Loop(prompt, params, session, order, [proposer], clock)
+    guess: list[int] = []
+    while not loop.ended:
+        step = loop.step(TICK_SECONDS)
+        if step.tokens:
+            right = guess[: len(step.tokens)] == list(step.tokens)
+            guess = guess[len(step.tokens) :] if right else []
         yield step
+        if not loop.ended and loop.away:
+            most = min(MOST_UNVERIFIED, order.end - loop.length, len(guess) + 1)
+            path = proposer.path(most)
+            if len(path) > len(guess) and not order.stop_ids & set(guess):
+                guess.append(path[len(guess)])
+                yield Unverified(guess[-1])
 
 
-def verdict_of(pending: Future[Verdict], drafter: Drafter) -> Verdict:
-    """Wait for the verdict; the draft prepares for what it may be meanwhile, on this thread, which has nothing else to do."""
-    while not pending.done() and drafter.ahead():
-        pass
-    return pending.result()
+class Loop:
+    """One text being made. length: of the text so far, prompt included."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        session: TargetSession,
+        order: Decode,
+        proposers: Sequence[Proposer],
+        clock: Callable[[], float],
+    ) -> None:
+        self._session, self._order, self._clock = session, order, clock
+        self._proposers = proposers
+        self.length, self.ended = len(prompt), order.end <= len(prompt)
+        session.open(prompt, params)
+        session.decode(order)
+        for proposer in proposers:
+            proposer.open(prompt, params, order.end)
+        self._stream, self._told, self._heard_at = session.stream, -1, clock()
+        self._before: Progress | None = None
+
+    @property
+    def away(self) -> bool:
+        """The target does not answer, and will not soon."""
+        return self._session.lost or self._clock() - self._heard_at > AWAY_SECONDS
+
+    def step(self, timeout: float) -> Step:
+        """What has come, else one call of a proposer, else what comes within `timeout` seconds."""
+        progress = self._session.receive(0)
+        if progress is None and not self._propose():
+            progress = self._session.receive(timeout)
+        return NOTHING if progress is None else self._take(progress)
+
+    def _take(self, progress: Progress) -> Step:
+        self._heard_at = now = self._clock()
+        self.length += len(progress.tokens)
+        self.ended = progress.end is not End.NOT
+        if progress.tokens and not self.ended:
+            notice = notice_of(self._before, progress, now)
+            for proposer in self._proposers:
+                proposer.hear(progress.position, progress.tokens, now, notice)
+        self._before = progress
+        return Step(progress.tokens, progress.proposers, progress.end)
+
+    def _propose(self) -> bool:
+        """Let every proposer make one call, and send what it found; False when none had one to
+        make.
+        """
+        if self._session.stream != self._stream:
+            self._stream, self._told = self._session.stream, -1
+            for proposer in self._proposers:
+                proposer.resend()
+        worked = False
+        for proposer in self._proposers:
+            worked |= proposer.work(self._clock())
+            nodes = proposer.flush(self._clock(), self._session.next_number)
+            if nodes is not None:
+                self._session.propose(nodes)
+        if not worked and self._order.pace is Pace.WAIT and self._told != self.length:
+            self._session.go(self.length - 1)
+            self._told = self.length
+        return worked
+
+
+def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:
+    """What proposers hear beside the tokens that came `at` this moment."""
+    forwards, seconds = now.forwards, now.model_seconds + now.queue_seconds
+    if before is not None:
+        forwards -= before.forwards
+        seconds -= before.model_seconds + before.queue_seconds
+    return Notice(at, seconds / max(forwards, 1), now.known, now.held, now.room)

@@ -1,6 +1,8 @@
-"""Joules of this machine while something runs, from whatever can be read here (inference/energy_readers.py).
+"""Joules of this machine while something runs, from whatever can be read here
+(inference/energy_readers.py).
 
-What cannot be read is unavailable, with the reason; it is never counted as 0. All readers see whole devices, not processes.
+What cannot be read is unavailable, with the reason; it is never counted as 0. All readers see whole
+devices, not processes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ class EnergyReader(Protocol):
     """One counter of energy."""
 
     def joules(self) -> Figure:
-        """Joules since a moment of the reader's own choosing; never raises. Integrating readers need to be asked often."""
+        """Joules since a moment of the reader's own choosing; never raises. Integrating readers
+        need to be asked often.
+        """
         ...
 
 
@@ -46,7 +50,9 @@ class Energy:
         return self.known.times(1 / self.seconds)
 
     def above_idle(self, idle: Energy) -> Figure:
-        """Joules beyond what the same readers saw while nothing ran, both being stated in the source."""
+        """Joules beyond what the same readers saw while nothing ran, both being stated in the
+        source.
+        """
         if idle.watts.value is None or self.known.value is None:
             return total([self.known, idle.watts])
         joules = self.known.value - idle.watts.value * self.seconds
@@ -59,9 +65,11 @@ class Energy:
 
 
 class EnergyMeter:
-    """Context in which energy is counted; `energy` has it afterwards. The readers belong to the meter: it asks them from its own thread.
+    """Context in which energy is counted; `energy` has it afterwards. The readers belong to the
+    meter: it asks them from its own thread.
 
-    sample_seconds: how often they are asked in between, for counters that wrap and for readers that integrate power.
+    sample_seconds: how often they are asked in between, for counters that wrap and for readers that
+    integrate power.
     """
 
     def __init__(
@@ -112,8 +120,9 @@ class EnergyMeter:
 
 
 def _used(first: Figure, last: Figure, seconds: float) -> Figure:
-    """A device that is on uses energy, so a counter that stood still says nothing: some stand still until a privileged tool runs,
-    others are published once a minute."""
+    """A device that is on uses energy, so a counter that stood still says nothing: some stand still
+    until a privileged tool runs, others are published once a minute.
+    """
     if first.value is None or last.value is None:
         return first if first.value is None else last
     joules = last.value - first.value

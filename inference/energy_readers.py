@@ -1,4 +1,5 @@
-"""Energy counters of the hardware at hand: NVIDIA boards, CPU packages (RAPL), Apple's processors, Neuron devices.
+"""Energy counters of the hardware at hand: NVIDIA boards, CPU packages (RAPL), Apple's processors,
+Neuron devices.
 
 Neuron and Apple: not yet run on hardware.
 """
@@ -21,9 +22,11 @@ _INSTALL = "pip install 'outrider[energy]'"
 
 
 def find_readers(neuron_max_watts: float | None = None) -> list[EnergyReader]:
-    """A reader for everything that uses energy here. What is there and cannot be read has one, too, which says why.
+    """A reader for everything that uses energy here. What is there and cannot be read has one, too,
+    which says why.
 
-    neuron_max_watts: the power that Neuron's percentages are of. AWS publishes none, so without it they remain percentages.
+    neuron_max_watts: the power that Neuron's percentages are of. AWS publishes none, so without it
+    they remain percentages.
     """
     if sys.platform == "darwin":
         return apple_readers()
@@ -45,7 +48,9 @@ class Unreadable:
 
 
 class RaplReader:
-    """One zone of the kernel's power capping tree: a CPU package, or the memory beside it. The counter is in uJ and wraps."""
+    """One zone of the kernel's power capping tree: a CPU package, or the memory beside it. The
+    counter is in uJ and wraps.
+    """
 
     def __init__(self, zone: Path) -> None:
         """Raises OSError where the zone cannot be read: since Linux 5.10 the counter is root's."""
@@ -68,7 +73,9 @@ class RaplReader:
 
 
 def rapl_readers(powercap: Path) -> list[EnergyReader]:
-    """Packages, and memory that is counted apart from them. Cores are part of a package, psys contains packages: neither is added."""
+    """Packages, and memory that is counted apart from them. Cores are part of a package, psys
+    contains packages: neither is added.
+    """
     readers: list[EnergyReader] = []
     for zone in sorted(powercap.glob("intel-rapl:*")):
         name = (zone / "name").read_text().strip()
@@ -149,7 +156,9 @@ def _board(nvml: Any, index: int) -> EnergyReader:
 
 
 class AppleReader:
-    """Some of the counters, in mJ, that zeus_apple_silicon's monitor takes from IOReport, added up. No root is needed for it."""
+    """Some of the counters, in mJ, that zeus_apple_silicon's monitor takes from IOReport, added
+    up. No root is needed for it.
+    """
 
     def __init__(self, monitor: Any, fields: Sequence[str], source: str) -> None:
         self._monitor, self._fields, self._source = monitor, fields, source
@@ -170,7 +179,9 @@ class AppleReader:
 
 
 def apple_readers() -> list[EnergyReader]:
-    """Two readers: on some Macs the CPU's and memory's counters stand still until `sudo powermetrics` runs, while the GPU's advances."""
+    """Two readers: on some Macs the CPU's and memory's counters stand still until `sudo
+    powermetrics` runs, while the GPU's advances.
+    """
     try:
         import zeus_apple_silicon
     except ImportError:
@@ -186,10 +197,12 @@ def apple_readers() -> list[EnergyReader]:
 
 
 class NeuronReader:
-    """A Neuron device, whose driver publishes its mean power of a minute in percent of a maximum, idle power taken off.
+    """A Neuron device, whose driver publishes its mean power of a minute in percent of a maximum,
+    idle power taken off.
 
-    Each minute's mean stands for the time since the one before; the first that is published while measuring, for the time since the
-    first call. Before that nothing is counted. Always an estimate.
+    Each minute's mean stands for the time since the one before; the first that is published while
+    measuring, for the time since the first call. Before that nothing is counted. Always an
+    estimate.
     """
 
     def __init__(
@@ -220,7 +233,8 @@ class NeuronReader:
             return Figure.unavailable(f"{self._device}: {status}")
         if self._max_watts is None:
             return Figure.unavailable(
-                f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish (state one for an estimate)"
+                f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish (state "
+                "one for an estimate)"
             )
         if self._published is None:
             self._published, self._counted_until = published, now
@@ -234,13 +248,17 @@ class NeuronReader:
 
 
 def _neuron_minute(text: str) -> tuple[str, int, float]:
-    """Status, the time it was published, and the mean of the minute in percent, out of STATUS,EPOCH,LEAST,MOST,MEAN."""
+    """Status, the time it was published, and the mean of the minute in percent, out of
+    STATUS,EPOCH,LEAST,MOST,MEAN.
+    """
     status, published, _, _, mean = text.strip().split(",")
     return status, int(published), float(mean)
 
 
 def neuron_readers(devices: Path, max_watts: float | None) -> list[EnergyReader]:
-    """A reader for each device. Drivers from 2.31 on have moved files, so the file is looked for below its device."""
+    """A reader for each device. Drivers from 2.31 on have moved files, so the file is looked for
+    below its device.
+    """
     return [NeuronReader(path, device, max_watts) for device, path in _neuron_power(devices)]
 
 

@@ -56,4 +56,6 @@ class Busy(Unavailable):
 
 
 class Gone(Unavailable):
-    """The other side does not hold this session; opened anew with the tokens made so far, it goes on."""
+    """The other side does not hold this session; opened anew with the tokens made so far, it
+    goes on.
+    """

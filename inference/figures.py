@@ -1,4 +1,6 @@
-"""A number that says where it comes from: measured, estimated, or unavailable with the reason. What is unknown is never 0."""
+"""A number that says where it comes from: measured, estimated, or unavailable with the reason.
+What is unknown is never 0.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class Quality(IntEnum):
 
 @dataclass(frozen=True)
 class Figure:
-    """A value in the unit of the field that holds it; None, with the reason as its source, where it is unavailable."""
+    """A value in the unit of the field that holds it; None, with the reason as its source, where
+    it is unavailable.
+    """
 
     value: float | None
     quality: Quality
@@ -27,7 +31,8 @@ class Figure:
     def __post_init__(self) -> None:
         if (self.value is None) != (self.quality is Quality.UNAVAILABLE):
             raise ValueError(
-                f"a figure has a value unless it is unavailable: {self.value} is {self.quality.name.lower()}"
+                f"a figure has a value unless it is unavailable: {self.value} is "
+                f"{self.quality.name.lower()}"
             )
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"a figure is finite: got {self.value} from {self.source}")
@@ -68,7 +73,9 @@ def total(parts: Sequence[Figure]) -> Figure:
 
 
 def at_least(parts: Sequence[Figure]) -> Figure:
-    """The sum of what is known. It counts as an estimate where parts are missing, and its source names these."""
+    """The sum of what is known. It counts as an estimate where parts are missing, and its source
+    names these.
+    """
     known = [part for part in parts if part.value is not None]
     missing = [part.source for part in parts if part.value is None]
     if not known or not missing:

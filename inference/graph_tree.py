@@ -1,5 +1,5 @@
-"""Trees that the target's own graph drafts: a tree of a fixed shape whose tokens come back with the verdict, and the policy that grows the
-same tree outside of a graph.
+"""Trees that the target's own graph drafts: a tree of a fixed shape whose tokens come back with the
+verdict, and the policy that grows the same tree outside of a graph.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ def inner_tree(shape: Branches, root: int) -> TokenTree:
 
 
 class GraphTree(TokenTree):
-    """A tree under `root` that is drafted and verified in one call; until filled() its tokens below the root mean nothing.
+    """A tree under `root` that is drafted and verified in one call; until filled() its tokens below
+    the root mean nothing.
 
-    limit: accepted tokens at most; deeper nodes are there all the same, and count as of this depth.  draft: the draft's share of the call
-    (an inference.backends.Segment, which this module does not import).
+    limit: accepted tokens at most; deeper nodes are there all the same, and count as of this depth.
+    draft: the draft's share of the call (an inference.backends.Segment, which this module does not
+    import).
     """
 
     def __init__(self, shape: Branches, root: int, limit: int, draft: Any) -> None:
@@ -73,13 +75,16 @@ class GraphTree(TokenTree):
 
     @cached_property
     def depths(self) -> IntArray:  # [n]
-        """Edges between the root and each node, but at most the limit: no position lies beyond the end of the text."""
+        """Edges between the root and each node, but at most the limit: no position lies beyond
+        the end of the text.
+        """
         return np.minimum(np.array(self.shape.depths, dtype=np.int32), self.limit)
 
     def filled(self, answer: NDArray[Any]) -> Verdict:
         """Take the tokens from the graph's answer; returns what was accepted, cut to the limit.
 
-        answer: [nodes - 1 + depth + 1] int32: the drafted tokens, the accepted node of each depth or NONE, the target's token after them.
+        answer: [nodes - 1 + depth + 1] int32: the drafted tokens, the accepted node of each depth
+        or NONE, the target's token after them.
         """
         drafted, path, next_token = np.split(answer, [len(self) - 1, len(answer) - 1])
         tokens = TokenTree(

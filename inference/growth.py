@@ -1,4 +1,6 @@
-"""A draft tree under construction: nodes with the probability that the target's path reaches them."""
+"""A draft tree under construction: nodes with the probability that the target's path reaches
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from inference.tree import TokenTree, select
 
 
 class Subtree(NamedTuple):
-    """What is left of a Growth under one of its nodes, and where its nodes were before: place[old] == new."""
+    """What is left of a Growth under one of its nodes, and where its nodes were before:
+    place[old] == new.
+    """
 
     growth: Growth
     place: dict[int, int]
 
 
 class Growth:
-    """A tree of which the `limit` most valuable nodes below the root will be sent; nodes keep their index, the root is node 0 with value 1."""
+    """A tree of which the `limit` most valuable nodes below the root will be sent; nodes keep
+    their index, the root is node 0 with value 1.
+    """
 
     def __init__(self, root: int, limit: int) -> None:
         self.limit = limit
@@ -36,7 +42,9 @@ class Growth:
         )
 
     def select(self, nodes: Sequence[int]) -> TokenTree:
-        """The tree of these nodes, the first of which becomes the root; each stands after its parent."""
+        """The tree of these nodes, the first of which becomes the root; each stands after its
+        parent.
+        """
         return select(self, nodes)
 
     def add(self, parent: int, token: int, edge: float) -> int:
@@ -59,13 +67,17 @@ class Growth:
         )
 
     def least_of_best(self, more: Sequence[float]) -> float:
-        """The value of the `limit`-th most valuable node if nodes of these values joined; 0 when there are fewer."""
+        """The value of the `limit`-th most valuable node if nodes of these values joined; 0 when
+        there are fewer.
+        """
         if self.limit > len(self) - 1 + len(more):
             return 0.0
         return sorted([*self.values[1:], *more], reverse=True)[self.limit - 1]
 
     def best(self, depth: int | None = None, root: int = 0) -> list[int]:
-        """`root` and the `limit` most valuable nodes below it, none deeper than `depth`, in order of value; parents before children."""
+        """`root` and the `limit` most valuable nodes below it, none deeper than `depth`, in
+        order of value; parents before children.
+        """
         allowed = (
             node for node in self._below(root) if depth is None or self.depths[node] <= depth
         )
@@ -81,7 +93,9 @@ class Growth:
         return sorted(inside - {root})
 
     def under(self, node: int) -> Subtree:
-        """The tree below `node`, which becomes the root: what is known when the target's path has reached it."""
+        """The tree below `node`, which becomes the root: what is known when the target's path
+        has reached it.
+        """
         place = {node: 0}
         for old in range(node + 1, len(self)):
             if self.parents[old] in place:

@@ -1,7 +1,8 @@
 """What a user wants kept small, as prices of what making tokens takes. Pure.
 
-Every objective of inference/cost.py is linear in the seconds held, the seconds drafted and the bytes sent, so a Tariff of four prices
-says the same, by the same accounting: it is read off the bills of one unit each.
+Every objective of inference/cost.py is linear in the seconds held, the seconds drafted and the
+bytes sent, so a Tariff of four prices says the same, by the same accounting: it is read off the
+bills of one unit each.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ PER_MILLION = 1e6
 
 
 class Effort(NamedTuple):
-    """What some tokens took: seconds that the target was held (wall clock), seconds of drafting here, bytes."""
+    """What some tokens took: seconds that the target was held (wall clock), seconds of drafting
+    here, bytes.
+    """
 
     wall: float = 0.0
     drafting: float = 0.0
@@ -62,8 +65,8 @@ SPEED = Tariff(wall=1.0)
 
 @dataclass(frozen=True)
 class Terms:
-    """What bills are made of. target_share: part of the target that is charged. Watts: of the draft's machine while it drafts, of the whole
-    target machine; None where nobody knows them.
+    """What bills are made of. target_share: part of the target that is charged. Watts: of the
+    draft's machine while it drafts, of the whole target machine; None where nobody knows them.
     """
 
     rates: Rates
@@ -89,14 +92,17 @@ class Terms:
         return OBJECTIVES[objective](bill(self.usage(tokens, effort), self.rates))
 
     def tariff(self, objective: str) -> Tariff:
-        """Prices of the units; raises InvalidRequest, naming what is not known, where the objective cannot be computed."""
+        """Prices of the units; raises InvalidRequest, naming what is not known, where the
+        objective cannot be computed.
+        """
         prices = [self.price(objective, 1.0, unit) for unit in UNITS]
         missing = dict.fromkeys(
             reason for price in prices if price.value is None for reason in price.source.split("; ")
         )
         if missing:
             raise InvalidRequest(
-                f"the objective {objective} cannot be computed: {'; '.join(missing)} (give 0 for what costs nothing)"
+                f"the objective {objective} cannot be computed: {'; '.join(missing)} (give 0 for "
+                "what costs nothing)"
             )
         return Tariff(*(price.value or 0.0 for price in prices))
 
@@ -108,10 +114,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user states: a weight of cost against speed, or a limit on one, the other then being as good as it can.
+    """What the user states: a weight of cost against speed, or a limit on one, the other then being
+    as good as it can.
 
-    weight: 0 is speed alone, 1 cost alone.  min_tps: tokens a second, at least cost.  max_per_token: of `objective`'s unit (US dollars,
-    joules), at most speed.
+    weight: 0 is speed alone, 1 cost alone.  min_tps: tokens a second, at least cost.
+    max_per_token: of `objective`'s unit (US dollars, joules), at most speed.
     """
 
     objective: str = "total_cost"
@@ -162,7 +169,9 @@ def price_words(objective: str, per_token: float) -> str:
 
 
 def blend(cost: Tariff, weight: float, reference: Effort) -> Tariff:
-    """Speed and cost in one price, each relative to what it is in `reference` (a token of the fastest setting)."""
+    """Speed and cost in one price, each relative to what it is in `reference` (a token of the
+    fastest setting).
+    """
     speed = SPEED.times((1 - weight) / max(SPEED.of(reference), 1e-12))
     return speed.plus(cost.times(weight / max(cost.of(reference), 1e-30))) if weight else speed
 

@@ -1,7 +1,8 @@
 """How a draft tree grows: which nodes the draft model looks at next, and which nodes are sent.
 
-A policy asks `rank` for the children of some nodes (the draft's likeliest tokens with their scores) and adds those it
-wants to the Growth, each with its value: the probability that the target's path reaches it. Pure: `rank` hides the model.
+A policy asks `rank` for the children of some nodes (the draft's likeliest tokens with their scores)
+and adds those it wants to the Growth, each with its value: the probability that the target's path
+reaches it. Pure: `rank` hides the model.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Ranked(NamedTuple):
 
 
 Rank = Callable[[TokenTree, Sequence[int], int], Ranked]
-"""rank(tree, nodes, k): the k likeliest children of these nodes; every ancestor of a node was ranked before it."""
+"""rank(tree, nodes, k): the k likeliest children of these nodes; every ancestor of a node was
+ranked before it.
+"""
 
 
 class Budget(NamedTuple):
@@ -74,7 +77,8 @@ class Chain:
 class Static:
     """The best tree of one fixed shape, given how often the target takes the child of each rank.
 
-    rates: probability that the target's token is the draft's child of rank 0, 1, ...; non-increasing, sum at most 1.
+    rates: probability that the target's token is the draft's child of rank 0, 1, ...;
+    non-increasing, sum at most 1.
     """
 
     rates: tuple[float, ...]
@@ -90,7 +94,8 @@ class Static:
             or (np.diff(rates) > 0).any()
         ):
             raise InvalidRequest(
-                f"rank rates must be positive, non-increasing and add up to at most 1: got {self.rates}"
+                "rank rates must be positive, non-increasing and add up to at most 1: got "
+                f"{self.rates}"
             )
 
     @property
@@ -129,10 +134,12 @@ class Edge(NamedTuple):
 
 @lru_cache(maxsize=256)
 def best_static_tree(rates: tuple[float, ...], nodes: int, depth: int) -> tuple[Edge, ...]:
-    """The `nodes` nodes that the target's path reaches most probably, numbered from 1 in order of that probability.
+    """The `nodes` nodes that the target's path reaches most probably, numbered from 1 in order of
+    that probability.
 
-    A node's worth is the product of its edges' rates and the worth of a tree is the sum over its nodes. With non-increasing
-    rates a parent and an elder sibling are never worth less, so taking the best next node each time is optimal.
+    A node's worth is the product of its edges' rates and the worth of a tree is the sum over its
+    nodes. With non-increasing rates a parent and an elder sibling are never worth less, so taking
+    the best next node each time is optimal.
     """
     shape: list[Edge] = []
     heap = [(-rates[0], 0, 0, 1)] if depth > 0 else []  # (-worth, parent, rank, depth)
@@ -154,7 +161,9 @@ def _levels(shape: tuple[Edge, ...]) -> list[list[Edge]]:
 
 @dataclass(frozen=True)
 class BestFirst:
-    """A tree that follows the draft's confidence: level by level, only nodes still among the `nodes` best are expanded."""
+    """A tree that follows the draft's confidence: level by level, only nodes still among the
+    `nodes` best are expanded.
+    """
 
     nodes: int
     depth: int
@@ -163,7 +172,8 @@ class BestFirst:
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.depth < 1 or self.width < 1:
             raise InvalidRequest(
-                f"a tree needs at least one node, depth and width: got {self.nodes}, {self.depth}, {self.width}"
+                f"a tree needs at least one node, depth and width: got {self.nodes}, {self.depth}, "
+                f"{self.width}"
             )
 
     @property
@@ -195,6 +205,8 @@ class BestFirst:
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]
-    """Probability that the target takes each ranked child: softmax over the k (perturbed) scores."""
+    """Probability that the target takes each ranked child: softmax over the k (perturbed)
+    scores.
+    """
     weights = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))

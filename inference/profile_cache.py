@@ -1,18 +1,21 @@
-"""Profiles kept on disk, one file a subject: what was measured on this machine need not be measured again."""
+"""Profiles kept on disk, one file a subject: what was measured on this machine need not be
+measured again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
 from pathlib import Path
 
+from inference.errors import InvalidRequest
+from inference.json_file import Json, read_json
 from inference.profiling import Tell
 from inference.times import Shape
+from inference.whole_file import write_whole
 
 SCHEMA = 1
 
@@ -21,8 +24,9 @@ SCHEMA = 1
 class Subject:
     """All that a profile's seconds depend on.
 
-    part: "draft" or "target".  model: fingerprint of the weights, and of the artefact where there is one.  context: slots that were
-    read.  rows, nodes: up to which it was measured.  version: of Outrider.
+    part: "draft" or "target".  model: fingerprint of the weights, and of the artefact where there
+    is one.  context: slots that were read.  rows, nodes: up to which it was measured.  version: of
+    Outrider.
     """
 
     part: str
@@ -42,23 +46,23 @@ class Subject:
 
 
 def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, float] | None:
-    """What was kept of the subject; None, and a notice where there is a file that is not understood, when it is to be measured."""
+    """What was kept of the subject; None, and a notice where there is a file that is not
+    understood, when it is to be measured.
+    """
     path = subject.path(directory)
+    if not os.path.exists(path):  # a path that may not be looked at is none
+        return None
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return _times(read_json(path, InvalidRequest), subject)
+    except InvalidRequest as error:
+        tell(f"a kept profile is not used ({error}): it is measured again")
         return None
-    except (OSError, ValueError) as error:
-        tell(f"the profile {path} cannot be read ({error}): it is measured again")
-        return None
-    times = _times(raw, subject)
-    if times is None:
-        tell(f"{path} is not this model's profile: it is measured again")
-    return times
 
 
 def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]) -> Path | None:
-    """The file that was written, whole or not at all; None where the directory cannot be written to: the times are known anyway."""
+    """The file that was written, whole or not at all; None where the directory cannot be written
+    to: the times are known anyway.
+    """
     content = {
         "schema": SCHEMA,
         "subject": asdict(subject),
@@ -66,36 +70,27 @@ def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]
     }
     path = subject.path(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=directory, suffix=".json", delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(content, file)
-        os.replace(file.name, path)
+        write_whole(path, json.dumps(content))
     except OSError:
         return None
     return path
 
 
-def _times(raw: object, subject: Subject) -> dict[Shape, float] | None:
-    """The seconds in a file's contents; None unless they are a profile of the subject."""
-    if (
-        not isinstance(raw, dict)
-        or raw.get("schema") != SCHEMA
-        or raw.get("subject") != asdict(subject)
-    ):
-        return None
-    entries = raw.get("seconds")
-    if not isinstance(entries, list) or not entries or not all(map(_is_entry, entries)):
-        return None
-    return {(rows, nodes): float(seconds) for rows, nodes, seconds in entries}
+def _times(raw: Json, subject: Subject) -> dict[Shape, float]:
+    """The seconds in a file; raises InvalidRequest unless it is a profile of the subject."""
+    if raw.field("schema").value != SCHEMA or raw.field("subject").value != asdict(subject):
+        raise InvalidRequest(f"{raw.where} is not this model's profile")
+    entries = raw.field("seconds")
+    if not entries.items():
+        entries.refuse("one time at least")
+    return dict(entries.each(_entry))
 
 
-def _is_entry(entry: object) -> bool:
-    if not isinstance(entry, list) or len(entry) != 3:
-        return False
-    sizes, seconds = entry[:2], entry[2]
-    is_time = isinstance(seconds, float) and isfinite(seconds) and seconds > 0
-    return is_time and all(
-        isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes
-    )
+def _entry(raw: Json) -> tuple[Shape, float]:
+    parts = raw.items()
+    if len(parts) != 3:
+        raw.refuse("a list of rows, nodes and seconds")
+    seconds = parts[2].number()
+    if not seconds > 0:
+        parts[2].refuse("a time above 0")
+    return (parts[0].integer(1), parts[1].integer(1)), seconds

@@ -1,9 +1,12 @@
-"""Measures what a model's calls take on this machine, before it serves: a table of seconds for DraftTimes and TargetTimes.
+"""Measures what a model's calls take on this machine, before it serves: a table of seconds for
+DraftTimes and TargetTimes.
 
-A call of more nodes in as many rows never takes less. Where a busy machine made it look so, the table is the nearest that does not say so.
+A call of more nodes in as many rows never takes less. Where a busy machine made it look so, the
+table is the nearest that does not say so.
 
-Nothing is prefilled and no sequence is touched: calls read whatever keys lie in the first CONTEXT slots and write into slots behind
-them, which whoever takes a row later overwrites before it reads them. All calls are greedy. Not yet run on CUDA or Neuron hardware.
+Nothing is prefilled and no sequence is touched: calls read whatever keys lie in the first CONTEXT
+slots and write into slots behind them, which whoever takes a row later overwrites before it reads
+them. All calls are greedy. Not yet run on CUDA or Neuron hardware.
 """
 
 from __future__ import annotations
@@ -27,10 +30,14 @@ CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""
 
 MOST_SECONDS = 5.0
-"""Of one profile, its first two calls apart, which are the shortest; what there is no time for is estimated from what was measured."""
+"""Of one profile, its first two calls apart, which are the shortest; what there is no time for
+is estimated from what was measured.
+"""
 
 CALLS, ENOUGH_SECONDS = 5, 0.02
-"""A shape is called so often, or until that took so long and there are TRUSTED calls. The first call of a shape may be slow: medians ignore it."""
+"""A shape is called so often, or until that took so long and there are TRUSTED calls. The first
+call of a shape may be slow: medians ignore it.
+"""
 
 RANKED = 8
 """Children that a profiled call of the draft ranks at each node."""
@@ -41,7 +48,8 @@ Tell = Callable[[str], None]
 
 
 def profile_draft(model: Model, length: int, width: int, tell: Tell) -> dict[int, float]:
-    """Seconds of ranking 1, 2, 4, ... up to `width` siblings in one call, as far as the model takes so many.
+    """Seconds of ranking 1, 2, 4, ... up to `width` siblings in one call, as far as the model takes
+    so many.
 
     length: positions that the model has, which is the longest sequence it was loaded for.
     """
@@ -57,10 +65,11 @@ def profile_draft(model: Model, length: int, width: int, tell: Tell) -> dict[int
 def profile_target(
     model: Model, length: int, rows: int, nodes: int, tell: Tell
 ) -> dict[Shape, float]:
-    """Seconds of a forward by what it is computed as, up to `rows` rows of `nodes` nodes, as far as the model takes so many.
+    """Seconds of a forward by what it is computed as, up to `rows` rows of `nodes` nodes, as far as
+    the model takes so many.
 
-    1, 2, 4, ... rows and nodes are measured; for 3, 6, 12, ... nodes, where they are a shape of their own, the middle is taken.
-    length: positions that the model has.
+    1, 2, 4, ... rows and nodes are measured; for 3, 6, 12, ... nodes, where they are a shape of
+    their own, the middle is taken. length: positions that the model has.
     """
     rows, nodes = min(rows, model.rows), min(nodes, model.max_nodes, model.capacity, length)
     shapes = {
@@ -87,7 +96,9 @@ def profile_target(
 
 
 def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
-    """The same for a target whose time is emulated: the profile's own arithmetic at CONTEXT slots, nothing is measured."""
+    """The same for a target whose time is emulated: the profile's own arithmetic at CONTEXT
+    slots, nothing is measured.
+    """
     shapes = {
         profile.padded(row, node) for row in range(1, rows + 1) for node in range(1, nodes + 1)
     }
@@ -106,7 +117,9 @@ def _doublings(most: int) -> Iterator[int]:
 def _measure(
     shapes: Sequence[Shape], call: Callable[[Shape], object], tell: Tell
 ) -> dict[Shape, float]:
-    """Seconds of a call by shape, in the order given, the smallest first: of medians, and of a line where there may be no time for calls."""
+    """Seconds of a call by shape, in the order given, the smallest first: of medians, and of a
+    line where there may be no time for calls.
+    """
     call(shapes[0])  # brings the weights in
     start = told = time.perf_counter()
     measured: dict[Shape, float] = {}
@@ -127,7 +140,9 @@ def _measure(
 
 
 def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
-    """The nearest times, those of each number of rows apart, that never fall from one number of nodes to the next."""
+    """The nearest times, those of each number of rows apart, that never fall from one number of
+    nodes to the next.
+    """
     smooth: dict[Shape, float] = {}
     for _, group in groupby(sorted(seconds), key=lambda shape: shape[0]):
         shapes = list(group)
@@ -136,7 +151,9 @@ def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
 
 
 def ascending(values: Sequence[float]) -> list[float]:
-    """The nearest sequence that never falls, by the sum of the distances: one value that is far off moves no other far."""
+    """The nearest sequence that never falls, by the sum of the distances: one value that is far
+    off moves no other far.
+    """
     runs: list[list[float]] = []
     for value in values:
         runs.append([value])
@@ -146,13 +163,17 @@ def ascending(values: Sequence[float]) -> list[float]:
 
 
 def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
-    """Seconds that a call may take at worst: what the largest so far took, in proportion where it computes more nodes than that."""
+    """Seconds that a call may take at worst: what the largest so far took, in proportion where
+    it computes more nodes than that.
+    """
     largest = max(measured, key=np.prod)
     return float(measured[largest] * max(1.0, np.prod(shape) / np.prod(largest)))
 
 
 def _median_seconds(call: Callable[[], object], share: float) -> float:
-    """Of as many calls as fit into `share` seconds, the first always among them; while there are fewer than TRUSTED, the last."""
+    """Of as many calls as fit into `share` seconds, the first always among them; while there are
+    fewer than TRUSTED, the last.
+    """
     samples = [_seconds(call)]
     while (
         len(samples) < CALLS
@@ -179,7 +200,9 @@ def _middle(measured: dict[Shape, float], shape: Shape) -> float:
 
 
 def _chains(model: Model, length: int, rows: int, nodes: int) -> list[Segment]:
-    """A chain of so many nodes in each of the first rows, chosen at every node: what every target takes."""
+    """A chain of so many nodes in each of the first rows, chosen at every node: what every
+    target takes.
+    """
     context = min(CONTEXT, model.capacity - nodes, length - nodes)
     at = np.arange(context, context + nodes, dtype=np.int32)
     return [
@@ -209,6 +232,7 @@ def _segment(
 ) -> Segment:
     nodes = len(slots)
     return Segment(
-        row, np.ones(nodes, dtype=np.int32), slots, positions, np.ones((contexts, context), dtype=np.bool_), mask,
+        row, np.ones(nodes, dtype=np.int32), slots, positions,
+        np.ones((contexts, context), dtype=np.bool_), mask,
         np.arange(nodes, dtype=np.int32), SamplingParams(),
     )  # fmt: skip

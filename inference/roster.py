@@ -1,9 +1,8 @@
-"""Who is in: open sessions, those that stand in line for a row, and whose row is taken when others need it."""
+"""Admission: open sessions, the line for rows, and whose row is taken when others need it."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
+from collections import Counter
 
 from inference.backends import Model
 from inference.errors import Busy
@@ -11,95 +10,115 @@ from inference.rows import RowPool
 from inference.session import Session
 
 SILENT_SECONDS = 5.0
-"""A session that asked for nothing for so long lends its row to one that waits for a row."""
+"""A session that wanted nothing for so long lends its row to one that waits for a row."""
+
+TURN_SECONDS = 2.0
+"""A session keeps its row for so long before it is another key's turn."""
 
 
 class Roster:
-    """Open sessions of one model, in order of opening. `waiting`: how many may stand in line for a row."""
+    """Open sessions of one model, in order of opening.
+
+    waiting: how many may stand in line for a row.
+    """
 
     def __init__(self, model: Model, waiting: int) -> None:
         self.pool = RowPool(model)
         self._model, self._waiting = model, waiting
         self.most = model.rows + waiting
         self._sessions: dict[Session, None] = {}
-        self._line: deque[Session] = deque()
 
     @property
     def sessions(self) -> list[Session]:
         return list(self._sessions)
 
     @property
-    def working(self) -> list[Session]:
-        """Those on a row that wait for something."""
-        return [
-            session
-            for session in self._sessions
-            if session.row is not None and session.work is not None
-        ]
+    def line(self) -> list[Session]:
+        """Sessions that want a row and have none, in the order in which they are given one: keys
+        with fewest rows first, then in order of opening.
+        """
+        waiting = [one for one in self._sessions if one.row is None and one.wants_row]
+        if len(waiting) > 1:
+            rows = self._rows_by_tenant()
+            waiting.sort(key=lambda session: rows[session.tenant])
+        return waiting
 
     @property
-    def in_line(self) -> int:
-        return len(self._line)
+    def on_rows(self) -> list[Session]:
+        return [session for session in self._sessions if session.row is not None]
 
     @property
     def closing(self) -> bool:
         """Somebody is to be taken away."""
         return any(session.closed for session in self._sessions)
 
-    @property
-    def movable(self) -> bool:
-        """The first in line can be given a row."""
-        return bool(self._line) and bool(self.pool.free or self._silent())
-
-    def add(self, session: Session) -> None:
+    def add(self, session: Session, now: float) -> None:
         """Raises Busy when it would have to wait and the line is full."""
-        if len(self._line) >= self._waiting + self.pool.free + len(self._silent()):
-            full = f"{self._model.rows} sessions are served and {len(self._line)} wait in line"
+        line = len(self.line)
+        if line >= self._waiting + self.pool.free + len(self._silent(now)):
+            full = f"{self._model.rows} sessions are served and {line} wait in line"
             raise Busy(f"the target is full: {full}; try again later")
         self._sessions[session] = None
-
-    def queue(self, session: Session) -> None:
-        """It wants a row."""
-        self._line.append(session)
 
     def remove_closed(self) -> list[Session]:
         """Closed sessions, whose rows are free now."""
         gone = [session for session in self._sessions if session.closed]
         for session in gone:
             del self._sessions[session]
-            if session in self._line:
-                self._line.remove(session)
             self._vacate(session)
         return gone
 
-    def hand_out_rows(self) -> list[Session]:
-        """First come, first served; returns who lost a row for it."""
+    def hand_out_rows(self, now: float) -> list[Session]:
+        """Give rows to those in line; returns who lost a row for it."""
         evicted = []
-        while self._line:
-            row = self.pool.take(self._line[0].tokens, self._line[0].tenant)
+        while line := self.line:
+            row = self.pool.take(line[0].tokens, line[0].tenant)
             if row is not None:
-                self._line.popleft().starts_on(row, self._model)
+                line[0].starts_on(row, self._model, now)
                 continue
-            silent = self._silent()
-            if not silent:
+            victim = self._victim(line[0], now)
+            if victim is None:
                 break
-            self._vacate(silent[0])
-            evicted.append(silent[0])
+            self._vacate(victim)
+            evicted.append(victim)
         return evicted
+
+    def next_change(self, now: float) -> float | None:
+        """Seconds after which a row may change hands by itself; None when nobody waits."""
+        if not self.line:
+            return None
+        held = [max(0.0, session.got_row + TURN_SECONDS - now) for session in self.on_rows]
+        return min([SILENT_SECONDS, *(seconds for seconds in held if seconds > 0)])
+
+    def _victim(self, waiting: Session, now: float) -> Session | None:
+        """Whose row `waiting` gets: that of the longest silent, else the turn of the key with most
+        rows ends for its longest decoding session.
+        """
+        silent = self._silent(now)
+        if silent:
+            return silent[0]
+        rows = self._rows_by_tenant()
+        if not rows:
+            return None
+        most = max(rows, key=lambda tenant: rows[tenant])
+        if rows[most] <= rows[waiting.tenant]:
+            return None
+        mine = [one for one in self.on_rows if one.tenant == most and not one.missing]
+        longest = min(mine, key=lambda session: session.got_row, default=None)
+        due = longest is not None and now - longest.got_row >= TURN_SECONDS
+        return longest if due else None
+
+    def _rows_by_tenant(self) -> Counter[str]:
+        return Counter(session.tenant for session in self._sessions if session.row is not None)
 
     def _vacate(self, session: Session) -> None:
         if session.row is not None:
             self.pool.give_back(session.row)
             session.leaves_row()
 
-    def _silent(self) -> list[Session]:
+    def _silent(self, now: float) -> list[Session]:
         """Those on a row that have been silent for long, the longest first."""
-        now = time.perf_counter()
-        silent = [
-            (session.silent_for(now), session)
-            for session in self._sessions
-            if session.row is not None
-        ]
+        silent = [(session.silent_for(now), session) for session in self.on_rows]
         return [
             session
             for seconds, session in sorted(silent, key=lambda pair: -pair[0])

@@ -1,7 +1,8 @@
 """The rows of a target's KV cache: who holds one, and what the others still remember.
 
-A row that is given back keeps its keys, so a later session that begins with the same tokens starts from them. A prefix that
-lies in a row somebody uses is copied, where the model copies rows. Only a tenant's own rows are looked at.
+A row that is given back keeps its keys, so a later session that begins with the same tokens starts
+from them. A prefix that lies in a row somebody uses is copied, where the model copies rows. Only a
+tenant's own rows are looked at.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from inference.backends import Model
 from inference.slots import Slots
 
 WORTH_COPYING = 16
-"""Tokens from which another row's keys are copied instead of computed anew. On a CPU that takes 0.3 % of the time for 16 tokens and 0.1 % for
-1,000 (`python -m benchmarks.prefix`). Elsewhere a copy is a call of its own, and a few tokens would hardly save one.
+"""Tokens from which another row's keys are copied instead of computed anew. On a CPU that takes 0.3
+% of the time for 16 tokens and 0.1 % for 1,000 (`python -m benchmarks.prefix`). Elsewhere a copy is
+a call of its own, and a few tokens would hardly save one.
 """
 
 
@@ -55,7 +57,9 @@ class RowPool:
         return sum(len(row.tokens) for row in self._rows if not row.held)
 
     def take(self, tokens: Sequence[int], tenant: str) -> Row | None:
-        """A row for a sequence of these tokens, holding as long a prefix of them as any row has; None when all are held."""
+        """A row for a sequence of these tokens, holding as long a prefix of them as any row has;
+        None when all are held.
+        """
         free = [row for row in self._rows if not row.held]
         if not free:
             return None

@@ -1,8 +1,9 @@
 """What a user asks of sampling, and the constants of the sampling contract.
 
-The contract (docs/architecture.md, "Sampling"): at temperature T > 0 the token at absolute position i is the v with the
-greatest logit_v / T + G(seed, i, v), ties to the lowest id; at T = 0 it is the argmax of the logits. `inference/choice.py`
-computes it; this module needs no array library, so that a client without one can ask for it.
+The contract (docs/architecture.md, "Sampling"): at temperature T > 0 the token at absolute position
+i is the v with the greatest logit_v / T + G(seed, i, v), ties to the lowest id; at T = 0 it is the
+argmax of the logits. `inference/choice.py` computes it; this module needs no array library, so that
+a client without one can ask for it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-3, 1e3
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Temperature (0: greedy), top_k (0: off), top_p (1: off) and the seed of the noise (0 .. 2**63 - 1)."""
+    """Temperature (0: greedy), top_k (0: off), top_p (1: off) and the seed of the noise (0 ..
+    2**63 - 1).
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -46,7 +49,9 @@ class SamplingParams:
             raise InvalidRequest(f"seed must be 0 to 2**{SEED_BITS} - 1: got {self.seed}")
 
     def on_the_wire(self) -> SamplingParams:
-        """The same with fractions rounded to float32, as the graph and the wire carry them: both sides must use one value."""
+        """The same with fractions rounded to float32, as the graph and the wire carry them: both
+        sides must use one value.
+        """
         rounded = struct.unpack("<2f", struct.pack("<2f", self.temperature, self.top_p))
         return replace(self, temperature=rounded[0], top_p=rounded[1])
 

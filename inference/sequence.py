@@ -1,8 +1,10 @@
-"""One sequence on one row of a model: which tokens are committed, which slots hold their keys, what a tree's nodes see.
+"""One sequence on one row of a model: which tokens are committed, which slots hold their keys, what
+a tree's nodes see.
 
-The KV cache covers every committed token but the last, which is the root of the next tree. A node's position is the
-number of cached tokens plus its depth; what is chosen at it has the position after. Committed tokens that were never
-forwarded (an accepted leaf the draft did not expand) are *pending*: the next call feeds them as a chain above the root.
+The KV cache covers every committed token but the last, which is the root of the next tree. A node's
+position is the number of cached tokens plus its depth; what is chosen at it has the position after.
+Committed tokens that were never forwarded (an accepted leaf the draft did not expand) are
+*pending*: the next call feeds them as a chain above the root.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from inference.tree import IntArray, Nodes, TokenTree, sight
 
 
 class ModelSequence:
-    """A row of `model` between two calls; `slots` may hold a prefix already (the engine reuses rows)."""
+    """A row of `model` between two calls; `slots` may hold a prefix already (the engine reuses
+    rows).
+    """
 
     def __init__(
         self, model: Model, row: int, params: SamplingParams, slots: Slots | None = None
     ) -> None:
-        self.model, self._row, self._params = model, row, params
+        self.model, self.row, self._params = model, row, params
         self.slots = Slots(model.capacity) if slots is None else slots
         self.cached = int(self.slots.committed.sum())  # tokens whose keys are committed
         self._pending: list[int] = []
@@ -47,25 +51,47 @@ class ModelSequence:
         return self.model.choose([self.prepare(tree)])[0]
 
     def prepare(self, tree: TokenTree) -> Segment:
-        """This row's share of a call that chooses at every node; whoever makes the call commits what it accepts."""
+        """This row's share of a call that chooses at every node; whoever makes the call commits
+        what it accepts.
+        """
         self.abandon()
-        return self._segment(tree, range(len(tree)))
+        if self._pending:
+            return self._segment(tree, range(len(tree)))
+        context = self.slots.committed[None, : self.slots.high_water].copy()
+        positions = self.cached + tree.depths
+        slots = self.slots.take(positions)
+        self._node_slots = dict(enumerate(slots.tolist()))
+        pick = np.arange(len(tree), dtype=np.int32)
+        mask = tree.mask
+        return Segment(self.row, tree.tokens, slots, positions, context, mask, pick, self._params)
 
     def prepare_chunk(self, chain: TokenTree) -> Segment:
-        """The same for prompt tokens, at which nothing is chosen that anybody reads; all of them are to be committed."""
+        """The same for prompt tokens, at which nothing is chosen that anybody reads; all of them
+        are to be committed.
+        """
         last = np.array([len(chain) - 1], dtype=np.int32)
         return self.prepare(chain)._replace(pick=last, params=SamplingParams())
 
     def rank(self, tree: Nodes, nodes: Sequence[int], k: int) -> Ranked:
-        """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on the same growing tree."""
-        return self.model.rank([self._segment(tree, nodes)], k)[0]
+        """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on
+        the same growing tree.
+        """
+        return self.model.rank([self.prepare_nodes(tree, nodes)], k)[0]
+
+    def prepare_nodes(self, tree: Nodes, nodes: Sequence[int]) -> Segment:
+        """This row's share of a call that ranks them; whoever makes the call may serve other
+        rows with it.
+        """
+        return self._segment(tree, nodes)
 
     def commit(
         self, tree: Nodes, path: Sequence[int], place: Mapping[int, int] | None = None
     ) -> None:
-        """Keep the root and the path, free the rest; nodes that were never evaluated become pending.
+        """Keep the root and the path, free the rest; nodes that were never evaluated become
+        pending.
 
-        place: nodes that are not freed, and which nodes of the next tree they are: of those under the next root, the root included.
+        place: nodes that are not freed, and which nodes of the next tree they are: of those under
+        the next root, the root included.
         """
         kept = [0, *path]
         evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
@@ -81,6 +107,19 @@ class ModelSequence:
         self.cached += len(evaluated)
         self._pending += [int(tree.tokens[node]) for node in kept[len(evaluated) :]]
 
+    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
+        """Commit a root and tokens below it in the size of what changes: other nodes keep their
+        numbers and their slots.
+
+        nodes: those of the first tokens, as far as they were evaluated; later tokens become
+        pending.  gone: evaluated nodes that are freed.
+        """
+        slots = [self._node_slots.pop(node) for node in nodes]
+        self.slots.committed[slots] = True
+        self.slots.release([self._node_slots.pop(node) for node in gone])
+        self.cached += len(slots)
+        self._pending += tokens[len(nodes) :]
+
     def abandon(self) -> None:
         """Forget the tree in hand: as if it had never been evaluated."""
         if self._node_slots:
@@ -93,7 +132,9 @@ class ModelSequence:
         self.commit(chain, range(1, len(chain)))
 
     def _segment(self, tree: Nodes, nodes: Sequence[int]) -> Segment:
-        """The call that evaluates `nodes`, with pending tokens as a chain above them; slots are taken here."""
+        """The call that evaluates `nodes`, with pending tokens as a chain above them; slots are
+        taken here.
+        """
         if self._pending and len(self._pending) + len(nodes) > self.model.max_nodes:
             pending, self._pending = self._pending, []
             self.extend(pending)
@@ -116,10 +157,12 @@ class ModelSequence:
         self._pending = []
         self._node_slots.update(zip(nodes, slots[above:].tolist(), strict=True))
         pick = np.arange(above, len(slots), dtype=np.int32)
-        return Segment(self._row, tokens, slots, positions, context, mask, pick, self._params)
+        return Segment(self.row, tokens, slots, positions, context, mask, pick, self._params)
 
     def _context(self, tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
-        """Committed slots and, for a tree grown over several calls, the slots of each node's earlier ancestors."""
+        """Committed slots and, for a tree grown over several calls, the slots of each node's
+        earlier ancestors.
+        """
         committed: NDArray[np.bool_] = np.array(
             self.slots.committed[None, : self.slots.high_water]
         )  # no view: pending nodes are marked after this

@@ -1,4 +1,6 @@
-"""Between text and token ids: tokenizer, chat template, incremental detokenizing, and the fingerprint of a tokenizer."""
+"""Between text and token ids: tokenizer, chat template, incremental detokenizing, and the
+fingerprint of a tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,20 @@ class Tokenizer:
 
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
-        except (OSError, ValueError, KeyError) as error:
-            raise UnsupportedModel(
-                f"{directory}: its tokenizer cannot be read ({error})"
-            ) from error
+            vocabulary = self._tokenizer.get_vocab()
+        except Exception as error:  # of any type: the library's parser raises Exception itself
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({said})") from error
         if not self._tokenizer.is_fast:
             raise UnsupportedModel(f"{directory}: it has no tokenizer.json, which is needed")
-        self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
+        if not vocabulary:
+            raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
+        self.vocabulary = max(vocabulary.values()) + 1
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
-        """Ids of a raw prompt, with the beginning-of-text token where the tokenizer defines one; or of a chat's first turn."""
+        """Ids of a raw prompt, with the beginning-of-text token where the tokenizer defines one;
+        or of a chat's first turn.
+        """
         if not prompt:
             raise InvalidRequest("the prompt is empty")
         if not chat:
@@ -58,9 +64,11 @@ class Tokenizer:
         return TextStream(self, prompt)
 
     def fingerprint(self) -> str:
-        """Hash of what turns text into ids: token ids, special tokens, merges, normaliser and pre-tokeniser.
+        """Hash of what turns text into ids: token ids, special tokens, merges, normaliser and
+        pre-tokeniser.
 
-        Not of file bytes, padding of the vocabulary or the decoder: families differ there from size to size.
+        Not of file bytes, padding of the vocabulary or the decoder: families differ there from size
+        to size.
         """
         backend = json.loads(self._tokenizer.backend_tokenizer.to_str())
         model = {
@@ -97,9 +105,11 @@ def _without_defaults(value: Any) -> Any:
 
 
 class TextStream:
-    """Incremental detokenizing: characters come out whole, and the pieces add up to the text of all ids.
+    """Incremental detokenizing: characters come out whole, and the pieces add up to the text of all
+    ids.
 
-    Decodes a short window, since a token's text may depend on its neighbours (leading spaces, bytes of one character).
+    Decodes a short window, since a token's text may depend on its neighbours (leading spaces, bytes
+    of one character).
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:

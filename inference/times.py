@@ -1,7 +1,8 @@
-"""What forwards and the link cost: profiles, set right by what is measured while they are used. Pure: no clock is read.
+"""What forwards and the link cost: profiles, set right by what is measured while they are used.
+Pure: no clock is read.
 
-The target's engine uses ForwardTimes. A client has DraftTimes, TargetTimes and LinkTimes, which start from profiles where there are
-any and follow what it observes, up and down.
+The target's engine uses ForwardTimes. A client has DraftTimes, TargetTimes and LinkTimes, which
+start from profiles where there are any and follow what it observes, up and down.
 """
 
 from __future__ import annotations
@@ -20,31 +21,41 @@ KEPT = 15
 """Latest samples of one shape; their median forgets a disturbance after half as many."""
 
 TRUSTED = 3
-"""Samples from which a shape's own median is believed; one disturbed forward must not make all others look cheap beside it."""
+"""Samples from which a shape's own median is believed; one disturbed forward must not make all
+others look cheap beside it.
+"""
 
 REMEMBERED = 2 * KEPT
-"""Latest samples of all shapes together, among which a shape's own are looked for: also what is seldom used is forgotten."""
+"""Latest samples of all shapes together, among which a shape's own are looked for: also what is
+seldom used is forgotten.
+"""
 
 STEPS = 64
 """Latest differences between exchanges from which it is told what a byte takes."""
 
 PROFILE_ERROR = 0.1
-"""Spread of a profiled time, relative to it: it is the median of a few calls, made at another moment and in another context."""
+"""Spread of a profiled time, relative to it: it is the median of a few calls, made at another
+moment and in another context.
+"""
 
 GUESS_ERROR = 0.5
 """Spread of a time that was neither profiled nor observed often enough, relative to it."""
 
 TELLING_STEPS, TELLING_ERRORS = 5, 4.0
-"""What a byte takes is believed from so many differences of (about) one size, when it is so many standard errors above 0."""
+"""What a byte takes is believed from so many differences of (about) one size, when it is so many
+standard errors above 0.
+"""
 
 Shape: TypeAlias = tuple[int, int]
 """Rows, and nodes of each."""
 
 
 class Estimate(NamedTuple):
-    """A time, and one standard error of it: what is true lies within `spread` of `seconds` in about two of three cases.
+    """A time, and one standard error of it: what is true lies within `spread` of `seconds` in about
+    two of three cases.
 
-    From samples it is the median with its standard error; the relative spreads of profiles and guesses are stated, not measured.
+    From samples it is the median with its standard error; the relative spreads of profiles and
+    guesses are stated, not measured.
     """
 
     seconds: float
@@ -55,7 +66,9 @@ UNKNOWN, NOTHING = Estimate(0.0, math.inf), Estimate(0.0, 0.0)
 
 
 def middle(samples: Sequence[float]) -> Estimate:
-    """The median, and its standard error by the median deviation; of fewer than TRUSTED samples a guess."""
+    """The median, and its standard error by the median deviation; of fewer than TRUSTED samples
+    a guess.
+    """
     if not samples:
         return UNKNOWN
     centre = median(samples)
@@ -68,7 +81,9 @@ def middle(samples: Sequence[float]) -> Estimate:
 
 
 class ForwardTimes:
-    """Seconds of a forward by padded rows and nodes. Shapes hardly ever seen are estimated by a line through all that were."""
+    """Seconds of a forward by padded rows and nodes. Shapes hardly ever seen are estimated by a
+    line through all that were.
+    """
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, int], deque[float]] = {}
@@ -94,7 +109,9 @@ class ForwardTimes:
         return fixed + each * rows * nodes
 
     def _fit(self) -> tuple[float, float]:
-        """Least squares over the medians, weighted by samples; neither the fixed part nor the slope is negative."""
+        """Least squares over the medians, weighted by samples; neither the fixed part nor the
+        slope is negative.
+        """
         computed = np.array([rows * nodes for rows, nodes in self._medians], dtype=np.float64)
         seconds = np.array(list(self._medians.values()))
         weights = np.array([len(samples) for samples in self._samples.values()], dtype=np.float64)
@@ -114,9 +131,11 @@ class ForwardTimes:
 
 
 class _Followed:
-    """Seconds by shape: the median of what was lately observed there, else the profile times how far it was off lately, else a line.
+    """Seconds by shape: the median of what was lately observed there, else the profile times how
+    far it was off lately, else a line.
 
-    A target that slows down under load, or in a long context, does so at every shape: `profile` is followed as a whole.
+    A target that slows down under load, or in a long context, does so at every shape: `profile` is
+    followed as a whole.
     """
 
     def __init__(self, profile: Callable[[Shape], float] | None) -> None:
@@ -162,7 +181,8 @@ class _Followed:
 class DraftTimes:
     """Seconds of one call of the draft by its width: the nodes that are ranked in it.
 
-    profile: seconds by width, above 0; between two widths it is a line, beyond the last the line through the last two goes on.
+    profile: seconds by width, above 0; between two widths it is a line, beyond the last the line
+    through the last two goes on.
     """
 
     def __init__(self, profile: Mapping[int, float] | None = None) -> None:
@@ -197,8 +217,9 @@ class DraftTimes:
 class TargetTimes:
     """Seconds of a forward of the target by rows and nodes of each.
 
-    profile: seconds by shape, above 0, as the target describes itself. A forward is computed as the cheapest profiled shape that holds
-    it; one that none holds takes as many of the largest as cover it.
+    profile: seconds by shape, above 0, as the target describes itself. A forward is computed as the
+    cheapest profiled shape that holds it; one that none holds takes as many of the largest as cover
+    it.
     """
 
     def __init__(self, profile: Mapping[Shape, float] | None = None) -> None:
@@ -212,7 +233,9 @@ class TargetTimes:
         return self._times.known
 
     def observe(self, rows: int, nodes: int, seconds: float) -> None:
-        """A forward of so many rows, of up to so many nodes each, took so long on the target (an answer's model_seconds)."""
+        """A forward of so many rows, of up to so many nodes each, took so long on the target (an
+        answer's model_seconds).
+        """
         self._times.observe(self._shape(rows, nodes), seconds)
 
     def seconds(self, rows: int, nodes: int) -> float:
@@ -243,12 +266,15 @@ class TargetTimes:
 
 
 class LinkTimes:
-    """Seconds of an exchange with the target, its own work apart: a round trip, and so much a byte in either direction.
+    """Seconds of an exchange with the target, its own work apart: a round trip, and so much a byte
+    in either direction.
 
-    A sample is what passed between asking and the answer at the client, less what the target says that it spent on it: two durations, so
-    the two clocks need not agree. What both hosts do around the forward counts as link. The round trip is the median over the last KEPT
-    samples, so that a changed link is believed after half as many. What a byte takes is told from exchanges one after the other whose
-    bytes differ; while jitter could explain their seconds, it is 0 and all is round trip.
+    A sample is what passed between asking and the answer at the client, less what the target says
+    that it spent on it: two durations, so the two clocks need not agree. What both hosts do around
+    the forward counts as link. The round trip is the median over the last KEPT samples, so that a
+    changed link is believed after half as many. What a byte takes is told from exchanges one after
+    the other whose bytes differ; while jitter could explain their seconds, it is 0 and all is round
+    trip.
     """
 
     def __init__(self) -> None:
@@ -264,7 +290,9 @@ class LinkTimes:
         return bool(self._latest)
 
     def observe(self, elapsed: float, at_target: float, transferred: int) -> None:
-        """An exchange of `transferred` bytes, up and down, took `elapsed` seconds here, of which `at_target` seconds of waiting and forwards."""
+        """An exchange of `transferred` bytes, up and down, took `elapsed` seconds here, of which
+        `at_target` seconds of waiting and forwards.
+        """
         seconds = max(elapsed - at_target, 0.0)
         if self._latest and self._latest[-1][0] != transferred:
             size, before = self._latest[-1]
@@ -292,7 +320,9 @@ class LinkTimes:
 
 
 def _slope(steps: NDArray[np.float64]) -> Estimate:  # [n, 2]
-    """Seconds a byte through steps of bytes and seconds: the median slope, long steps counting most. NOTHING unless it is told from noise."""
+    """Seconds a byte through steps of bytes and seconds: the median slope, long steps counting
+    most. NOTHING unless it is told from noise.
+    """
     sizes, seconds = np.abs(steps[:, 0]), steps[:, 1] * np.sign(steps[:, 0])
     if sizes.sum() ** 2 < TELLING_STEPS * (sizes**2).sum():
         return NOTHING  # fewer, or all but a few are too short to tell anything

@@ -21,7 +21,9 @@ _INT32 = np.iinfo(np.int32)
 
 
 class Nodes(Protocol):
-    """The nodes of a tree, whether it is finished or still grows: token, parent and depth of each."""
+    """The nodes of a tree, whether it is finished or still grows: token, parent and depth of
+    each.
+    """
 
     @property
     def tokens(self) -> Sequence[int] | IntArray: ...
@@ -48,7 +50,8 @@ class TokenTree:
         tokens, parents = _int32(self.tokens, "tokens"), _int32(self.parents, "parents")
         if tokens.ndim != 1 or tokens.shape != parents.shape or len(tokens) == 0:
             raise InvalidRequest(
-                f"a tree needs as many parents as tokens, and a root: got {tokens.shape} tokens, {parents.shape} parents"
+                f"a tree needs as many parents as tokens, and a root: got {tokens.shape} tokens, "
+                f"{parents.shape} parents"
             )
         if parents[0] != -1:
             raise InvalidRequest(
@@ -71,9 +74,17 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: ArrayLike) -> TokenTree:
-        """A tree without branches: a prompt chunk, or a classic draft."""
+        """A tree without branches: a chunk of a prompt, or a draft of one line."""
         ids = _int32(tokens, "tokens")
         return cls(ids, np.arange(-1, len(ids) - 1, dtype=np.int32))
+
+    @classmethod
+    def trusted(cls, tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
+        """A tree that is known to be one: nothing is checked, as forwards are made of thousands."""
+        tree = object.__new__(cls)
+        object.__setattr__(tree, "tokens", np.array(tokens, dtype=np.int32))
+        object.__setattr__(tree, "parents", np.array(parents, dtype=np.int32))
+        return tree
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -105,12 +116,16 @@ class TokenTree:
         return self if len(self) <= nodes else TokenTree(self.tokens[:nodes], self.parents[:nodes])
 
     def select(self, nodes: Sequence[int]) -> TokenTree:
-        """The tree of these nodes in this order; the root and every node's parent must be among them, earlier."""
+        """The tree of these nodes in this order; the root and every node's parent must be among
+        them, earlier.
+        """
         return select(self, nodes)
 
 
 def select(tree: Nodes, nodes: Sequence[int]) -> TokenTree:
-    """The tree of these nodes in this order: one that is to be the root, and nodes below it, each after its parent."""
+    """The tree of these nodes in this order: one that is to be the root, and nodes below it,
+    each after its parent.
+    """
     place = {node: index for index, node in enumerate(nodes)}
     parents = [place.get(tree.parents[node], -1) for node in nodes]
     return TokenTree(
@@ -120,14 +135,19 @@ def select(tree: Nodes, nodes: Sequence[int]) -> TokenTree:
 
 
 def sight(tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
-    """The mask of these nodes among themselves. Each stands after its parent, where that or any other ancestor is among them."""
-    seen, place = np.eye(len(nodes), dtype=np.bool_), dict[int, int]()
+    """The mask of these nodes among themselves. Each stands after its parent, where that or any
+    other ancestor is among them.
+    """
+    seen, bits = dict[int, int](), list[int]()  # by node: a bit for each node that it sees
     for row, node in enumerate(nodes):
-        above = place.get(tree.parents[node])
-        if above is not None:
-            seen[row, :row] = seen[above, :row]
-        place[node] = row
-    return seen
+        seen[node] = seen.get(tree.parents[node], 0) | 1 << row
+        bits.append(seen[node])
+    width = (len(nodes) + 7) // 8
+    packed = np.frombuffer(b"".join(each.to_bytes(width, "little") for each in bits), np.uint8)
+    rows = np.unpackbits(
+        packed.reshape(len(nodes), width), axis=1, count=len(nodes), bitorder="little"
+    )
+    return rows.view(np.bool_)
 
 
 def _int32(values: ArrayLike, name: str) -> IntArray:

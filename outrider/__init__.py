@@ -1,1 +1,3 @@
-"""The command line's roles: what main.py and compare_architectures.py do, put together from the rooms below."""
+"""The command line's roles: what main.py and compare_architectures.py do, put together from the
+rooms below.
+"""

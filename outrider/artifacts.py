@@ -1,4 +1,6 @@
-"""From --artifact DIR to a model on this machine: the manifest decides what the other flags would."""
+"""From --artifact DIR to a model on this machine: the manifest decides what the other flags
+would.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
 
 _DECIDED = ("model", "target_model", "dtype")
 _CORES = {"trn1": 2, "inf2": 2, "trn2": 4}
-"""Cores of the smallest instance of a family, which share the model unless an artefact says otherwise."""
+"""Cores of the smallest instance of a family, which share the model unless an artefact says
+otherwise.
+"""
 
 
 def open_artifact(options: Options) -> tuple[Manifest, Checkpoint]:
-    """What --artifact holds, after its files were checked; raises BadArtifact naming the file that is not what was built."""
+    """What --artifact holds, after its files were checked; raises BadArtifact naming the file
+    that is not what was built.
+    """
     for name in _DECIDED:
         if getattr(options, name) is not None:
             raise InvalidRequest(f"--artifact holds the model, compiled: leave out --{name}")
@@ -46,7 +52,8 @@ def _read(device: str, directory: Path) -> Manifest:
 
     if device not in ("auto", "cpu", "neuron"):
         raise InvalidRequest(
-            f"--device {device}: artefacts are for cpu or neuron; leave --device out to take what it was built for"
+            f"--device {device}: artefacts are for cpu or neuron; leave --device out to take what "
+            "it was built for"
         )
     if device == "cpu" or (device == "auto" and read_manifest(directory).target == "cpu"):
         return read_compiled(directory)
@@ -83,7 +90,8 @@ def load_artifact(options: Options, manifest: Manifest) -> CompiledModel:
         set_threads(options, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
     beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
     print(
-        f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, {manifest.rows} rows{beside}",
+        f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, "
+        f"{manifest.rows} rows{beside}",
         file=sys.stderr,
     )
     return model
@@ -96,7 +104,9 @@ def _load_fused(directory: Path, manifest: Manifest) -> CompiledModel:
 
 
 def with_neuron_artifact(options: Options) -> Options:
-    """For --device neuron without --artifact one that matches is taken from the cache, else announced and built; other options stay."""
+    """For --device neuron without --artifact one that matches is taken from the cache, else
+    announced and built; other options stay.
+    """
     if options.device != "neuron" or options.artifact:
         return options
     from compile.neuron_cache import neuron_artifact
@@ -107,7 +117,8 @@ def with_neuron_artifact(options: Options) -> Options:
     target = instance_family() if has_device() else None
     if target not in _CORES:
         raise InvalidRequest(
-            "--device neuron: no trn1, inf2 or trn2 instance is recognised here; build with python -m compile, then --artifact DIR"
+            "--device neuron: no trn1, inf2 or trn2 instance is recognised here; build with python "
+            "-m compile, then --artifact DIR"
         )
     asked = CompileOptions(
         model=options.target_model or options.model,
@@ -138,6 +149,7 @@ def artifact_length(options: Options, manifest: Manifest) -> int:
     asked = options.sequence_length or manifest.sequence_length
     if not 2 <= asked <= manifest.sequence_length:
         raise InvalidRequest(
-            f"--sequence_length {asked}: the artefact was built for 2 to {manifest.sequence_length}; build one for more"
+            f"--sequence_length {asked}: the artefact was built for 2 to "
+            f"{manifest.sequence_length}; build one for more"
         )
     return asked

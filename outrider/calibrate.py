@@ -1,7 +1,7 @@
 """What --calibrate prints, and what is measured of a link.
 
---role draft --calibrate measures this machine's draft afresh and, where a target answers, the link to it; prints and keeps it. That of
-roles target and fused_target is in outrider/serve.py.
+--role draft --calibrate measures this machine's draft afresh and, where a target answers, the link
+to it; prints and keeps it. That of roles target and fused_target is in outrider/serve.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from outrider.options import Options
 from outrider.profiles import WIDEST, say, user_profiles
 
 PROBES, PROBE_SECONDS = 9, 1.0
-"""Empty exchanges with the target, fewer than LinkTimes keeps; on a link where these take longer, as many as fit, TRUSTED at least."""
+"""Empty exchanges with the target, fewer than LinkTimes keeps; on a link where these take
+longer, as many as fit, TRUSTED at least.
+"""
 
 
 def calibrate(options: Options) -> int:
-    """Print what a call of the draft takes by width, and what the target and the link to it take when it answers."""
+    """Print what a call of the draft takes by width, and what the target and the link to it take
+    when it answers.
+    """
     checkpoint = find_checkpoint(options, "draft")
     length = checkpoint.sequence_length(options.sequence_length)
     model = load_model(
@@ -32,7 +36,8 @@ def calibrate(options: Options) -> int:
     )
     times = user_profiles(afresh=True).draft(checkpoint, model, length)
     print(
-        f"draft {checkpoint.name} on {describe(model.device)}: milliseconds of a call by the nodes that it ranks"
+        f"draft {checkpoint.name} on {describe(model.device)}: milliseconds of a call by the nodes "
+        "that it ranks"
     )
     print(_row("nodes", times))
     print(_row("ms", [_ms(seconds) for seconds in times.values()]))
@@ -47,8 +52,9 @@ def calibrate(options: Options) -> int:
 def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
     """Exchanges without work, one after the other, enough for the round trip and its spread.
 
-    tell: hears of a link on which they take longer than PROBE_SECONDS.  They are all of one size, since there is no exchange of another that
-    is no work: what a byte takes is not told by them, but by the rounds, whose trees differ.
+    tell: hears of a link on which they take longer than PROBE_SECONDS.  They are all of one size,
+    since there is no exchange of another that is no work: what a byte takes is not told by them,
+    but by the rounds, whose trees differ.
     """
     probes, told = [probe()], False
     while len(probes) < PROBES:
@@ -58,7 +64,8 @@ def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
         if slow and not told:
             told = True
             tell(
-                f"measuring the link to the target: an exchange without work takes {_ms(probes[-1].seconds)} ms"
+                "measuring the link to the target: an exchange without work takes "
+                f"{_ms(probes[-1].seconds)} ms"
             )
         probes.append(probe())
     return probes
@@ -98,7 +105,10 @@ def described(target: Description) -> Iterator[str]:
 def _link(target: Connection) -> str:
     probes = probe_link(target.probe, say)
     trip = link_times(probes).round_trip
-    return f"link to {target.address(0)}: round trip {_ms(trip.seconds)} ms, give or take {_ms(trip.spread)} ({len(probes)} exchanges without work)"
+    return (
+        f"link to {target.address(0)}: round trip {_ms(trip.seconds)} ms, give or take "
+        f"{_ms(trip.spread)} ({len(probes)} exchanges without work)"
+    )
 
 
 def _ms(seconds: float) -> str:

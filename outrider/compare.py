@@ -1,4 +1,6 @@
-"""compare_architectures.py: architectures side by side, and what that says. Nothing is claimed that was not measured in this call."""
+"""compare_architectures.py: architectures side by side, and what that says. Nothing is claimed
+that was not measured in this call.
+"""
 
 from __future__ import annotations
 

@@ -1,32 +1,41 @@
-"""One prompt from ids to text, with everything that is reported about it: the loop, stop ids, clocks and counters."""
+"""One prompt from ids to text, with everything that is reported about it: stop ids, clocks, counts
+and what it costs.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Any, NamedTuple
 
-from grpc_comm.client import Connection
-from inference.adaptive import decode_adaptive
-from inference.decode import Drafter, Verifier, decode
-from inference.drafters.adaptive import AdaptiveDrafter
-from inference.errors import Unavailable
-from inference.forecast import DISTRIBUTED, FUSED, TARGET_ONLY
-from inference.fused import StopwatchDrafter
-from inference.navigator import Course, Navigator
-from inference.offline import LinkedVerifier, Unverified, decode_offline
-from inference.policy import Policy
+from inference.decode import Step, TargetSession, Unverified, decode, decode_offline
+from inference.errors import OutriderError, Unavailable
+from inference.objective import Effort
+from inference.order import Decode, End, Pace
+from inference.proposer import NOBODY, Proposer
 from inference.sampling import SamplingParams
-from inference.stats import Statistics, Traffic
+from inference.stats import Statistics
 from inference.text import TextStream, Tokenizer
 from outrider.purse import Tab
 
+PROPOSERS = ("model", "copy", "host", "device")
+"""Names of inference.proposer's kinds."""
+
+ENDS = {
+    End.STOP_ID: "stop",
+    End.MAX_TOKENS: "length",
+    End.LIMIT: "length",
+    End.SPENT: "spent",
+}
+
 
 class Piece(NamedTuple):
-    """Text that became certain, and whether the draft had guessed its last token; or text that nobody has verified yet."""
+    """Text that became certain, and whether a proposer had named its last token; or text that
+    nobody has verified yet.
+    """
 
     text: str
     accepted: bool
@@ -38,7 +47,9 @@ Show = Callable[[Piece], None]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to continue it. stop_ids end the text; they are part of the tokens but not of the text."""
+    """A prompt and how to continue it. stop_ids end the text; they are part of the tokens but
+    not of the text.
+    """
 
     index: int
     prompt: str
@@ -47,6 +58,11 @@ class Request:
     max_new_tokens: int
     stop_ids: frozenset[int]
     tab: Tab | None = None  # where what it takes is counted, and what the run may cost
+
+    def order(self, pace: Pace = Pace.GO_ON, *, beside: bool = False) -> Decode:
+        """What a target is asked for."""
+        end = len(self.ids) + self.max_new_tokens
+        return Decode(end, self.stop_ids, pace=pace, beside=beside)
 
 
 @dataclass
@@ -60,39 +76,43 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     unverified_text: str = ""  # what the draft made alone when the target went away for good
-    finish_reason: str = "cancelled"  # stop, length, cancelled, spent (what the run may cost, perhaps before it began), or unverified
-    made_by: dict[str, int] = field(default_factory=dict)  # architecture -> tokens
-    stretch_tokens: int = 0  # made by the target between rounds; the counts of rounds and of what was drafted are without them
-    rounds: int = 0
-    num_draft_tokens: int = 0
+    # stop, length, cancelled, spent (what the run may cost, perhaps before it began), unverified,
+    # or error
+    finish_reason: str = "cancelled"
+    error: str = ""  # what ended it before its end; what was verified until then stands above
+    forwards: int = 0  # of the target that it took part in
+    lone_forwards: int = 0  # of these, without candidates
+    nodes: int = 0  # computed for it in these, roots included
+    num_draft_tokens: int = 0  # of these, candidates
     num_accepted_tokens: int = 0
-    acceptance_length: float = 0.0
-    acceptance_rate: float = 0.0
+    accepted_by: dict[str, int] = field(default_factory=dict)  # kind of proposer -> tokens
+    acceptance_length: float = 0.0  # tokens a forward
+    acceptance_length_drafted: float = 0.0  # the same of forwards with candidates
+    acceptance_rate: float = 0.0  # of the candidates that were computed
     bytes_up: int = 0
     bytes_down: int = 0
+    messages_up: int = 0
+    messages_down: int = 0
     resumes: int = 0  # streams that broke and were taken up again
     reopenings: int = 0  # sessions that went on elsewhere, or here with a prefill
     seconds: float = 0.0
     time_to_first_token: float = 0.0
     tokens_per_second: float = 0.0
-    draft_seconds: float = 0.0  # drafting that the rounds waited for
-    ahead_seconds: float = 0.0  # drafting while verdicts were awaited
-    bet_hits: int = 0  # rounds whose outcome had been prepared for
-    bet_nodes: int = 0  # ranked while a verdict was awaited
-    bet_nodes_used: int = 0  # of these, under the outcome that came
-    expected_acceptance_length: float = 0.0  # that the draft had predicted, where it predicts
+    draft_calls: int = 0  # of models here
+    draft_seconds: float = 0.0  # in these
     usd: float | None = None  # where prices are known
-    target_seconds: float = 0.0
+    target_seconds: float = 0.0  # of the forwards
+    share_seconds: float = 0.0  # its part of these, which is less where others took part
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
-    arrivals: list[float] = field(
-        default_factory=list
-    )  # [chunk] from the request to the tokens that came together
+    # [chunk] from the request to the tokens that came together
+    arrivals: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many those were
-    accepted_at_depth: list[int] = field(
-        default_factory=list
-    )  # [depth - 1] rounds that accepted a node of this depth
-    device: str = ""  # of the target, as it describes itself: an emulated one says so; empty for a model in this process
+    # [depth - 1] forwards that accepted a candidate of this depth
+    accepted_at_depth: list[int] = field(default_factory=list)
+    # of the target, as it describes itself: an emulated one says so; empty for a model in this
+    # process
+    device: str = ""
     baseline: Completion | None = None
     speedup: float | None = None
 
@@ -101,9 +121,31 @@ class Completion:
         """It ended as the text does."""
         return self.finish_reason in ("stop", "length")
 
+    @property
+    def effort(self) -> Effort:
+        """What it took, with the target held all the time."""
+        return Effort(self.seconds, self.draft_seconds, self.bytes_up, self.bytes_down)
+
+    @property
+    def effort_of_forwards(self) -> Effort:
+        """The same where its part of the target's forwards is paid and nothing else of it."""
+        return self.effort._replace(wall=self.share_seconds + self.prefill_seconds)
+
     def record(self) -> dict[str, Any]:
-        """As plain data for JSON."""
-        return asdict(self)
+        """As plain data for JSON; an error stands there if there is one."""
+        return {name: value for name, value in asdict(self).items() if value or name != "error"}
+
+
+class Broken(OutriderError):
+    """An error ended a text. done: what was verified until then."""
+
+    def __init__(self, error: OutriderError, done: Completion) -> None:
+        super().__init__(str(error))
+        self.done = done
+
+
+Tell = Callable[[Completion], None]
+"""Hears how far a text has come."""
 
 
 def new_completion(request: Request) -> Completion:
@@ -112,105 +154,101 @@ def new_completion(request: Request) -> Completion:
 
 
 class _Run:
-    """A completion being made: clock, text, counts and the end condition. traffic: of the session that makes it.  architecture: of its rounds."""
+    """A completion being made: clock, text, counts and the end condition."""
 
     def __init__(
         self,
         request: Request,
+        session: TargetSession,
+        proposers: Sequence[Proposer],
         tokenizer: Tokenizer,
         show: Show,
-        traffic: Traffic,
-        architecture: str,
     ) -> None:
-        self.done, self._statistics, self._architecture = (
-            new_completion(request),
-            Statistics(),
-            architecture,
-        )
-        self._request, self._show, self._traffic = request, show, traffic
+        self.done, self._statistics = new_completion(request), Statistics()
+        self._request, self._show = request, show
+        self._session, self._proposers = session, proposers
+        self._calls, self._drafting = _drafted(proposers)  # before this text
         self._tokenizer = tokenizer
         self._text = tokenizer.stream(request.ids)
         self._guess: TextStream | None = None
         self._start = time.perf_counter()
 
-    def emit(self, token: int, accepted: bool) -> bool:
-        """Take one token; false when it was the last."""
+    def take(self, step: Step) -> bool:
+        """Take what has come, or that nothing has; false when the text is to end here."""
+        if step.tokens:
+            self._commit(step)
         done = self.done
-        self._guess, done.unverified_text = None, ""
-        done.seconds = time.perf_counter() - self._start
-        done.time_to_first_token = done.time_to_first_token or done.seconds
-        done.token_ids.append(token)
-        if token in self._request.stop_ids:
-            done.finish_reason = "stop"
-            return False
-        self._put(self._text.push(token), accepted)
-        if len(done.token_ids) >= self._request.max_new_tokens:
-            done.finish_reason = "length"
-            return False
-        return True
-
-    def take(self, tokens: Sequence[int], drafted: int, drafting: float = 0.0) -> bool:
-        """Take what a round brought, all but the last accepted; false when the text has ended. drafting: seconds of it here so far."""
-        self._statistics.count(drafted, len(tokens) - 1)
-        return self._commit(tokens, self._architecture, drafting)
-
-    def take_between(self, token: int, architecture: str, drafting: float) -> bool:
-        """The same of a token that the target made between rounds."""
-        going_on = self._commit([token], architecture, drafting)
-        self.done.stretch_tokens += 1
-        return going_on
-
-    def _commit(self, tokens: Sequence[int], architecture: str, drafting: float) -> bool:
-        done, before = self.done, len(self.done.token_ids)
-        accepted = [True] * (len(tokens) - 1) + [False]
-        going_on = all(self.emit(token, flag) for token, flag in zip(tokens, accepted, strict=True))
-        made = len(done.token_ids) - before
-        done.arrivals.append(done.seconds)
-        done.chunk_tokens.append(made)
-        done.made_by[architecture] = done.made_by.get(architecture, 0) + made
-        if self._request.tab is not None:
-            self._request.tab.take(drafting, self._traffic)
-            if going_on and self._request.tab.purse.empty:
-                done.finish_reason = "spent"
-                return False
-        return going_on
+        if step.end is not End.NOT and done.finish_reason == "cancelled":
+            if step.end not in ENDS:
+                raise Unavailable(f"the target does not go on with the text: {step.end.name}")
+            done.finish_reason = ENDS[step.end]
+        if done.finish_reason == "cancelled" and self._spent():
+            done.finish_reason = "spent"
+        return done.finish_reason == "cancelled"
 
     def guess(self, token: int) -> None:
-        """Take one that nobody has verified: the next token that is emitted takes all of them back."""
+        """Take one that nobody has verified: the next verified token takes all of them back."""
         if self._guess is None:
             self._guess = self._tokenizer.stream([*self._request.ids, *self.done.token_ids])
         text = "" if token in self._request.stop_ids else self._guess.push(token)
         self.done.unverified_text += text
         self._show(Piece(text, accepted=False, verified=False))
 
-    def abandon(self) -> None:
-        """Nobody will verify the guesses."""
-        self.done.finish_reason = "unverified"
-
-    def finish(self, draft_seconds: float) -> Completion:
+    def finish(self) -> Completion:
         """The record, also of a text that was cut short."""
-        done, traffic, statistics = self.done, self._traffic, self._statistics
+        done = self.done
+        self._spent()
         if self._request.tab is not None:
             self._request.tab.close()
             done.usd = self._request.tab.usd
-        self._put(self._text.finish(), False)
-        done.rounds, done.num_draft_tokens = statistics.rounds, statistics.num_draft_tokens
-        done.num_accepted_tokens = statistics.num_accepted_tokens
-        done.accepted_at_depth = statistics.accepted_at_depth
-        done.acceptance_length, done.acceptance_rate = (
-            statistics.acceptance_length,
-            statistics.acceptance_rate,
-        )
-        done.bytes_up, done.bytes_down = traffic.bytes_up, traffic.bytes_down
-        done.resumes, done.reopenings = traffic.resumes, traffic.reopenings
-        done.target_seconds, done.queue_seconds, done.prefill_seconds = (
-            traffic.model_seconds,
-            traffic.queue_seconds,
-            traffic.prefill_seconds,
-        )
-        done.draft_seconds = draft_seconds
-        done.tokens_per_second = len(done.token_ids) / done.seconds if done.seconds else 0.0
+        if not done.unverified_text:  # which stands behind the verified one
+            self._put(self._text.finish(), False)
+        self._count()
         return done
+
+    def _commit(self, step: Step) -> None:
+        done, before = self.done, len(self.done.token_ids)
+        self._guess, done.unverified_text = None, ""
+        done.seconds = time.perf_counter() - self._start
+        done.time_to_first_token = done.time_to_first_token or done.seconds
+        for token, proposer in zip(step.tokens, step.proposers, strict=True):
+            done.token_ids.append(token)
+            if token in self._request.stop_ids:
+                done.finish_reason = "stop"
+                break
+            self._put(self._text.push(token), proposer != NOBODY)
+        made = len(done.token_ids) - before
+        self._statistics.count(step.proposers[:made])
+        done.arrivals.append(done.seconds)
+        done.chunk_tokens.append(made)
+        self._count()
+
+    def _count(self) -> None:
+        """What session and proposers say so far."""
+        done, traffic, statistics = self.done, self._session.traffic, self._statistics
+        tokens, accepted = len(done.token_ids), statistics.num_accepted_tokens
+        for name in _COUNTED:
+            setattr(done, name, getattr(traffic, name))
+        done.lone_forwards, done.target_seconds = traffic.lone, traffic.model_seconds
+        calls, drafting = _drafted(self._proposers)
+        done.draft_calls, done.draft_seconds = calls - self._calls, drafting - self._drafting
+        done.num_draft_tokens = candidates = max(traffic.nodes - traffic.forwards, 0)
+        done.num_accepted_tokens, done.accepted_at_depth = accepted, statistics.accepted_at_depth
+        named = statistics.by_proposer.items()
+        done.accepted_by = {PROPOSERS[kind]: count for kind, count in named}
+        drafted = traffic.forwards - traffic.lone
+        done.acceptance_length = tokens / traffic.forwards if traffic.forwards else 0.0
+        done.acceptance_length_drafted = 1 + accepted / drafted if drafted else 0.0
+        done.acceptance_rate = accepted / candidates if candidates else 0.0
+        done.tokens_per_second = tokens / done.seconds if done.seconds else 0.0
+
+    def _spent(self) -> bool:
+        """Count what was taken, and say whether nothing more may be."""
+        tab = self._request.tab
+        if tab is None:
+            return False
+        tab.take(_drafted(self._proposers)[1] - self._drafting, self._session.traffic)
+        return tab.purse.empty
 
     def _put(self, text: str, accepted: bool) -> None:
         if text:
@@ -218,146 +256,69 @@ class _Run:
             self._show(Piece(text, accepted))
 
 
-def speculate(
-    request: Request,
-    drafter: Drafter,
-    verifier: Verifier,
-    tokenizer: Tokenizer,
-    show: Show,
-    cancelled: Event,
-) -> Completion:
-    """Draft and verify until the text ends or `cancelled` is set; the sessions are closed."""
-    run, timed = (
-        _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED),
-        StopwatchDrafter(drafter),
-    )
-    with closing(verifier), closing(drafter):
-        for step in decode(request.ids, request.params, timed, verifier, request.max_new_tokens):
-            if not run.take(step.tokens, len(step.tree) - 1, timed.seconds) or cancelled.is_set():
-                break
-        return run.finish(timed.seconds)
+def _drafted(proposers: Sequence[Proposer]) -> tuple[int, float]:
+    """Calls of their models so far, and seconds in these."""
+    calls = sum(proposer.calls for proposer in proposers)
+    return calls, sum(proposer.drafting for proposer in proposers)
 
 
-def speculate_adaptive(
+_COUNTED = (
+    "forwards", "nodes", "bytes_up", "bytes_down", "messages_up", "messages_down",
+    "resumes", "reopenings", "share_seconds", "queue_seconds", "prefill_seconds",
+)  # fmt: skip
+"""Names that a Completion and Traffic have in common."""
+
+
+def complete(
     request: Request,
-    drafter: AdaptiveDrafter,
-    verifier: Verifier,
-    navigator: Navigator,
+    session: TargetSession,
+    proposers: Sequence[Proposer],
     tokenizer: Tokenizer,
     show: Show,
     cancelled: Event,
     *,
-    tell: Callable[[Course, Completion], None] | None = None,
+    order: Decode | None = None,
+    offline: bool = False,
+    tell: Tell | None = None,
 ) -> Completion:
-    """The same, the draft's trees, bets and the architecture being chosen as it goes.
+    """Decode until the text ends or `cancelled` is set; session and proposers are closed.
 
-    tell: hears of every decision, and how far the text is, in place of the navigator's own.
+    order: what the target is asked for, if not request.order().  offline: while the target is
+    away, the first of the proposers goes on alone; what nobody verified in the end is marked as
+    such.  tell: hears of the text whenever tokens came.  Raises Broken.
     """
-    run, drafted = _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED), drafter.drafted
-    if tell is not None:
-        navigator.tell = lambda course: tell(course, run.done)
-    with closing(verifier), closing(drafter):
-        for step in decode_adaptive(
-            request.ids,
-            request.params,
-            drafter,
-            verifier,
-            navigator,
-            request.max_new_tokens,
-            request.stop_ids,
-        ):
-            drafting = drafted.seconds + drafted.seconds_ahead
-            if step.stretch is None:
-                going_on = run.take(step.tokens, len(step.tree) - 1, drafting)
-            else:
-                going_on = run.take_between(step.verdict.next_token, step.stretch, drafting)
-            if not going_on or cancelled.is_set():
-                break
-        done = run.finish(drafted.seconds)
-    done.ahead_seconds, done.bet_hits = drafted.seconds_ahead, drafted.hits
-    done.bet_nodes, done.bet_nodes_used = drafted.prepared, drafted.used
-    done.expected_acceptance_length = (
-        1 + drafted.expected / drafted.rounds if drafted.rounds else 0.0
-    )
-    return done
-
-
-def speculate_offline(
-    request: Request,
-    drafter: Drafter,
-    verifier: LinkedVerifier,
-    tokenizer: Tokenizer,
-    show: Show,
-    cancelled: Event,
-) -> Completion:
-    """As speculate(), and the draft goes on alone while the target is away; what nobody verified in the end is marked as such."""
-    run, timed = (
-        _Run(request, tokenizer, show, verifier.traffic, DISTRIBUTED),
-        StopwatchDrafter(drafter),
-    )
-    with closing(verifier), closing(drafter):
+    run = _Run(request, session, proposers, tokenizer, show)
+    steps = _steps(request, session, proposers, order or request.order(), offline)
+    with ExitStack() as stack:
+        for proposer in proposers:
+            stack.callback(proposer.close)
+        stack.callback(session.close)
         try:
-            for made in decode_offline(
-                request.ids,
-                request.params,
-                timed,
-                verifier,
-                request.max_new_tokens,
-                request.stop_ids,
-            ):
-                if isinstance(made, Unverified):
-                    run.guess(made.token)
-                elif not run.take(made.tokens, len(made.tree) - 1, timed.seconds):
+            for step in steps:
+                if isinstance(step, Unverified):
+                    run.guess(step.token)
+                elif not run.take(step):
                     break
+                elif step.tokens and tell is not None:
+                    tell(run.done)
                 if cancelled.is_set():
                     break
-        except Unavailable:
-            if not run.done.unverified_text:
-                raise
-            run.abandon()
-        return run.finish(timed.seconds)
+        except OutriderError as error:
+            if isinstance(error, Unavailable) and run.done.unverified_text:
+                run.done.finish_reason = "unverified"
+                return run.finish()
+            run.done.finish_reason, run.done.error = "error", str(error)
+            raise Broken(error, run.finish()) from error
+        return run.finish()
 
 
-def target_only(
-    request: Request, verifier: Verifier, tokenizer: Tokenizer, show: Show, cancelled: Event
-) -> Completion:
-    """The target's own decoding of the same request, streamed: the baseline. A round is one token here."""
-    run = _Run(request, tokenizer, show, verifier.traffic, TARGET_ONLY)
-    with closing(verifier):
-        verifier.open(request.ids, request.params).result()
-        for token in verifier.generate(request.max_new_tokens, request.stop_ids):
-            if not run.take([token], 0) or cancelled.is_set():
-                break
-        return run.finish(0.0)
-
-
-def made_there(
+def _steps(
     request: Request,
-    target: Connection,
-    fused: bool,
-    tokenizer: Tokenizer,
-    show: Show,
-    cancelled: Event,
-    *,
-    policy: Policy | None = None,
-) -> Completion:
-    """The text made at the target in one request and streamed: by itself, or (fused) with the draft beside it.
-
-    policy: how that draft grows its trees (None: as the target's host is set).
-    """
-    traffic, draft_seconds = Traffic(), 0.0
-    run = _Run(request, tokenizer, show, traffic, FUSED if fused else TARGET_ONLY)
-    made = target.generate(
-        request.ids,
-        request.params,
-        request.max_new_tokens,
-        request.stop_ids,
-        fused=fused,
-        traffic=traffic,
-        policy=policy,
-    )
-    with closing(made):
-        for tokens, drafted, draft_seconds in made:  # noqa: B007  # the last is read below
-            if not run.take(tokens, drafted) or cancelled.is_set():
-                break
-    return run.finish(draft_seconds)
+    session: TargetSession,
+    proposers: Sequence[Proposer],
+    order: Decode,
+    offline: bool,
+) -> Iterator[Step | Unverified]:
+    if offline:
+        return decode_offline(request.ids, request.params, session, order, proposers[0])
+    return decode(request.ids, request.params, session, order, proposers)

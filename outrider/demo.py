@@ -1,4 +1,6 @@
-"""make demo: draft and target as two processes on this machine, and what that saves against the target alone."""
+"""make demo: draft and target as two processes on this machine, and what that saves against the
+target alone.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def main() -> int:
         )
         command += ["--temperature", "0.7", "--top_p", "0.9", "--seed", "7"]
         print(
-            f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the draft, bold is the target's own):",
+            f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
+            "draft, bold is the target's own):",
             file=sys.stderr,
         )
         return subprocess.run(command, check=False, env=role_environment()).returncode  # noqa: S603

@@ -1,10 +1,13 @@
-"""A network link of chosen quality on this machine: a TCP proxy with delay, jitter, bandwidth and broken connections.
+"""A network link of chosen quality on this machine: a TCP proxy with delay, jitter, bandwidth and
+broken connections.
 
-    python -m outrider.link --listen 127.0.0.1:0 --to 127.0.0.1:50051 --delay_ms 20 --jitter_ms 2 --mbit 50 --cut_every_s 10
+    python -m outrider.link --listen 127.0.0.1:0 --to 127.0.0.1:50051 --delay_ms 20 --jitter_ms 2
+    --mbit 50 --cut_every_s 10
 
-It prints the bound address and runs until SIGTERM or SIGINT; SIGUSR1 cuts every connection at once. What was measured through
-it was measured over an emulated link: say so beside the figures. It is a process of its own, so that it shares no
-interpreter with either side, and knows nothing of what it carries.
+It prints the bound address and runs until SIGTERM or SIGINT; SIGUSR1 cuts every connection at once.
+What was measured through it was measured over an emulated link: say so beside the figures. It is a
+process of its own, so that it shares no interpreter with either side, and knows nothing of what it
+carries.
 """
 
 from __future__ import annotations
@@ -41,11 +44,12 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 class Shape:
     """What a link does to its connections; raises InvalidRequest for a link that cannot be.
 
-    delay_ms: one way, in each direction, so that a round trip takes twice as long.  jitter_ms: most that is added to it, evenly
-    spread; nothing is overtaken.  mbit: megabits a second of each direction, shared by all connections; None is no limit.
-    cut_at_s: moments at which every connection is broken, in seconds since the link listens.  cut_every_s: seconds from one to the
-    next; with cut_random their mean (exponential).  cut_fin: cuts end connections in order instead of resetting them.
-    seed: of jitter and random cuts.
+    delay_ms: one way, in each direction, so that a round trip takes twice as long.  jitter_ms: most
+    that is added to it, evenly spread; nothing is overtaken.  mbit: megabits a second of each
+    direction, shared by all connections; None is no limit. cut_at_s: moments at which every
+    connection is broken, in seconds since the link listens.  cut_every_s: seconds from one to the
+    next; with cut_random their mean (exponential).  cut_fin: cuts end connections in order instead
+    of resetting them. seed: of jitter and random cuts.
     """
 
     delay_ms: float = 0.0
@@ -201,7 +205,9 @@ class _Link:
             _close(client, target, reset=reset)
 
     async def _carry(self, client: socket.socket, target: socket.socket, accepted: float) -> None:
-        """Until both directions have ended. TCP's handshake takes a round trip, and the target hears its end half a one later."""
+        """Until both directions have ended. TCP's handshake takes a round trip, and the target
+        hears its end half a one later.
+        """
         up = _Way(client, target, self._up, accepted + 2 * self._delay)
         down = _Way(target, client, self._down, accepted + 3 * self._delay)
         tasks = [
@@ -230,7 +236,8 @@ def _close(*ends: socket.socket, reset: bool) -> None:
 
 
 def run(listen: Address, to: Address, shape: Shape, on_ready: Callable[[Address], None]) -> None:
-    """Be the link until SIGTERM or SIGINT; `on_ready` is told the bound address. At most some 500 connections at once.
+    """Be the link until SIGTERM or SIGINT; `on_ready` is told the bound address. At most some 500
+    connections at once.
 
     Raises InvalidRequest when the address cannot be listened on.
     """
@@ -264,7 +271,9 @@ async def _until_signal(
 
 
 class ShapedLink(NamedTuple):
-    """A running link. address: HOST:PORT to connect to.  cut: breaks every connection that is open."""
+    """A running link. address: HOST:PORT to connect to.  cut: breaks every connection that is
+    open.
+    """
 
     address: str
     cut: Callable[[], None]
@@ -272,7 +281,9 @@ class ShapedLink(NamedTuple):
 
 @contextmanager
 def shaped_link(to: str, shape: Shape = Shape()) -> Iterator[ShapedLink]:
-    """A link to HOST:PORT, in a process that ends with this context. Raises Unavailable when it does not start."""
+    """A link to HOST:PORT, in a process that ends with this context. Raises Unavailable when it
+    does not start.
+    """
     command = [
         sys.executable,
         "-m",

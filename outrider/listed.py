@@ -1,12 +1,13 @@
-"""The models that an operator lists in a file: checked at the start, loaded when a client first names one.
+"""The models that an operator lists in a file: checked at the start, loaded when a client first
+names one.
 
-A client names a model by the name it has in the file. Where it lies, how and on what it is loaded is the operator's word alone,
-and why it could not be loaded is told to the operator's log, not to clients.
+A client names a model by the name it has in the file. Where it lies, how and on what it is loaded
+is the operator's word alone, and why it could not be loaded is told to the operator's log, not to
+clients.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from grpc_comm.catalogue import Served
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.json_file import Json, read_json, shown
 from inference.model.config import read_config
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length
@@ -31,42 +33,46 @@ Load = Callable[[Options], Served]
 
 
 class _Field(NamedTuple):
-    """Of an entry: the option that it sets, what its value is in JSON, and whether an artefact decides it."""
+    """Of an entry: the option it sets, how it is read, and whether an artefact decides it."""
 
     option: str
-    kind: type
+    read: Callable[[Json], str | int]
     decided: bool = False
 
 
+def _count(raw: Json) -> int:
+    return raw.integer(1)
+
+
 _FIELDS: Mapping[str, _Field] = {
-    "model": _Field("model", str),
-    "artifact": _Field("artifact", str),
-    "device": _Field("device", str),
-    "dtype": _Field("dtype", str),
-    "rows": _Field("batch", int, decided=True),
-    "sequence_length": _Field("sequence_length", int),
-    "max_tree_nodes": _Field("max_tree_nodes", int),
+    "model": _Field("model", Json.line),
+    "artifact": _Field("artifact", Json.line),
+    "device": _Field("device", Json.line),
+    "dtype": _Field("dtype", Json.line),
+    "rows": _Field("batch", _count, decided=True),
+    "sequence_length": _Field("sequence_length", _count),
+    "max_tree_nodes": _Field("max_tree_nodes", _count),
 }
 
 
 def read_listed(path: Path, options: Options) -> dict[str, Options]:
-    """The options of each model in the file, by name, in its order; what an entry leaves out is as on the command line.
+    """The options of each model in the file, by name, in its order; what an entry leaves out is as
+    on the command line.
 
-    Raises InvalidRequest, naming the entry and the field, for what cannot be served. Weights are not looked at before first use.
+    Raises InvalidRequest, naming the entry and the field, for what cannot be served. Weights are
+    not looked at before first use.
     """
     listed: dict[str, Options] = {}
-    for number, entry in enumerate(_entries(path), 1):
-        if not isinstance(entry, dict):
-            raise InvalidRequest(
-                f"--models {path}: entry {number} is not an object with a name and a model or an artifact"
-            )
-        name = _name(entry.pop("name", None), f"--models {path}: entry {number}")
+    for entry in _entries(path):
+        fields = entry.fields()
+        name = _name(entry.field("name"))
+        fields.pop("name")
         where = f"--models {path}: {name}"
         if name in listed:
             raise InvalidRequest(f"{where} is listed twice")
-        listed[name] = _options(entry, options, where)
+        listed[name] = _options(fields, options, where)
         try:
-            _check(listed[name], entry)
+            _check(listed[name], entry.dictionary())
         except OutriderError as error:
             raise InvalidRequest(f"{where}: {error}") from error
     if not listed:
@@ -99,27 +105,21 @@ def lazily(name: str, options: Options, load: Load) -> Callable[[], Served]:
     return loader
 
 
-def _entries(path: Path) -> list[Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"--models {path} cannot be read: {error}") from error
-    if not isinstance(raw, dict) or raw.keys() != {"models"} or not isinstance(raw["models"], list):
-        raise InvalidRequest(
-            f'--models {path}: {{"models": [{{"name": NAME, "model": DIR_OR_NAME}}, ...]}} is needed'
-        )
-    return raw["models"]
+def _entries(path: Path) -> list[Json]:
+    raw = read_json(path, InvalidRequest)
+    if not isinstance(raw.value, dict) or raw.value.keys() != {"models"}:
+        raw.refuse('{"models": [{"name": NAME, "model": DIR_OR_NAME}, ...]}')
+    return raw.field("models").items()
 
 
-def _name(name: object, where: str) -> str:
+def _name(raw: Json) -> str:
+    name = raw.value
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise InvalidRequest(
-            f'{where}: "name" is to be 1 to {LONGEST_NAME} printable characters: got {name!r}'
-        )
+        raw.refuse(f"a name of 1 to {LONGEST_NAME} printable characters")
     return name
 
 
-def _options(entry: Mapping[str, Any], options: Options, where: str) -> Options:
+def _options(entry: Mapping[str, Json], options: Options, where: str) -> Options:
     """The command line's, but with the entry's model and fields."""
     given: dict[str, Any] = {
         "model": None,
@@ -132,20 +132,13 @@ def _options(entry: Mapping[str, Any], options: Options, where: str) -> Options:
         field = _FIELDS.get(name)
         if field is None:
             raise InvalidRequest(
-                f'{where}: unknown field "{name}"; there are name, {", ".join(_FIELDS)}'
+                f"{where}: unknown field {shown(name)}; there are name, {', '.join(_FIELDS)}"
             )
-        if (
-            not isinstance(value, field.kind)
-            or isinstance(value, bool)
-            or not value
-            or (isinstance(value, int) and value < 1)
-        ):
-            raise InvalidRequest(f'{where}: "{name}" cannot be {value!r}')
+        given[field.option] = field.read(value)
         if field.decided and "artifact" in entry:
             raise InvalidRequest(
                 f'{where}: "{name}" was decided when the artefact was built: leave it out'
             )
-        given[field.option] = value
     if ("model" in entry) == ("artifact" in entry):
         raise InvalidRequest(f'{where}: give one of "model" and "artifact"')
     if "artifact" in entry:
@@ -154,13 +147,16 @@ def _options(entry: Mapping[str, Any], options: Options, where: str) -> Options:
 
 
 def _check(options: Options, entry: Mapping[str, Any]) -> None:
-    """As far as can be seen without loading: the model is there, is one that can be computed, and its device exists."""
+    """As far as can be seen without loading: the model is there, is one that can be computed,
+    and its device exists.
+    """
     if options.artifact:
         manifest = read_manifest(Path(options.artifact))
         artifact_length(options, manifest)
         if entry.get("dtype", manifest.dtype) != manifest.dtype:
             raise InvalidRequest(
-                f'"dtype" is {entry["dtype"]}, the artefact was built in {manifest.dtype}: build another, or leave it out'
+                f'"dtype" is {entry["dtype"]}, the artefact was built in {manifest.dtype}: build '
+                "another, or leave it out"
             )
         if options.device != "auto" and options.device != (
             "cpu" if manifest.target == "cpu" else "neuron"
@@ -176,11 +172,13 @@ def _check(options: Options, entry: Mapping[str, Any]) -> None:
     pick_device(options.device)
     if options.dtype == "int8":
         raise InvalidRequest(
-            "int8 is built ahead of time: list the artifact that python -m compile --target cpu --dtype int8 makes"
+            "int8 is built ahead of time: list the artifact that python -m compile --target cpu "
+            "--dtype int8 makes"
         )
     if options.dtype not in (None, *PRECISIONS):
         raise InvalidRequest(
-            f'"dtype" {options.dtype}: one of {", ".join(PRECISIONS)} is needed, or an int8 artifact'
+            f'"dtype" {options.dtype}: one of {", ".join(PRECISIONS)} is needed, or an int8 '
+            "artifact"
         )
     from inference.model.checkpoint import find_model
 

@@ -1,6 +1,8 @@
-"""A target's log: one line an event, as text or as JSON, on stderr. No prompt, no text, no token and no secret is ever in it.
+"""A target's log: one line an event, as text or as JSON, on stderr. No prompt, no text, no token
+and no secret is ever in it.
 
-What an exception says may quote a request, so that of an exception only its type and the places in the code are written.
+What an exception says may quote a request, so that of an exception only its type and the places in
+the code are written.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import Any
 from grpc_comm.ledger import Entry, Ledger
 from grpc_comm.observer import Ending, ServiceObserver
 from grpc_comm.translate import Description
-from inference.engine import Engine, Observer
-from inference.session import Answer, Opened, Session
-from inference.tree import TokenTree
+from inference.engine import Engine
+from inference.forward import Commit, Observer
+from inference.session import Opened, Session
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,8 @@ _ROOMS = ("inference", "grpc_comm", "outrider")
 
 
 def start_log(form: str, level: str) -> None:
-    """Write what this process logs to stderr, of other packages no more than warnings; form: text or json; level: a name of logging's.
+    """Write what this process logs to stderr, of other packages no more than warnings; form: text
+    or json; level: a name of logging's.
 
     What was set up before is replaced.
     """
@@ -77,9 +80,9 @@ class EventLog(ServiceObserver):
         entry = self._ledger.entry(session)
         counts = {
             name: getattr(entry, name)
-            for name in ("prompt_tokens", "tokens", "rounds", "drafted", "accepted")
+            for name in ("prompt_tokens", "tokens", "forwards", "candidates", "accepted")
         }
-        seconds = entry.last_at - entry.asked_at if entry.rounds else 0.0
+        seconds = entry.last_at - entry.asked_at if entry.forwards else 0.0
         rates = {"acceptance_length": _round(entry.acceptance_length), "seconds": _round(seconds)}
         _say("session ended", {**_who(entry), "reason": reason.value, **counts, **rates})
 
@@ -99,8 +102,8 @@ class _EngineLog(Observer):
     def opened(self, session: Session, opened: Opened) -> None:
         self._ledger.opened(self._model, session, opened)
 
-    def answered(self, session: Session, tree: TokenTree, answer: Answer) -> None:
-        self._ledger.answered(session, tree, answer)
+    def committed(self, session: Session, commit: Commit) -> None:
+        self._ledger.committed(session, commit)
 
     def evicted(self, session: Session) -> None:
         _say("row lent to another", {**_who(self._ledger.entry(session)), "length": session.length})
@@ -150,7 +153,9 @@ def _who(entry: Entry) -> dict[str, str]:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """Those of an event of ours; of anybody else's record, its logger; of an exception, its type and where it was raised."""
+    """Those of an event of ours; of anybody else's record, its logger; of an exception, its type
+    and where it was raised.
+    """
     fields: Mapping[str, Any] = getattr(record, "fields", {"logger": record.name})
     kind, _, trace = record.exc_info or (None, None, None)
     return fields if kind is None else {**fields, "exception": kind.__name__, "at": _places(trace)}

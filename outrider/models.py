@@ -1,4 +1,6 @@
-"""From options to models on devices: where a checkpoint is, which device and precision, how long a sequence may be."""
+"""From options to models on devices: where a checkpoint is, which device and precision, how long
+a sequence may be.
+"""
 
 from __future__ import annotations
 
@@ -46,18 +48,22 @@ class Checkpoint:
         if not 2 <= asked <= limit:
             field = self.config.limited_by
             raise InvalidRequest(
-                f"--sequence_length {asked}: {self.name} takes 2 to {limit} (config.json field {field})"
+                f"--sequence_length {asked}: {self.name} takes 2 to {limit} (config.json field "
+                f"{field})"
             )
         return asked
 
 
 def find_checkpoint(options: Options, kind: str) -> Checkpoint:
-    """The checkpoint of `kind` ("target" or "draft"): --KIND_model, --model, or the embedded one."""
+    """The checkpoint of `kind` ("target" or "draft"): --KIND_model, --model, or the embedded
+    one.
+    """
     from inference.model.checkpoint import find_model
 
     if options.artifact:
         raise InvalidRequest(
-            f"--artifact is for roles target and verify_target: --role {options.role} loads a model directory"
+            f"--artifact is for roles target and verify_target: --role {options.role} loads a "
+            "model directory"
         )
     name = (options.target_model if kind == "target" else options.draft_model) or options.model
     directory = find_model(name) if name else EMBEDDED / kind
@@ -71,7 +77,9 @@ def find_checkpoint(options: Options, kind: str) -> Checkpoint:
 
 
 def find_tokenizer(options: Options) -> Tokenizer:
-    """The tokenizer of --target_model or --model, or that of the embedded pair: for a client that loads no model."""
+    """The tokenizer of --target_model or --model, or that of the embedded pair: for a client
+    that loads no model.
+    """
     from inference.model.checkpoint import find_model
 
     name = options.target_model or options.model
@@ -87,7 +95,9 @@ def load_model(
     spare: int,
     max_nodes: int,
 ) -> EagerModel | LegacyNeuronModel:
-    """The checkpoint on the chosen device; `spare` slots a row beyond the sequence hold trees. Says what was chosen on stderr."""
+    """The checkpoint on the chosen device; `spare` slots a row beyond the sequence hold trees.
+    Says what was chosen on stderr.
+    """
     from inference.model.checkpoint import DTYPES, load_decoder
 
     if rows < 1:
@@ -111,7 +121,8 @@ def load_model(
     )
     precision = str(model.dtype).removeprefix("torch.")
     print(
-        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}",
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
+        f"{describe(device)}",
         file=sys.stderr,
     )
     return model
@@ -163,7 +174,9 @@ def set_threads(options: Options, parameters: int) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a --device; auto takes CUDA where there is one. cuda:1 and others are not yet run on hardware."""
+    """The torch device of a --device; auto takes CUDA where there is one. cuda:1 and others are
+    not yet run on hardware.
+    """
     if name == "neuron":
         raise InvalidRequest(
             "--device neuron is for roles target and verify_target: draft on cpu or cuda"
@@ -175,11 +188,13 @@ def pick_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest(
-            f"--device {name}: torch finds no CUDA device here; use --device cpu, or install torch with CUDA"
+            f"--device {name}: torch finds no CUDA device here; use --device cpu, or install torch "
+            "with CUDA"
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidRequest(
-            f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here, the first is cuda:0"
+            f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here, the "
+            "first is cuda:0"
         )
     return device
 

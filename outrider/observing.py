@@ -1,4 +1,6 @@
-"""Who hears what a target does: always the log, and the metrics and the operator's view that were asked for."""
+"""Who hears what a target does: always the log, and the metrics and the operator's view that
+were asked for.
+"""
 
 from __future__ import annotations
 

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from inference.command import add_flag
+from grpc_comm.transport import read_port
+from inference.command import add_flag, add_gone
 from inference.cost import OBJECTIVES
+from inference.errors import InvalidRequest
 
 SERVING, ASKING = ("target", "fused_target"), ("draft", "fused_client")
 ROLES = (
@@ -24,8 +26,19 @@ ROLES = (
 )
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 TREES = ("gamma", "tree_nodes", "tree_depth", "tree_rates")
-ACCEPTANCES = ("match", "classic")
-ARCHITECTURES = ("distributed", "auto")
+PACES = ("go_on", "wait")
+GONE = {
+    "architecture": (
+        "the target goes on by itself and takes whatever the draft proposes, so there is nothing "
+        "to choose; --role fused_client asks for the draft beside the target"
+    ),
+    "no_bets": (
+        "the draft never waits for an answer, so it bets on none; --pace wait lets the target wait"
+    ),
+    "acceptance": "every text is the target's own seeded one, as --acceptance match made it",
+}
+"""Flags of earlier versions, and what replaced them."""
+
 PRICINGS = ("on-demand", "spot", "capacity-block")
 PRECISIONS = ("float32", "bfloat16", "float16")
 LOG_FORMS = ("text", "json")
@@ -67,15 +80,13 @@ class Options:
     tree_nodes: int | None = None
     tree_depth: int | None = None
     tree_rates: str | None = None
-    acceptance: str = "match"
+    pace: str | None = None
     cs: str = "tps"
     objective: str | None = None
     min_tps: float | None = None
     max_usd_per_1m: float | None = None
     max_joules_per_token: float | None = None
     max_usd: float | None = None
-    architecture: str = "distributed"
-    no_bets: bool = False
     explain: bool = False
     instance: str | None = None
     region: str = "us-east-1"
@@ -120,22 +131,35 @@ class Options:
         """The command line says what trees are drafted."""
         return any(getattr(self, name) is not None for name in TREES)
 
+    @property
+    def waits(self) -> bool:
+        """The target makes a forward only when a whole tree is drafted."""
+        return self.fixed_tree or self.pace == "wait"
+
 
 _add = partial(add_flag, Options)
 
-_DESCRIPTION = """Outrider: a small draft model runs ahead on this machine, a large target model elsewhere checks its guesses,
-and the text is exactly the target's own. Without model flags the pair that ships with the repository is used."""
+_DESCRIPTION = """Outrider: a small draft model runs ahead on this machine, a large target model
+elsewhere checks its guesses, and the text is exactly the target's own. Without model flags the pair
+that ships with the repository is used."""
 
 _EXAMPLES = """examples:
-  python main.py --role target                                        serve the embedded target on 127.0.0.1:50051
-  python main.py --role draft --prompt "def main():" --baseline       draft here, verify there, compare with target-only
-  python main.py --role target --model DIR --host 0.0.0.0 --tls_cert cert.pem --tls_key key.pem --token_file token
-  python main.py --role draft --model DIR --target_host HOST --tls_ca ca.pem --token_file token --prompt_text prompts.txt
-  python main.py --role fused_target                                  target and draft on one host; text comes back as it is made
+  python main.py --role target                                        serve the embedded target on
+                                                                      127.0.0.1:50051
+  python main.py --role draft --prompt "def main():" --baseline       draft here, verify there,
+                                                                      compare with target-only
+  python main.py --role target --model DIR --host 0.0.0.0 \\
+    --tls_cert cert.pem --tls_key key.pem --token_file token
+  python main.py --role draft --model DIR --target_host HOST \\
+    --tls_ca ca.pem --token_file token --prompt_text prompts.txt
+  python main.py --role fused_target                                  target and draft on one host;
+                                                                      text comes back as it is made
   python main.py --role fused_client --prompt "def main():"           ask such a host
-  python main.py --role verify_target --prompt "def main():"          the target alone, in this process
+  python main.py --role verify_target --prompt "def main():"          the target alone, in this
+                                                                      process
   python main.py --role make-cert --host HOST --out certificates      a self-signed pair for --tls_*
-  python main.py --role make-key --name alice --keys_file keys.json   a key for a client; its token is printed once"""
+  python main.py --role make-key --name alice --keys_file keys.json   a key for a client; its token
+                                                                      is printed once"""
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -152,26 +176,21 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     _text_flags(parser.add_argument_group("text (draft, verify_target, verify_draft)"))
     _tree_flags(
         parser.add_argument_group(
-            "drafting (draft, fused_target; fused_client asks the host for it)"
+            "drafting (draft): the target goes on by itself and takes what the draft proposes, "
+            "unless it is told to wait for whole trees"
         )
     )
-    _wish_flags(
-        parser.add_argument_group(
-            "adapting (draft): trees and bets are chosen from measured times, unless a tree is asked for"
-        )
-    )
+    _wish_flags(parser.add_argument_group("prices and limits (draft)"))
     _network_flags(parser.add_argument_group("network"))
     _observing_flags(parser.add_argument_group("observing (target)"))
     _add(parser, "debug", "show tracebacks", action="store_true")
+    for name, why in GONE.items():
+        add_gone(parser, name, why)
     options = Options(**vars(parser.parse_args(arguments)))
     if options.emulate and options.role not in SERVING:
         parser.error(
-            f"--emulate is for --role target: a draft reports the device of the target that it is given (got --role {options.role})"
-        )
-    if options.acceptance != Options.acceptance and options.role != "fused_target":
-        needs = "both models must be in one process"
-        parser.error(
-            f"--acceptance {options.acceptance} is for --role fused_target: {needs} (got --role {options.role})"
+            "--emulate is for --role target: a draft reports the device of the target that it is "
+            f"given (got --role {options.role})"
         )
     _check_listing(parser, options)
     _check_observing(parser, options)
@@ -190,6 +209,13 @@ def _device(name: str) -> str:
     return name
 
 
+def _port(text: str) -> int:
+    try:
+        return read_port(text)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
@@ -204,10 +230,14 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "artifact",
-        "target, fused_target, verify_target: serve this compiled target (python -m compile) instead of a model",
+        "target, fused_target, verify_target: serve this compiled target (python -m compile) "
+        "instead of a model",
         metavar="DIR",
     )
-    listed = "target: also serve the models listed in this JSON file, each loaded when a client first names it (outrider/listed.py)"
+    listed = (
+        "target: also serve the models listed in this JSON file, each loaded when a client "
+        "first names it (outrider/listed.py)"
+    )
     _add(group, "models", listed, metavar="FILE")
     _add(
         group,
@@ -247,7 +277,8 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "batch",
-        "sequences held at once: KV rows of the target, prompts drafted at once (default: %(default)s)",
+        "sequences held at once: KV rows of the target, prompts drafted at once (default: "
+        "%(default)s)",
         type=int,
     )
     _add(
@@ -262,9 +293,15 @@ def _model_flags(group: argparse._ArgumentGroup) -> None:
         "target: largest tree taken, its root included (default: %(default)s)",
         type=int,
     )
-    emulate = "target: the model chooses, each pass takes the time of this profile; all that is reported says emulated (unknown names list them)"
+    emulate = (
+        "target: the model chooses, each pass takes the time of this profile; all that is "
+        "reported says emulated (unknown names list them)"
+    )
     _add(group, "emulate", emulate, metavar="PROFILE")
-    calibrate = "measure the models of this role afresh (a draft: and the link, if a target answers), print and keep what was found, and end"
+    calibrate = (
+        "measure the models of this role afresh (a draft: and the link, if a target "
+        "answers), print and keep what was found, and end"
+    )
     _add(group, "calibrate", calibrate, action="store_true")
 
 
@@ -301,14 +338,14 @@ def _tree_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "gamma",
-        "draft chains of this length instead of adapting",
+        "rounds: the target waits for a chain of this length",
         alias="speculation_length",
         type=int,
     )
     _add(
         group,
         "tree_nodes",
-        "draft trees of this many nodes instead of adapting (default beside --tree_depth, --offline draft: 16)",
+        "rounds with trees of this many nodes (default of --pace wait and beside --tree_depth: 16)",
         type=int,
     )
     _add(group, "tree_depth", "and this depth (default: 6)", type=int)
@@ -318,8 +355,11 @@ def _tree_flags(group: argparse._ArgumentGroup) -> None:
         "a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05",
         metavar="R,R,...",
     )
-    acceptance = "fused_target: match makes the target's seeded text; classic (p/q rejection, trees of fixed shape) another of the same distribution"
-    _add(group, "acceptance", acceptance, choices=ACCEPTANCES)
+    pace = (
+        "go_on: the target waits for nobody (default); wait: for whole trees, which takes fewer "
+        "of its forwards"
+    )
+    _add(group, "pace", pace, choices=PACES)
     _add(
         group,
         "baseline",
@@ -335,7 +375,10 @@ def _wish_flags(group: argparse._ArgumentGroup) -> None:
         "cost against speed: tps, balanced, cost or 0 to 100 (default: %(default)s)",
         metavar="KNOB",
     )
-    objective = f"what cost is: {', '.join(OBJECTIVES)} (default: total_cost where all its prices are given, else api_cost)"
+    objective = (
+        f"what cost is: {', '.join(OBJECTIVES)} (default: total_cost where all its prices "
+        "are given, else api_cost)"
+    )
     _add(group, "objective", objective, choices=OBJECTIVES, metavar="NAME")
     _add(
         group,
@@ -361,15 +404,8 @@ def _wish_flags(group: argparse._ArgumentGroup) -> None:
     )
     _add(
         group,
-        "architecture",
-        "auto: the target alone, or its own draft, may go on where that is better",
-        choices=ARCHITECTURES,
-    )
-    _add(group, "no_bets", "draft nothing while a verdict is under way", action="store_true")
-    _add(
-        group,
         "explain",
-        "say on stderr what is decided and what the alternatives were",
+        "say on stderr what a token costs, what limits it and what would change that",
         action="store_true",
     )
     _add(group, "instance", "price the target by EC2 type, such as trn1.2xlarge", metavar="TYPE")
@@ -379,7 +415,8 @@ def _wish_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "target_share",
-        "part of the target's hour that is charged: 1/n where n such sessions share it (default: %(default)g)",
+        "part of the target's hour that is charged: 1/n where n such sessions share it (default: "
+        "%(default)g)",
         type=float,
     )
     _add(group, "usd_per_kwh", "price of this machine's electricity", type=float, metavar="USD")
@@ -401,11 +438,13 @@ def _network_flags(group: argparse._ArgumentGroup) -> None:
         "host",
         "target: address to listen on; make-cert: name in the certificate (default: %(default)s)",
     )
-    _add(group, "port", "of the target; 0 lets the system choose (default: %(default)s)", type=int)
+    port = "of the target; 0 lets the system choose (default: %(default)s)"
+    _add(group, "port", port, type=_port, metavar="PORT")
     _add(
         group,
         "target_host",
-        "draft: where the target is, HOST or HOST:PORT; several of one model: A,B (default: %(default)s)",
+        "draft: where the target is, HOST or HOST:PORT; several of one model: A,B (default: "
+        "%(default)s)",
         metavar="HOST",
     )
     _add(
@@ -417,7 +456,8 @@ def _network_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "offline",
-        "draft: while the target is away, wait, or go on with the draft's own text, corrected later",
+        "draft: while the target is away, wait, or go on with the draft's own text, corrected "
+        "later",
         choices=("wait", "draft"),
     )
     _add(
@@ -455,7 +495,8 @@ def _network_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "tls_ca",
-        "authority that signed the other side's certificate; a target given one demands client certificates",
+        "authority that signed the other side's certificate; a target given one demands client "
+        "certificates",
         metavar="FILE",
     )
     _add(group, "tls", "draft: TLS with the system's authorities", action="store_true")
@@ -484,7 +525,8 @@ def _check_listing(parser: argparse.ArgumentParser, options: Options) -> None:
         parser.error("--calibrate measures a target, --emulate states its times: give one of them")
     if options.calibrate and options.models:
         parser.error(
-            "--calibrate measures one model, --models lists several: name it with --model or --artifact"
+            "--calibrate measures one model, --models lists several: name it with --model or "
+            "--artifact"
         )
 
 
@@ -495,8 +537,6 @@ _WISHES = (
     "min_tps",
     "max_usd_per_1m",
     "max_joules_per_token",
-    "architecture",
-    "no_bets",
     "explain",
 )
 
@@ -504,13 +544,9 @@ _AMOUNTS = ("usd_per_kwh", "usd_per_gb_up", "usd_per_gb_down", "draft_watts", "t
 
 
 def _observing_flags(group: argparse._ArgumentGroup) -> None:
-    _add(
-        group,
-        "metrics_port",
-        "serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose",
-        type=int,
-        metavar="PORT",
-    )
+    metrics = "serve Prometheus metrics and /healthz over HTTP on this port; "
+    metrics += "0 lets the system choose"
+    _add(group, "metrics_port", metrics, type=_port, metavar="PORT")
     _add(group, "metrics_host", "where they are served (default: %(default)s)", metavar="HOST")
     _add(group, "log", "form of the log on stderr (default: %(default)s)", choices=LOG_FORMS)
     _add(
@@ -525,7 +561,10 @@ def _observing_flags(group: argparse._ArgumentGroup) -> None:
         "show sessions, batch, acceptance and tokens a second on stderr while serving",
         action="store_true",
     )
-    price = "price of the target's machine; a target tells its clients, and --watch shows dollars per million tokens, idle time included"
+    price = (
+        "price of the target's machine; a target tells its clients, and --watch shows dollars "
+        "per million tokens, idle time included"
+    )
     _add(group, "usd_per_hour", price, type=float, metavar="USD")
 
 
@@ -543,15 +582,7 @@ def _check_wishes(parser: argparse.ArgumentParser, options: Options) -> None:
     given = [name for name in _WISHES if getattr(options, name) != getattr(Options, name)]
     if given and options.role != "draft":
         parser.error(f"--{given[0]} is for --role draft (got --role {options.role})")
-    fixed = [name for name in TREES if getattr(options, name) is not None]
-    if given and fixed:
-        parser.error(
-            f"--{given[0]} lets the tree be chosen, --{fixed[0]} fixes it: give one of them"
-        )
-    if given and options.offline != Options.offline:
-        parser.error(
-            f"--{given[0]} does not go with --offline {options.offline}, whose trees are fixed"
-        )
+    _check_pace(parser, options, given)
     if options.max_usd is not None and options.role != "draft":
         parser.error(f"--max_usd is for --role draft (got --role {options.role})")
     if options.instance is not None and options.usd_per_hour is not None:
@@ -562,4 +593,30 @@ def _check_wishes(parser: argparse.ArgumentParser, options: Options) -> None:
     if not 0 < options.target_share <= 1:
         parser.error(
             f"--target_share is above 0, and 1 is the whole target (got {options.target_share:g})"
+        )
+
+
+def _check_pace(parser: argparse.ArgumentParser, options: Options, wishes: Sequence[str]) -> None:
+    """wishes: flags of prices and limits that are given."""
+    fixed = [name for name in TREES if getattr(options, name) is not None]
+    if (fixed or options.pace) and options.role != "draft":
+        parser.error(
+            f"--{[*fixed, 'pace'][0]} is for --role draft: a draft beside the target chooses its "
+            f"own trees (got --role {options.role})"
+        )
+    if fixed and options.pace == "go_on":
+        parser.error(
+            f"--{fixed[0]} makes the target wait for whole trees, --pace go_on lets it go on: give "
+            "one of them"
+        )
+    waiting = f"--{fixed[0]}" if fixed else "--pace wait"
+    if options.waits and wishes:
+        parser.error(
+            f"--{wishes[0]} steers a draft that never waits, {waiting} makes rounds: give one of "
+            "them"
+        )
+    if options.waits and options.offline != Options.offline:
+        parser.error(
+            f"--offline {options.offline} goes on with a draft that never waits, {waiting} makes "
+            "rounds: give one of them"
         )

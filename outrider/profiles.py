@@ -1,4 +1,6 @@
-"""What this machine's calls take: kept profiles of a draft and of a target, measured on first use."""
+"""What this machine's calls take: kept profiles of a draft and of a target, measured on first
+use.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,18 @@ WIDEST = 64
 
 @dataclass(frozen=True)
 class Profiles:
-    """Where profiles are kept; `afresh`: measure, whatever is kept.  tell: is told of progress, a line at a time."""
+    """Where profiles are kept; `afresh`: measure, whatever is kept.  tell: is told of progress,
+    a line at a time.
+    """
 
     directory: Path
     tell: Tell
     afresh: bool = False
 
     def draft(self, checkpoint: Checkpoint, model: Measurable, length: int) -> dict[int, float]:
-        """Seconds of one call of the draft by its width, for DraftTimes. length: of the longest sequence it was loaded for."""
+        """Seconds of one call of the draft by its width, for DraftTimes. length: of the longest
+        sequence it was loaded for.
+        """
         from inference.model.checkpoint import fingerprint
 
         width = min(WIDEST, model.max_nodes)
@@ -56,7 +62,9 @@ class Profiles:
     def target(
         self, name: str, made_from: str, model: Measurable, length: int, nodes: int
     ) -> dict[Shape, float]:
-        """Seconds of a forward by rows and nodes of each, for TargetTimes. made_from: fingerprint of its weights, and of its artefact."""
+        """Seconds of a forward by rows and nodes of each, for TargetTimes. made_from:
+        fingerprint of its weights, and of its artefact.
+        """
         subject = _subject("target", model, length, made_from, rows=model.rows, nodes=nodes)
         return self._times(
             subject,

@@ -16,8 +16,10 @@ from outrider.wishes import UNPRICED, Stated
 
 
 class _Meter:
-    """Seconds in which texts are made, from any thread: `held` counts them once however many are made at a time, and `each` what one that
-    is made all the time is charged, where those that are made together share them evenly."""
+    """Seconds in which texts are made, from any thread: `held` counts them once however many are
+    made at a time, and `each` what one that is made all the time is charged, where those that are
+    made together share them evenly.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.held = self.each = 0.0
@@ -64,9 +66,11 @@ class Tab:
 
 
 class Purse:
-    """Counts for all texts of a run. One user holds one target: seconds in which several texts are made are paid once.
+    """Counts for all texts of a run. One user holds one target: seconds in which several texts are
+    made are paid once.
 
-    source: who states the prices; None where nobody does.  limit: US dollars; None where only the count is wanted.
+    source: who states the prices; None where nobody does.  limit: US dollars; None where only the
+    count is wanted.
     """
 
     def __init__(

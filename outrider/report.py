@@ -1,4 +1,6 @@
-"""What the user sees: text while it is made, the final report, JSON lines, and the profile as CSV and JSON."""
+"""What the user sees: text while it is made, the final report, JSON lines, and the profile as
+CSV and JSON.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from unicodedata import category
 
-from inference.objective import PER_MILLION, Wish, price_words
+from inference.objective import PER_MILLION, Effort, Wish, price_words
+from inference.whole_file import write_whole
 from outrider.completion import Completion, Piece
 from outrider.purse import Purse
 
@@ -17,9 +21,11 @@ _GREEN, _BOLD, _DIM, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
 class LiveText:
-    """Writes pieces to stdout as they come; on a terminal, what the draft had guessed is green, the target's own bold.
+    """Writes pieces to stdout as they come; on a terminal, what the draft had guessed is green, the
+    target's own bold, and a control character is a space.
 
-    Text that nobody has verified is shown on a terminal only, dim, and followed by what is true from its beginning on.
+    Text that nobody has verified is shown on a terminal only, dim, and followed by what is true
+    from its beginning on.
     """
 
     def __init__(self) -> None:
@@ -29,15 +35,23 @@ class LiveText:
     def __call__(self, piece: Piece) -> None:
         if not piece.verified:
             self._unverified = self._unverified or bool(piece.text)
-            sys.stdout.write(f"{_DIM}{piece.text}{_PLAIN}" if self._coloured else "")
+            sys.stdout.write(f"{_DIM}{_harmless(piece.text)}{_PLAIN}" if self._coloured else "")
             sys.stdout.flush()
             return
         if self._unverified and self._coloured:
             sys.stdout.write("\n[the target is back; from where the dim text began:]\n")
         self._unverified = False
         colour = _GREEN if piece.accepted else _BOLD
-        sys.stdout.write(f"{colour}{piece.text}{_PLAIN}" if self._coloured else piece.text)
+        shown = f"{colour}{_harmless(piece.text)}{_PLAIN}" if self._coloured else piece.text
+        sys.stdout.write(shown)
         sys.stdout.flush()
+
+
+def _harmless(text: str) -> str:
+    """A terminal takes control characters for orders."""
+    return "".join(
+        " " if category(letter) == "Cc" and letter not in "\n\t" else letter for letter in text
+    )
 
 
 def silent(piece: Piece) -> None:
@@ -47,20 +61,13 @@ def silent(piece: Piece) -> None:
 def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
     """The final report of a run: counts add up over prompts, rates are ratios of sums."""
     tokens = sum(len(done.token_ids) for done in completions)
-    rounds = sum(done.rounds for done in completions)
-    drafted = sum(done.num_draft_tokens for done in completions)
-    accepted = sum(done.num_accepted_tokens for done in completions)
     lines = [
-        f"prompt tokens {sum(done.prompt_tokens for done in completions)}, generated {tokens}, rounds {rounds}",
+        f"prompt tokens {sum(done.prompt_tokens for done in completions)}, generated {tokens}",
+        *_forwards(completions, tokens),
+        *_draft(completions, tokens),
         _time(completions, wall_seconds),
+        *_bytes(completions, tokens),
     ]
-    if drafted:
-        length = (accepted + rounds) / rounds
-        lines.insert(
-            1,
-            f"drafted {drafted}, accepted {accepted} ({accepted / drafted:.1%}), {length:.2f} tokens a round (acceptance length)",
-        )
-    lines += [*_between(completions), *_prepared(completions), *_bytes(completions, tokens, rounds)]
     spent = [done for done in completions if done.finish_reason == "spent"]
     if spent:
         never = sum(not done.token_ids for done in spent)
@@ -76,7 +83,9 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
 
 
 def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
-    """Of the run; where target-only runs are part of it, the texts' own seconds one after the other."""
+    """Of the run; where target-only runs are part of it, the texts' own seconds one after the
+    other.
+    """
     beside = any(done.baseline is not None for done in completions)
     tokens, seconds = (
         sum(len(done.token_ids) for done in completions),
@@ -87,7 +96,9 @@ def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
 
 
 def account(completions: Sequence[Completion], purse: Purse, wish: Wish) -> str:
-    """What the run cost and took a token, by whose prices, and whether the user's limit was kept. Target-only runs for comparison are not in it."""
+    """What the run cost and took a token, by whose prices, and whether the user's limit was
+    kept. Target-only runs for comparison are not in it.
+    """
     tokens, effort = sum(len(done.token_ids) for done in completions), purse.effort
     if not tokens:
         return f"cost ${purse.spent:.6f}" if purse.source is not None else ""
@@ -103,8 +114,21 @@ def account(completions: Sequence[Completion], purse: Purse, wish: Wish) -> str:
             if purse.terms.target_share == 1
             else f"; {purse.terms.target_share:g} of the hour is charged"
         )
-        lines.append(f"prices: {purse.source}{share}")
+        lines += [*_by_forwards(completions, tokens, purse), f"prices: {purse.source}{share}"]
     return "\n".join([*lines, *_energy(tokens, purse), *_limit(completions, purse, wish)])
+
+
+def _by_forwards(completions: Sequence[Completion], tokens: int, purse: Purse) -> list[str]:
+    """The price of a token where the target is paid by the forward, not for as long as it is
+    held; --pace wait has fewer of them.
+    """
+    effort = Effort()
+    for done in completions:
+        effort = effort.plus(done.effort_of_forwards)
+    usd = purse.price(effort)
+    if usd is None or not effort.wall:
+        return []
+    return [f"by the target's forwards alone {price_words('total_cost', usd / tokens)}"]
 
 
 def _energy(tokens: int, purse: Purse) -> list[str]:
@@ -157,42 +181,50 @@ def _verdict(flag: str, kept: bool, measured: str, wanted: str) -> str:
     return f"{flag} {'kept' if kept else 'missed'}: measured {measured} of {wanted} wanted"
 
 
-def _between(completions: Sequence[Completion]) -> list[str]:
-    """Which architecture made what, where several took turns."""
-    if not any(done.stretch_tokens for done in completions):
+def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
+    """What the target did."""
+    forwards, lone, drafted, accepted = (
+        sum(getattr(done, name) for done in completions)
+        for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
+    )
+    if not forwards:
         return []
-    made: Counter[str] = Counter()
+    said = f"forwards {forwards}, {tokens / forwards:.2f} tokens a forward (acceptance length)"
+    if not drafted:
+        return [said]
+    with_candidates = 1 + accepted / max(forwards - lone, 1)
+    named = Counter[str]()
     for done in completions:
-        made.update(done.made_by)
-    return ["made by " + ", ".join(f"{name}: {count} tokens" for name, count in made.most_common())]
+        named.update(done.accepted_by)
+    by = ", ".join(f"{name} {count}" for name, count in named.most_common())
+    return [
+        f"{said}; {lone} of them without candidates, {with_candidates:.2f} tokens in the others",
+        f"candidates computed {drafted}, accepted {accepted} ({accepted / drafted:.1%})"
+        + f": by {by}" * (len(named) > 1),
+    ]
 
 
-def _bytes(completions: Sequence[Completion], tokens: int, rounds: int) -> list[str]:
-    """A round, or a token where not all were made in rounds."""
-    each, what = (
-        (tokens, "token") if any(done.stretch_tokens for done in completions) else (rounds, "round")
-    )
-    up, down = (
-        sum(getattr(done, side) for done in completions) for side in ("bytes_up", "bytes_down")
-    )
-    return [f"bytes a {what} {up / each:.0f} up, {down / each:.0f} down"] if up and each else []
-
-
-def _prepared(completions: Sequence[Completion]) -> list[str]:
-    """What adaptive drafting expected, and what it did while verdicts were under way."""
-    told = [done for done in completions if done.expected_acceptance_length]
-    rounds, nodes = sum(done.rounds for done in told), sum(done.bet_nodes for done in told)
-    if not told:
+def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
+    """What the draft here did."""
+    calls = sum(done.draft_calls for done in completions)
+    seconds = sum(done.draft_seconds for done in completions)
+    if not calls or not tokens:
         return []
-    expected = sum(done.expected_acceptance_length * done.rounds for done in told) / rounds
-    actual = sum(done.num_accepted_tokens + done.rounds for done in told) / rounds
-    lines = [f"expected {expected:.2f} tokens a round, got {actual:.2f}"]
-    if nodes:
-        used, hits = sum(done.bet_nodes_used for done in told), sum(done.bet_hits for done in told)
-        lines.append(
-            f"while verdicts were under way: {nodes} nodes ranked, {used} of them used; {hits} of {rounds} next trees begun"
-        )
-    return lines
+    return [f"draft calls {calls}, {calls / tokens:.2f} a token, {seconds:.2f} s"]
+
+
+def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
+    """Of message bodies, and how many messages."""
+    up, down, sent, got = (
+        sum(getattr(done, name) for done in completions)
+        for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")
+    )
+    if not up or not tokens:
+        return []
+    return [
+        f"bytes a token {up / tokens:.0f} up, {down / tokens:.0f} down; messages "
+        f"{sent / tokens:.2f} up, {got / tokens:.2f} down"
+    ]
 
 
 def _against_baseline(completions: Sequence[Completion]) -> list[str]:
@@ -205,28 +237,23 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
         sum(not done.whole for done, _ in pairs),
     )
     ours, theirs = (sum(run.seconds for run in side) for side in zip(*pairs, strict=True))
-    rounds, alone = (
-        sum(done.rounds for done, _ in pairs),
-        sum(baseline.rounds for _, baseline in pairs),
-    )
-    passes = (
-        ""
-        if any(done.stretch_tokens for done, _ in pairs)
-        else f"{alone} passes instead of {rounds}, "
-    )
+    forwards, alone = (sum(run.forwards for run in side) for side in zip(*pairs, strict=True))
     return [
-        f"target-only, same prompts and seeds: {passes}{theirs:.2f} s instead of {ours:.2f} s: speed-up {theirs / ours:.2f}",
+        f"target-only, same prompts and seeds: {alone} forwards instead of {forwards}, "
+        f"{theirs:.2f} s instead of {ours:.2f} s: speed-up {theirs / ours:.2f}",
         f"identical texts: {same} of {len(pairs)}"
         + f", {cut} of them as far as they were made" * bool(cut),
     ]
 
 
 def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Path]:
-    """outrider-profile.json with everything and .csv with the numeric columns and the target's device, a row a text."""
+    """outrider-profile.json with everything and .csv with the numeric columns and the target's
+    device, a row a text.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "outrider-profile.json", directory / "outrider-profile.csv"]
     records = [done.record() for done in completions]
-    paths[0].write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    write_whole(paths[0], json.dumps(records, indent=1) + "\n")
     rows: list[dict[str, object]] = [
         {key: value for key, value in record.items() if isinstance(value, int | float)}
         for record in records

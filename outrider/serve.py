@@ -1,20 +1,25 @@
-"""Roles that prepare or run a target: target (serve it, or only measure it), make-cert (a self-signed pair for TLS), make-key."""
+"""Roles that prepare or run a target: target (serve it, or only measure it), make-cert (a
+self-signed pair for TLS), make-key.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from grpc_comm import keys
+from grpc_comm import keys_file
 from grpc_comm.catalogue import Served
 from grpc_comm.security import make_certificate, server_security
 from grpc_comm.server import Target
 from grpc_comm.server import serve as serve_target
+from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
-from inference.backends.timed import TimedModel, TimeProfile, find_profile, timed
+from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 from inference.profiling import emulated_target
@@ -34,23 +39,30 @@ from outrider.options import Options
 from outrider.profiles import outrider_version, user_profiles
 
 if TYPE_CHECKING:
+    from inference.backends import Model
     from inference.backends.compiled import CompiledModel
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
+    from outrider.fused import Drafts
+
+    Beside = Callable[[Options, Model, Description], Drafts]
 
 READY = "listening on "
 """Start of the stderr line that names the bound address, once sessions are taken."""
 
 
 def serve(options: Options) -> int:
-    """Serve a target until a signal; with --calibrate measure it afresh, say and keep what was found, and end."""
+    """Serve a target until a signal; with --calibrate measure it afresh, say and keep what was
+    found, and end.
+    """
     if options.calibrate:
         return _calibrate(options)
     server_security(
         security_of(options), Address(options.host, options.port)
     )  # before minutes are spent on loading
+    check_tls_files(security_of(options))
     with observed(options) as observer:
-        target = replace(_load(options), observer=observer)
+        target = replace(load_target(options), observer=observer)
         serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)
     if isinstance(target.engine.model, TimedModel):
         print(target.engine.model.account(), file=sys.stderr)
@@ -60,39 +72,39 @@ def serve(options: Options) -> int:
 def _calibrate(options: Options) -> int:
     from outrider.calibrate import described
 
-    print(*described(_load(options).description), sep="\n")
+    print(*described(load_target(options).description), sep="\n")
     return 0
 
 
-def _load(options: Options) -> Target:
-    """What the role serves."""
-    target = load_target(options)
-    if options.role == "fused_target":
-        from outrider.fused import with_draft
-
-        target = with_draft(target, options)
-    return target
-
-
 def _say_ready(description: Description, bound: Address) -> None:
-    limits = f"rows {description.rows}, sequence length {description.sequence_length}, {description.device}"
+    limits = (
+        f"rows {description.rows}, sequence length {description.sequence_length}, "
+        f"{description.device}"
+    )
     print(f"{READY}{bound} ({limits}); Ctrl-C ends", file=sys.stderr, flush=True)
 
 
 def load_target(options: Options) -> Target:
-    """What --role target serves: its first model, loaded, and those that --models lists, on first use.
+    """What a target serves: its first model, loaded, and those that --models lists, on first use.
 
-    Without a model on the command line the first of the list is the first.
+    Without a model on the command line the first of the list is the first. Role fused_target has a
+    draft beside the first.
     """
+    load_first = load_served
+    if options.role == "fused_target":
+        from outrider.fused import with_draft
+
+        load_first = partial(load_served, beside=with_draft)
     listed = read_listed(Path(options.models), options) if options.models else {}
     if listed and not (options.model or options.target_model or options.artifact):
         name = next(iter(listed))
-        first = load_listed(name, listed.pop(name), load_served)
+        first = load_listed(name, listed.pop(name), load_first)
     else:
-        first = load_served(options)
+        first = load_first(options)
     if first.description.model in listed:
         raise InvalidRequest(
-            f"--models lists {first.description.model}, which is the name of the model on the command line: name it otherwise"
+            f"--models lists {first.description.model}, which is the name of the model on the "
+            "command line: name it otherwise"
         )
     return Target(
         first.engine,
@@ -106,8 +118,8 @@ def load_target(options: Options) -> Target:
     )
 
 
-def load_served(options: Options) -> Served:
-    """A target model in an engine, described for its clients."""
+def load_served(options: Options, beside: Beside | None = None) -> Served:
+    """A target model in an engine, described for its clients. beside: what makes its draft."""
     if options.max_tree_nodes < 1:
         raise InvalidRequest(
             f"--max_tree_nodes {options.max_tree_nodes}: at least the root is needed"
@@ -136,19 +148,26 @@ def load_served(options: Options) -> Served:
         times=tuple(_times(loaded, profile, afresh=options.calibrate).items()),
         usd_per_hour=options.usd_per_hour or 0.0,
     )
-    served = timed(model, profile) if profile else model
+    served = TimedModel(model, profile) if profile else model
+    drafts = beside(options, served, description) if beside is not None else None
     engine = Engine(
         served,
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=vocabulary,
         waiting=options.waiting,
+        times=dict(description.times),
+        branches=options.device != "neuron-legacy",
+        host=drafts.host if drafts else None,
+        graphs=drafts.graphs if drafts else None,
     )
-    return Served(engine, description)
+    return Served(engine, drafts.description if drafts else description)
 
 
 class _Loaded(NamedTuple):
-    """made_from: what tells it apart from others that compute differently: its weights, and its artefact where there is one."""
+    """made_from: what tells it apart from others that compute differently: its weights, and its
+    artefact where there is one.
+    """
 
     model: EagerModel | CompiledModel | LegacyNeuronModel
     checkpoint: Checkpoint
@@ -196,7 +215,9 @@ def _load_artifact(options: Options) -> _Loaded:
 
 
 def _times(loaded: _Loaded, emulated: TimeProfile | None, *, afresh: bool) -> dict[Shape, float]:
-    """Seconds of a forward: kept from an earlier start, else or `afresh` measured now; of an emulated device its profile's."""
+    """Seconds of a forward: kept from an earlier start, else or `afresh` measured now; of an
+    emulated device its profile's.
+    """
     if emulated is not None:
         return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
     name, length, nodes = loaded.checkpoint.name, loaded.sequence_length, loaded.max_tree_nodes
@@ -208,7 +229,8 @@ def make_cert(options: Options) -> int:
     hosts = list(dict.fromkeys([options.host, "localhost", "127.0.0.1"]))
     files = make_certificate(Path(options.out), hosts)
     print(
-        f"target: --tls_cert {files.certificate} --tls_key {files.key}\ndraft:  --tls_ca {files.ca}",
+        f"target: --tls_cert {files.certificate} --tls_key {files.key}\ndraft:  --tls_ca "
+        f"{files.ca}",
         file=sys.stderr,
     )
     return 0
@@ -218,9 +240,10 @@ def make_key(options: Options) -> int:
     """Add a key to --keys_file and print its token, which is stored nowhere."""
     if not (options.name and options.keys_file):
         raise InvalidRequest("a key needs a name and a file: --name NAME --keys_file FILE")
-    token = keys.make_key(Path(options.keys_file), options.name)
+    token = keys_file.make_key(Path(options.keys_file), options.name)
     print(
-        f"{options.name} may call; the token is shown this once, limits can be added to the entry in {options.keys_file}:",
+        f"{options.name} may call; the token is shown this once, limits can be added to the entry "
+        f"in {options.keys_file}:",
         file=sys.stderr,
     )
     print(token)

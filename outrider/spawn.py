@@ -1,4 +1,6 @@
-"""A target as a process of its own on this machine, for the demo, the comparison and tests; it ends with its context."""
+"""A target as a process of its own on this machine, for the demo, the comparison and tests; it
+ends with its context.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ def role_command(role: str, *arguments: str) -> list[str]:
 
 
 def role_environment() -> dict[str, str]:
-    """The environment in which role_command finds the packages, also from a checkout that was not installed."""
+    """The environment in which role_command finds the packages, also from a checkout that was
+    not installed.
+    """
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class StartedTarget(NamedTuple):
-    """A target that runs here. address: HOST:PORT.  said: its latest lines; after the context also those of its end."""
+    """A target that runs here. address: HOST:PORT.  said: its latest lines; after the context
+    also those of its end.
+    """
 
     address: str
     pid: int
@@ -47,7 +53,9 @@ def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
 
 @contextmanager
 def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]:
-    """The same for any role that serves. Raises Unavailable, with what it said, when it does not start."""
+    """The same for any role that serves. Raises Unavailable, with what it said, when it does not
+    start.
+    """
     command = role_command(role, "--port", "0", *arguments)
     process = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=role_environment()
@@ -74,7 +82,9 @@ def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]
 
 
 def _address(process: subprocess.Popen[str], said: deque[str]) -> str:
-    """The address on the line that says the target listens; what it says before is kept for the error."""
+    """The address on the line that says the target listens; what it says before is kept for the
+    error.
+    """
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(READY):

@@ -1,7 +1,8 @@
-"""The operator's view of a target in the terminal: sessions, batch, acceptance, tokens a second and dollars per million tokens.
+"""The operator's view of a target in the terminal: sessions, batch, acceptance, tokens a second and
+dollars per million tokens.
 
-Rates are of the last minute, or of the time since the start if that is shorter. Dollars are the price of that time, idle or not,
-divided by the tokens made in it.
+Rates are of the last minute, or of the time since the start if that is shorter. Dollars are the
+price of that time, idle or not, divided by the tokens made in it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from rich.text import Text
 from grpc_comm.ledger import Entry, Ledger, Occupancy, State, occupancy, state_of
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.translate import Description
-from inference.engine import Engine, Forward, Observer
-from inference.session import Answer, Opened, Session
-from inference.tree import TokenTree
+from inference.engine import Engine
+from inference.forward import Commit, Forward, Observer
+from inference.session import Opened, Session
 
 WINDOW_SECONDS = 60.0
 _VIEW_SECONDS, _LINE_SECONDS = (
@@ -67,7 +68,7 @@ class Rates(NamedTuple):
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens a draft brought, the target's own included."""
+        """Tokens of a forward of a session with candidates."""
         return 1 + self.done.accepted / self.done.drafts if self.done.drafts else None
 
     @property
@@ -219,11 +220,11 @@ class _EngineTotals(Observer):
     def opened(self, session: Session, opened: Opened) -> None:
         self._ledger.opened(self._model, session, opened)
 
-    def answered(self, session: Session, tree: TokenTree, answer: Answer) -> None:
-        self._ledger.answered(session, tree, answer)
-        accepted = len(answer.verdict.path)
+    def committed(self, session: Session, commit: Commit) -> None:
+        self._ledger.committed(session, commit)
+        drafts = commit.candidates > 0
         self.totals = self.totals.combined(
-            Totals(tokens=accepted + 1, drafts=len(tree) > 1, accepted=accepted)
+            Totals(tokens=len(commit.tokens), drafts=drafts, accepted=commit.accepted)
         )
 
 

@@ -1,4 +1,6 @@
-"""What the user wants of adaptive drafting: speed, cost or a limit on one, and the prices that cost is made of."""
+"""What the user wants of drafting: speed, cost or a limit on one, and the prices that
+cost is made of.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Stated(NamedTuple):
 def read_wish(options: Options, rates: Rates | None) -> Wish:
     """Of --cs, --objective and the limits; raises InvalidRequest where they contradict each other.
 
-    Cost is the total where all its prices are stated, else what the target's hours cost, unless --objective says.
+    Cost is the total where all its prices are stated, else what the target's hours cost, unless
+    --objective says.
     """
     weight, limits = (
         read_knob(options.cs),
@@ -69,7 +72,9 @@ def read_terms(options: Options, rates: Rates | None, wish: Wish) -> Terms | Non
 
 
 def fallback_note(options: Options, rates: Rates | None, wish: Wish) -> str | None:
-    """What to say where the target's hours alone are weighed although the user has stated other prices; None where there is nothing to say."""
+    """What to say where the target's hours alone are weighed although the user has stated other
+    prices; None where there is nothing to say.
+    """
     also = (
         options.usd_per_kwh,
         options.draft_watts,
@@ -84,7 +89,10 @@ def fallback_note(options: Options, rates: Rates | None, wish: Wish) -> str | No
     if not asked or rates is None or wish.objective != "api_cost":
         return None
     missing = " and ".join(_unstated(options, rates))
-    return f"cost is what the target's hours cost (api_cost): total_cost also needs {missing} (0 for what costs nothing)"
+    return (
+        f"cost is what the target's hours cost (api_cost): total_cost also needs {missing} (0 "
+        "for what costs nothing)"
+    )
 
 
 def _unstated(options: Options, rates: Rates) -> list[str]:
@@ -99,7 +107,8 @@ def _unstated(options: Options, rates: Rates) -> list[str]:
 
 
 def read_prices(options: Options, described_usd_per_hour: float) -> Stated | None:
-    """The prices of --usd_per_hour, of --instance, or of the target's own word; None where nobody has stated one.
+    """The prices of --usd_per_hour, of --instance, or of the target's own word; None where nobody
+    has stated one.
 
     Raises deploy.pricing.Unpriced where no source has that instance.
     """

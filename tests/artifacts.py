@@ -1,4 +1,6 @@
-"""Artefacts for tests: a builder that writes small files instead of compiling, and directories made with it."""
+"""Artefacts for tests: a builder that writes small files instead of compiling, and directories
+made with it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=2, sequence_length=1
 
 @dataclass
 class FakeBuilder:
-    """Writes each bucket's name into its file, and remembers what it was asked for; `broken` fails at that bucket."""
+    """Writes each bucket's name into its file, and remembers what it was asked for; `broken`
+    fails at that bucket.
+    """
 
     target: str = "cpu"
     broken: str = ""

@@ -1,4 +1,6 @@
-"""Buckets of every kind with tiny models, and busy inputs for them: what the proofs of lowering run."""
+"""Buckets of every kind with tiny models, and busy inputs for them: what the proofs of lowering
+run.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A graph for a bucket. stateful: as Neuron takes it, with noise added in halves; otherwise as CPU and CUDA do."""
+    """A graph for a bucket. stateful: as Neuron takes it, with noise added in halves; otherwise
+    as CPU and CUDA do.
+    """
 
     stateful: bool
     sampled: bool
@@ -70,7 +74,9 @@ class Case:
         return VerifyGraph(decoder, keys.clone(), values.clone(), self.bucket.levels)
 
     def inputs(self, call: int) -> dict[str, Tensor]:
-        """Of the first or second call: trees (chains in a prefill) with context, whose second context holds the first's nodes."""
+        """Of the first or second call: trees (chains in a prefill) with context, whose second
+        context holds the first's nodes.
+        """
         batch, nodes = self.rows, self.nodes
         order = torch.stack(
             [

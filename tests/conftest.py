@@ -1,6 +1,8 @@
-"""One thread: on shared cores several threads wait for each other far longer than they compute. And fixtures of several files.
+"""One thread: on shared cores several threads wait for each other far longer than they compute. And
+fixtures of several files.
 
-Profiles, prices and artefacts are kept in a directory of the test run, not in the user's: a target measures itself once in a run.
+Profiles, prices and artefacts are kept in a directory of the test run, not in the user's: a target
+measures itself once in a run.
 """
 
 from __future__ import annotations

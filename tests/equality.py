@@ -1,9 +1,10 @@
 """Losslessness as a comparison: token by token against the target's own seeded decoding.
 
-Exact arithmetic would make every text equal. In float32 another tree size or slot order moves logits in the last digits,
-which can flip a near-tie. So a difference is looked at in float64, and counts as a near-tie only if
-the two tokens' scores lie within ten times the noise measured at that very position; then the comparison goes on from the
-reference's token. Nothing else is tolerated. `NearTies` fails when they are more than 1 in 10,000 tokens.
+Exact arithmetic would make every text equal. In float32 another tree size or slot order moves
+logits in the last digits, which can flip a near-tie. So a difference is looked at in float64, and
+counts as a near-tie only if the two tokens' scores lie within ten times the noise measured at that
+very position; then the comparison goes on from the reference's token. Nothing else is tolerated.
+`NearTies` fails when they are more than 1 in 10,000 tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class NearTies:
 
 
 def full_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:  # [n, V]
-    """Logits after every token by one plain causal pass over an empty cache, in the decoder's precision."""
+    """Logits after every token by one plain causal pass over an empty cache, in the decoder's
+    precision.
+    """
     chain = TokenTree.chain(tokens)
     config, n = decoder.config, len(tokens)
     cache = torch.zeros(

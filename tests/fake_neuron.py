@@ -1,7 +1,9 @@
-"""A strict stand-in for AWS's Neuron packages: it runs graphs eagerly on the CPU and fails where the real ones would, or worse.
+"""A strict stand-in for AWS's Neuron packages: it runs graphs eagerly on the CPU and fails where
+the real ones would, or worse.
 
-Rules enforced: reference/neuron.md 2.2, 5 and 9, and what NxD's sources say. `Neuron.install` puts the modules in place for one
-test, with package metadata, a device or none. Every fault of our code is an exception here, never a warning.
+Rules enforced: reference/neuron.md 2.2, 5 and 9, and what NxD's sources say. `Neuron.install` puts
+the modules in place for one test, with package metadata, a device or none. Every fault of our code
+is an exception here, never a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ VERSIONS = {
 def lay_out(
     patch: pytest.MonkeyPatch, folder: Path, versions: Mapping[str, str], *, device: bool
 ) -> None:
-    """Make this machine one with these packages, whose metadata lies in the folder, with a device or none, and nothing set for Neuron."""
+    """Make this machine one with these packages, whose metadata lies in the folder, with a
+    device or none, and nothing set for Neuron.
+    """
     from inference.backends import neuron_sdk
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,16 +72,21 @@ class Neuron:
     def check_platform(self) -> None:
         if not self.device and not self.platform:
             raise RuntimeError(
-                "Unsupported Platform - no device, and NEURON_PLATFORM_TARGET_OVERRIDE was not set before the import"
+                "Unsupported Platform - no device, and NEURON_PLATFORM_TARGET_OVERRIDE was not set "
+                "before the import"
             )
 
     @property
     def platform(self) -> str | None:
-        """What the variable was when the packages were first imported: later changes come too late."""
+        """What the variable was when the packages were first imported: later changes come too
+        late.
+        """
         return self._platform
 
     def install(self, patch: pytest.MonkeyPatch, folder: Path) -> Neuron:
-        """Metadata on sys.path, modules behind an import hook that notes the platform when it is used."""
+        """Metadata on sys.path, modules behind an import hook that notes the platform when it is
+        used.
+        """
         from inference.backends import neuron_sdk
 
         lay_out(patch, folder, self.versions, device=self.device)

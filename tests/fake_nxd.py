@@ -1,4 +1,6 @@
-"""Stand-in for NxD Core's ModelBuilder (V2) and NxDModel: traces are modules that are run eagerly, each rule is checked."""
+"""Stand-in for NxD Core's ModelBuilder (V2) and NxDModel: traces are modules that are run
+eagerly, each rule is checked.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ FLAGS += (
 
 
 class Operations(TorchDispatchMode):
-    """Refuses operations that do not exist there, float64, and every NaN or infinity (status 1003)."""
+    """Refuses operations that do not exist there, float64, and every NaN or infinity (status
+    1003).
+    """
 
     known: set[Any] = set()  # operations that were looked at  # noqa: RUF012
 
@@ -79,7 +83,9 @@ class Operations(TorchDispatchMode):
 
 @contextmanager
 def no_in_place(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yields a dictionary that holds the reassigned buffers afterwards; parameters and buffers must not be written to."""
+    """Yields a dictionary that holds the reassigned buffers afterwards; parameters and buffers
+    must not be written to.
+    """
     before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     versions = {name: tensor._version for name, tensor in before.items()}
     changed: dict[str, Tensor] = {}
@@ -113,7 +119,8 @@ def check_boundary(tensors: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is not a tensor")
         if tensor.dtype not in BOUNDARY or tensor.device.type != "cpu":
             raise TypeError(
-                f"{name} is {tensor.dtype} on {tensor.device}: int32 and float32 on the host are taken"
+                f"{name} is {tensor.dtype} on {tensor.device}: int32 and float32 on the host are "
+                "taken"
             )
 
 
@@ -246,7 +253,8 @@ class NxDModel:
                         wanted[name].dtype,
                     ):
                         raise RuntimeError(
-                            f"weight {name} is {shard[name].shape} {shard[name].dtype}, traced {wanted[name].shape}"
+                            f"weight {name} is {shard[name].shape} {shard[name].dtype}, traced "
+                            f"{wanted[name].shape}"
                         )
         self._weights = sharded_checkpoint
 
@@ -255,7 +263,8 @@ class NxDModel:
             raise RuntimeError("nrt_init failed: no neuron device")
         if self.neuron.busy:
             raise RuntimeError(
-                "NRT:nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:2 Available:0"
+                "NRT:nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:2 "
+                "Available:0"
             )
         if self._weights is None:
             raise RuntimeError("to_neuron() before set_weights()")

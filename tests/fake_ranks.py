@@ -1,4 +1,6 @@
-"""Stand-in for NxD's parallel state, parallel layers and sharding: ranks are threads that meet at every collective."""
+"""Stand-in for NxD's parallel state, parallel layers and sharding: ranks are threads that meet
+at every collective.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from torch import Tensor, nn
 
 
 class Group:
-    """The tensor-parallel group of the state in force; collectives are real only while ranks run."""
+    """The tensor-parallel group of the state in force; collectives are real only while ranks
+    run.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -23,7 +27,9 @@ class Group:
         self._parts: dict[int, dict[int, Tensor]] = {}
 
     def exchange(self, part: Tensor) -> list[Tensor]:
-        """Every rank's part, in order of rank; while tracing there is one rank, which stands for all."""
+        """Every rank's part, in order of rank; while tracing there is one rank, which stands for
+        all.
+        """
         if getattr(_here, "rank", None) is None:
             return [part] * self.size
         running: Group = _here.group
@@ -45,7 +51,9 @@ _state: list[Group] = []
 
 
 def current_group() -> Group:
-    """Outside a parallel state the real layers act as plain ones, which would not be what was meant."""
+    """Outside a parallel state the real layers act as plain ones, which would not be what was
+    meant.
+    """
     if not _state:
         raise AssertionError("parallel layers are made within NxDParallelState")
     return _state[-1]
@@ -197,7 +205,8 @@ class ParallelEmbedding(_Parallel):
     ) -> None:
         super().__init__()
         assert shard_across_embedding, (
-            "dealt out by id, the embedding must know its rank, which one program for all ranks does not"
+            "dealt out by id, the embedding must know its rank, which one program for all ranks "
+            "does not"
         )
         self.weight = _parameter(
             (num_embeddings, self._divide(embedding_dim)), dtype, 1, init_method
@@ -236,7 +245,9 @@ def shard_checkpoint(
     load_on_device: bool = False,
     serialize_path: str | None = None,
 ) -> list[dict[str, Tensor]]:
-    """Cuts what the model says is cut; drops keys that the model does not have; consumes the dictionary that it is given."""
+    """Cuts what the model says is cut; drops keys that the model does not have; consumes the
+    dictionary that it is given.
+    """
     group = current_group()
     assert not load_on_device, "sharding needs no device"
     for name in set(checkpoint) - set(model.state_dict()):

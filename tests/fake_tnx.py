@@ -1,7 +1,9 @@
-"""A strict stand-in for transformers-neuronx 0.13: real logits on the CPU, and an exception where the real thing fails, or errs silently.
+"""A strict stand-in for transformers-neuronx 0.13: real logits on the CPU, and an exception where
+the real thing fails, or errs silently.
 
-Rules: the package's sources (aws-neuron/transformers-neuronx 1ade6d7: llama/model.py, base.py, decoder.py, bucket.py, hlo.py, module.py).
-`LegacyImage.install` makes this machine an instance with such packages for one test.
+Rules: the package's sources (aws-neuron/transformers-neuronx 1ade6d7: llama/model.py, base.py,
+decoder.py, bucket.py, hlo.py, module.py). `LegacyImage.install` makes this machine an instance with
+such packages for one test.
 """
 
 from __future__ import annotations
@@ -35,17 +37,22 @@ STALE = 1e4
 SIGNATURES = {
     "from_pretrained": "(pretrained_model_path, *model_args, **kwargs)",
     "__init__": (
-        "(self, config, *, n_positions=2048, batch_size=1, amp='f32', tp_degree=2, context_length_estimate=None, context_unroll=None, "
+        "(self, config, *, n_positions=2048, batch_size=1, amp='f32', tp_degree=2, "
+        "context_length_estimate=None, context_unroll=None, "
         "unroll=None, neuron_config=None, prefixed_length=0, **kwargs)"
     ),
     "enable_speculative_decoder": "(self, speculation_length, batch_sizes=None)",
     "to_neuron": "(self)",
-    "speculative_forward": "(self, input_ids, cache_ids=None, start_ids=None, speculation_length=None)",
+    "speculative_forward": (
+        "(self, input_ids, cache_ids=None, start_ids=None, speculation_length=None)"
+    ),
 }
 
 
 class LlamaConfig:
-    """What the package reads of config.json, with its defaults; `raw` is a transformers 4 config."""
+    """What the package reads of config.json, with its defaults; `raw` is a transformers 4
+    config.
+    """
 
     def __init__(self, raw: dict[str, Any]) -> None:
         for name in (
@@ -69,8 +76,9 @@ class LlamaForSampling:
 
     image: LegacyImage
 
-    def __init__(self, config, *, n_positions=2048, batch_size=1, amp='f32', tp_degree=2, context_length_estimate=None, context_unroll=None,
-                 unroll=None, neuron_config=None, prefixed_length=0, **kwargs):  # fmt: skip  # type: ignore[no-untyped-def]
+    def __init__(self, config, *, n_positions=2048, batch_size=1, amp='f32', tp_degree=2,
+                 context_length_estimate=None, context_unroll=None, unroll=None,
+                 neuron_config=None, prefixed_length=0, **kwargs):  # fmt: skip  # type: ignore[no-untyped-def]
         assert not kwargs, f"{sorted(kwargs)} are swallowed there without a word"
         assert batch_size == 1, "the 1-D cache_ids are one sequence's"
         assert amp in ("f32", "bf16", "f16")

@@ -1,4 +1,6 @@
-"""Stand-in for torch_neuronx.trace: one core, inputs by position, state by aliases from parameters to outputs."""
+"""Stand-in for torch_neuronx.trace: one core, inputs by position, state by aliases from
+parameters to outputs.
+"""
 
 from __future__ import annotations
 

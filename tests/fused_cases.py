@@ -29,7 +29,10 @@ class Case:
     dtype: torch.dtype = torch.float32
 
     def __str__(self) -> str:
-        return f"{'stateful' if self.stateful else 'caller writes'} {self.bucket.name} {str(self.dtype).removeprefix('torch.')}"
+        return (
+            f"{'stateful' if self.stateful else 'caller writes'} {self.bucket.name} "
+            f"{str(self.dtype).removeprefix('torch.')}"
+        )
 
     @property
     def bucket(self) -> RoundBucket:
@@ -56,7 +59,9 @@ class Case:
         return RoundGraph(target, draft, caches, self.bucket.shape)
 
     def inputs(self, seed: int) -> dict[str, Tensor]:
-        """A busy call; where the graph is stateful, texts lie in other rows of the draft than of the target."""
+        """A busy call; where the graph is stateful, texts lie in other rows of the draft than of
+        the target.
+        """
         inputs = random_round(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
         slots = torch.stack(
             [

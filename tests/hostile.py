@@ -1,4 +1,6 @@
-"""Peers that mean no good: callers with keys of their own, and HTTP/2 by hand for what no gRPC library sends."""
+"""Peers that mean no good: callers with keys of their own, and HTTP/2 by hand for what no gRPC
+library sends.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import json
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,15 +18,14 @@ from typing import Any, NamedTuple
 import grpc
 
 from grpc_comm.client import connect
-from grpc_comm.digest import PrefixDigest
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.remote import RemoteVerifier
+from grpc_comm.remote import RemoteSession
 from grpc_comm.security import SecurityOptions
 from grpc_comm.translate import PROTOCOL_VERSION
 from grpc_comm.transport import Address
-from inference.accept import Verdict
+from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.wire_fixtures import WAIT, raw_stub, status, tree
+from tests.wire_fixtures import WAIT, candidates, raw_stub, rest, status
 
 SESSION = "/outrider.v1.Target/Session"
 
@@ -59,20 +61,33 @@ class Said(NamedTuple):
     code: grpc.StatusCode
     details: str
 
+    @property
+    def tokens(self) -> list[int]:
+        return [token for answer in self.answers for token in answer.tokens.ids]
+
 
 def say(address: Address, messages: Iterable[pb.ClientMessage], name: str = "") -> Said:
-    """Send all of this at once, as the caller of this name, and listen until the stream ends."""
+    """Send all of this at once, as the caller of this name, and listen until the text or the stream
+    ends.
+    """
     with raw_stub(address) as stub:
-        call = stub.Session(iter(messages), metadata=bearer(name) if name else None, timeout=WAIT)
+        outbox = Outbox(messages)
+        call = stub.Session(outbox, metadata=bearer(name) if name else None, timeout=WAIT)
         answers: list[pb.ServerMessage] = []
         with suppress(grpc.RpcError):
-            answers.extend(call)
+            for answer in call:
+                answers.append(answer)
+                if answer.tokens.end not in (pb.Tokens.NOT, pb.Tokens.CREDIT, pb.Tokens.EVICTED):
+                    outbox.end()
+        outbox.end()
         return Said(answers, *status(call))
 
 
 @contextmanager
 def left_open(address: Address, first: pb.ClientMessage, name: str = "") -> Iterator[pb.Opened]:
-    """A stream whose session is open, and which says nothing more; on leaving, the call breaks and the session is held."""
+    """A stream whose session is open, and which says nothing more; on leaving, the call breaks
+    and the session is held.
+    """
     with raw_stub(address) as stub:
         outbox = Outbox([first])
         call = stub.Session(outbox, metadata=bearer(name) if name else None)
@@ -86,6 +101,7 @@ class Outbox:
 
     def __init__(self, messages: Iterable[pb.ClientMessage]) -> None:
         self._messages, self._ended = iter(messages), False
+        self._added: deque[pb.ClientMessage] = deque()
         self.taken = 0
 
     def __iter__(self) -> Outbox:
@@ -95,33 +111,35 @@ class Outbox:
         for message in self._messages:
             self.taken += 1
             return message
-        while not self._ended:
+        while not (self._added or self._ended):
             time.sleep(0.02)
-        raise StopIteration
+        if not self._added:
+            raise StopIteration
+        self.taken += 1
+        return self._added.popleft()
+
+    def put(self, message: pb.ClientMessage) -> None:
+        self._added.append(message)
 
     def end(self) -> None:
         self._ended = True
 
 
 class Neighbour:
-    """A session that was there before, of a target which counts upwards; its next round must be what it would have been."""
+    """A session that was there before, of a target which counts upwards; what comes next must be
+    what it would have been.
+    """
 
-    def __init__(self, verifier: RemoteVerifier) -> None:
-        self._verifier = verifier
-        verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
-        self._root = 3
+    def __init__(self, session: RemoteSession) -> None:
+        self._session, self._length = session, 3
+        session.open([1, 2, 3], SamplingParams())
 
     def goes_on(self) -> None:
-        root = self._root
-        verdict = self._verifier.submit(
-            tree([root, root + 1, root + 5, root + 2], [-1, 0, 0, 1])
-        ).result(WAIT)
-        assert verdict in (
-            Verdict((1, 3), root + 3),
-            Verdict((1,), root + 2),
-            Verdict((), root + 1),
-        )  # a busy target cuts trees
-        self._root = verdict.next_token
+        length = self._length
+        self._session.propose(candidates(self._session, length - 1, [length + 1, length + 5]))
+        self._session.decode(Decode(length + 3))
+        assert rest(self._session) == [length + 1, length + 2, length + 3]
+        self._length += 3
 
 
 @contextmanager
@@ -131,10 +149,11 @@ def neighbour(address: Address, name: str = "", folder: Path | None = None) -> I
     if folder is not None:
         token = folder / f"{name}.token"
         token.write_text(token_of(name))
+        token.chmod(0o600)
     with connect(str(address), security=SecurityOptions(token_file=token)) as connection:
-        verifier = connection.verifier()
-        yield Neighbour(verifier)
-        verifier.close()
+        session = connection.session()
+        yield Neighbour(session)
+        session.close()
 
 
 def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessage:
@@ -143,12 +162,9 @@ def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessag
         "protocol_version": PROTOCOL_VERSION,
         "resume_key": opened.resume_key,
         "epoch": epoch,
+        "length": 3,
     }
     return pb.ClientMessage(resume=pb.Resume(**(fields | changes)))
-
-
-def digest(tokens: Iterable[int]) -> int:
-    return PrefixDigest().of(list(tokens))
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -160,7 +176,9 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 class RawPeer:
-    """One HTTP/2 connection with at most one call, frame by frame. It answers no ping and reads only when told to."""
+    """One HTTP/2 connection with at most one call, frame by frame. It answers no ping and reads
+    only when told to.
+    """
 
     def __init__(self, address: Address) -> None:
         self.socket = socket.create_connection((address.host, address.port), timeout=WAIT)
@@ -191,8 +209,31 @@ class RawPeer:
         prefix = struct.pack(">BI", 0, len(message) if announced is None else announced)
         self.socket.sendall(_frame(0, 0, 1, prefix + message))
 
+    def window(self, size: int) -> None:
+        """Take so many bytes more."""
+        for stream in (0, 1):
+            self.socket.sendall(_frame(8, 0, stream, struct.pack(">I", size)))
+
+    def messages(self, tokens: int) -> list[pb.ServerMessage]:
+        """What comes, until it holds so many tokens."""
+        received, data, said = b"", b"", list[pb.ServerMessage]()
+        while sum(len(one.tokens.ids) for one in said) < tokens:
+            received += self.socket.recv(65536)
+            while len(received) >= 9 + int.from_bytes(received[:3], "big"):
+                size = int.from_bytes(received[:3], "big")
+                if received[3] == 0:
+                    data += received[9 : 9 + size]
+                received = received[9 + size :]
+            while len(data) >= 5 + int.from_bytes(data[1:5], "big"):
+                size = int.from_bytes(data[1:5], "big")
+                said.append(pb.ServerMessage.FromString(data[5 : 5 + size]))
+                data = data[5 + size :]
+        return said
+
     def ended(self) -> bool:
-        """Read until the other side closes the connection, or resets or ends the stream; False when neither comes in time."""
+        """Read until the other side closes the connection, or resets or ends the stream; False
+        when neither comes in time.
+        """
         received = b""
         try:
             while chunk := self.socket.recv(65536):

@@ -1,4 +1,6 @@
-"""Tiny models for tests: raw config.json contents, and checkpoints written without `transformers`."""
+"""Tiny models for tests: raw config.json contents, and checkpoints written without
+`transformers`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def tiny_model(
 
 
 def write_checkpoint(directory: Path, seed: int = 1, **overrides: Any) -> Path:
-    """config.json and model.safetensors of a random decoder; an override of None removes the field."""
+    """config.json and model.safetensors of a random decoder; an override of None removes the
+    field.
+    """
     raw = {field: value for field, value in (TINY | overrides).items() if value is not None}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")

@@ -1,4 +1,6 @@
-"""An engine whose answers and padding can be computed by hand, driven without a wire, and what is told of it."""
+"""An engine whose answers and padding can be computed by hand, driven without a wire, and what
+is told of it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-
 from grpc_comm.observer import Ending, ServiceObserver
 from grpc_comm.translate import Description
 from inference.backends import Segment
+from inference.candidates import BASE, Nodes, Proposal
 from inference.engine import Engine
+from inference.order import Decode, Pace
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.session import Session
-from inference.tree import IntArray, TokenTree
+from inference.tree import IntArray
 
 MODEL = "padded successor"
 TENANT = "alice"
@@ -23,7 +25,9 @@ SESSION_ID = "0123456789abcdef"
 
 
 class PaddedSuccessor:
-    """A Model that chooses token + 1 after every token, and computes calls as 2 or 4 rows of 8 or 64 nodes."""
+    """A Model that chooses token + 1 after every token, and computes calls as 2 or 4 rows of 8
+    or 64 nodes.
+    """
 
     rows, capacity, max_nodes, copies_rows = 4, 1_000, 64, True
 
@@ -72,11 +76,22 @@ class Service:
         return session
 
     def ask(self, session: Session, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """A round with this tree below the session's root; parents as in TokenTree, without the root's."""
-        tree = TokenTree(np.array([session.root, *tokens]), np.array([-1, *parents]))
-        future = self.engine.verify(session, tree)
-        self.engine.finish(future)
-        future.result()
+        """A forward with these candidates below the session's root. parents: of each, 0 for the
+        root, else the how manieth candidate.
+        """
+        engine, stream = self.engine, self.engine.join(session)
+        proposals = [
+            Proposal(number, parent or BASE, token, 0.9)
+            for number, (token, parent) in enumerate(zip(tokens, parents, strict=True), 1)
+        ]
+        engine.append(session, stream, Nodes(session.length - 1, proposals))
+        engine.decode(session, Decode(session.length + 40, pace=Pace.WAIT))
+        engine.go(session, session.length - 1)
+        forwards = session.spent.forwards
+        while session.spent.forwards == forwards:
+            engine.step()
+        engine.acknowledge(session, session.length)
+        engine.leave(session, stream)
 
     def close(self, session: Session) -> None:
         self.engine.close(session)

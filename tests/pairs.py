@@ -1,16 +1,19 @@
-"""Models for losslessness tests: tiny random targets with a draft that is a little off, or has nothing to do with it."""
+"""Models for losslessness tests: tiny random targets with a draft that is a little off, or has
+nothing to do with it.
+"""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
 
 import torch
 
 from inference.backends.eager import EagerModel
-from inference.drafters.model import ModelDrafter
 from inference.engine import Engine
 from inference.model.checkpoint import random_decoder
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
-from inference.policy import Policy
 
 VOCABULARY = 290
 SEQUENCE_LENGTH = 512
@@ -39,7 +42,9 @@ def decoder(seed: int, layers: int = 2) -> Decoder:
 
 
 def perturbed(seed: int, amount: float) -> Decoder:
-    """The decoder of this seed with noise on every weight: a draft that agrees often, not always."""
+    """The decoder of this seed with noise on every weight: a draft that agrees often, not
+    always.
+    """
     model = decoder(seed)
     generator = torch.Generator().manual_seed(seed + 1)
     for parameter in model.parameters():
@@ -47,16 +52,19 @@ def perturbed(seed: int, amount: float) -> Decoder:
     return model
 
 
-def engine(target: Decoder, rows: int = 2, max_tree_nodes: int = 64) -> Engine:
+def engine(
+    target: Decoder,
+    rows: int = 2,
+    max_tree_nodes: int = 64,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Engine:
     model = EagerModel(
         target, rows=rows, capacity=SEQUENCE_LENGTH + max_tree_nodes, max_nodes=max_tree_nodes
     )
     return Engine(
-        model, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=max_tree_nodes, vocabulary=VOCABULARY
-    )
-
-
-def drafter(draft: Decoder, policy: Policy) -> ModelDrafter:
-    return ModelDrafter(
-        EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + 512, max_nodes=128), policy
+        model,
+        sequence_length=SEQUENCE_LENGTH,
+        max_tree_nodes=max_tree_nodes,
+        vocabulary=VOCABULARY,
+        clock=clock,
     )

@@ -1,7 +1,9 @@
-"""Row independence: what a node gets depends on what it sees and on nothing else in its call, to the last bit.
+"""Row independence: what a node gets depends on what it sees and on nothing else in its call, to
+the last bit.
 
-Without it speculation is not lossless: a token's logits would change with the guesses beside it (per-tensor quantization of
-activations does that). Every backend passes this before it may serve a target.
+Without it speculation is not lossless: a token's logits would change with the guesses beside it
+(per-tensor quantization of activations does that). Every backend passes this before it may serve a
+target.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Caches = tuple[Tensor, Tensor]
 def assert_rows_are_independent(
     model: Model, caches: Caches, nodes: int, vocabulary: int, params: SamplingParams
 ) -> None:
-    """The root and its first child are the same in every call; their siblings, descendants and the other row are drawn anew."""
+    """The root and its first child are the same in every call; their siblings, descendants and
+    the other row are drawn anew.
+    """
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, vocabulary, (2, CONTEXT))
     for row in (0, 1):

@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.acceptance_sessions import EmbeddedPair
 from inference.acceptance import (
-    PATH,
-    PRIOR_PATH,
     RANKS,
     SHIPPED,
-    WINDOW,
     AcceptanceModel,
     read_acceptance,
     write_acceptance,
@@ -34,7 +30,9 @@ def model() -> AcceptanceModel:
 
 
 def draw(generator: np.random.Generator, rows: int, k: int, greedy: bool) -> Scores:  # [rows, k]
-    """The k best scores of 40 tokens in flat and in peaked rows: log-probabilities, with Gumbel noise unless greedy."""
+    """The k best scores of 40 tokens in flat and in peaked rows: log-probabilities, with Gumbel
+    noise unless greedy.
+    """
     logits = generator.normal(size=(rows, 40)) * generator.uniform(0.5, 4, size=(rows, 1))
     scores = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     if not greedy:
@@ -49,7 +47,8 @@ def follow(
     law: Callable[[Scores], float],
     greedy: bool,
 ) -> float:
-    """Let the model watch a target that takes the first of 4 children with probability law(scores), else none.
+    """Let the model watch a target that takes the first of 4 children with probability law(scores),
+    else none.
 
     Returns the mean error of what it then says.
     """
@@ -163,7 +162,9 @@ def test_average_rates_do_not_count_ranks_that_were_not_asked_for(model: Accepta
     scores = draw(np.random.default_rng(8), 1, 2, True)[0]
     for step in range(
         1000
-    ):  # the target takes the first child, or the second, equally often; half of the time only the first is named
+        # the target takes the first child, or the second, equally often; half of the time only the
+        # first is named
+    ):
         taken = step % 2
         named = 1 + step // 2 % 2
         model.observe(scores[:named], 0, True, taken if taken < named else None)
@@ -186,46 +187,6 @@ def test_average_rates_never_increase_and_leave_a_chance_for_none(model: Accepta
 def test_average_rates_of_other_widths_are_refused(model: AcceptanceModel, k: int) -> None:
     with pytest.raises(ValueError, match=f"k = {k}"):
         model.mean_edges(k)
-
-
-def test_calibration_is_predicted_over_actual_length_of_the_last_rounds(
-    model: AcceptanceModel,
-) -> None:
-    assert model.calibration == 1
-    model.count(2.0, 1)
-    model.count(3.0, 2)
-    assert model.calibration == pytest.approx((1 + 2 + 1 + 3) / (1 + 1 + 1 + 2))
-    for _ in range(WINDOW):
-        model.count(4.0, 3)
-    assert model.calibration == pytest.approx(5 / 4)
-
-
-def test_rounds_that_bring_more_than_was_expected_correct_the_expectation(
-    model: AcceptanceModel,
-) -> None:
-    scores = draw(np.random.default_rng(12), 16, 8, True)
-    told = [model.edges(scores, np.arange(16), True).sum()]
-    for expected, accepted in ((2.0, 3), (2.0, 1)):
-        for _ in range(30):
-            model.count(expected, accepted)
-        told.append(model.edges(scores, np.arange(16), True).sum())
-    assert told[1] > told[0] + 0.1
-    assert told[2] < told[1] - 0.1
-
-
-@pytest.fixture(scope="module")
-def pair() -> EmbeddedPair:
-    return EmbeddedPair(new=96, texts=4)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_a_session_of_the_embedded_pair_goes_as_predicted(
-    pair: EmbeddedPair, model: AcceptanceModel, temperature: float
-) -> None:
-    made = pair.session(model, temperature, nodes=6)
-    assert made.statistics.rounds > 80
-    assert made.predicted_length == pytest.approx(made.statistics.acceptance_length, rel=0.1)
-    assert model.calibration == pytest.approx(made.calibration)
 
 
 def test_a_record_makes_the_same_model_again(model: AcceptanceModel, tmp_path: Path) -> None:
@@ -283,12 +244,8 @@ def changed(*path: str, to: Any) -> dict[str, Any]:
         changed("rates", "tries", to=[1.0] * 3),
         changed("rates", "hits", to=[1e9] * RANKS),
         changed("rates", "hits", to=[0.0] * RANKS),
-        changed("paths", to=None),
-        changed("paths", "greedy", to=[]),
-        changed("paths", "sampled", to=[0.5] * (PRIOR_PATH + 1)),
-        changed("paths", "sampled", to=[1.5]),
     ],
-    ids=range(18),
+    ids=range(14),
 )
 def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
@@ -301,22 +258,3 @@ def test_a_file_that_holds_no_record_is_refused(tmp_path: Path, content: str) ->
     file.write_text(content, encoding="utf-8")
     with pytest.raises(InvalidRequest):
         read_acceptance(file)
-
-
-@pytest.mark.parametrize("greedy", [True, False])
-def test_the_path_holds_what_was_thought_of_each_token_before_it_was_known(greedy: bool) -> None:
-    model = read_acceptance()
-    prior, scores = model.path(greedy), np.array([-0.1, -3.0, -4.0], np.float32)
-    thought = model.edges(scores[None], [0], greedy)[0]
-    model.observe(scores, 0, greedy, 1)
-    model.observe(scores, 0, greedy, None)
-    path = model.path(greedy)
-    assert len(path) == len(prior) == PRIOR_PATH
-    np.testing.assert_array_equal(path[:-2], prior[2:])
-    assert path[-2:].tolist() == [thought[1], 0.0]
-    np.testing.assert_array_equal(model.path(not greedy), read_acceptance().path(not greedy))
-    for _ in range(2 * PATH):
-        model.observe(scores, 0, greedy, 0)
-    assert len(model.path(greedy)) == PATH
-    kept = AcceptanceModel.from_record(model.to_record()).path(greedy)
-    np.testing.assert_allclose(kept, model.path(greedy)[-PRIOR_PATH:], atol=1e-4)

@@ -154,7 +154,10 @@ def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first
 def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -> None:
     lock = tmp_path / "out" / ".build" / "lock"
     lock.parent.mkdir(parents=True)
-    code = f"from compile.lock import *\nwith building_alone(Path({str(lock)!r}), 'it'): print('held', flush=True); import time; time.sleep(60)"
+    code = (
+        f"from compile.lock import *\nwith building_alone(Path({str(lock)!r}), 'it'): "
+        "print('held', flush=True); import time; time.sleep(60)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -213,8 +216,8 @@ def test_the_command_line_builds_pushes_and_pulls(
     again = str(tmp_path / "again")
     assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
     assert (
-        f"in place of building, python -m compile --pull {store} --digest {manifest.digest()} --out DIR"
-        in capsys.readouterr().err
+        f"in place of building, python -m compile --pull {store} --digest {manifest.digest()} "
+        "--out DIR" in capsys.readouterr().err
     )
     assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
     assert "in place of building" not in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Checkpoints: what is read, and that everything which would be computed wrongly is refused by the name of its field."""
+"""Checkpoints: what is read, and that everything which would be computed wrongly is refused by
+the name of its field.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
     return directory
 
 
-# --- configurations ---------------------------------------------------------------------------------------------------
+# --- configurations
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,12 +83,15 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is None: a number"),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-            "rope_scaling.original_max_position_embeddings is None: a number",
+            "rope_scaling.original_max_position_embeddings is None: an integer",
         ),
-        ({"hidden_size": None}, "hidden_size is None: a positive integer"),
-        ({"num_hidden_layers": "2"}, "num_hidden_layers is '2': a positive integer"),
-        ({"vocab_size": 0}, "vocab_size is 0: a positive integer"),
-        ({"max_position_embeddings": None}, "max_position_embeddings is None: a positive integer"),
+        ({"hidden_size": None}, "hidden_size is None: an integer from 1 to "),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers is '2': an integer from 1 to "),
+        ({"vocab_size": 0}, "vocab_size is 0: an integer from 1 to "),
+        (
+            {"max_position_embeddings": None},
+            "max_position_embeddings is None: an integer from 1 to ",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -187,7 +193,8 @@ def test_a_session_longer_than_the_sliding_window_is_refused_and_a_shorter_one_w
     assert load(directory, positions=40).cos.shape[0] == 40
     with pytest.raises(
         InvalidRequest,
-        match=r"sequence length 41 is over the model's limit of 40 \(config.json field sliding_window\)",
+        match=r"sequence length 41 is over the model's limit of 40 "
+        r"\(config.json field sliding_window\)",
     ):
         load(directory, positions=41)
 
@@ -231,7 +238,8 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     "file", ["config.json", "generation_config.json", "model.safetensors.index.json"]
 )
 @pytest.mark.parametrize(
-    ("text", "words"), [('{"model_type": ', "is not JSON"), ("[1, 2]", "is not a JSON object")]
+    ("text", "words"),
+    [('{"model_type": ', "is not JSON"), ("[1, 2]", "is .1, 2.: an object is needed")],
 )
 def test_broken_json_is_refused_by_its_file(
     file: str, text: str, words: str, tmp_path: Path
@@ -248,7 +256,8 @@ def test_bytes_that_are_no_text_are_refused_by_their_file(tmp_path: Path) -> Non
         load(tmp_path)
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
+# --- weights
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_loads_with_every_tensor_as_written(tmp_path: Path) -> None:
@@ -353,7 +362,8 @@ def test_a_file_that_is_no_safetensors_is_refused_by_its_name(tmp_path: Path) ->
         load(tmp_path)
 
 
-# --- fingerprints -----------------------------------------------------------------------------------------------------
+# --- fingerprints
+# --------------------------------------------------------------------------------------------------
 
 
 def flip(path: Path, at: int) -> None:
@@ -380,7 +390,8 @@ def test_other_weights_of_one_shape_have_another_fingerprint(tmp_path: Path) -> 
     assert fingerprint(write_checkpoint(tmp_path / "c", seed=1)) == fingerprint(tmp_path / "a")
 
 
-# --- the hub ----------------------------------------------------------------------------------------------------------
+# --- the hub
+# --------------------------------------------------------------------------------------------------
 
 
 def hub_error(kind: type[Exception]) -> Exception:
@@ -396,11 +407,13 @@ def hub_error(kind: type[Exception]) -> Exception:
         (GatedRepoError, "acme/model is gated: accept its licence .*set HF_TOKEN"),
         (
             RepositoryNotFoundError,
-            r"acme/model: no such directory, and no such model on the hub \(a private one needs HF_TOKEN\)",
+            r"acme/model: no such directory, and no such model on the hub "
+            r"\(a private one needs HF_TOKEN\)",
         ),
         (
             LocalEntryNotFoundError,
-            r"acme/model: no such directory, and the hub cannot be reached to download it \(LocalEntryNotFoundError\)",
+            r"acme/model: no such directory, and the hub cannot be reached to download it "
+            r"\(LocalEntryNotFoundError\)",
         ),
         (HfHubHTTPError, "the hub cannot be reached"),
         (ConnectionError, "the hub cannot be reached"),
@@ -456,3 +469,43 @@ def test_a_name_that_is_no_hub_name_is_refused() -> None:
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert find_model(str(tmp_path)) == tmp_path
+
+
+# --- sizes that no checkpoint has -------------------------------------------------------------
+
+HUGE: dict[str, tuple[int, str]] = {
+    "num_hidden_layers": (
+        1_000_000,
+        "num_hidden_layers is 1000000, and the tensors are of 2 layers",
+    ),
+    "hidden_size": (
+        2**30,
+        "tensor model.embed_tokens.weight has shape (61, 16), config.json says (61, 1073741824)",
+    ),
+    "intermediate_size": (
+        2**30,
+        "mlp.gate_proj.weight has shape (24, 16), config.json says (1073741824, 16)",
+    ),
+    "vocab_size": (
+        2**30,
+        "tensor model.embed_tokens.weight has shape (61, 16), config.json says (1073741824, 16)",
+    ),
+    "head_dim": (
+        2**30,
+        "self_attn.q_proj.weight has shape (16, 16), config.json says (4294967296, 16)",
+    ),
+    "num_attention_heads": (2**30, "heads have 0 dimensions"),
+}
+
+
+@pytest.mark.parametrize("field", HUGE)
+def test_a_size_that_the_tensors_do_not_have_is_refused_before_anything_is_built(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, words = HUGE[field]
+    directory = write_checkpoint(tmp_path)
+    raw = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(raw | {field: size}))
+    monkeypatch.setattr(Decoder, "__init__", lambda *_: pytest.fail("a decoder was built"))
+    with pytest.raises(UnsupportedModel, match=re.escape(words)):
+        load(directory)

@@ -1,4 +1,6 @@
-"""The sampling contract: the noise by known answers, the sampler by its distribution against a float64 softmax."""
+"""The sampling contract: the noise by known answers, the sampler by its distribution against a
+float64 softmax.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,14 @@ def int32(*words: int) -> Tensor:
     )
 
 
-# --- the integers -----------------------------------------------------------------------------------------------------
+# --- the integers
+# --------------------------------------------------------------------------------------------------
 
 
 def threefry_rounds(key: tuple[int, int]) -> list[tuple[str, int, int]]:
-    """Threefry-2x32-13 as a list of steps on Python integers: ("key", a, b) adds, ("turn", r, _) mixes."""
+    """Threefry-2x32-13 as a list of steps on Python integers: ("key", a, b) adds, ("turn", r, _)
+    mixes.
+    """
     parts = (key[0], key[1], 0x1BD11BDA ^ key[0] ^ key[1])
     turns = [13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17]
     steps = [("key", parts[0], parts[1])]
@@ -165,7 +170,8 @@ def test_adding_in_halves_adds_nothing_above_17_bits(a: int, b: int) -> None:
     assert Watched.greatest < 2**17
 
 
-# --- the noise --------------------------------------------------------------------------------------------------------
+# --- the noise
+# --------------------------------------------------------------------------------------------------
 
 PINNED = [  # seed, position, token id -> the 32 bits, the noise
     (0, 0, 0, 0x9D1C5EC6, 0.716977),
@@ -258,17 +264,22 @@ def test_seeds_that_differ_in_their_high_word_only_are_independent() -> None:
     assert pairs_are_independent(low.ravel(), high.ravel(), 16)
 
 
-# --- the distribution -------------------------------------------------------------------------------------------------
+# --- the distribution
+# -------------------------------------------------------------------------------------------------
 
 
 def chi_square_limit(freedom: int) -> float:
-    """The chi-square that chance passes about once in 300,000 tests (Wilson and Hilferty's approximation, 4.5 deviations)."""
+    """The chi-square that chance passes about once in 300,000 tests (Wilson and Hilferty's
+    approximation, 4.5 deviations).
+    """
     spread = 2 / (9 * freedom)
     return freedom * (1 - spread + 4.5 * math.sqrt(spread)) ** 3
 
 
 def expected_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """What a sampler must give: softmax at T in float64, the best top_k, the fewest of the best whose mass reaches top_p, at most 256."""
+    """What a sampler must give: softmax at T in float64, the best top_k, the fewest of the best
+    whose mass reaches top_p, at most 256.
+    """
     weights = np.exp(logits.astype(np.float64) / params.temperature)
     full = weights / weights.sum()
     order = sorted(range(len(full)), key=lambda token: -full[token])
@@ -284,7 +295,9 @@ def expected_probabilities(logits: np.ndarray, params: SamplingParams) -> np.nda
 
 
 def draws(choose: Chooser, logits: np.ndarray, params: SamplingParams, count: int) -> np.ndarray:
-    """`count` choices at the same logits under different seeds and positions, 50 positions a seed."""
+    """`count` choices at the same logits under different seeds and positions, 50 positions a
+    seed.
+    """
     seeds, positions = count // 50, 50
     chosen = []
     for start in range(0, seeds, 20):
@@ -299,7 +312,9 @@ def draws(choose: Chooser, logits: np.ndarray, params: SamplingParams, count: in
 
 
 def follows(chosen: np.ndarray, probabilities: np.ndarray) -> bool:
-    """Nothing impossible was drawn, and chi-square over tokens expected 5 times or more (the others as one) is within chance."""
+    """Nothing impossible was drawn, and chi-square over tokens expected 5 times or more (the
+    others as one) is within chance.
+    """
     counts = np.bincount(chosen, minlength=len(probabilities)).astype(np.float64)
     if counts[probabilities == 0].any():
         return False
@@ -437,7 +452,8 @@ def test_the_check_sees_a_wrong_sampler(wrong: Chooser, params: SamplingParams) 
     assert not follows(draws(wrong, SMALL, params, 40_000), expected_probabilities(SMALL, params))
 
 
-# --- one contract -----------------------------------------------------------------------------------------------------
+# --- one contract
+# --------------------------------------------------------------------------------------------------
 
 AT = torch.tensor([[9, 10, 10, 11]], dtype=torch.int32)
 MIXTURE = [
@@ -568,7 +584,8 @@ def test_halved_additions_choose_the_same(add: Callable[[Tensor, Tensor], Tensor
     )
 
 
-# --- the draft's ranking ----------------------------------------------------------------------------------------------
+# --- the draft's ranking
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

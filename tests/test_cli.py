@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from grpc_comm.server import BackgroundServer
+from inference.errors import Unavailable
+from outrider import generate
 from outrider.cli import main
-from outrider.models import EMBEDDED
+from outrider.completion import Broken, Completion, Piece, Request, Show, new_completion
+from outrider.generate import make_requests
+from outrider.models import EMBEDDED, find_checkpoint
 from outrider.options import ROLES, Options, parse
 from outrider.serve import load_target
 from outrider.spawn import target_process
@@ -22,7 +28,9 @@ from outrider.spawn import target_process
 MAIN = Path(__file__).parents[1] / "main.py"
 PROMPT = "def read_lines(path):"
 FIELDS = {
-    "index", "prompt", "text", "token_ids", "seed", "rounds", "num_draft_tokens", "num_accepted_tokens", "acceptance_length",
+    "index", "prompt", "text", "token_ids", "seed", "forwards", "lone_forwards", "nodes",
+    "draft_calls", "draft_seconds", "messages_up", "share_seconds", "num_draft_tokens",
+    "num_accepted_tokens", "acceptance_length", "accepted_by",
     "bytes_up", "bytes_down", "seconds",
 }  # fmt: skip
 
@@ -80,7 +88,8 @@ def test_a_drafted_text_is_the_text_of_the_target_alone(
     assert ours["text"] == theirs["text"]
     assert ours.keys() == theirs.keys()
     assert ours.keys() >= FIELDS
-    assert ours["rounds"] < theirs["rounds"]  # type: ignore[operator]
+    assert ours["num_accepted_tokens"] > 0  # type: ignore[operator]
+    assert theirs["forwards"] == theirs["lone_forwards"] == len(ours["token_ids"])  # type: ignore[arg-type]
 
 
 def test_text_goes_to_stdout_and_the_report_to_stderr(
@@ -162,6 +171,9 @@ def test_a_random_seed_is_printed_and_reproduces_the_text(
         ["--tree_nodes", "6", "--tree_depth", "2"],
         ["--tree_rates", "0.6,0.1"],
         ["--gamma", "0"],
+        ["--pace", "wait"],
+        ["--pace", "go_on"],
+        ["--offline", "draft"],
     ],
 )
 def test_any_tree_gives_the_same_text(
@@ -174,6 +186,41 @@ def test_any_tree_gives_the_same_text(
     )
 
 
+@pytest.mark.parametrize("flags", [["--json"], []], ids=["json", "text"])
+def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
+    capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    options = parse(["--role", "draft", "--prompt", PROMPT, *flags])
+    (request,) = make_requests(
+        options, [PROMPT], find_checkpoint(options, "draft").tokenizer, 64, frozenset()
+    )
+
+    def fail(request: Request, show: Show, cancelled: Event) -> Completion:
+        show(Piece("verified", accepted=False))
+        done = replace(new_completion(request), text="verified", token_ids=[7, 8])
+        done.finish_reason = done.error = "the target\x1b[2J went away"
+        raise Broken(Unavailable(done.error), done)
+
+    code = generate.run(options, [request], fail, workers=1)
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert "verified" in out
+    assert "error: prompt 0: the target [2J went away" in err
+    if flags:
+        assert records(out)[0]["token_ids"] == [7, 8]
+
+
+def test_what_limits_a_text_is_explained_at_its_end(
+    capsys: pytest.CaptureFixture[str], port: str
+) -> None:
+    flags = ["--prompt", PROMPT, "--max_new_tokens", "20", "--explain", "--usd_per_hour", "1.5"]
+    code, out, err = draft(capsys, port, *flags)
+    assert code == 0
+    assert "limited by" in err
+    assert "a million tokens" in err
+    assert "limited by" not in out
+
+
 def test_the_profile_has_numeric_columns(
     capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path
 ) -> None:
@@ -181,8 +228,8 @@ def test_the_profile_has_numeric_columns(
     rows = list(csv.DictReader((tmp_path / "outrider-profile.csv").open()))
     assert float(rows[0]["seconds"]) > 0
     assert (
-        int(rows[0]["rounds"])
-        == json.loads((tmp_path / "outrider-profile.json").read_text())[0]["rounds"]
+        int(rows[0]["forwards"])
+        == json.loads((tmp_path / "outrider-profile.json").read_text())[0]["forwards"]
     )
 
 
@@ -276,6 +323,8 @@ def test_certificates_made_here_serve_a_session_with_a_token(
     assert run(capsys, "--role", "make-cert", "--host", "localhost", "--out", str(tmp_path))[0] == 0
     (tmp_path / "token").write_text("a-secret\n")
     (tmp_path / "wrong").write_text("another\n")
+    for name in ("token", "wrong"):
+        (tmp_path / name).chmod(0o600)
     server = [
         "--tls_cert",
         f"{tmp_path}/cert.pem",
@@ -329,7 +378,7 @@ def test_interrupting_a_draft_ends_it_cleanly_with_what_was_made(port: str) -> N
     assert process.returncode in (0, 130)
     assert first + out
     assert "Traceback" not in err
-    assert "rounds" in err
+    assert "forwards" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

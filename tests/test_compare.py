@@ -1,4 +1,6 @@
-"""The comparison measures its own baseline, interleaves, says what it does not know, and writes what it measured."""
+"""The comparison measures its own baseline, interleaves, says what it does not know, and writes
+what it measured.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,24 @@ import pytest
 
 from inference.cost import Rates
 from inference.figures import Figure
-from inference.planner import Round
 from inference.policy import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.compare import main
 from outrider.comparison.accounting import Account
-from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED, Arm, label, read_setting
+from outrider.comparison.arms import (
+    ARCHITECTURES,
+    BASELINE,
+    CHAIN,
+    FUSED,
+    GROWING,
+    Arm,
+    label,
+    read_setting,
+)
+from outrider.comparison.closed_forms import Round
 from outrider.comparison.gauges import Gauges, Reading
-from outrider.comparison.landscape import DISTRIBUTED, landscape
+from outrider.comparison.landscape import ROUNDS, landscape
 from outrider.comparison.margins import Margins, first_difference
 from outrider.comparison.options import parse
 from outrider.comparison.prediction import (
@@ -74,7 +85,8 @@ def text(
         0,
         3,
         token_ids=list(range(count)),
-        rounds=rounds,
+        forwards=rounds,
+        nodes=count,
         seconds=1 + (rounds - 1) * round_seconds,
     )
     made.arrivals, made.chunk_tokens = (
@@ -95,7 +107,7 @@ def reading(done: Completion) -> Reading:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[str]:
-    with started("fused_target", ["--batch", "1", "--gamma", "4"]) as process:
+    with started("fused_target", ["--batch", "1"]) as process:
         yield process.address
 
 
@@ -121,8 +133,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "2,4",
         "--trees",
         "8x4",
-        "--fused",
-        "4,8x4",
         "--rtt",
         "0,6",
         "--local",
@@ -145,16 +155,16 @@ def test_every_architecture_makes_the_targets_own_text_on_the_embedded_pair(resu
         assert row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
         assert row["usd_per_million"]["value"] != 0
         assert row["joules_per_token"]["value"] != 0
-        assert (
-            row["rounds"] == 32 if row["architecture"].startswith(BASELINE) else row["rounds"] < 32
-        )
+        assert row["usd_per_million_by_forwards"]["value"] != 0
+        if row["architecture"].startswith(BASELINE):
+            assert row["forwards"] == row["lone_forwards"] == 32
+        else:
+            assert row["lone_forwards"] <= row["forwards"] <= 32
     assert all(row["ratio"]["median"] == 1 for row in rows if row["architecture"] == BASELINE)
     assert len(found["texts"]) == 4 * len(ARCHITECTURES)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"), [("distributed chain", {"2", "4"}), (FUSED, {"4", "8x4"})]
-)
+@pytest.mark.parametrize(("name", "settings"), [(CHAIN, {"2", "4"}), (GROWING, {""})])
 @pytest.mark.parametrize("trip", [0, 6])
 def test_the_settings_are_those_that_a_reported_sweep_found(
     results: Path, name: str, settings: set[str], trip: float
@@ -174,32 +184,29 @@ def test_the_settings_are_those_that_a_reported_sweep_found(
     } == {chosen}
 
 
-def test_settings_beside_a_target_that_runs_are_asked_of_it(target: str, tmp_path: Path) -> None:
-    flags = ["--architectures", f"{BASELINE},{FUSED}", "--fused", "2,6x3", "--out", str(tmp_path)]
+def test_the_draft_beside_a_target_that_runs_makes_its_text(target: str, tmp_path: Path) -> None:
+    flags = ["--architectures", f"{BASELINE},{FUSED}", "--out", str(tmp_path)]
     assert main([*SHORT, "--target_host", target, *flags]) == 0
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert {trial["setting"] for trial in found["sweep"] if trial["architecture"] == FUSED} == {
-        "2",
-        "6x3",
-    }
-    assert all(row["identical_texts"] == row["texts"] for row in found["architectures"])
+    rows = json.loads((tmp_path / "results.json").read_text())["architectures"]
+    assert [row["architecture"] for row in rows] == [BASELINE, FUSED]
+    assert all(row["identical_texts"] == row["texts"] for row in rows)
 
 
-def test_a_setting_that_the_draft_there_has_no_room_for_is_refused(
-    target: str, capsys: pytest.CaptureFixture[str]
+def test_the_setting_of_a_draft_beside_the_target_is_gone_with_one_line(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert (
-        main([*SHORT, "--target_host", target, "--architectures", FUSED, "--fused", "60x20"]) == 1
-    )
-    assert "has room for 257" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        parse(["--fused", "4"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_each_cell_has_its_prediction_and_environment_and_options_are_kept(results: Path) -> None:
     found = json.loads((results / "results.json").read_text())
-    assert all(
-        row["predicted"] > 0 and row["prediction_error"] is not None
-        for row in found["architectures"]
-    )
+    for row in found["architectures"]:
+        has_form = architecture(row["architecture"]).time is not None
+        assert (row["predicted"] is not None) == has_form
+        assert (row["prediction_error"] is not None) == has_form
     assert found["environment"]["python"]
     assert found["options"]["chains"] == ["2", "4"]
     assert found["options"]["max_new_tokens"] == 16
@@ -266,7 +273,7 @@ def test_no_speed_up_is_given_without_a_target_only_run(
                 "--target_host",
                 target,
                 "--architectures",
-                "distributed chain",
+                CHAIN,
                 "--out",
                 str(tmp_path),
             ]
@@ -294,7 +301,7 @@ def test_no_speed_up_is_given_without_a_target_only_run(
 def test_a_comparison_that_cannot_be_made_says_why(
     flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*flags, "--num-runs", "1", "--fused", "4"]) == 1
+    assert main([*flags, "--num-runs", "1"]) == 1
     assert words in capsys.readouterr().err
 
 
@@ -335,7 +342,7 @@ def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
 
     def arm(length: int) -> Arm:
         return Arm(
-            architecture("distributed chain"),
+            architecture(CHAIN),
             Chain(length),
             lambda request: text(4, 2, seconds[length]),
         )
@@ -348,7 +355,9 @@ def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
 
 
 def test_costs_of_a_round_come_from_texts_and_predict_another_round_trip() -> None:
-    """Rounds of 50 ms at 20 ms of round trip, of which 10 are drafted and 12 are the target's: 8 are the programs'."""
+    """Rounds of 50 ms at 20 ms of round trip, of which 10 are drafted and 12 are the target's: 8
+    are the programs'.
+    """
     done = [
         text(5, 4, 0.05, draft_seconds=0.05, target_seconds=0.06, num_draft_tokens=20)
         for _ in range(3)
@@ -376,18 +385,17 @@ def test_the_map_gives_a_fast_network_to_the_draft_and_a_slow_one_to_the_target(
     chain = Costs(Round(0.04, 0.1, 3), 5, 20, 10, 0, 0.002)
     known = {
         (BASELINE, ""): Costs(Round(0, 0.09, 1), 1, 0, 0, 0, 0.001),
-        ("distributed chain", "4"): chain,
-        (FUSED, "4"): chain,
+        (CHAIN, "4"): chain,
     }
     found = landscape(known)
     assert found is not None
-    assert found.fastest([0.9], [0.0, 5.0], [BASELINE, DISTRIBUTED]).tolist() == [[1, 0]]
-    assert found.fastest([0.9, 0.05], [5.0], [BASELINE, DISTRIBUTED, FUSED]).tolist() == [[2], [0]]
+    assert found.fastest([0.9], [0.0, 5.0], [BASELINE, ROUNDS]).tolist() == [[1, 0]]
+    assert found.fastest([0.9, 0.05], [0.0], [BASELINE, ROUNDS]).tolist() == [[1], [0]]
     assert landscape({(BASELINE, ""): known[BASELINE, ""]}) is None
 
 
 def row(ours: list[Completion], alone: list[Completion] | None, account: Account = FREE) -> Row:
-    arm = Arm(architecture("distributed chain"), Chain(2), lambda request: ours[0])
+    arm = Arm(architecture(CHAIN), Chain(2), lambda request: ours[0])
     before = None if alone is None else [reading(done) for done in alone]
     return summarise(arm, 0.0, [reading(done) for done in ours], before, account, [], 0.02)
 
@@ -416,6 +424,18 @@ def test_what_is_not_known_is_unavailable_and_never_zero() -> None:
     priced = row([text(4, 2, 0.5)], None, Account(Rates(3.6), "given", own_machine=True))
     assert priced.usd_per_million.value == pytest.approx(0.001 * 2.5 / 8 * 1e6)
     assert figure(priced.usd_per_million, 2) == "at least 312.50"
+
+
+def test_a_text_has_a_second_price_where_the_forwards_alone_are_paid() -> None:
+    paying = Account(Rates(3.6), "given", own_machine=True)
+    found = row([text(4, 2, 0.5, share_seconds=0.6, prefill_seconds=0.2)], None, paying)
+    assert found.usd_per_million_by_forwards.value == pytest.approx(0.001 * 0.8 / 8 * 1e6)
+    assert found.usd_per_million_by_forwards.value < (found.usd_per_million.value or 0.0)
+
+
+def test_forwards_without_candidates_are_told_apart() -> None:
+    found = row([text(4, 2, 0.5, lone_forwards=1, num_accepted_tokens=4)], None)
+    assert (found.acceptance_length, found.acceptance_length_drafted) == (2.0, 1 + 4 / 3)
 
 
 def test_the_first_difference_of_two_texts_is_found_with_the_margin_of_the_choices() -> None:

@@ -1,4 +1,6 @@
-"""A target compiled for this CPU: built, checked, loaded, padded to, served and refused. Skipped where no C++ compiler is."""
+"""A target compiled for this CPU: built, checked, loaded, padded to, served and refused. Skipped
+where no C++ compiler is.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +27,14 @@ from grpc_comm.server import BackgroundServer
 from inference.artifact import Bucket, read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, graph_path, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
-from inference.decode import decode
-from inference.drafters.model import ModelDrafter
 from inference.engine import Engine
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
-from inference.local import LocalVerifier
+from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.graph import VerifyGraph
 from inference.policy import BestFirst, Chain
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.text import Tokenizer
@@ -42,21 +43,28 @@ from outrider.models import EMBEDDED
 from outrider.options import Options
 from outrider.serve import READY, load_target
 from outrider.spawn import role_environment
+from tests.drafts import alone, growing, nudged, rounds, speculated
 from tests.equality import NearTies, assert_same_text
 from tests.models import write_checkpoint_with_tokenizer
-from tests.pairs import drafter
 from tests.row_independence import assert_rows_are_independent
 from tests.test_copy_row import PROMPT, shares
-from tests.test_lossless import alone
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 LENGTH, NODES, LEVELS = 120, 8, 3
 JUNK = LENGTH + NODES
 SAMPLINGS = [
-    SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, seed=2), SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire(),
+    SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, seed=2),
+    SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire(),
     SamplingParams(0.7, top_k=20, seed=4).on_the_wire(),
 ]  # fmt: skip
+
+
+DRAFTS: dict[str, Callable[[Decoder], Proposer]] = {
+    "a chain deeper than the noise": lambda target: rounds(target, Chain(7)),
+    "a bushy tree": lambda target: rounds(target, BestFirst(7, 2)),
+    "a growing tree": lambda target: growing(nudged(target)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -128,14 +136,14 @@ def test_the_compiled_target_alone_writes_the_eager_targets_text(
 ) -> None:
     prompt, compiled = prompt_of(target, length), engine(model, target.vocabulary)
     reference = alone(
-        LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 25
+        LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 25
     )
     assert_same_text(
         target,
         prompt,
         params,
         reference,
-        lambda prompt, n: alone(LocalVerifier(compiled), prompt, params, n),
+        lambda prompt, n: alone(LocalSession(compiled), prompt, params, n),
         ties,
     )
 
@@ -152,32 +160,20 @@ def test_text_from_a_copied_row_is_text_from_a_prefilled_one(
     SAMPLINGS,
     ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}",
 )
-@pytest.mark.parametrize(
-    "policy", [Chain(7), BestFirst(7, 2)], ids=["a chain deeper than the noise", "a bushy tree"]
-)
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_drafting_for_a_compiled_target_leaves_its_text_as_it_is(
-    model: CompiledModel,
-    target: Decoder,
-    ties: NearTies,
-    params: SamplingParams,
-    policy: Chain | BestFirst,
+    model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, draft: str
 ) -> None:
     prompt, compiled = prompt_of(target, 20), engine(model, target.vocabulary)
     reference = alone(
-        LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 25
+        LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 25
     )
+    proposer = DRAFTS[draft](target)
 
-    def produce(prompt: list[int], n: int) -> list[int]:
-        verifier, draft = LocalVerifier(compiled), drafter(target, policy)
-        made = [
-            token for step in decode(prompt, params, draft, verifier, n) for token in step.tokens
-        ]
-        verifier.close()
-        return made
+    def produce(prompt: Sequence[int], n: int) -> list[int]:
+        return speculated(LocalSession(compiled), proposer, prompt, params, n)
 
-    assert_same_text(
-        target, prompt, params, reference, lambda prompt, n: produce(list(prompt), n), ties
-    )
+    assert_same_text(target, prompt, params, reference, produce, ties)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +190,9 @@ def test_rows_and_nodes_are_independent(
 
 
 def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
-    """The prompt by the prefill graph, then by the verify graph: the same keys in the same slots, and as eager has them."""
+    """The prompt by the prefill graph, then by the verify graph: the same keys in the same
+    slots, and as eager has them.
+    """
     prompt, eager = prompt_of(target, 14), eager_model(target)
     caches = []
     for served in (model, replace_graphs(model, prefill=False), eager):
@@ -291,35 +289,42 @@ def test_another_schema_another_machine_and_another_target_are_refused(artifact:
 
 
 def over_grpc(
-    address: str, draft: EagerModel, prompt: Sequence[int], params: SamplingParams, tokens: int
+    address: str, proposer: Proposer, prompt: Sequence[int], params: SamplingParams, tokens: int
 ) -> list[int]:
     """A text drafted here and chosen by the target at the address."""
-    with connect(address) as connection, closing(connection.verifier()) as verifier:
-        steps = decode(prompt, params, ModelDrafter(draft, BestFirst(7, 4)), verifier, tokens)
-        return [token for step in steps for token in step.tokens]
+    with connect(address) as connection:
+        return speculated(connection.session(), proposer, prompt, params, tokens)
 
 
 @pytest.fixture(scope="module")
-def embedded_draft() -> EagerModel:
+def embedded_draft() -> Decoder:
     directory, cpu = EMBEDDED / "draft", torch.device("cpu")
-    decoder = load_decoder(
+    return load_decoder(
         directory,
         positions=LENGTH,
         vocabulary=Tokenizer(directory).vocabulary,
         dtype=torch.float32,
         device=cpu,
     )
-    return EagerModel(decoder, rows=1, capacity=LENGTH + 64, max_nodes=256)
 
 
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
+@pytest.mark.parametrize(
+    "draft", [growing, partial(rounds, policy=BestFirst(7, 4))], ids=["growing", "rounds"]
+)
 def test_a_served_artefact_writes_the_eager_targets_text_over_grpc(
-    built: Path, target: Decoder, embedded_draft: EagerModel, ties: NearTies, params: SamplingParams
+    built: Path,
+    target: Decoder,
+    embedded_draft: Decoder,
+    ties: NearTies,
+    params: SamplingParams,
+    draft: Callable[[Decoder], Proposer],
 ) -> None:
     prompt = Tokenizer(EMBEDDED / "draft").encode("def main():\n    return")
     reference = alone(
-        LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 30
+        LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 30
     )
+    proposer = draft(embedded_draft)
     with BackgroundServer(
         load_target(Options(role="target", port=0, artifact=str(built)))
     ) as server:
@@ -329,7 +334,7 @@ def test_a_served_artefact_writes_the_eager_targets_text_over_grpc(
             prompt,
             params,
             reference,
-            lambda prompt, n: over_grpc(address, embedded_draft, prompt, params, n),
+            lambda prompt, n: over_grpc(address, proposer, prompt, params, n),
             ties,
         )
 
@@ -351,15 +356,22 @@ code = main(["--role", "target", "--port", "0", "--artifact", sys.argv[1]])
 print(json.dumps(sorted(sys.modules)))
 sys.exit(code)
 """
-MODEL_SOURCE = r"inference\.model\.(decoder|graph|checkpoint)|transformers\.models\.(?!auto\.)\w+\.modeling_\w+"
-COMPILER = r"compile(\..+)?|triton|torch\.export\._trace|torch\._inductor\.(compile_fx|graph|lowering|scheduler|codecache|codegen\.cpp)"
+MODEL_SOURCE = (
+    r"inference\.model\.(decoder|graph|checkpoint)"
+    r"|transformers\.models\.(?!auto\.)\w+\.modeling_\w+"
+)
+COMPILER = (
+    r"compile(\..+)?|triton|torch\.export\._trace"
+    r"|torch\._inductor\.(compile_fx|graph|lowering|scheduler|codecache|codegen\.cpp)"
+)
 
 
 def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_model_source(
-    built: Path, target: Decoder, embedded_draft: EagerModel, tmp_path: Path
+    built: Path, target: Decoder, embedded_draft: Decoder, tmp_path: Path
 ) -> None:
-    """The role as typed, in a process of its own with an empty torch cache, until the signal that ends it. transformers is there for
-    tokenizers, and brings parts of torch's compilers with it; the modelling of a family and what makes code are not there.
+    """The role as typed, in a process of its own with an empty torch cache, until the signal that
+    ends it. transformers is there for tokenizers, and brings parts of torch's compilers with it;
+    the modelling of a family and what makes code are not there.
     """
     cache, prompt, params = tmp_path / "cache", prompt_of(target, 20), SAMPLINGS[1]
     environment = {**role_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
@@ -379,12 +391,12 @@ def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_mod
             ),
             "nowhere",
         )
-        made = over_grpc(address, embedded_draft, prompt, params, 20)
+        made = over_grpc(address, growing(embedded_draft), prompt, params, 20)
         process.terminate()
         printed, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
     assert made == alone(
-        LocalVerifier(engine(eager_model(target), target.vocabulary)), prompt, params, 20
+        LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 20
     )
     assert [
         name for name in json.loads(printed) if re.fullmatch(f"{MODEL_SOURCE}|{COMPILER}", name)

@@ -1,4 +1,6 @@
-"""Rows that are copied: a session that starts from a copy makes the text of one that prefilled, and the copied one notices nothing."""
+"""Rows that are copied: a session that starts from a copy makes the text of one that prefilled,
+and the copied one notices nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,13 @@ from compile.spec import verify_bucket
 from inference.backends import Model
 from inference.backends.cuda import CudaModel
 from inference.backends.timed import TimedModel, TimeProfile
+from inference.candidates import BASE, Nodes, Proposal
 from inference.engine import Engine
 from inference.model.checkpoint import fingerprint
+from inference.order import Decode, End, Pace
 from inference.rows import WORTH_COPYING
 from inference.sampling import SamplingParams
 from inference.session import Session
-from inference.tree import TokenTree
 from tests.fake_neuron import Neuron
 from tests.models import TINY, write_checkpoint
 from tests.neuron_artifacts import (
@@ -120,16 +123,12 @@ def model(
 
 
 def generate(engine: Engine, session: Session, tokens: int) -> list[int]:
-    text: list[int] = []
-    engine.finish(
-        engine.generate(
-            session,
-            tokens,
-            frozenset(),
-            lambda answer, last: text.append(answer.verdict.next_token),
-        )
-    )
-    return text
+    """The next tokens, made alone."""
+    before = session.length
+    engine.decode(session, Decode(before + tokens))
+    while session.end is End.NOT:
+        assert engine.step()
+    return session.tokens[before:]
 
 
 def prefilled(
@@ -145,28 +144,40 @@ def prefilled(
     return text
 
 
-def tree_of(session: Session, text: list[int]) -> TokenTree:
-    """The next two tokens of this text, with a wrong guess before them: what is kept does not lie in order."""
+def guess(engine: Engine, session: Session, text: list[int]) -> None:
+    """Ask for a forward with the next two tokens of this text, and with a wrong one that stands
+    before them: what is kept does not lie in order.
+    """
     at = session.length - session.prompt_length
-    return TokenTree(
-        np.array([session.root, (text[at] + 1) % VOCABULARY, *text[at : at + 2]]),
-        np.array([-1, 0, 0, 2]),
-    )
+    right, wrong = text[at : at + 2], (text[at] + 1) % VOCABULARY
+    nodes = [Proposal(0, BASE, wrong, 0.9), Proposal(1, BASE, right[0], 0.8)]
+    nodes += [Proposal(2, 1, token, 0.9) for token in right[1:]]
+    base = session.length - 1
+    engine.append(session, engine.join(session), Nodes(base, nodes))
+    engine.go(session, base)
 
 
 def shares(engine: Engine, params: SamplingParams) -> int:
-    """Two sessions, the second of which begins as the first one went on while that one's round is under way; tokens it reused."""
+    """Two sessions, the second of which begins as the first one went on while that one has
+    candidates; tokens it reused.
+    """
     first_text = prefilled(engine, "alone", PROMPT, params, 16)
     prompt = [*PROMPT, *first_text[:8], *OWN]
     second_text = prefilled(engine, "alone too", prompt, params, 10)
     first, opened = engine.open(PROMPT, params)
     engine.finish(opened)
+    engine.decode(first, Decode(len(PROMPT) + len(first_text), pace=Pace.WAIT))
     while first.length < len(PROMPT) + 9:
-        engine.finish(engine.verify(first, tree_of(first, first_text)))
-    round_ = engine.verify(first, tree_of(first, first_text))
+        guess(engine, first, first_text)
+        while engine.step():
+            pass
+    assert first.spent.nodes > first.spent.forwards  # all were in one forward
+    guess(engine, first, first_text)
     second, opened = engine.open(prompt, params)
     engine.finish(opened)
-    engine.finish(round_)
+    while engine.step():
+        pass
+    assert first.tokens == [*PROMPT, *first_text[: first.length - len(PROMPT)]]
     assert generate(engine, second, 5) == second_text[:5]
     generate(engine, first, len(PROMPT) + len(first_text) - first.length)
     assert first.tokens == [*PROMPT, *first_text]

@@ -1,4 +1,6 @@
-"""Dollars and joules of a token: worked examples by hand, and what becomes of figures that nobody knows."""
+"""Dollars and joules of a token: worked examples by hand, and what becomes of figures that
+nobody knows.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,9 @@ def test_the_first_minute_of_a_launch_is_paid_in_full() -> None:
     ("acceptance", "lengths"), [(0.7, [2, 3, 3, 4, 5, 7]), (0.9, [4, 6, 8, 10, 13, 16])]
 )
 def test_the_best_chain_grows_slowly_with_the_delay(acceptance: float, lengths: list[int]) -> None:
-    """Against reference/decoding.md 4.2: 10 ms a drafted token, 30 + 0.5 ms a token to verify, round trips of 0 to 320 ms."""
+    """Against reference/decoding.md 4.2: 10 ms a drafted token, 30 + 0.5 ms a token to verify,
+    round trips of 0 to 320 ms.
+    """
     best = [
         min(
             range(1, 40),

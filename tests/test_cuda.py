@@ -1,4 +1,6 @@
-"""Recordings of calls: padding, buffers that stay, replaying. On the CPU, where a recording runs its function over the buffers again."""
+"""Recordings of calls: padding, buffers that stay, replaying. On the CPU, where a recording runs
+its function over the buffers again.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,22 @@ from inference.backends.cuda import (
     _rank_greedy,
 )
 from inference.backends.eager import EagerModel
-from inference.drafters.model import ModelDrafter
+from inference.drafters.growing import ModelProposer
+from inference.drafters.rounds import RoundProposer
 from inference.engine import Engine
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.local import LocalVerifier
+from inference.local import LocalSession
 from inference.model.decoder import Decoder
-from inference.policy import BestFirst, Chain, Policy
+from inference.policy import BestFirst, Chain
+from inference.prices import Prices
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
+from tests.drafts import alone, knowledge, speculated
 from tests.equality import NearTies, assert_same_text
 from tests.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
 from tests.row_independence import assert_rows_are_independent
-from tests.test_lossless import alone, prompt_of, speculated
 
 GREEDY, WARM, OPEN = (
     SamplingParams(),
@@ -48,9 +53,23 @@ TREE = TokenTree(
 )
 
 
+DRAFTS: dict[str, Callable[[CudaModel], Proposer]] = {
+    "chain": lambda model: RoundProposer(model, Chain(4), room=63),
+    "tree": lambda model: RoundProposer(model, BestFirst(16, 5), room=63),
+    "growing": lambda model: ModelProposer(model, 0, knowledge(), Prices()),
+}
+
+
+def prompt_of(length: int) -> list[int]:
+    tokens: list[int] = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
+    return tokens
+
+
 @dataclass
 class Reruns:
-    """A recorder that runs the function again. As on CUDA nothing is computed while recording, and outputs keep their place."""
+    """A recorder that runs the function again. As on CUDA nothing is computed while recording,
+    and outputs keep their place.
+    """
 
     warmed: int = 0
     recorded: int = 0
@@ -73,7 +92,9 @@ class Reruns:
 
 
 class AlikePadded(CudaModel):
-    """The eager model, padded as the recorded one: nothing is recorded, and every choice is by its own function."""
+    """The eager model, padded as the recorded one: nothing is recorded, and every choice is by
+    its own function.
+    """
 
     choose, rank = EagerModel.choose, EagerModel.rank
 
@@ -93,7 +114,9 @@ def recorded(target: Decoder, rows: int = 2, max_nodes: int = 64) -> tuple[CudaM
 def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
     target: Decoder, params: tuple[SamplingParams, ...]
 ) -> None:
-    """Three rounds in two rows of different lengths, so that calls are run, recorded and replayed: choices, rankings and caches."""
+    """Three rounds in two rows of different lengths, so that calls are run, recorded and
+    replayed: choices, rankings and caches.
+    """
     model, reruns = recorded(target)
     eager = AlikePadded(target, rows=2, capacity=model.capacity, max_nodes=64, recorder=Reruns())
     pairs = [[ModelSequence(each, row, params[row]) for each in (model, eager)] for row in (0, 1)]
@@ -126,26 +149,20 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
     [GREEDY, SamplingParams(0.7, seed=11), WARM, OPEN],
     ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}",
 )
-@pytest.mark.parametrize(
-    "policy", [Chain(4), BestFirst(16, 5)], ids=lambda policy: type(policy).__name__
-)
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_text_is_the_targets_own_with_both_models_recorded(
-    target: Decoder, params: SamplingParams, policy: Policy
+    target: Decoder, params: SamplingParams, draft: str
 ) -> None:
     served, _ = recorded(target)
     drafted, reruns = recorded(perturbed(1, 0.02), rows=1, max_nodes=128)
-    verifier, ties = (
-        LocalVerifier(
-            Engine(
-                served, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=VOCABULARY
-            )
-        ),
-        NearTies(),
+    proposer, ties = DRAFTS[draft](drafted), NearTies()
+    recorded_engine = Engine(
+        served, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=VOCABULARY
     )
-    reference = alone(LocalVerifier(engine(target)), prompt_of(70), params, 30)
+    reference = alone(LocalSession(engine(target)), prompt_of(70), params, 30)
 
     def produce(prompt: Sequence[int], n: int) -> list[int]:
-        return speculated(verifier, ModelDrafter(drafted, policy), prompt, params, n)
+        return speculated(LocalSession(recorded_engine), proposer, prompt, params, n)
 
     assert_same_text(target, prompt_of(70), params, reference, produce, ties)
     assert ties.ties == 0

@@ -1,4 +1,6 @@
-"""The pair that ships here: lossless in process and over gRPC, up to its stop ids, and as good as its card says."""
+"""The pair that ships here: lossless in process and over gRPC, up to its stop ids, and as good
+as its card says.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,22 @@ import torch
 
 from grpc_comm.client import Connection, connect
 from grpc_comm.server import BackgroundServer, Target
+from inference.acceptance import read_acceptance
 from inference.backends.eager import EagerModel
-from inference.decode import Verifier, decode
-from inference.drafters.model import ModelDrafter
-from inference.local import LocalVerifier
+from inference.drafters.growing import ROOM, ModelProposer
+from inference.drafters.rounds import RoundProposer
+from inference.knowledge import Knowledge
+from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
+from inference.order import Pace
 from inference.policy import BestFirst, Chain, Policy, Static
+from inference.prices import Prices
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.completion import Request, speculate, target_only
+from inference.times import DraftTimes, LinkTimes, TargetTimes
+from outrider.completion import Completion, Request, complete
 from outrider.models import EMBEDDED
 from outrider.options import Options
 from outrider.report import silent
@@ -36,8 +44,8 @@ SAMPLINGS = [
 ]
 POLICIES: list[Policy] = [Chain(4), Static((0.6, 0.15, 0.05), 12, 5), BestFirst(16, 6)]
 TEXT = (
-    "import os\nimport sys\n\n\ndef walk(top):\n    for name in sorted(os.listdir(top)):\n        path = os.path.join(top, name)\n"
-    * 8
+    "import os\nimport sys\n\n\ndef walk(top):\n    for name in sorted(os.listdir(top)):\n        "
+    "path = os.path.join(top, name)\n" * 8
 )
 
 
@@ -69,7 +77,7 @@ def load(kind: str, tokenizer: Tokenizer) -> Decoder:
 
 @pytest.fixture(scope="module")
 def draft(tokenizer: Tokenizer) -> EagerModel:
-    return EagerModel(load("draft", tokenizer), rows=1, capacity=1024 + 128, max_nodes=256)
+    return EagerModel(load("draft", tokenizer), rows=1, capacity=1024 + ROOM, max_nodes=256)
 
 
 @pytest.fixture(scope="module")
@@ -83,34 +91,45 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
     return [long[:1], tokenizer.encode("def main(argv):\n"), long]
 
 
+def growing(model: EagerModel, *, here: bool) -> ModelProposer:
+    """here: the target's forwards are made in this thread, so that each call holds them up."""
+    target = TargetTimes({(1, 1): 0.01, (1, 64): 0.02})
+    known = Knowledge(DraftTimes({1: 0.002}), target, LinkTimes(), read_acceptance())
+    return ModelProposer(model, 0, known, Prices(holds_target=here))
+
+
+PROPOSERS: dict[str, Policy | None] = {"Growing": None} | {
+    type(policy).__name__: policy for policy in POLICIES
+}
+
+
 @pytest.mark.parametrize(
     "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
 )
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("proposes", PROPOSERS)
 @pytest.mark.parametrize("where", ["in process", "over gRPC"])
 def test_output_equals_the_targets_own_seeded_decoding(
-    served: Target, connection: Connection, draft: EagerModel, target: Decoder, tokenizer: Tokenizer, ties: NearTies,
-    params: SamplingParams, policy: Policy, where: str,
+    served: Target, connection: Connection, draft: EagerModel, target: Decoder,
+    tokenizer: Tokenizer, ties: NearTies, params: SamplingParams, proposes: str, where: str,
 ) -> None:  # fmt: skip
-    def verifier() -> Verifier:
-        return LocalVerifier(served.engine) if where == "in process" else connection.verifier()
+    policy, here = PROPOSERS[proposes], where == "in process"
+    proposer: Proposer = (
+        growing(draft, here=here) if policy is None else RoundProposer(draft, policy, room=63)
+    )
 
-    def produce(prompt: Sequence[int], n: int) -> list[int]:
-        remote = verifier()
-        made = [
-            token
-            for step in decode(prompt, params, ModelDrafter(draft, policy), remote, n)
-            for token in step.tokens
-        ]
-        remote.close()
-        return made
+    def text(prompt: Sequence[int], n: int, proposers: Sequence[Proposer]) -> list[int]:
+        session = LocalSession(served.engine) if here else connection.session()
+        asked = Request(0, "", prompt, params, n, frozenset())
+        order = asked.order(Pace.WAIT if proposers and policy else Pace.GO_ON)
+        return complete(
+            asked, session, proposers, tokenizer, silent, Event(), order=order
+        ).token_ids
 
     for prompt in prompts(tokenizer):
-        alone = LocalVerifier(served.engine)
-        alone.open(prompt, params).result()
-        reference = list(alone.generate(40, frozenset()))
-        alone.close()
-        assert_same_text(target, prompt, params, reference, produce, ties)
+        reference = text(prompt, 40, [])
+        assert_same_text(
+            target, prompt, params, reference, lambda at, n: text(at, n, [proposer]), ties
+        )
 
 
 def request(tokenizer: Tokenizer, stop_ids: frozenset[int], index: int = 0) -> Request:
@@ -120,33 +139,39 @@ def request(tokenizer: Tokenizer, stop_ids: frozenset[int], index: int = 0) -> R
     )
 
 
-def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_round(
+def drafted(
+    asked: Request, connection: Connection, model: EagerModel, policy: Policy, tokenizer: Tokenizer
+) -> Completion:
+    proposer, order = RoundProposer(model, policy, room=63), asked.order(Pace.WAIT)
+    session = connection.session()
+    return complete(asked, session, [proposer], tokenizer, silent, Event(), order=order)
+
+
+def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_forward(
     connection: Connection, draft: EagerModel, tokenizer: Tokenizer
 ) -> None:
-    """Every token of a text is made the stop id once, so that it stands inside accepted paths, at their end and after them."""
-    full = target_only(
-        request(tokenizer, frozenset()), connection.verifier(), tokenizer, silent, Event()
-    )
+    """Every token of a text is made the stop id once, so that it stands inside accepted paths,
+    at their end and after them.
+    """
+
+    def alone(asked: Request) -> Completion:
+        return complete(asked, connection.session(), [], tokenizer, silent, Event())
+
+    full = alone(request(tokenizer, frozenset()))
     assert full.finish_reason == "length"
     for token in list(dict.fromkeys(full.token_ids))[:10]:
         cut = full.token_ids[: full.token_ids.index(token) + 1]
         asked = request(tokenizer, frozenset([token]))
-        alone = target_only(asked, connection.verifier(), tokenizer, silent, Event())
-        drafted = speculate(
-            asked,
-            ModelDrafter(draft, BestFirst(16, 6)),
-            connection.verifier(),
-            tokenizer,
-            silent,
-            Event(),
-        )
-        assert alone.token_ids == drafted.token_ids == cut
-        assert (
-            alone.text
-            == drafted.text
-            == tokenizer.decode([*asked.ids, *cut[:-1]]).removeprefix(asked.prompt)
-        )
-        assert drafted.finish_reason == "stop"
+        text = tokenizer.decode([*asked.ids, *cut[:-1]]).removeprefix(asked.prompt)
+        for done in (
+            alone(asked),
+            drafted(asked, connection, draft, BestFirst(16, 6), tokenizer),
+            complete(
+                asked, connection.session(), [growing(draft, here=False)],
+                tokenizer, silent, Event(),
+            ),
+        ):  # fmt: skip
+            assert (done.token_ids, done.text, done.finish_reason) == (cut, text, "stop")
 
 
 def test_eight_sessions_at_once_give_the_texts_of_one_by_one(
@@ -154,39 +179,32 @@ def test_eight_sessions_at_once_give_the_texts_of_one_by_one(
 ) -> None:
     decoder = load("draft", tokenizer)
 
-    def complete(index: int) -> list[int]:
-        model = EagerModel(decoder, rows=1, capacity=1152, max_nodes=256)
-        drafter = ModelDrafter(model, POLICIES[index % 3])
-        return speculate(
-            request(tokenizer, frozenset(), index),
-            drafter,
-            connection.verifier(),
-            tokenizer,
-            silent,
-            Event(),
+    def make(index: int) -> list[int]:
+        model = EagerModel(decoder, rows=1, capacity=1024 + ROOM, max_nodes=256)
+        asked = request(tokenizer, frozenset(), index)
+        if index % 2:
+            return drafted(asked, connection, model, POLICIES[index % 3], tokenizer).token_ids
+        proposers = [growing(model, here=False)]
+        return complete(
+            asked, connection.session(), proposers, tokenizer, silent, Event()
         ).token_ids
 
-    one_by_one = [complete(index) for index in range(8)]
+    one_by_one = [make(index) for index in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(complete, range(8))) == one_by_one
+        assert list(pool.map(make, range(8))) == one_by_one
     assert served.engine.free_rows == served.engine.model.rows
 
 
 def test_the_draft_agrees_with_the_target_as_the_card_says(
     served: Target, connection: Connection, draft: EagerModel, tokenizer: Tokenizer
 ) -> None:
-    """Metrics are the training script's own; a chain's acceptance here must not be far below what they say."""
+    """Metrics are the training script's own; a chain's acceptance here must not be far below
+    what they say.
+    """
     metrics = json.loads((EMBEDDED / "metrics.json").read_text())
     assert metrics["held_out_text"]["draft_covers_target_choice"]["top1"] >= 0.6
     done = [
-        speculate(
-            request(tokenizer, frozenset(), index),
-            ModelDrafter(draft, Chain(1)),
-            connection.verifier(),
-            tokenizer,
-            silent,
-            Event(),
-        )
+        drafted(request(tokenizer, frozenset(), index), connection, draft, Chain(1), tokenizer)
         for index in range(4)
     ]
     assert (

@@ -1,4 +1,6 @@
-"""Energy readers on recorded trees and on NVIDIA's own binding over a stand-in for its library; what cannot be read is never 0."""
+"""Energy readers on recorded trees and on NVIDIA's own binding over a stand-in for its library;
+what cannot be read is never 0.
+"""
 
 from __future__ import annotations
 
@@ -122,15 +124,18 @@ def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
         ("cpu_total_mj", "dram_mj"),
         "Apple CPU and memory",
     )
-    with EnergyMeter([still]) as meter:
-        pass
+    clock = Clock()
+    with EnergyMeter([still], clock=clock) as meter:
+        clock.now += 7.5
     (part,) = meter.energy.parts
     assert part.value is None
-    assert part.source.startswith("Apple CPU and memory: did not advance in 0.0 s")
+    assert part.source.startswith("Apple CPU and memory: did not advance in 7.5 s")
 
 
 def monitor_at(**millijoules: int) -> Any:
-    """A monitor of zeus_apple_silicon, whose metrics have all fields, None where the chip does not count."""
+    """A monitor of zeus_apple_silicon, whose metrics have all fields, None where the chip does
+    not count.
+    """
     fields = ("cpu_total_mj", "dram_mj", "gpu_mj", "gpu_sram_mj", "ane_mj")
     metrics = SimpleNamespace(**{field: millijoules.get(field) for field in fields})
     return SimpleNamespace(get_cumulative_energy=lambda: metrics)
@@ -152,7 +157,9 @@ def test_a_mac_without_the_package_names_the_install_line(monkeypatch: pytest.Mo
 
 
 class Board:
-    """NVIDIA's library as its binding calls it: return codes, and results through pointers. `energy` None: a board before Volta."""
+    """NVIDIA's library as its binding calls it: return codes, and results through pointers.
+    `energy` None: a board before Volta.
+    """
 
     def __init__(self, energy: list[int] | None, power: list[int]) -> None:
         self.energy, self.power = energy, power
@@ -277,7 +284,8 @@ def test_neurons_percentages_are_no_joules_unless_a_maximum_is_assumed(tmp_path:
         publish(tmp_path / place / "utilization", 1000, "18.86")
     readers = neuron_readers(tmp_path, None)
     assert [reader.joules().source for reader in readers] == [
-        f"neuron{number}: 18.86 % of a maximum that AWS does not publish (state one for an estimate)"
+        f"neuron{number}: 18.86 % of a maximum that AWS does not publish (state one for an "
+        "estimate)"
         for number in (0, 1)
     ]
 

@@ -1,4 +1,6 @@
-"""The stand-in for AWS's packages fails where the real ones would: otherwise tests against it would prove nothing."""
+"""The stand-in for AWS's packages fails where the real ones would: otherwise tests against it
+would prove nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""A target and its draft compiled for this CPU into one artefact: built, checked, served. Skipped where no C++ compiler is."""
+"""A target and its draft compiled for this CPU into one artefact: built, checked, served.
+Skipped where no C++ compiler is.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,17 +28,18 @@ from inference.backends.fused import FusedModel, load_fused
 from inference.branches import Branches
 from inference.engine import Engine
 from inference.errors import BadArtifact, InvalidRequest
-from inference.local import LocalVerifier
+from inference.local import LocalSession
 from inference.model.checkpoint import fingerprint, load_decoder
-from inference.model.config import read_json
+from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
 from inference.model.fused_graph import RoundGraph, round_inputs
+from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.stats import Statistics, Traffic
+from inference.stats import Statistics
 from inference.text import Tokenizer
-from outrider.fused import with_draft
 from outrider.options import Options
 from outrider.serve import load_target
+from tests.drafts import text_of
 from tests.equality import NearTies, assert_same_text
 from tests.models import write_checkpoint_with_tokenizer
 
@@ -67,12 +69,14 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Three graphs: the target's, which prompts go through as well, the draft's, and a round of two rows."""
+    """Three graphs: the target's, which prompts go through as well, the draft's, and a round of
+    two rows.
+    """
     vocabulary = Tokenizer(source).vocabulary
     part = FusedPart(
         "disagreeing draft",
         fingerprint(draft),
-        read_json(draft / "config.json"),
+        read_raw_config(draft),
         (DraftBucket(1, 16, JUNK, 1, 1, False, JUNK),),
         (RoundBucket.of(SHAPE, 2, JUNK, JUNK, sampled=True),),
     )
@@ -128,13 +132,8 @@ def decoder_of(directory: Path) -> Decoder:
 
 def alone(target: Decoder, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
     eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
-    with closing(
-        LocalVerifier(
-            Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
-        )
-    ) as verifier:
-        verifier.open(prompt, params).result()
-        return list(verifier.generate(tokens, frozenset()))
+    served = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
+    return text_of(prompt, params, LocalSession(served), Decode(len(prompt) + tokens))
 
 
 def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manifest) -> None:
@@ -156,7 +155,7 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
         NearTies(),
     )
     with (
-        BackgroundServer(with_draft(load_target(options), options)) as server,
+        BackgroundServer(load_target(options)) as server,
         connect(str(server.address)) as connection,
     ):
         description = connection.description
@@ -164,7 +163,7 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
             description.draft_model
             == "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
         )
-        statistics = Statistics()
+        statistics, nodes, alone_nodes = Statistics(), list[int](), list[int]()
 
         def write(number: int, fused: bool = True) -> None:
             params, prompt = (
@@ -173,14 +172,17 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
             )
 
             def produce(prompt: list[int], n: int) -> list[int]:
-                made = list(
-                    connection.generate(
-                        prompt, params, n, frozenset(), fused=fused, traffic=Traffic()
-                    )
+                session, order = connection.session(), Decode(len(prompt) + n, beside=fused)
+                made = text_of(
+                    prompt,
+                    params,
+                    session,
+                    order,
+                    between=lambda step: statistics.count(step.proposers),
                 )
-                for tokens, drafted, _ in made:
-                    statistics.count(drafted, len(tokens) - 1)
-                return [token for tokens, _, _ in made for token in tokens]
+                traffic = session.traffic
+                (nodes if fused else alone_nodes).append(traffic.nodes - traffic.forwards)
+                return made
 
             assert_same_text(
                 target,
@@ -193,9 +195,10 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
 
         with ThreadPoolExecutor(5) as clients:
             list(clients.map(write, range(8)))
-        assert statistics.num_draft_tokens == 2 * statistics.rounds
-        assert 0 < statistics.num_accepted_tokens < statistics.num_draft_tokens
+        assert sum(nodes) == 2 * statistics.forwards
+        assert 0 < statistics.num_accepted_tokens < sum(nodes)
         write(1, fused=False)
+        assert alone_nodes == [0]
     ties.check()
 
 
@@ -293,13 +296,7 @@ def test_a_dry_run_names_the_rounds(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_flags_that_contradict_the_artefact_are_refused(built: Path) -> None:
     options = Options(role="fused_target", artifact=str(built), host="127.0.0.1", port=0)
-    served = load_target(options)
     with pytest.raises(InvalidRequest, match="holds a draft, too"):
-        with_draft(served, replace(options, draft_model="another"))
-    with pytest.raises(InvalidRequest, match="tree of 2 nodes"):
-        with_draft(served, replace(options, gamma=2))
-    with pytest.raises(InvalidRequest, match="gives choices only"):
-        with_draft(served, replace(options, acceptance="classic"))
-    small = replace(options, max_tree_nodes=2)
+        load_target(replace(options, draft_model="another"))
     with pytest.raises(InvalidRequest, match="a round of this artefact has 3 nodes"):
-        with_draft(load_target(small), small)
+        load_target(replace(options, max_tree_nodes=2))

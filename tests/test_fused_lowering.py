@@ -1,4 +1,6 @@
-"""Fused rounds lower to the allowed operations, compile with XLA, and compute there what they compute eagerly."""
+"""Fused rounds lower to the allowed operations, compile with XLA, and compute there what they
+compute eagerly.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_a_round_compiles_and_equals_eager(case: Case) -> None:
 
 
 def check_report(case: Case, proof: Proof) -> None:
-    """Two top-k for every drafted level and one at the target where it is sampled, else one a level; four caches aliased to the last byte."""
+    """Two top-k for every drafted level and one at the target where it is sampled, else one a
+    level; four caches aliased to the last byte.
+    """
     operations, levels = proof.report.operations, len(case.branches)
     assert operations.keys() <= STABLEHLO
     assert operations.get("top_k", 0) == (2 * levels + 1 if case.sampled else levels)
@@ -69,7 +73,9 @@ def test_a_round_changes_its_caches_or_nothing() -> None:
 
 
 def test_a_text_may_lie_in_another_row_of_the_draft_than_of_the_target() -> None:
-    """The stateful graph with crossed rows answers what the graph whose caller names the rows answers."""
+    """The stateful graph with crossed rows answers what the graph whose caller names the rows
+    answers.
+    """
     crossed, plain = (
         Case(stateful=True, sampled=True, branches=(2, 1)),
         Case(stateful=False, sampled=True, branches=(2, 1)),

@@ -1,9 +1,12 @@
-"""Fused rounds built for Neuron and run through the strict stand-in: ranks, one package, one state, rows of two models, losslessness."""
+"""Fused rounds built for Neuron and run through the strict stand-in: ranks, one package, one
+state, rows of two models, losslessness.
+"""
 
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,23 +18,26 @@ from compile.fused_smoke import smoke
 from compile.neuron_fused import FusedNeuronBuilder
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import DraftBucket, FusedPart, RoundBucket, read_manifest
-from inference.backends import RoundModel
+from inference.backends import RoundModel, Segment
 from inference.backends.neuron import COPY, load_neuron
 from inference.backends.neuron_fused import NeuronFusedModel
 from inference.branches import Branches
-from inference.decode import decode
-from inference.drafters.graph import GraphDrafter, GraphPool
+from inference.engine import Engine
 from inference.errors import InvalidRequest
-from inference.fused import fused_rounds
-from inference.local import LocalVerifier
+from inference.graph_rounds import GraphRounds
+from inference.graph_tree import GraphTree, inner_tree
+from inference.local import LocalSession
 from inference.model.checkpoint import fingerprint
-from inference.model.config import read_json
+from inference.model.config import read_raw_config
+from inference.order import Decode
 from inference.sampling import SamplingParams
+from inference.sequence import ModelSequence
+from inference.tree import IntArray
+from tests.drafts import text_of
 from tests.equality import NearTies, assert_same_text
 from tests.fake_neuron import Neuron
 from tests.models import TINY, write_checkpoint
 from tests.neuron_artifacts import JUNK, LENGTH, ROWS, TREE, VOCABULARY, eager_of, engine_of, whole
-from tests.test_lossless import alone
 
 SHAPE = Branches((2, 1))
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
@@ -44,7 +50,7 @@ def spec_of(draft: Path, ranks: int) -> CompileSpec:
     part = FusedPart(
         "tiny draft",
         fingerprint(draft),
-        read_json(draft / "config.json"),
+        read_raw_config(draft),
         (DraftBucket(ROWS, 16, JUNK, 1, 1, False, JUNK),),
         rounds,
     )
@@ -55,7 +61,9 @@ def spec_of(draft: Path, ranks: int) -> CompileSpec:
 
 
 def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
-    """The model, and its target's checkpoint; the draft is another random model, with a head less of keys and values."""
+    """The model, and its target's checkpoint; the draft is another random model, with a head
+    less of keys and values.
+    """
     target, draft = (
         write_checkpoint(folder / "target"),
         write_checkpoint(folder / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2),
@@ -71,32 +79,38 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
     return model, target
 
 
+def written(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int
+) -> list[int]:
+    """With the draft in the graphs, where there is one."""
+    order = Decode(len(prompt) + tokens, beside=True)
+    return text_of(prompt, params, LocalSession(engine), order)
+
+
+def drafting(model: NeuronFusedModel) -> Engine:
+    return Engine(
+        model,
+        sequence_length=LENGTH,
+        max_tree_nodes=TREE,
+        vocabulary=VOCABULARY,
+        graphs=GraphRounds(model),
+    )
+
+
 def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
     neuron: Neuron, tmp_path: Path
 ) -> None:
     model, target = built(tmp_path)
     assert isinstance(model, RoundModel)
-    engine, prompt, ties = (
-        engine_of(model),
-        np.random.default_rng(2).integers(0, VOCABULARY, 20).tolist(),
-        NearTies(),
-    )
+    engine, ties = drafting(model), NearTies()
+    prompt = np.random.default_rng(2).integers(0, VOCABULARY, 20).tolist()
     for params in SAMPLINGS:
-        reference = alone(LocalVerifier(engine_of(eager_of(target))), prompt, params, 12)
-
-        def produce(prompt: list[int], n: int, params: SamplingParams = params) -> list[int]:
-            with closing(LocalVerifier(engine)) as verifier:
-                steps = decode(
-                    prompt, params, GraphDrafter(model, model.draft, row=1), verifier, n
-                )  # the target's row is 0
-                return [token for step in steps for token in step.tokens]
-
         assert_same_text(
             whole(target),
             prompt,
             params,
-            reference,
-            lambda prompt, n, produce=produce: produce(list(prompt), n),
+            written(engine_of(eager_of(target)), prompt, params, 12),
+            lambda prompt, n, params=params: written(engine, prompt, params, n),
             ties,
         )
     assert ties.ties == 0
@@ -111,33 +125,47 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
     } <= set(neuron.calls)
 
 
-def test_two_texts_share_a_call_though_their_rows_are_crossed(
-    neuron: Neuron, tmp_path: Path
-) -> None:
+def test_two_texts_share_a_call(neuron: Neuron, tmp_path: Path) -> None:
     model, target = built(tmp_path, ranks=1)
-    engine, stopped, pool = engine_of(model), threading.Event(), GraphPool(model)
-    with pool.drafter() as first, pool.drafter() as second:
-        drafters, texts = [second, first], [list[int](), list[int]()]
+    engine, stopped, together = drafting(model), threading.Event(), list[int]()
+    call = model.rounds
 
-        def write(number: int) -> None:
-            with closing(LocalVerifier(engine)) as verifier:
-                for made in fused_rounds(
-                    [5, 17, number], SAMPLINGS[number], drafters[number], verifier, 10, frozenset()
-                ):
-                    texts[number].extend(made.tokens)
+    def counted(segments: Sequence[Segment]) -> list[IntArray]:
+        together.append(len(segments))
+        return call(segments)
 
-        serving = threading.Thread(target=engine.run, args=(stopped,))
-        writing = [threading.Thread(target=write, args=(number,)) for number in range(2)]
-        for thread in (serving, *writing):
-            thread.start()
-        for thread in writing:
-            thread.join()
-        engine.stop(stopped)
-        serving.join()
-    for number in range(2):
-        assert texts[number] == alone(
-            LocalVerifier(engine_of(eager_of(target))), [5, 17, number], SAMPLINGS[number], 10
-        )
+    model.rounds = counted  # type: ignore[method-assign]
+    serving = threading.Thread(target=engine.run, args=(stopped,))
+    serving.start()
+    with ThreadPoolExecutor(2) as clients:
+        texts = list(clients.map(lambda n: written(engine, [5, 17, n], SAMPLINGS[n], 10), range(2)))
+    engine.stop(stopped)
+    serving.join()
+    for number, text in enumerate(texts):
+        by_itself = engine_of(eager_of(target))
+        assert text == written(by_itself, [5, 17, number], SAMPLINGS[number], 10)
+    assert max(together) == 2
+
+
+def test_a_round_answers_the_same_wherever_its_draft_lies(neuron: Neuron, tmp_path: Path) -> None:
+    """Rows of the two models may be crossed."""
+    model, _ = built(tmp_path, ranks=1)
+    straight, crossed = (both_rows(model, draft_rows) for draft_rows in ([0, 1], [1, 0]))
+    assert straight == crossed
+    assert straight[0] != straight[1]
+
+
+def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[int]]:
+    """The answers of a round for two prompts, whose drafts lie in these rows."""
+    segments = []
+    for row, draft_row in enumerate(draft_rows):
+        target = ModelSequence(model, row, SAMPLINGS[row])
+        draft = ModelSequence(model.draft, draft_row, SAMPLINGS[row])
+        for sequence in (target, draft):
+            sequence.extend([5, 17, 23 + row])
+        part = draft.prepare(inner_tree(SHAPE, 9))
+        segments.append(target.prepare(GraphTree(SHAPE, 9, 2, part))._replace(draft=part))
+    return [answer.tolist() for answer in model.rounds(segments)]
 
 
 def test_a_draft_that_cannot_be_dealt_out_is_refused(neuron: Neuron, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Whatever a client sends, in whatever order: it is answered rightly or refused, its neighbour goes on, and nothing is left behind.
+"""Whatever a client sends, in whatever order: it is answered rightly or refused, its neighbour goes
+on, and nothing is left behind.
 
 FUZZ_EXAMPLES=N tries N random examples of each kind instead of the same few.
 """
@@ -10,39 +11,42 @@ import json
 import os
 import resource
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from benchmarks.fuzz.messages import Mutator
 from grpc_comm.keys import Keys
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
-from inference.backends import Segment
-from inference.drafters.pool import DraftPool
 from inference.engine import Engine
 from inference.errors import InvalidRequest
-from inference.policy import Chain, Ranked
-from inference.tree import IntArray
 from tests.hostile import (
     SESSION,
     Neighbour,
     RawPeer,
-    digest,
     eventually,
     keys_file,
     neighbour,
     token_of,
 )
-from tests.wire_fixtures import FAULTY, WAIT, Successor, background, generate, opening
+from tests.wire_fixtures import (
+    FAULTY,
+    WAIT,
+    Successor,
+    background,
+    chain_of,
+    decode_to,
+    opening,
+)
 
 ENDINGS = {
     grpc.StatusCode.OK,
@@ -52,6 +56,7 @@ ENDINGS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 LENGTH = 64
+LINGER = 0.01
 MEGABYTES = 400
 """By which the process may grow over all examples, Hypothesis's own memory included."""
 
@@ -63,154 +68,39 @@ fuzzed = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-uint32 = st.one_of(st.integers(0, 8), st.integers(0, FAULTY + 5), st.integers(0, 2**32 - 1))
-uint64 = st.one_of(st.integers(0, 8), st.integers(0, 2**64 - 1))
-ids = st.lists(uint32, max_size=LENGTH + 40)
+NEAR = (FAULTY, LENGTH, 32)
+"""Ids, lengths and tree sizes that this target takes, and some."""
+
 text = st.text(max_size=80)
-fractions = st.one_of(st.floats(width=32), st.sampled_from([0.0, 0.7, 1.0]))
-
-OPEN: dict[str, st.SearchStrategy[Any]] = {
-    "session_id": text,
-    "protocol_version": uint32,
-    "model_fingerprint": text,
-    "tokenizer_fingerprint": text,
-    "prompt": ids,
-    "temperature": fractions,
-    "top_k": uint32,
-    "top_p": fractions,
-    "seed": uint64,
-    "model": text,
-}
-ROUND: dict[str, st.SearchStrategy[Any]] = {
-    "number": uint32,
-    "base_length": uint32,
-    "tokens": ids,
-    "parents": ids,
-    "digest": uint64,
-    "ahead": st.booleans(),
-}
-shapes = st.builds(pb.Shape, chain=uint32, nodes=uint32, depth=uint32)
-CONTINUE: dict[str, st.SearchStrategy[Any]] = {
-    "max_tokens": uint32,
-    "stop_ids": ids,
-    "base_length": uint32,
-    "digest": uint64,
-    "fused": st.booleans(),
-    "shape": shapes,
-}
-GENERATE: dict[str, st.SearchStrategy[Any]] = {
-    "max_tokens": uint32,
-    "stop_ids": ids,
-    "fused": st.booleans(),
-    "shape": shapes,
-}
-RESUME: dict[str, st.SearchStrategy[Any]] = {
-    "session_id": text,
-    "protocol_version": uint32,
-    "resume_key": st.binary(max_size=40),
-    "epoch": uint32,
-}
+mutators = st.randoms(use_true_random=False).map(lambda chance: Mutator(chance, NEAR))
 
 
-def test_every_field_of_every_message_is_fuzzed() -> None:
-    fields = {
-        "open": OPEN,
-        "round": ROUND,
-        "generate": CONTINUE,
-        "resume": RESUME,
-        "close": {},
-        "heartbeat": {},
-        "halt": {},
-    }
-    kinds = pb.ClientMessage.DESCRIPTOR.fields_by_name
-    assert {name: set(kind.message_type.fields_by_name) for name, kind in kinds.items()} == {
-        name: set(of) for name, of in fields.items()
-    }
-    assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) == {"open", *GENERATE}
-
-
-def some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """Other values for some of the fields, mostly for few."""
-    one = st.sampled_from(sorted(fields)).flatmap(
-        lambda name: fields[name].map(lambda value: {name: value})
-    )
-    return st.one_of(st.just({}), one, st.fixed_dictionaries({}, optional=fields))
-
-
-openings = some(OPEN).map(lambda changes: opening(**changes))
-continuations = some(CONTINUE).map(lambda changes: changed(generate(2), changes))
-others = st.one_of(
-    openings,
-    some(RESUME).map(lambda changes: pb.ClientMessage(resume=pb.Resume(**changes))),
-    st.sampled_from(
-        [pb.ClientMessage(**said) for said in ({}, {"close": {}}, {"heartbeat": {}}, {"halt": {}})]
-    ),
-)
-
-
-def changed(message: pb.ClientMessage, changes: dict[str, Any]) -> pb.ClientMessage:
-    """The message of this kind with other values in some of its fields."""
-    kind = message.WhichOneof("kind")
-    body = getattr(message, kind)
-    values = {field.name: value for field, value in body.ListFields()}
-    return pb.ClientMessage(**{kind: type(body)(**(values | changes))})
+RIGHT = [
+    decode_to(20),
+    decode_to(40, pace=pb.Decode.WAIT),
+    decode_to(60, most_nodes=30, credit=9, stop_ids=[33]),
+    chain_of([4, 5, 6]),
+    chain_of([4, 9, 5], parents=[0, 0, 2]),
+    chain_of([6, 7], base=4, first=3),
+    pb.ClientMessage(ack=pb.Ack(length=3)),
+    pb.ClientMessage(go=pb.Go(base=2)),
+    pb.ClientMessage(heartbeat=pb.Heartbeat()),
+]
+"""What a client may say once [1, 2, 3] is open, in any order."""
 
 
 @st.composite
 def sessions(draw: st.DrawFn) -> list[bytes]:
-    """A session as it should be, [1, 2, 3] and then the root alone round by round, with changes here and there; each message as bytes."""
-    messages = [draw(st.one_of(st.just(opening()), openings))]
-    rounds = 0
-    for _ in range(draw(st.integers(0, 8))):
-        if draw(st.integers(0, 3)) == 0:
-            messages.append(draw(st.one_of(continuations, others)))
-            continue
-        length = 3 + rounds
-        tree = draw(
-            st.sampled_from(
-                [([length], []), ([length, length + 1, 9], [0, 0]), ([length, 7, 8, 9], [0, 1, 2])]
-            )
-        )
-        right = pb.Round(
-            number=rounds,
-            base_length=length,
-            digest=digest(range(1, length + 1)),
-            tokens=tree[0][:1],
-            parents=[],
-        )
-        wrong = {"tokens": tree[0], "parents": tree[1]} if draw(st.booleans()) else {}
-        messages.append(
-            changed(
-                pb.ClientMessage(round=right),
-                wrong | (draw(some(ROUND)) if draw(st.integers(0, 3)) == 0 else {}),
-            )
-        )
-        rounds += 1
-    return [draw(damaged(message.SerializeToString())) for message in messages]
-
-
-def damaged(message: bytes) -> st.SearchStrategy[bytes]:
-    """The message, now and then cut, with a byte changed, twice over, or something else altogether."""
-    length = len(message)
-    cut = st.integers(0, length).map(lambda end: message[:end])
-    flipped = st.tuples(st.integers(0, max(length - 1, 0)), st.binary(min_size=1, max_size=3)).map(
-        lambda change: message[: change[0]] + change[1] + message[change[0] + 1 :]
-    )
-    damage = st.one_of(cut, flipped, st.just(message * 2), st.binary(max_size=200))
-    return st.integers(0, 11).flatmap(lambda dice: damage if dice == 0 else st.just(message))
-
-
-class Guesser(Successor):
-    """A draft that guesses token + 1 after even tokens, and something else after others."""
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        return [Ranked(*self._children(segment.tokens[segment.pick], k)) for segment in segments]
-
-    def _children(
-        self, tokens: IntArray, k: int
-    ) -> tuple[IntArray, NDArray[np.float32]]:  # [m, k] both
-        ids = (tokens[:, None] + 1 + tokens[:, None] % 2 + np.arange(k)) % FAULTY
-        return ids.astype(np.int32), np.tile(-np.arange(k, dtype=np.float32), (len(tokens), 1))
+    """A session as it should be, with changes here and there; each message as bytes."""
+    mutator = draw(mutators)
+    messages = [opening() if draw(st.booleans()) else mutator.changed(opening())]
+    for _ in range(draw(st.integers(0, 10))):
+        how, message = draw(st.integers(0, 7)), draw(st.sampled_from(RIGHT))
+        if how == 0:
+            message = mutator.afresh(pb.ClientMessage)
+        messages.append(mutator.changed(message) if how == 1 else message)
+    sent = [message.SerializeToString() for message in messages]
+    return [mutator.damaged(data) if draw(st.integers(0, 11)) == 0 else data for data in sent]
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +113,7 @@ def engine() -> Engine:
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[BackgroundServer]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with background(engine, drafts=DraftPool(Guesser(2), Chain(2), room=40)) as server:
+    with background(engine) as server:
         yield server
         eventually(lambda: all(session.detached for session in engine.sessions))
     assert engine.free_rows == 3
@@ -239,14 +129,16 @@ def channel(server: BackgroundServer) -> Iterator[grpc.Channel]:
 
 @pytest.fixture
 def beside(server: BackgroundServer) -> Iterator[None]:
-    """Another client's sessions, one after another, all the while; each must be as if it were alone."""
+    """Another client's sessions, one after another, all the while; each must be as if it were
+    alone.
+    """
     stopped, done, failures = threading.Event(), [0], []
 
     def work() -> None:
         try:
             while not stopped.is_set():
                 with neighbour(server.address) as other:
-                    _goes_on_for(other, rounds=15)
+                    _goes_on_for(other, times=15)
                     done[0] += 1
         except BaseException as error:
             failures.append(error)
@@ -261,8 +153,8 @@ def beside(server: BackgroundServer) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def _goes_on_for(other: Neighbour, rounds: int) -> None:
-    for _ in range(rounds):
+def _goes_on_for(other: Neighbour, times: int) -> None:
+    for _ in range(times):
         other.goes_on()
 
 
@@ -273,7 +165,7 @@ def test_a_session_is_answered_rightly_as_long_as_it_is_right_and_then_refused(
 ) -> None:
     code, answers = converse(channel, messages)
     assert code in ENDINGS
-    check_answers(messages, answers)
+    check_answers(messages[0], answers)
 
 
 @given(messages=st.lists(st.binary(max_size=300), max_size=4), first=st.booleans())
@@ -283,26 +175,6 @@ def test_bytes_are_refused_or_happen_to_be_a_session(
 ) -> None:
     code, _ = converse(channel, [opening().SerializeToString(), *messages] if first else messages)
     assert code in ENDINGS
-
-
-@given(first=openings, changes=some(GENERATE))
-@fuzzed
-def test_a_text_is_made_or_refused(
-    channel: grpc.Channel, beside: None, first: pb.ClientMessage, changes: dict[str, Any]
-) -> None:
-    request = pb.GenerateRequest(**({"open": first.open, "max_tokens": 5} | changes))
-    call = channel.unary_stream(
-        "/outrider.v1.Target/Generate", response_deserializer=pb.Generated.FromString
-    )(request.SerializeToString())
-    tokens: list[int] = []
-    with suppress(grpc.RpcError):
-        for message in call:
-            tokens += message.ids
-    assert call.code() in ENDINGS
-    assert all(
-        after == (token + 1) % FAULTY
-        for token, after in itertools.pairwise([*request.open.prompt[-1:], *tokens])
-    )
 
 
 @given(
@@ -318,9 +190,7 @@ def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, reques
     if asked is not None and asked.model in ("", "successor"):
         assert pb.Description.FromString(call.result()).model == "successor"
     else:
-        assert call.code() is (
-            grpc.StatusCode.UNKNOWN if asked is None else grpc.StatusCode.INVALID_ARGUMENT
-        )
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @given(
@@ -358,8 +228,14 @@ def test_frames_that_no_library_sends_end_their_connection_at_most(
 def converse(
     channel: grpc.Channel, messages: Sequence[bytes]
 ) -> tuple[grpc.StatusCode, list[pb.ServerMessage]]:
+    """All of it at once; a client that has no more to say leaves a moment later."""
+
+    def said() -> Iterator[bytes]:
+        yield from messages
+        time.sleep(LINGER)
+
     call = channel.stream_stream(SESSION, response_deserializer=pb.ServerMessage.FromString)(
-        iter(messages), timeout=WAIT
+        said(), timeout=WAIT
     )
     answers: list[pb.ServerMessage] = []
     with suppress(grpc.RpcError):
@@ -367,24 +243,17 @@ def converse(
     return call.code(), answers
 
 
-def check_answers(messages: Sequence[bytes], answers: Sequence[pb.ServerMessage]) -> None:
-    """Every verdict is that of its round, for this target: the path counts up from the root, and so does the next token."""
-    rounds = [
-        message.round
-        for data in messages
-        if (message := _parsed(pb.ClientMessage, data)) and message.HasField("round")
-    ]
-    verdicts = [answer.verdict for answer in answers if answer.HasField("verdict")]
+def check_answers(first: bytes, answers: Sequence[pb.ServerMessage]) -> None:
+    """The text counts up from the prompt's last token, each token at its position, once."""
+    opened = _parsed(pb.ClientMessage, first)
+    prompt = list(opened.open.prompt) if opened is not None else []
+    text = prompt[:]
     for answer in answers:
-        assert all(
-            after == (token + 1) % FAULTY for token, after in itertools.pairwise(answer.tokens.ids)
-        )
-    for asked, verdict in zip(rounds, verdicts, strict=False):
-        assert verdict.number == asked.number
-        made = [asked.tokens[0], *(asked.tokens[node] for node in verdict.path), verdict.next_token]
-        assert all(after == (token + 1) % FAULTY for token, after in itertools.pairwise(made))
-        above = [-1, *asked.parents]
-        assert [above[node] for node in verdict.path] == [0, *verdict.path][: len(verdict.path)]
+        if answer.HasField("tokens"):
+            assert answer.tokens.position == len(text)
+            text += answer.tokens.ids
+    made = text[max(len(prompt) - 1, 0) :]
+    assert all(after == (token + 1) % FAULTY for token, after in itertools.pairwise(made))
 
 
 def _parsed(kind: Any, data: bytes) -> Any:

@@ -1,4 +1,6 @@
-"""A tree under construction: what is most valuable, what was not looked at yet, and what is left of it under one of its nodes."""
+"""A tree under construction: what is most valuable, what was not looked at yet, and what is left
+of it under one of its nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a peer can do to a target: nothing but end its own session. Beside every attack another session goes on, and all rows come free."""
+"""What a peer can do to a target: nothing but end its own session. Beside every attack another
+session goes on, and all rows come free.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,20 @@ import grpc
 import pytest
 
 from grpc_comm.catalogue import Served
+from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
 from grpc_comm.transport import Address
-from inference.engine import Engine
-from tests.hostile import SESSION, Neighbour, Outbox, RawPeer, digest, eventually, neighbour, say
+from tests.hostile import SESSION, Neighbour, Outbox, RawPeer, eventually, neighbour, say
 from tests.wire_fixtures import (
     FAULTY,
     VOCABULARY,
     WAIT,
-    Successor,
     background,
-    generate,
+    chain_of,
+    decode_to,
     opening,
     raw_stub,
-    round_,
     status,
     successor_engine,
 )
@@ -77,7 +78,7 @@ def served(attacked: Attacked) -> Iterator[BackgroundServer]:
     attacked.neighbour.goes_on()
     yield attacked.server
     attacked.neighbour.goes_on()
-    assert say(attacked.server.address, [opening(), round_()]).code is CODES.OK
+    assert say(attacked.server.address, [opening(), decode_to(5)]).code is CODES.OK
 
 
 @contextmanager
@@ -87,7 +88,7 @@ def impatient() -> Iterator[BackgroundServer]:
     with background(engine, lease_seconds=0.5) as server:
         yield server
         eventually(lambda: engine.free_rows == 1 and not engine.sessions)
-        assert say(server.address, [opening(), round_()]).code is CODES.OK
+        assert say(server.address, [opening(), decode_to(5)]).code is CODES.OK
 
 
 FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, -1e-9, 1e-4, 1e4]
@@ -113,58 +114,83 @@ BAD_OPENINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("bad", BAD_OPENINGS)
 def test_an_opening_that_cannot_be_served_is_refused(bad: str, served: BackgroundServer) -> None:
-    said = say(served.address, [opening(**BAD_OPENINGS[bad]), round_()])
+    said = say(served.address, [opening(**BAD_OPENINGS[bad]), decode_to(5)])
     assert said.code in REFUSED, said
     assert not said.answers
     assert said.details
 
 
-def deep(nodes: int) -> pb.ClientMessage:
-    return round_(range(3, 3 + nodes), range(nodes - 1))
+def candidates(**changes: Any) -> pb.ClientMessage:
+    """Below the prompt [1, 2, 3], right but for these changes."""
+    fields = {"base": 2, "parents": [0, 1], "tokens": [4, 5], "chances": bytes(2)}
+    return pb.ClientMessage(nodes=pb.Nodes(**(fields | changes)))
 
 
-BAD_ROUNDS: dict[str, pb.ClientMessage] = {
-    "a tree of 33 nodes": round_([3] + [9] * 32, [0] * 32),
-    "a chain of 33 nodes": deep(33),
-    "a chain of 3000 nodes": deep(3000),
-    "a hundred thousand parents": round_([3], [0] * 100_000),
-    "no nodes": round_([], []),
-    "parents without nodes": round_([3], [0, 0]),
-    "nodes without parents": round_([3, 4, 5], []),
-    "a parent after its child": round_([3, 4, 5], [2, 0]),
-    "a parent of itself": round_([3, 4], [1]),
-    "the greatest parent": round_([3, 4], [2**32 - 1]),
-    "siblings alike": round_([3, 4, 4], [0, 0]),
-    "another root": round_([4, 5]),
-    "an id beyond the vocabulary": round_([3, VOCABULARY]),
-    "the greatest id": round_([3, 2**32 - 1]),
-    "a later round": round_(number=1),
-    "the last round": round_(number=2**32 - 1),
-    "more tokens than there are": round_(base_length=4),
-    "the most tokens": round_(base_length=2**32 - 1),
-    "less than the prompt": pb.ClientMessage(
-        round=pb.Round(base_length=2, digest=digest([1, 2]), tokens=[2, 3], parents=[0])
-    ),
-    "no tokens": pb.ClientMessage(round=pb.Round(base_length=0, digest=digest([]), tokens=[3])),
-    "another text": pb.ClientMessage(
-        round=pb.Round(base_length=3, digest=digest([1, 2, 4]), tokens=[3])
-    ),
-    "no words of the target's own": generate(0),
-    "words without end": generate(2**32 - 1),
+BAD_REQUESTS: dict[str, pb.ClientMessage] = {
+    "nodes without parents": candidates(parents=[]),
+    "nodes without chances": candidates(chances=b""),
+    "parents without nodes": candidates(tokens=[]),
+    "a hundred thousand parents": candidates(parents=[0] * 100_000),
+    "more nodes than are kept": chain_of([9] * 1_025),
+    "a parent before the first node": candidates(parents=[1, 1]),
+    "the greatest parent": candidates(parents=[0, 2**32 - 1]),
+    "an id beyond the vocabulary": candidates(tokens=[4, VOCABULARY]),
+    "the greatest id": candidates(tokens=[4, 2**32 - 1]),
+    "numbers without end": candidates(first=2**32 - 2),
+    "an unknown proposer": candidates(proposer=4),
+    "the host's proposer": candidates(proposer=2),
+    "the greatest proposer": candidates(proposer=2**32 - 1),
+    "a text without end": decode_to(2**32 - 1),
+    "a text that ended before it began": decode_to(0),
+    "a pace that is none": decode_to(9, pace=7),
+    "a rate that is none": decode_to(9, tokens_per_second=float("nan")),
+    "a rate below zero": decode_to(9, tokens_per_second=-1.0),
+    "a rate without end": decode_to(9, tokens_per_second=float("inf")),
+    "a rate of one token in a million years": decode_to(9, tokens_per_second=1e-14),
+    "many stop ids": decode_to(9, stop_ids=[5] * 1_025),
+    "more tokens than there are": pb.ClientMessage(ack=pb.Ack(length=4)),
+    "the most tokens": pb.ClientMessage(ack=pb.Ack(length=2**32 - 1)),
     "another opening": opening(),
     "nothing": pb.ClientMessage(),
     "a resumption within a session": pb.ClientMessage(resume=pb.Resume(session_id="12345678")),
+    "an attachment within a session": pb.ClientMessage(attach=pb.Attach(session_id="12345678")),
 }
 
 
-@pytest.mark.parametrize("bad", BAD_ROUNDS)
+@pytest.mark.parametrize("bad", BAD_REQUESTS)
 def test_a_request_that_cannot_be_served_ends_the_session_that_made_it(
     bad: str, served: BackgroundServer
 ) -> None:
-    said = say(served.address, [opening(), BAD_ROUNDS[bad], round_()])
+    said = say(served.address, [opening(), BAD_REQUESTS[bad], decode_to(5)])
     assert said.code in REFUSED, said
-    assert len(said.answers) == 1
+    assert not any(answer.tokens.ids for answer in said.answers)
     assert said.details
+
+
+HINTS: dict[str, pb.ClientMessage] = {
+    "below a token that is not there yet": candidates(base=2**32 - 1),
+    "below the prompt's first token": candidates(base=0),
+    "the same number twice": candidates(),
+    "siblings alike": candidates(tokens=[4, 4], parents=[0, 0]),
+    "below a node that never was": candidates(first=50, parents=[40, 1]),
+    "a thousand of them": chain_of(range(4, 1_028)),
+    "a thousand siblings": candidates(
+        tokens=range(1_000), parents=[0] * 1_000, chances=bytes(1_000)
+    ),
+    "to go where the text is not": pb.ClientMessage(go=pb.Go(base=2**32 - 1)),
+    "the least credit": decode_to(5, credit=1),
+    "the most nodes": decode_to(5, most_nodes=2**64 - 1),
+    "the greatest rate": decode_to(5, tokens_per_second=3e38),
+}
+
+
+@pytest.mark.parametrize("hint", HINTS)
+def test_a_hint_of_any_kind_changes_no_token(hint: str, served: BackgroundServer) -> None:
+    acknowledged = [pb.ClientMessage(ack=pb.Ack(length=3))] * 2
+    messages = [opening(), HINTS[hint], candidates(), HINTS[hint], *acknowledged]
+    said = say(served.address, [*messages, decode_to(5)])
+    assert [token for answer in said.answers for token in answer.tokens.ids] == [4, 5]
+    assert said.code is CODES.OK
 
 
 BYTES = {
@@ -210,29 +236,50 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_read(served: Backgr
 
 
 FLOODS = {
-    "rounds": round_(range(3, 35), range(31)),
-    "openings": opening(model="x" * 1000),
+    "candidates": chain_of(range(4, 35)),
+    "acknowledgements": pb.ClientMessage(ack=pb.Ack(length=1)),
+    "heartbeats": pb.ClientMessage(heartbeat=pb.Heartbeat()),
 }
 
 
 @pytest.mark.parametrize("kind", FLOODS)
-def test_a_flood_is_held_back_at_its_sender_while_the_target_is_busy(kind: str) -> None:
-    """The target reads one message ahead; what else it takes is bounded by gRPC's flow control, some 100 KB."""
-    model, flood = Successor(1), FLOODS[kind]
-    engine = Engine(model, sequence_length=50_000, max_tree_nodes=32, vocabulary=VOCABULARY)
-    first = pb.ClientMessage(round=pb.Round(base_length=1, digest=digest([3]), tokens=[3]))
+def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes too early is not read before its time; what is taken beyond that is bounded by
+    gRPC's flow control, some 100 KB.
+    """
+    for limit in ("NODES", "BYTES", "MESSAGES"):
+        monkeypatch.setattr(f"grpc_comm.allowance.{limit}_PER_SECOND", 1)
+    engine, flood = successor_engine(rows=1), FLOODS[kind]
     with background(engine) as server, raw_stub(server.address) as stub:
-        model.gate.clear()
-        outbox = Outbox(itertools.chain([opening(prompt=[3]), first], itertools.repeat(flood)))
+        outbox = Outbox(itertools.chain([opening(prompt=[3])], itertools.repeat(flood)))
         call = stub.Session(outbox)
-        assert model.entered.wait(WAIT)
+        assert next(call).HasField("opened")
         eventually(lambda: _still(outbox))
         assert outbox.taken * (flood.ByteSize() + 5) < 2**20
         call.cancel()
-        model.gate.set()
         outbox.end()
         eventually(lambda: all(session.detached for session in engine.sessions))
     assert engine.free_rows == 1
+
+
+def test_candidates_that_come_too_fast_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counting(ServiceObserver):
+        dropped_candidates = 0
+
+        def dropped(self, candidates: int) -> None:
+            self.dropped_candidates += candidates
+
+    monkeypatch.setattr("grpc_comm.allowance.NODES_PER_SECOND", 40)
+    observer = Counting()
+    with background(successor_engine(), observer=observer) as server:
+        said = say(
+            server.address,
+            [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)],
+        )
+    assert said.code is CODES.OK
+    assert observer.dropped_candidates == 30
 
 
 def _still(outbox: Outbox) -> bool:
@@ -242,18 +289,19 @@ def _still(outbox: Outbox) -> bool:
     return outbox.taken == before
 
 
-def test_a_flood_of_requests_is_answered_one_by_one_and_the_neighbour_has_its_turn(
+def test_a_neighbour_has_its_turn_beside_a_flood(
     served: BackgroundServer, attacked: Attacked
 ) -> None:
     with raw_stub(served.address) as stub:
-        call = stub.Session(
-            iter([opening(), *[round_()] * 500, pb.ClientMessage(close=pb.Close())])
+        outbox = Outbox(
+            itertools.chain([opening(), decode_to(40_000)], itertools.repeat(chain_of()))
         )
+        call = stub.Session(outbox)
         next(call)
-        attacked.neighbour.goes_on()
-        answers = list(call)
-    assert {answer.verdict.next_token for answer in answers} == {5}
-    assert len(answers) == 500
+        for _ in range(5):
+            attacked.neighbour.goes_on()
+        call.cancel()
+        outbox.end()
 
 
 def test_a_call_that_never_opens_a_session_is_ended() -> None:
@@ -289,7 +337,7 @@ def test_connections_that_are_left_half_open_cost_nobody_anything(served: Backgr
             peer.greet()
         if number % 4 == 3:
             peer.call()
-    assert say(served.address, [opening(), round_()]).code is CODES.OK
+    assert say(served.address, [opening(), decode_to(5)]).code is CODES.OK
     for peer in peers:
         peer.close()
 
@@ -316,13 +364,13 @@ def deaf(address: Address) -> Iterator[RawPeer]:
         peer.greet(window=0)
         peer.call()
         peer.send(opening().SerializeToString())
-        peer.send(generate(2_000).SerializeToString())
+        peer.send(decode_to(2_000).SerializeToString())
         yield peer
 
 
 def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
     with impatient() as server, deaf(server.address):
-        assert say(server.address, [opening(), round_()]).code is CODES.OK
+        assert say(server.address, [opening(), decode_to(5)]).code is CODES.OK
 
 
 def test_a_client_that_reads_nothing_does_not_keep_the_target_from_ending() -> None:
@@ -337,7 +385,7 @@ def test_a_client_that_reads_nothing_does_not_keep_the_target_from_ending() -> N
 
 
 def test_a_fault_of_the_target_says_its_kind_and_no_more(served: BackgroundServer) -> None:
-    said = say(served.address, [opening(), round_((3, FAULTY))])
+    said = say(served.address, [opening(prompt=[1, FAULTY]), decode_to(5)])
     assert (said.code, said.details) == (CODES.INTERNAL, "a fault in the target: RuntimeError")
 
 
@@ -367,12 +415,14 @@ def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative
     served: BackgroundServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = [3_111, 3_222, 3_333]
-    body = pb.Round(base_length=3, digest=digest(secret), tokens=[3_333, 3_444], parents=[0])
-    wrong = pb.Round(base_length=3, digest=digest(secret), tokens=[3_444])
-    fault = pb.Round(base_length=3, digest=digest(secret), tokens=[3_333, FAULTY], parents=[0])
+    hint = chain_of([3_334, 3_444])
+    wrong = chain_of([3_444, VOCABULARY])
+    waiting = decode_to(6, pace=pb.Decode.WAIT)
+    go = pb.ClientMessage(go=pb.Go(base=2))
     with caplog.at_level(logging.DEBUG):
-        for message in (body, wrong, fault):
-            say(served.address, [opening(prompt=secret), pb.ClientMessage(round=message)])
+        say(served.address, [opening(prompt=secret), hint, decode_to(6)])
+        say(served.address, [opening(prompt=secret), wrong])
+        say(served.address, [opening(prompt=secret), waiting, chain_of([FAULTY]), go])
         say(served.address, [opening(prompt=[*secret, 5_555])])
         with grpc.insecure_channel(str(served.address)) as channel:
             status(

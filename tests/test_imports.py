@@ -21,19 +21,13 @@ ALLOWED = {
 PURE = [
     "accept",
     "acceptance",
-    "adaptive",
     "cost",
     "decode",
-    "drawing",
     "energy",
     "errors",
     "figures",
-    "forecast",
     "growth",
-    "navigator",
     "objective",
-    "pilot",
-    "planner",
     "policy",
     "sampling",
     "slots",
@@ -41,7 +35,17 @@ PURE = [
     "times",
     "tree",
     "branches",
+    "calibration",
+    "candidates",
+    "order",
+    "knowledge",
+    "prices",
+    "proposer",
+    "prospects",
+    "timetable",
     "graph_tree",
+    "json_file",
+    "whole_file",
 ]
 HOMES = {"boto3": ("deploy/", "compile/s3.py")}
 
@@ -91,12 +95,19 @@ def test_the_command_line_starts_without_heavy_libraries(library: str) -> None:
 
 
 def test_prices_are_shown_without_heavy_libraries() -> None:
-    code = "import sys, deploy.__main__, deploy.pricing; sys.exit(bool({'boto3', 'torch', 'numpy'} & set(sys.modules)))"
+    code = (
+        "import sys, deploy.__main__, deploy.pricing; sys.exit(bool({'boto3', 'torch', "
+        "'numpy'} "
+        "& set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_the_client_side_of_the_wire_needs_no_torch() -> None:
-    code = "import sys, grpc_comm.client, inference.decode, inference.policy; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, grpc_comm.client, inference.decode, inference.policy; sys.exit('torch' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

@@ -1,4 +1,6 @@
-"""What stands before every method of a target with keys: whoever is not known is refused, and nothing they send is read."""
+"""What stands before every method of a target with keys: whoever is not known is refused, and
+nothing they send is read.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def file(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(keys: Keys, read: list[bytes]) -> Iterator[grpc.Channel]:
-    """A server with a method of each shape, named as the shape, that answers with what it was sent; `read` holds what it parsed."""
+    """A server with a method of each shape, named as the shape, that answers with what it was
+    sent; `read` holds what it parsed.
+    """
 
     def parse(message: bytes) -> bytes:
         read.append(message)
@@ -95,7 +99,7 @@ def refusal_of(attempt: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return refusal.value.code(), refusal.value.details()
 
 
-def test_an_unknown_caller_is_refused_whatever_the_shape_of_the_method_and_nothing_of_theirs_is_parsed(
+def test_an_unknown_caller_is_refused_whatever_the_methods_shape_and_nothing_of_theirs_is_parsed(
     file: Path,
 ) -> None:
     read: list[bytes] = []

@@ -1,18 +1,23 @@
-"""A keys file says who may call and for how much; whoever it does not know is refused, whatever is called."""
+"""A keys file says who may call and for how much; whoever it does not know is refused, whatever
+is called.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpc_comm.keys import Key, Keys, make_key
+from grpc_comm.keys import WATCH_SECONDS, Key, Keys
+from grpc_comm.keys_file import make_key
 from grpc_comm.security import SecurityOptions, channel_security, server_security
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
@@ -105,10 +110,32 @@ def test_every_digest_is_compared_in_constant_time_however_early_one_fits(
     )
     keys = Keys.read(file)
     everyone = [bytes.fromhex(digest(f"token of {name}")) for name in ("alice", "bob")]
-    for token in ("token of alice", "token of bob", "wrong", ""):
+    for token in ("token of alice", "token of bob", "wrong"):
         compared.clear()
         keys.identify(bearer(token))
         assert compared == everyone
+
+
+def test_no_token_is_never_compared(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hmac
+
+    compared: list[bytes] = []
+    monkeypatch.setattr(hmac, "compare_digest", lambda known, given: compared.append(known))
+    keys = Keys.read(file)
+    for metadata in (None, [], bearer(""), [("authorization", "Basic x")], bearer("a") * 2):
+        assert keys.identify(metadata) is None
+    assert compared == []
+
+
+def test_an_entry_for_the_empty_token_is_refused_and_lets_nobody_in(tmp_path: Path) -> None:
+    empty = {"name": "anyone", "token_sha256": hashlib.sha256(b"").hexdigest()}
+    path = write(tmp_path / "keys.json", entry("alice"))
+    keys = Keys.read(path)
+    write(path, entry("alice"), empty)
+    for metadata in ([], bearer("")):
+        assert keys.identify(metadata) is None
+    with pytest.raises(InvalidRequest, match="entry 2: token_sha256 is that of an empty token"):
+        Keys.read(path)
 
 
 def test_no_token_is_kept_in_memory(file: Path) -> None:
@@ -136,9 +163,23 @@ def test_no_token_is_kept_in_memory(file: Path) -> None:
         (entry("a" * 65), "entry 1: a name is 1 to 64"),
         (entry("alice") | {"token_sha256": "ab"}, "64 hexadecimal digits"),
         (entry("alice") | {"token_sha256": digest("x").upper()}, "64 hexadecimal digits"),
+        ("null", "an object with one list"),
+        ('{"keys": null}', 'one list, "keys": got NoneType'),
+        ('{"keys": ' + "[" * 100_000, "is not JSON"),
+        ('{"keys": [' + "9" * 100_000 + "]}", "is not JSON"),
+        ('{"keys": [\0]}', "is not JSON"),
+        ("{\xff", "is not JSON"),
+        ([], "entry 1: an object is needed, with name and token_sha256: got list"),
+        (entry("alice", sessions=10**400), "sessions is a whole number from 1 to 2^63 - 1"),
+        (entry("alice", sessions=float("nan")), "sessions is a whole number from 1"),
+        (entry("alice", tree_nodes=[[]] * 9_000), "tree_nodes is a whole number from 1"),
+        (entry("alice\0"), "entry 1: a name is 1 to 64"),
+        (entry("alice") | {"name": ["a"] * 9_000}, "entry 1: a name is 1 to 64"),
+        (entry("alice") | {"token_sha256": 7}, "token_sha256 must be the SHA-256"),
+        (entry("alice") | {"x\ny\x1b[2J\ud800": 1}, r"entry 1: unknown 'x\ny\x1b[2J\ud800'"),
         (
             entry("alice") | {"token": "x"},
-            "entry 1: unknown token: there are name, token_sha256, sessions",
+            "unknown 'token': there are name, token_sha256, sessions",
         ),
         (entry("alice", sessions=0), "sessions is a whole number from 1"),
         (entry("alice", tree_nodes=-1), "tree_nodes is a whole number from 1"),
@@ -151,15 +192,22 @@ def test_a_file_that_cannot_be_used_is_refused_by_name_entry_and_need(
     content: Any, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.json"
-    path.write_text(
-        content
-        if isinstance(content, str) and content[0] in "{["
-        else json.dumps({"keys": [content]})
-    )
+    whole = isinstance(content, str) and content != "alice"
+    document = content if whole else json.dumps({"keys": [content]})
+    path.write_text(document, encoding="latin-1")
     with pytest.raises(InvalidRequest) as refusal:
         Keys.read(path)
     assert str(refusal.value).startswith(f"{path}: ")
     assert said in str(refusal.value)
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 300 + len(str(path))
+
+
+def test_a_token_put_where_its_digest_belongs_is_not_repeated(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys.json", {"name": "alice", "token_sha256": "the-token-itself"})
+    with pytest.raises(InvalidRequest, match="got 16 characters") as refusal:
+        Keys.read(path)
+    assert "the-token" not in str(refusal.value)
 
 
 def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
@@ -177,14 +225,18 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
-def test_a_file_that_anyone_may_write_is_refused_and_one_that_anyone_may_read_is_not(
+def test_a_file_that_others_may_write_is_refused_and_one_that_they_may_read_is_not(
     file: Path,
 ) -> None:
-    file.chmod(0o644)  # as container platforms mount secrets; no token follows from a digest
-    assert Keys.read(file).demanded
-    file.chmod(0o646)
-    with pytest.raises(InvalidRequest, match="every user of this machine may write it"):
-        Keys.read(file)
+    for mode in (0o644, 0o640, 0o444):  # as container platforms mount secrets
+        file.chmod(mode)
+        assert Keys.read(file).demanded
+    for mode in (0o646, 0o664, 0o620, 0o602):
+        file.chmod(mode)
+        with pytest.raises(InvalidRequest, match=rf"{mode:04o}.*: chmod go-w {file}$"):
+            Keys.read(file)
+        with pytest.raises(InvalidRequest, match="others may write it"):
+            make_key(file, "carol")
 
 
 def test_a_changed_file_takes_effect_with_the_next_call(file: Path) -> None:
@@ -217,6 +269,41 @@ def test_a_broken_new_file_keeps_the_old_keys_and_the_log_says_why_once(
     assert str(file) in caplog.text
     write(file, entry("carol"))
     assert keys.identify(bearer("token of carol")) is not None
+
+
+def test_a_file_that_is_gone_is_told_without_a_call_and_its_keys_stay(
+    file: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys = Keys.read(file)
+    file.unlink()
+
+    with suppress(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(keys.watch(), 3 * WATCH_SECONDS))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert f"the keys file {file} is gone; its 2 keys stay" in caplog.text
+    assert keys.identify(bearer("token of alice")) is not None
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        Keys.read(file)  # but a target that starts without it does not start
+
+
+def test_a_grant_follows_its_key_until_another_has_the_token_or_none(file: Path) -> None:
+    keys = Keys.read(file)
+    grants = [keys.grant(bearer("token of bob")) for _ in range(3)]
+    assert all(grant is not None for grant in grants)
+    bob, renamed, taken = (grant for grant in grants if grant is not None)
+    write(file, entry("bob", sessions=2))
+    keys.follow()
+    assert (bob.key, bob.withdrawn) == (Key("bob", sessions=2), False)
+    write(file, entry("robert", "token of bob"))
+    keys.follow()
+    assert (renamed.key.name, renamed.withdrawn) == ("bob", True)
+    write(file)
+    keys.follow()
+    assert taken.withdrawn
+    write(file, entry("bob"))
+    keys.follow()
+    assert taken.withdrawn
 
 
 def test_a_made_key_lets_in_and_its_token_is_nowhere_in_the_file(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Targets on transformers-neuronx: chains are exact, everything else is refused. Through a strict stand-in; not yet run on hardware."""
+"""Targets on transformers-neuronx: chains are exact, everything else is refused. Through a
+strict stand-in; not yet run on hardware.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import torch
 
 from inference.backends.eager import EagerModel
 from inference.backends.legacy_neuron import LegacyNeuronModel, load_legacy_neuron
+from inference.decode import Step
 from inference.engine import Engine
 from inference.errors import (
     Busy,
@@ -21,21 +24,21 @@ from inference.errors import (
     Unavailable,
     UnsupportedModel,
 )
-from inference.local import LocalVerifier
+from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
 from inference.policy import BestFirst, Chain
+from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 from outrider.models import EMBEDDED
 from outrider.options import Options
+from tests.drafts import alone, nudged, rounds, speculated
 from tests.equality import NearTies, assert_same_text
 from tests.fake_tnx import SIGNATURES, VERSIONS, LegacyImage, signature
 from tests.models import tiny_decoder, write_checkpoint
-from tests.pairs import drafter
-from tests.test_lossless import alone, speculated
 
 LENGTH, CHAIN, VOCABULARY = 96, 6, 59
 LLAMA3 = {
@@ -109,48 +112,38 @@ def test_a_chain_gives_the_targets_own_seeded_decoding(
     target = whole(checkpoint)
     plain = engine_of(EagerModel(target, rows=1, capacity=LENGTH + CHAIN, max_nodes=16))
     legacy = engine_of(load(checkpoint))
-    guesser = tiny_decoder(99, VOCABULARY) if draft == "unrelated" else nudged(whole(checkpoint))
+    guesser = tiny_decoder(99, VOCABULARY) if draft == "unrelated" else nudged(target, 0.05)
     for length, tokens in ((1, 40), (70, 25)):  # the second runs into the end of the sequence
         prompt = prompt_of(length)
-        reference = alone(LocalVerifier(plain), prompt, params, tokens)
+        reference = alone(LocalSession(plain), prompt, params, tokens)
         assert_same_text(
             target,
             prompt,
             params,
             reference,
-            lambda text, n: alone(LocalVerifier(legacy), text, params, n),
+            lambda text, n: alone(LocalSession(legacy), text, params, n),
             ties,
         )
-        chains = lambda text, n: speculated(
-            LocalVerifier(legacy), drafter(guesser, Chain(CHAIN - 1)), text, params, n
-        )  # noqa: E731
+        chains = lambda text, n: speculated(  # noqa: E731
+            LocalSession(legacy), rounds(guesser, Chain(CHAIN - 1)), text, params, n
+        )
         assert_same_text(target, prompt, params, reference, chains, ties)
-
-
-def nudged(decoder: Decoder) -> Decoder:
-    """A draft that agrees often, not always."""
-    generator = torch.Generator().manual_seed(2)
-    for parameter in decoder.parameters():
-        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-    return decoder
 
 
 def test_some_of_the_drafts_guesses_are_accepted_and_some_are_not(
     image: LegacyImage, checkpoint: Path
 ) -> None:
-    from inference.decode import decode
-
-    verifier = LocalVerifier(engine_of(load(checkpoint)))
-    steps = list(
-        decode(
-            prompt_of(9),
-            SamplingParams(1.0, seed=3),
-            drafter(nudged(whole(checkpoint)), Chain(4)),
-            verifier,
-            60,
-        )
+    steps: list[Step] = []
+    speculated(
+        LocalSession(engine_of(load(checkpoint))),
+        rounds(nudged(whole(checkpoint), 0.05), Chain(4)),
+        prompt_of(9),
+        SamplingParams(1.0, seed=3),
+        60,
+        steps.append,
     )
-    accepted = [len(step.verdict.path) for step in steps]
+    accepted = [len(step.tokens) - 1 for step in steps if step.tokens]
+    assert sum(accepted) == sum(who != NOBODY for step in steps for who in step.proposers)
     assert min(accepted) < 4
     assert max(accepted) > 0
 
@@ -161,11 +154,11 @@ def test_a_row_that_is_used_again_remembers_nothing_but_the_shared_prefix(
     legacy = engine_of(load(checkpoint))
     texts = [prompt_of(40), prompt_of(40)[:20] + prompt_of(30), prompt_of(12)]
     fresh = [
-        alone(LocalVerifier(engine_of(load(checkpoint))), text, SamplingParams(1.0, seed=5), 20)
+        alone(LocalSession(engine_of(load(checkpoint))), text, SamplingParams(1.0, seed=5), 20)
         for text in texts
     ]
     assert [
-        alone(LocalVerifier(legacy), text, SamplingParams(1.0, seed=5), 20) for text in texts
+        alone(LocalSession(legacy), text, SamplingParams(1.0, seed=5), 20) for text in texts
     ] == fresh
 
 
@@ -186,7 +179,7 @@ def test_a_node_alone_runs_in_the_program_of_a_whole_chain(
 def test_a_sequence_may_be_filled_to_its_last_token(image: LegacyImage, checkpoint: Path) -> None:
     """The padding of the longest call still finds slots behind it."""
     legacy = load(checkpoint)
-    made = alone(LocalVerifier(engine_of(legacy)), prompt_of(LENGTH - 2), SamplingParams(), 2)
+    made = alone(LocalSession(engine_of(legacy)), prompt_of(LENGTH - 2), SamplingParams(), 2)
     assert len(made) == 2
     last = ModelSequence(legacy, 0, SamplingParams())
     last.extend(prompt_of(legacy.capacity - 7))
@@ -197,13 +190,13 @@ def test_a_branching_tree_is_refused_with_what_to_do(image: LegacyImage, checkpo
     legacy = engine_of(load(checkpoint))
     with pytest.raises(InvalidRequest, match=r"chains only .* --gamma 4"):
         speculated(
-            LocalVerifier(legacy),
-            drafter(tiny_decoder(99, VOCABULARY), BestFirst(5, 2)),
+            LocalSession(legacy),
+            rounds(tiny_decoder(99, VOCABULARY), BestFirst(5, 2)),
             prompt_of(9),
             SamplingParams(),
             30,
         )
-    assert len(alone(LocalVerifier(legacy), prompt_of(9), SamplingParams(), 5)) == 5
+    assert len(alone(LocalSession(legacy), prompt_of(9), SamplingParams(), 5)) == 5
 
 
 def test_nodes_that_do_not_continue_the_cache_are_refused(
@@ -354,13 +347,13 @@ def test_other_llamas_are_served_exactly(
     directory = write_checkpoint(tmp_path / "model", **changes)
     target, params, prompt = whole(directory), SamplingParams(1.0, seed=4), prompt_of(30)
     plain = engine_of(EagerModel(target, rows=1, capacity=LENGTH + CHAIN, max_nodes=16))
-    legacy, reference = engine_of(load(directory)), alone(LocalVerifier(plain), prompt, params, 30)
+    legacy, reference = engine_of(load(directory)), alone(LocalSession(plain), prompt, params, 30)
     assert_same_text(
         target,
         prompt,
         params,
         reference,
-        lambda text, n: alone(LocalVerifier(legacy), text, params, n),
+        lambda text, n: alone(LocalSession(legacy), text, params, n),
         ties,
     )
 

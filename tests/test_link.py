@@ -1,4 +1,6 @@
-"""What goes through an emulated link arrives unchanged and in order, late as asked, until the link is cut."""
+"""What goes through an emulated link arrives unchanged and in order, late as asked, until the
+link is cut.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from grpc_comm.client import connect
-from inference.decode import decode
 from inference.errors import InvalidRequest, Unavailable
-from inference.local import LocalVerifier
-from inference.policy import BestFirst
+from inference.local import LocalSession
+from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from outrider.link import Shape, shaped_link
 from tests import pairs
+from tests.drafts import alone, proposers_of, text_of
 from tests.wire_fixtures import WAIT, background
 
 ROOT = Path(__file__).parents[1]
@@ -199,23 +201,22 @@ def test_a_link_that_does_not_start_is_an_error(echo: str) -> None:
     assert "cannot listen" in ended.stderr
 
 
+@pytest.mark.parametrize("pace", list(Pace))
 @pytest.mark.parametrize(
     "params", [SamplingParams(), SamplingParams(0.7, seed=3)], ids=["greedy", "sampled"]
 )
-def test_a_session_through_a_link_makes_the_targets_own_text(params: SamplingParams) -> None:
+def test_a_session_through_a_link_makes_the_targets_own_text(
+    params: SamplingParams, pace: Pace
+) -> None:
     prompt, target = [5, 17, 250, 3, 99], pairs.decoder(1)
-    alone = LocalVerifier(pairs.engine(target))
-    alone.open(prompt, params).result()
-    own = list(alone.generate(24, frozenset()))
+    own = alone(LocalSession(pairs.engine(target)), prompt, params, 24)
     shape = Shape(delay_ms=4, jitter_ms=3, mbit=20)
     with (
         background(pairs.engine(target)) as server,
         shaped_link(str(server.address), shape) as link,
         connect(link.address) as connection,
     ):
-        verifier = connection.verifier()
-        steps = decode(
-            prompt, params, pairs.drafter(pairs.perturbed(1, 0.02), BestFirst(16, 5)), verifier, 24
-        )
-        assert [token for step in steps for token in step.tokens] == own
-        verifier.close()
+        order = Decode(len(prompt) + 24, pace=pace)
+        proposers = proposers_of("close", pace)
+        made = text_of(prompt, params, connection.session(), order, proposers)
+        assert made == own

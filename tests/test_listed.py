@@ -1,4 +1,6 @@
-"""Models that an operator lists: checked at the start, loaded on first use, named by clients and by nothing else."""
+"""Models that an operator lists: checked at the start, loaded on first use, named by clients and
+by nothing else.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ import torch
 from grpc_comm.catalogue import Served
 from grpc_comm.client import Connection, connect, list_models
 from grpc_comm.server import BackgroundServer
-from inference.decode import decode
 from inference.errors import InvalidRequest, Unavailable
-from inference.local import LocalVerifier
-from inference.policy import BestFirst
+from inference.local import LocalSession
+from inference.model.decoder import Decoder
+from inference.order import Decode
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from outrider.cli import main
 from outrider.listed import lazily, read_listed
@@ -27,10 +30,9 @@ from outrider.models import EMBEDDED, pick_device
 from outrider.options import Options, parse
 from outrider.serve import load_served, load_target
 from tests.artifacts import build
+from tests.drafts import alone, growing, rounds, speculated
 from tests.models import tiny_decoder, write_checkpoint_with_tokenizer
-from tests.pairs import drafter
-from tests.test_lossless import alone
-from tests.wire_fixtures import WAIT, describe, successor_engine
+from tests.wire_fixtures import WAIT, describe, rest, successor_engine
 
 PROMPT = list(range(40, 60))
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
@@ -79,26 +81,27 @@ def named(server: BackgroundServer, name: str, timeout: float = WAIT) -> Iterato
         yield connection
 
 
-# --- served -----------------------------------------------------------------------------------------------------------
+# --- served
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
+@pytest.mark.parametrize("draft", [growing, rounds], ids=lambda draft: draft.__name__)
 def test_each_listed_model_writes_its_own_text_over_one_server(
-    server: BackgroundServer, folder: Path, params: SamplingParams
+    server: BackgroundServer,
+    folder: Path,
+    draft: Callable[[Decoder], Proposer],
+    params: SamplingParams,
 ) -> None:
     texts = {}
     for number, name in enumerate(("one", "two"), 1):
         own = load_served(
             options(folder, models=None, model=str(folder / f"secret-{number}"))
         ).engine
-        draft = drafter(tiny_decoder(9, own.vocabulary, vocab_size=own.vocabulary), BestFirst(8, 4))
-        with named(server, name) as connection, closing(connection.verifier()) as verifier:
-            texts[name] = [
-                token
-                for step in decode(PROMPT, params, draft, verifier, 20)
-                for token in step.tokens
-            ]
-            assert texts[name] == alone(LocalVerifier(own), PROMPT, params, 20)
+        proposer = draft(tiny_decoder(9, own.vocabulary, vocab_size=own.vocabulary))
+        with named(server, name) as connection:
+            texts[name] = speculated(connection.session(), proposer, PROMPT, params, 20)
+        assert texts[name] == alone(LocalSession(own), PROMPT, params, 20)
     assert texts["one"] != texts["two"]
 
 
@@ -149,7 +152,8 @@ def test_a_listed_model_must_not_have_the_first_models_name(folder: Path, tmp_pa
         load_target(options(tmp_path, model=first))
 
 
-# --- loading ----------------------------------------------------------------------------------------------------------
+# --- loading
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_load_that_fails_tells_the_client_a_line_the_log_the_reason_and_is_tried_again(
@@ -167,7 +171,8 @@ def test_a_load_that_fails_tells_the_client_a_line_the_log_the_reason_and_is_tri
                 pass
             assert (
                 str(refused.value)
-                == f"three cannot be had at {server.address} (three could not be loaded: its target's log says why)"
+                == f"three cannot be had at {server.address} (three could not be loaded: its "
+                "target's log says why)"
             )
             assert "three could not be loaded: " in caplog.text
         (model / "model.safetensors").write_bytes(whole)
@@ -208,9 +213,10 @@ def test_while_a_model_is_loaded_all_others_are_described_opened_and_loaded() ->
         )
         waiting.start()
         for name in ("", "quick", "quick"):
-            with named(server, name) as connection, closing(connection.verifier()) as verifier:
-                verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
-                assert list(verifier.generate(3, frozenset())) == [4, 5, 6]
+            with named(server, name) as connection, closing(connection.session()) as session:
+                session.open([1, 2, 3], SamplingParams())
+                session.decode(Decode(6))
+                assert rest(session) == [4, 5, 6]
         assert waiting.is_alive()
         slow.go.set()
         waiting.join(WAIT)
@@ -222,10 +228,8 @@ def test_a_load_that_its_client_gave_up_serves_the_next_one() -> None:
     slow = Slow()
     with listing(slow=slow) as server:
         for _ in range(2):
-            with (
-                pytest.raises(Unavailable, match="slow cannot be had at"),
-                named(server, "slow", timeout=0.2),
-            ):
+            words = "slow cannot be had at|no Outrider target answers"  # that: busy here
+            with pytest.raises(Unavailable, match=words), named(server, "slow", timeout=0.2):
                 pass
         slow.go.set()
         with named(server, "slow") as connection:
@@ -233,7 +237,8 @@ def test_a_load_that_its_client_gave_up_serves_the_next_one() -> None:
     assert slow.loads == 1
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- the command line
+# -------------------------------------------------------------------------------------------------
 
 
 def test_the_draft_lists_models_and_uses_the_one_it_names(
@@ -301,7 +306,8 @@ def test_a_device_may_have_a_number(capsys: pytest.CaptureFixture[str]) -> None:
         pick_device("cuda:999")
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
+# --- the file
+# --------------------------------------------------------------------------------------------------
 
 
 def read(folder: Path, entries: object, **changes: Any) -> dict[str, Options]:
@@ -337,11 +343,11 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"quantization": "int8"}, 'a: unknown field "quantization"; there are name, model'),
-        ({"rows": 0}, '"rows" cannot be 0'),
-        ({"rows": True}, '"rows" cannot be True'),
-        ({"rows": "2"}, "\"rows\" cannot be '2'"),
-        ({"device": 1}, '"device" cannot be 1'),
+        ({"quantization": "int8"}, "a: unknown field 'quantization'; there are name, model"),
+        ({"rows": 0}, "models[0].rows is 0: an integer from 1"),
+        ({"rows": True}, "models[0].rows is True: an integer"),
+        ({"rows": "2"}, "models[0].rows is '2': an integer"),
+        ({"device": 1}, "models[0].device is 1: a line of text is needed"),
         ({"device": "cuda:x"}, "cuda:N is needed"),
         ({"device": "cuda:99"}, "a: --device cuda:99: torch finds"),
         ({"device": "neuron"}, "listed as an artifact"),
@@ -350,10 +356,10 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
         ({"sequence_length": 100_000}, "takes 2 to 256"),
         ({"model": "/nowhere"}, "no such model directory: /nowhere"),
         ({"artifact": "/nowhere"}, 'one of "model" and "artifact"'),
-        ({"model": None}, '"model" cannot be None'),
-        ({"name": ""}, 'entry 1: "name" is to be 1 to 80'),
+        ({"model": None}, "models[0].model is None: a line of text is needed"),
+        ({"name": ""}, "models[0].name is '': a name of 1 to 80"),
         ({"name": "a\nb"}, "printable"),
-        ({"name": 3}, "got 3"),
+        ({"name": 3}, "models[0].name is 3"),
     ],
 )
 def test_an_entry_that_cannot_be_served_is_refused_at_the_start_by_name(
@@ -367,11 +373,12 @@ def test_an_entry_that_cannot_be_served_is_refused_at_the_start_by_name(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "cannot be read"),
+        ("{", "is not JSON"),
         ("[]", '{"models": ['),
         ('{"models": [], "more": 1}', '{"models": ['),
         ('{"models": []}', "no model is listed"),
-        ('{"models": ["a"]}', "entry 1 is not an object"),
+        ('{"models": ["a"]}', "models[0] is 'a': an object is needed"),
+        ('{"models": {}}', "models is {}: a list is needed"),
         ('{"models": [{"name": "a"}]}', 'one of "model" and "artifact"'),
     ],
 )

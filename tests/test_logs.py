@@ -24,7 +24,7 @@ def restored_log() -> Iterator[None]:
 
 
 def a_session() -> None:
-    """Opened, three of five drafted tokens accepted, closed."""
+    """Opened, three of five candidates accepted, closed."""
     service = Service(EventLog())
     session = service.open([*SECRET_TOKENS, 13])
     service.ask(session, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
@@ -60,8 +60,8 @@ def test_each_event_is_one_json_object_with_its_counts(capsys: pytest.CaptureFix
             "event": "session ended",
             "reason": "closed",
             "tokens": 4,
-            "rounds": 1,
-            "drafted": 5,
+            "forwards": 1,
+            "candidates": 5,
             "accepted": 3,
         }.items()
     )

@@ -1,4 +1,6 @@
-"""Every kind of bucket lowers to the allowed operations, compiles with XLA, and computes there what it computes eagerly."""
+"""Every kind of bucket lowers to the allowed operations, compiles with XLA, and computes there
+what it computes eagerly.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.buckets import CASES, Case, write
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 
-# --- every bucket -----------------------------------------------------------------------------------------------------
+# --- every bucket
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -41,7 +44,9 @@ def test_a_bucket_compiles_and_equals_eager_over_two_calls(case: Case) -> None:
 
 
 def check_report(case: Case, graph: VerifyGraph | StatefulGraph, proof: Proof) -> None:
-    """One top-k where it is sampled, no other sort; caches aliased to the last byte where the graph holds them."""
+    """One top-k where it is sampled, no other sort; caches aliased to the last byte where the
+    graph holds them.
+    """
     operations, caches = proof.report.operations, (graph.keys, graph.values)
     assert operations.keys() <= STABLEHLO
     assert operations.get("top_k", 0) == operations.get("reduce_window", 0) == int(case.sampled)
@@ -77,7 +82,9 @@ def run_verify(case: Case, graph: VerifyGraph, proof: Proof, call: int) -> None:
 
 
 def check_chosen(case: Case, found: Tensor, expected: Tensor) -> None:
-    """In float32 every choice; in bfloat16 logits are rounded differently, and one choice may fall to a neighbour."""
+    """In float32 every choice; in bfloat16 logits are rounded differently, and one choice may
+    fall to a neighbour.
+    """
     assert found.dtype == expected.dtype == torch.int32
     assert (found != expected).sum() <= int(case.dtype == torch.bfloat16)
 
@@ -87,7 +94,8 @@ def assert_close(case: Case, found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected.to(found.dtype), atol=tolerance, rtol=tolerance)
 
 
-# --- copying rows -----------------------------------------------------------------------------------------------------
+# --- copying rows
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -103,7 +111,8 @@ def test_copying_a_row_compiles_and_moves_every_bit_of_both_caches(dtype: torch.
     assert proof.report.aliased_bytes == graph.keys.nbytes + graph.values.nbytes
 
 
-# --- state and masks --------------------------------------------------------------------------------------------------
+# --- state and masks
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,7 +172,8 @@ def test_masks_are_inputs_whose_values_the_text_does_not_hold() -> None:
     assert not proofs[0](busy)[0].equal(proofs[1](other)[0])
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 class Wrong(nn.Module):

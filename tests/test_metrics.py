@@ -1,4 +1,6 @@
-"""Metrics: the counters say what happened, under vLLM's names, over HTTP; and no label grows with callers."""
+"""Metrics: the counters say what happened, under vLLM's names, over HTTP; and no label grows
+with callers.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,8 @@ from grpc_comm.observer import Ending, ServiceObserver, ServiceObservers
 from grpc_comm.scrape import serve_metrics
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
+from inference.order import Decode
+from inference.sampling import SamplingParams
 from tests.observed import MODEL, SESSION_ID, TENANT, Service
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -50,7 +54,9 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    """Two sessions of one prompt. The first drafts five nodes, three of them right, then none; the second asks for nothing."""
+    """Two sessions of one prompt. The first has five candidates, three of them right, then none;
+    the second asks for nothing.
+    """
     metrics = Metrics()
     service = Service(metrics)
     prompt = [SECRET_TOKEN, 5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -63,6 +69,7 @@ def samples() -> list[Sample]:
     metrics.bytes_up(130)
     metrics.bytes_up(70)
     metrics.bytes_down(40)
+    metrics.dropped(17)
     metrics.rejected("RESOURCE_EXHAUSTED", TENANT)
     metrics.rejected("RESOURCE_EXHAUSTED")
     metrics.session_lost(first)
@@ -71,7 +78,7 @@ def samples() -> list[Sample]:
 
 
 WHAT_HAPPENED = {
-    "vllm:spec_decode_num_drafts_total": 1,  # the second round had none
+    "vllm:spec_decode_num_drafts_total": 1,  # the second forward had none
     "vllm:spec_decode_num_draft_tokens_total": 5,
     "vllm:spec_decode_num_accepted_tokens_total": 3,
     "vllm:generation_tokens_total": 5,  # three and the target's own, then one
@@ -92,7 +99,9 @@ WHAT_HAPPENED = {
     "vllm:kv_cache_usage_perc": 9 / 4_000,
     "outrider_rows": 4,
     "outrider_used_slots": 9,
-    "outrider_round_queue_seconds_count": 2,
+    "outrider_forward_queue_seconds_count": 2,
+    "outrider_root_only_forwards_total": 1,
+    "outrider_credit_stalls_total": 0,
 }
 
 
@@ -109,11 +118,11 @@ def test_accepted_tokens_are_counted_by_depth(samples: list[Sample]) -> None:
 
 
 def test_padding_is_what_was_computed_and_not_asked_for(samples: list[Sample]) -> None:
-    assert value(samples, "outrider_forward_seconds_count", kind="verify") == 2
-    assert value(samples, "outrider_batch_rows_sum", kind="verify") == 2
-    assert value(samples, "outrider_computed_rows_total", kind="verify") == 4
-    assert value(samples, "outrider_useful_nodes_total", kind="verify") == 6 + 1
-    assert value(samples, "outrider_computed_nodes_total", kind="verify") == 2 * (2 * 8)
+    assert value(samples, "outrider_forward_seconds_count", kind="decode") == 2
+    assert value(samples, "outrider_batch_rows_sum", kind="decode") == 2
+    assert value(samples, "outrider_computed_rows_total", kind="decode") == 4
+    assert value(samples, "outrider_useful_nodes_total", kind="decode") == 6 + 1
+    assert value(samples, "outrider_computed_nodes_total", kind="decode") == 2 * (2 * 8)
     assert (
         value(samples, "outrider_useful_nodes_total", kind="prefill") == 9
     )  # the second prompt was there
@@ -124,6 +133,7 @@ def test_what_the_server_tells_is_counted(samples: list[Sample]) -> None:
     assert value(samples, "outrider_wire_bytes_total", direction="up") == 200
     assert value(samples, "outrider_wire_bytes_total", direction="down") == 40
     assert value(samples, "outrider_rejected_total", code="RESOURCE_EXHAUSTED") == 2
+    assert value(samples, "outrider_dropped_candidates_total") == 17
     assert value(samples, "outrider_streams_lost_total") == 1
     assert value(samples, "outrider_sessions_resumed_total") == 1
     assert {
@@ -145,12 +155,37 @@ def test_sessions_are_counted_by_what_they_do(samples: list[Sample]) -> None:
     assert states == {
         "in_line": 0,
         "prefill": 0,
-        "verify": 0,
-        "generate": 0,
-        "drafting": 1,
+        "decode": 0,
+        "credit": 0,
+        "waiting": 1,
         "parked": 0,
         "away": 0,
     }
+
+
+def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:
+    """All that a liar claims comes out otherwise."""
+    metrics = Metrics()
+    service = Service(metrics)
+    session, _ = service.engine.open([1, 2], SamplingParams(), tenant="liar")
+    for _ in range(5):
+        service.ask(session, [99, 98], [0, 0])
+    samples = scraped(metrics)
+    labels = {"key": "liar", "proposer": "model", "depth": "1"}
+    assert 0 < value(samples, "outrider_calibration_factor", **labels) < 0.4
+
+
+def test_a_session_that_uses_up_its_credit_is_counted_once_each_time() -> None:
+    metrics = Metrics()
+    service = Service(metrics)
+    session = service.open([1, 2])
+    for _ in range(2):
+        service.engine.decode(session, Decode(400, credit=5))
+        while service.engine.step():
+            pass
+        service.engine.acknowledge(session, session.length)
+    service.engine.close(session)
+    assert value(scraped(metrics), "outrider_credit_stalls_total") == 2
 
 
 def test_no_label_holds_a_session_a_caller_or_a_token(samples: list[Sample]) -> None:

@@ -1,9 +1,14 @@
-"""Targets built for Neuron and run: ranks, state, buckets and losslessness, through a strict stand-in for AWS's packages."""
+"""Targets built for Neuron and run: ranks, state, buckets and losslessness, through a strict
+stand-in for AWS's packages.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +21,15 @@ from compile.spec import verify_bucket
 from inference.backends import Segment
 from inference.backends.neuron import COPY, NeuronModel
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
-from inference.local import LocalVerifier
+from inference.local import LocalSession
 from inference.model.config import parse_config
+from inference.model.decoder import Decoder
 from inference.policy import BestFirst
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
+from tests.drafts import alone, growing, rounds, speculated
 from tests.equality import NearTies, assert_same_text
 from tests.fake_neuron import Neuron
 from tests.models import TINY, tiny_decoder, write_checkpoint
@@ -39,8 +47,6 @@ from tests.neuron_artifacts import (
     spec_of,
     whole,
 )
-from tests.pairs import drafter
-from tests.test_lossless import alone, speculated
 
 MODELS: dict[
     str, tuple[int, dict[str, Any]]
@@ -64,7 +70,9 @@ SAMPLINGS = [
 
 
 class Served(NamedTuple):
-    """A target on two ranks with many graphs, loaded once for the module, and the checkpoint that it was made of."""
+    """A target on two ranks with many graphs, loaded once for the module, and the checkpoint
+    that it was made of.
+    """
 
     neuron: Neuron
     model: NeuronModel
@@ -95,7 +103,9 @@ def tree_of(root: int, seed: int) -> TokenTree:
 def test_ranks_together_compute_what_one_whole_model_computes(
     neuron: Neuron, tmp_path: Path, name: str
 ) -> None:
-    """Choices at every node of trees in two rows, and every key and value of the caches, a partly accepted tree in between."""
+    """Choices at every node of trees in two rows, and every key and value of the caches, a
+    partly accepted tree in between.
+    """
     ranks, changes = MODELS[name]
     checkpoint = write_checkpoint(tmp_path / "model", **changes)
     model, eager = (
@@ -130,19 +140,20 @@ def test_ranks_together_compute_what_one_whole_model_computes(
 @pytest.mark.parametrize(
     "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
 )
+@pytest.mark.parametrize(
+    "draft", [growing, partial(rounds, policy=BestFirst(TREE, 4))], ids=["growing", "rounds"]
+)
 def test_output_equals_the_whole_targets_own_decoding(
-    served: Served, params: SamplingParams
+    served: Served, draft: Callable[[Decoder], Proposer], params: SamplingParams
 ) -> None:
     engine, checkpoint = engine_of(served.model), served.checkpoint
-    draft, ties = tiny_decoder(seed=9, vocabulary=VOCABULARY), NearTies()
+    proposer, ties = draft(tiny_decoder(seed=9, vocabulary=VOCABULARY)), NearTies()
     for length in (1, 30):
         prompt = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
-        reference = alone(LocalVerifier(engine_of(eager_of(checkpoint))), prompt, params, 8)
+        reference = alone(LocalSession(engine_of(eager_of(checkpoint))), prompt, params, 8)
 
         def produce(prompt: Any, n: int) -> list[int]:
-            return speculated(
-                LocalVerifier(engine), drafter(draft, BestFirst(TREE, 4)), prompt, params, n
-            )
+            return speculated(LocalSession(engine), proposer, prompt, params, n)
 
         assert_same_text(whole(checkpoint), prompt, params, reference, produce, ties)
     assert ties.ties == 0
@@ -150,10 +161,10 @@ def test_output_equals_the_whole_targets_own_decoding(
 
 def test_a_rows_choices_do_not_depend_on_the_other_rows(served: Served) -> None:
     engine = engine_of(served.model)
-    first = alone(LocalVerifier(engine), [1, 2, 3], SamplingParams(1.0, seed=8), 12)
-    held = LocalVerifier(engine)
-    held.open(list(range(30)), SamplingParams(0.7, seed=1)).result()
-    assert alone(LocalVerifier(engine), [1, 2, 3], SamplingParams(1.0, seed=8), 12) == first
+    first = alone(LocalSession(engine), [1, 2, 3], SamplingParams(1.0, seed=8), 12)
+    with closing(LocalSession(engine)) as held:
+        held.open(list(range(30)), SamplingParams(0.7, seed=1))
+        assert alone(LocalSession(engine), [1, 2, 3], SamplingParams(1.0, seed=8), 12) == first
 
 
 def test_rows_of_one_call_keep_their_own_sampling(served: Served) -> None:
@@ -277,15 +288,20 @@ def test_bfloat16_weights_of_every_rank_are_bfloat16(
     model = built_model(tmp_path / "artifact", checkpoint, spec_of(2, dtype="bfloat16"))
     assert model.dtype == torch.bfloat16
     assert neuron.loaded[-1].read_from_neuron_buffer("keys", 1).dtype == torch.bfloat16
-    assert max(alone(LocalVerifier(engine_of(model)), [1, 2, 3], SamplingParams(), 10)) < VOCABULARY
+    assert max(alone(LocalSession(engine_of(model)), [1, 2, 3], SamplingParams(), 10)) < VOCABULARY
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("num_attention_heads", 3), ("num_key_value_heads", 3), ("intermediate_size", 25)],
+    "changes",
+    [
+        {"num_attention_heads": 3, "num_key_value_heads": 1},
+        {"num_key_value_heads": 3},
+        {"intermediate_size": 25},
+    ],
+    ids=lambda changes: next(iter(changes)),
 )
-def test_what_cannot_be_dealt_out_evenly_is_refused(field: str, value: int) -> None:
-    config = parse_config(TINY | {"num_attention_heads": 6, "hidden_size": 24} | {field: value})
+def test_what_cannot_be_dealt_out_evenly_is_refused(changes: dict[str, int]) -> None:
+    config = parse_config(TINY | {"num_attention_heads": 6, "hidden_size": 24} | changes)
     with pytest.raises(InvalidRequest, match="--tensor_parallel 2"):
         parallel_config(config, 2)
 
@@ -327,6 +343,6 @@ def test_a_single_row_has_no_graph_that_copies(
 def test_the_longest_text_fits(served: Served) -> None:
     prompt = np.random.default_rng(1).integers(0, VOCABULARY, LENGTH - 5).tolist()
     reference = alone(
-        LocalVerifier(engine_of(eager_of(served.checkpoint))), prompt, SamplingParams(), 5
+        LocalSession(engine_of(eager_of(served.checkpoint))), prompt, SamplingParams(), 5
     )
-    assert alone(LocalVerifier(engine_of(served.model)), prompt, SamplingParams(), 5) == reference
+    assert alone(LocalSession(engine_of(served.model)), prompt, SamplingParams(), 5) == reference

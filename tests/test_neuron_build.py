@@ -1,4 +1,6 @@
-"""What the Neuron builder writes, asks of the environment, and says when something is wrong; nothing here needs a device."""
+"""What the Neuron builder writes, asks of the environment, and says when something is wrong;
+nothing here needs a device.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from tests.neuron_artifacts import FEW, JUNK, ROWS, TREE, VOCABULARY, build, spe
 ROOT = Path(__file__).parents[1]
 
 
-# --- what is built ----------------------------------------------------------------------------------------------------
+# --- what is built
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
@@ -75,7 +78,8 @@ def test_a_graph_added_later_is_in_the_package_and_the_weights_stay(
 
 def test_flags_are_explicit_and_the_specs_come_last() -> None:
     assert render(compiler_flags(spec_of(), 1)) == (
-        "--target trn1 --lnc=1 --model-type=transformer --auto-cast=none --enable-saturate-infinity -O2"
+        "--target trn1 --lnc=1 --model-type=transformer --auto-cast=none "
+        "--enable-saturate-infinity -O2"
     )
     trn2 = spec_of(target="trn2", compiler_flags={"--optlevel": "1", "--auto-cast": "matmult"})
     assert (
@@ -127,7 +131,8 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     assert any("1 artefacts built here before" in line for line in said[2])
 
 
-# --- the environment of a compile host --------------------------------------------------------------------------------
+# --- the environment of a compile host
+# --------------------------------------------------------------------------------
 
 
 def test_a_host_without_a_device_is_told_the_platform_and_says_so(
@@ -220,7 +225,8 @@ def test_an_installation_that_cannot_be_imported_is_explained(
         neuron_sdk.load_sdk()
 
 
-# --- signatures and imports -------------------------------------------------------------------------------------------
+# --- signatures and imports
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", neuron_signatures.SIGNATURES)

@@ -1,4 +1,6 @@
-"""Loading an artefact for Neuron, the probe of the noise and the smoke script, on a stand-in machine."""
+"""Loading an artefact for Neuron, the probe of the noise and the smoke script, on a stand-in
+machine.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from tests.neuron_artifacts import build, built_model, spec_of
 ROOT = Path(__file__).parents[1]
 
 
-# --- loading ----------------------------------------------------------------------------------------------------------
+# --- loading
+# --------------------------------------------------------------------------------------------------
 
 
 def loading(
@@ -95,7 +98,8 @@ def test_any_other_failure_of_the_runtime_keeps_its_first_line() -> None:
     )
 
 
-# --- noise and smoke --------------------------------------------------------------------------------------------------
+# --- noise and smoke
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_probes_vectors_are_the_contracts() -> None:

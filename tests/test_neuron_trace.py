@@ -1,10 +1,12 @@
-"""A target for one NeuronCore through torch_neuronx.trace, from the command line to the text, over the strict stand-in."""
+"""A target for one NeuronCore through torch_neuronx.trace, from the command line to the text,
+over the strict stand-in.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,19 +20,19 @@ from grpc_comm.server import BackgroundServer
 from inference.artifact import Manifest, check_files, read_manifest
 from inference.backends.eager import EagerModel
 from inference.backends.neuron import TRACE, load_neuron
-from inference.decode import decode
-from inference.drafters.model import ModelDrafter
 from inference.engine import Engine
 from inference.errors import BadArtifact, InvalidRequest
-from inference.local import LocalVerifier
+from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.policy import BestFirst
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models import EMBEDDED
 from outrider.options import Options
 from outrider.serve import load_target
+from tests.drafts import alone, growing, nudged, rounds, speculated
 from tests.equality import NearTies, assert_same_text
 from tests.fake_neuron import Neuron
 from tests.models import write_checkpoint
@@ -62,7 +64,9 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """An artefact made by the command line, on a machine that has a device for as long as the module runs."""
+    """An artefact made by the command line, on a machine that has a device for as long as the
+    module runs.
+    """
     folder = tmp_path_factory.mktemp("traced")
     with pytest.MonkeyPatch.context() as patch:
         neuron = Neuron().install(patch, folder / "packages")
@@ -81,35 +85,14 @@ def target() -> Decoder:
     )
 
 
-@pytest.fixture(scope="module")
-def draft() -> EagerModel:
-    """The target with noise on its weights: it agrees often, not always."""
-    decoder = load_decoder(
-        MODEL,
-        positions=LENGTH,
-        vocabulary=Tokenizer(MODEL).vocabulary,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    generator = torch.Generator().manual_seed(3)
-    for parameter in decoder.parameters():
-        parameter.data += 0.03 * torch.randn(parameter.shape, generator=generator)
-    return EagerModel(decoder, rows=1, capacity=LENGTH + 64, max_nodes=64)
-
-
 def eager_text(
     target: Decoder, prompt: Sequence[int], params: SamplingParams, tokens: int
 ) -> list[int]:
     model = EagerModel(target, rows=1, capacity=LENGTH + NODES, max_nodes=LENGTH)
-    with closing(
-        LocalVerifier(
-            Engine(
-                model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=target.vocabulary
-            )
-        )
-    ) as verifier:
-        verifier.open(prompt, params).result()
-        return list(verifier.generate(tokens, frozenset()))
+    engine = Engine(
+        model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=target.vocabulary
+    )
+    return alone(LocalSession(engine), prompt, params, tokens)
 
 
 def test_the_artefact_holds_one_graph_for_all_rows_the_largest_tree_and_the_whole_context(
@@ -128,22 +111,27 @@ def test_the_artefact_holds_one_graph_for_all_rows_the_largest_tree_and_the_whol
     [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=12)],
     ids=lambda params: f"T{params.temperature}",
 )
+@pytest.mark.parametrize(
+    "draft", [growing, partial(rounds, policy=BestFirst(NODES - 1, 4))], ids=["growing", "rounds"]
+)
 def test_the_served_artefact_writes_the_eager_targets_text(
-    built: Built, target: Decoder, draft: EagerModel, params: SamplingParams
+    built: Built,
+    target: Decoder,
+    draft: Callable[[Decoder], Proposer],
+    params: SamplingParams,
 ) -> None:
-    """Over gRPC, with prompts longer than the graph, two of them one after the other on rows that were used before."""
-    ties, served = (
+    """Over gRPC, with prompts longer than the graph, two of them one after the other on rows
+    that were used before.
+    """
+    proposer, ties, served = (
+        draft(nudged(target)),
         NearTies(),
         load_target(Options(role="target", port=0, device="neuron", artifact=str(built.directory))),
     )
     with BackgroundServer(served) as server, connect(str(server.address)) as connection:
 
         def produce(prompt: Sequence[int], tokens: int) -> list[int]:
-            with closing(connection.verifier()) as verifier:
-                steps = decode(
-                    prompt, params, ModelDrafter(draft, BestFirst(NODES - 1, 4)), verifier, tokens
-                )
-                return [token for step in steps for token in step.tokens]
+            return speculated(connection.session(), proposer, prompt, params, tokens)
 
         for text in ("import os\nimport sys\n\n\ndef main(argv):\n", "class Node:"):
             prompt = Tokenizer(MODEL).encode(text)

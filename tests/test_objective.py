@@ -1,4 +1,6 @@
-"""A Tariff says what the bill says, and a wish that cannot be counted or contradicts itself is refused in words."""
+"""A Tariff says what the bill says, and a wish that cannot be counted or contradicts itself is
+refused in words.
+"""
 
 from __future__ import annotations
 

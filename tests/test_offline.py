@@ -1,4 +1,6 @@
-"""While the target is away the draft goes on alone; when it is back, the text is the target's own, from the first token on."""
+"""While the target is away the draft goes on alone; when it is back, the text is the target's
+own, from the first token on.
+"""
 
 from __future__ import annotations
 
@@ -11,52 +13,74 @@ from grpc_comm.client import connect
 from grpc_comm.remote import Patience
 from grpc_comm.server import BackgroundServer
 from grpc_comm.transport import Address
-from inference.errors import Unavailable
-from inference.local import LocalVerifier
+from inference.acceptance import read_acceptance
+from inference.backends.eager import EagerModel
+from inference.drafters.growing import ROOM, ModelProposer
+from inference.knowledge import Knowledge
+from inference.local import LocalSession
 from inference.model.decoder import Decoder
-from inference.offline import Unverified, decode_offline
-from inference.policy import BestFirst
+from inference.prices import Prices
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.completion import Piece, Request, speculate_offline
+from inference.times import DraftTimes, LinkTimes, TargetTimes
+from outrider.completion import Broken, Completion, Piece, Request, complete
 from outrider.models import EMBEDDED
-from tests.pairs import decoder, drafter, engine, perturbed
+from outrider.report import silent
+from tests.pairs import SEQUENCE_LENGTH, decoder, engine, perturbed
 from tests.wire_fixtures import background
 
 PROMPT, TOKENS = [5, 17, 250, 3, 99], 40
+TOKENIZER = Tokenizer(Path(EMBEDDED) / "target")
+
+
+def request(params: SamplingParams) -> Request:
+    return Request(0, "", PROMPT, params, TOKENS, frozenset())
 
 
 def expected(params: SamplingParams) -> list[int]:
-    verifier = LocalVerifier(engine(decoder(1)))
-    verifier.open(PROMPT, params).result()
-    return list(verifier.generate(TOKENS, frozenset()))
+    session = LocalSession(engine(decoder(1)))
+    return complete(request(params), session, [], TOKENIZER, silent, Event()).token_ids
 
 
-def interrupted(draft: Decoder, params: SamplingParams, alone: int) -> tuple[list[int], list[int]]:
-    """The verified tokens and the unverified ones, when the target goes away after two rounds and comes back `alone` tokens later."""
-    server, verified, guesses = background(engine(decoder(1))), list[int](), list[int]()
-    with connect(str(server.address), patience=Patience(20.0)) as connection:
-        verifier = connection.verifier()
-        rounds = 0
-        for made in decode_offline(
-            PROMPT, params, drafter(draft, BestFirst(8, 3)), verifier, TOKENS, frozenset()
-        ):
-            if isinstance(made, Unverified):
-                guesses.append(made.token)
-                if len(guesses) == alone:
-                    server = returned(server.address)
-                continue
-            verified += made.tokens
-            rounds += 1
-            if rounds == 2:
-                server.stop()
-        verifier.close()
-    server.stop()
-    return verified, guesses
+def proposer(draft: Decoder) -> Proposer:
+    model = EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + ROOM, max_nodes=128)
+    times = TargetTimes({(1, 1): 0.01})
+    known = Knowledge(DraftTimes({1: 0.002}), times, LinkTimes(), read_acceptance())
+    return ModelProposer(model, 0, known, Prices())
+
+
+def interrupted(
+    draft: Decoder, params: SamplingParams, outage: Outage, patience: float
+) -> Completion:
+    """A text, made through this outage."""
+    with connect(str(outage.server.address), patience=Patience(patience)) as connection:
+        return complete(
+            request(params), connection.session(), [proposer(draft)], TOKENIZER, outage, Event(),
+            offline=True,
+        )  # fmt: skip
+
+
+class Outage:
+    """Shows pieces; stops the target after the first verified ones, and lets another one, which
+    knows nothing of any session, take its port after so many guesses.
+    """
+
+    def __init__(self, back_after: int | None) -> None:
+        self.server, self._back_after = background(engine(decoder(1))), back_after
+        self.pieces, self.guesses, self._stopped = list[Piece](), 0, False
+
+    def __call__(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        if piece.verified and not self._stopped:
+            self.server.stop()
+            self._stopped = True
+        self.guesses += not piece.verified
+        if self.guesses == self._back_after and not piece.verified:
+            self.server = returned(self.server.address)
 
 
 def returned(address: Address) -> BackgroundServer:
-    """Another target, which knows nothing of any session, on the same port."""
     return background(engine(decoder(1)), address=address)
 
 
@@ -69,50 +93,33 @@ def returned(address: Address) -> BackgroundServer:
 def test_after_an_absence_the_text_is_the_targets_own(
     draft: Decoder, params: SamplingParams
 ) -> None:
-    verified, guesses = interrupted(draft, params, alone=6)
-    assert verified[:TOKENS] == expected(params)
-    assert len(guesses) >= 6
+    outage = Outage(back_after=3)
+    done = interrupted(draft, params, outage, 20.0)
+    outage.server.stop()
+    assert done.token_ids == expected(params)
+    assert (done.finish_reason, done.unverified_text) == ("length", "")
+    assert done.text == "".join(piece.text for piece in outage.pieces if piece.verified)
+    assert done.reopenings == 1
+    assert outage.guesses >= 3
 
 
 def test_what_nobody_came_back_to_verify_is_marked() -> None:
-    server, shown = background(engine(decoder(1))), list[Piece]()
-    request = Request(0, "", PROMPT, SamplingParams(), TOKENS, frozenset())
-
-    def show(piece: Piece) -> None:
-        shown.append(piece)
-        if len(shown) == 2:
-            server.stop()
-
-    with connect(str(server.address), patience=Patience(2.0)) as connection:
-        tokenizer = Tokenizer(Path(EMBEDDED) / "target")
-        done = speculate_offline(
-            request,
-            drafter(perturbed(1, 0.02), BestFirst(8, 3)),
-            connection.verifier(),
-            tokenizer,
-            show,
-            Event(),
-        )
+    outage = Outage(back_after=None)
+    done = interrupted(perturbed(1, 0.02), SamplingParams(), outage, 2.0)
     assert done.finish_reason == "unverified"
-    assert (
-        done.unverified_text == "".join(piece.text for piece in shown if not piece.verified) != ""
-    )
+    last = max(index for index, piece in enumerate(outage.pieces) if piece.verified)
+    assert done.unverified_text == "".join(piece.text for piece in outage.pieces[last + 1 :]) != ""
     assert done.token_ids == expected(SamplingParams())[: len(done.token_ids)]
-    assert done.text == "".join(piece.text for piece in shown if piece.verified)
+    assert done.text == "".join(piece.text for piece in outage.pieces if piece.verified)
 
 
 def test_a_target_that_was_never_there_is_an_error() -> None:
     server = background(engine(decoder(1)))
     with connect(str(server.address), patience=Patience(0.5)) as connection:
         server.stop()
-        with pytest.raises(Unavailable):
-            next(
-                decode_offline(
-                    PROMPT,
-                    SamplingParams(),
-                    drafter(decoder(2), BestFirst(8, 3)),
-                    connection.verifier(),
-                    TOKENS,
-                    frozenset(),
-                )
-            )
+        with pytest.raises(Broken) as broken:
+            complete(
+                request(SamplingParams()), connection.session(), [proposer(decoder(2))],
+                TOKENIZER, silent, Event(),
+            )  # fmt: skip
+    assert (broken.value.done.token_ids, broken.value.done.finish_reason) == ([], "error")

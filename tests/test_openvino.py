@@ -1,4 +1,6 @@
-"""A target with 8-bit matrices by OpenVINO: built, checked, served and refused; its text is its own decoding, whatever is drafted."""
+"""A target with 8-bit matrices by OpenVINO: built, checked, served and refused; its text is its
+own decoding, whatever is drafted.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, read_compiled
 from inference.backends.openvino import DECODER, DECODER_WEIGHTS, load_openvino
-from inference.decode import decode
+from inference.decode import Step
 from inference.engine import Engine
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
-from inference.local import LocalVerifier
+from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
@@ -34,10 +36,9 @@ from inference.policy import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
+from tests.drafts import alone, growing, nudged, rounds, speculated
 from tests.models import tiny_decoder, write_checkpoint_with_tokenizer
-from tests.pairs import drafter
 from tests.row_independence import assert_rows_are_independent
-from tests.test_lossless import alone
 
 LENGTH, NODES = 120, 8
 JUNK = LENGTH + NODES
@@ -114,14 +115,33 @@ def float_decoder(source: Path, *, round_: bool) -> Decoder:
 def test_drafting_leaves_the_targets_own_text_as_it_is(
     engine: Engine, rounded: Decoder, params: SamplingParams, policy: Chain | BestFirst
 ) -> None:
-    """Token for token, without any allowance: calls of 2, 8 and 16 nodes compute the same bits here."""
-    prompt = np.random.default_rng(7).integers(0, rounded.vocabulary, 30).tolist()
-    reference = alone(LocalVerifier(engine), prompt, params, 60)
-    verifier = LocalVerifier(engine)
-    steps = list(decode(prompt, params, drafter(rounded, policy), verifier, 60))
-    verifier.close()
-    assert [token for step in steps for token in step.tokens] == reference
-    assert len(steps) < len(reference), "nothing that was drafted was accepted"
+    """Token for token, without any allowance: calls of 2, 8 and 16 nodes compute the same bits
+    here.
+    """
+    prompt, steps = prompt_of(rounded), list[Step]()
+    made = speculated(
+        LocalSession(engine), rounds(rounded, policy), prompt, params, 60, steps.append
+    )
+    assert made == alone(LocalSession(engine), prompt, params, 60)
+    forwards = sum(bool(step.tokens) for step in steps)
+    assert forwards < len(made), "nothing that was drafted was accepted"
+
+
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
+)
+def test_a_growing_draft_leaves_the_targets_own_text_as_it_is(
+    engine: Engine, rounded: Decoder, params: SamplingParams
+) -> None:
+    """One that agrees often, not always."""
+    prompt = prompt_of(rounded)
+    made = speculated(LocalSession(engine), growing(nudged(rounded)), prompt, params, 60)
+    assert made == alone(LocalSession(engine), prompt, params, 60)
+
+
+def prompt_of(decoder: Decoder) -> list[int]:
+    tokens: list[int] = np.random.default_rng(7).integers(0, decoder.vocabulary, 30).tolist()
+    return tokens
 
 
 @pytest.mark.parametrize(
@@ -227,8 +247,10 @@ def test_the_artefact_serves_in_a_process_that_has_neither_model_source_nor_repo
         "import sys\n"
         "from outrider.cli import main\n"
         "code = main(sys.argv[1:])\n"
-        "loaded = [name for name in ('inference.model.decoder', 'compile.openvino') if name in sys.modules]\n"
-        "loaded += [name for name in sys.modules if name.startswith('openvino_telemetry') and sys.modules[name]]\n"
+        "loaded = [name for name in ('inference.model.decoder', 'compile.openvino') if name in "
+        "sys.modules]\n"
+        "loaded += [name for name in sys.modules if name.startswith('openvino_telemetry') and "
+        "sys.modules[name]]\n"
         "sys.exit(f'imported {loaded}' if loaded else code)\n"
     )
     flags = [

@@ -1,4 +1,6 @@
-"""How trees grow: static shapes against brute force, dynamic trees against their definition, budgets always."""
+"""How trees grow: static shapes against brute force, dynamic trees against their definition,
+budgets always.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from inference.tree import TokenTree
 
 
 class Ranker:
-    """A draft whose children of a node are 10 * token + rank, with scores that depend on the path."""
+    """A draft whose children of a node are 10 * token + rank, with scores that depend on the
+    path.
+    """
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -46,7 +50,9 @@ POLICIES = [Chain(4), Static((0.5, 0.3, 0.1), 12, 4), BestFirst(12, 4)]
 
 
 def all_shapes(nodes: int, ranks: int, depth: int) -> list[list[tuple[int, int]]]:
-    """Every tree of `nodes` nodes as (parent, rank) lists in which an elder sibling always exists: by brute force."""
+    """Every tree of `nodes` nodes as (parent, rank) lists in which an elder sibling always
+    exists: by brute force.
+    """
     shapes = []
     for parents in itertools.product(*[range(n) for n in range(1, nodes + 1)]):
         levels, taken, shape = [0], [0] * (nodes + 1), []
@@ -131,10 +137,10 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
     assert [growth.values[node] for node in growth.best()[1:]] == pytest.approx(expected)
 
 
-def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_never_ranks_more_nodes_than_it_sends() -> (
-    None
-):
-    """A nucleus of one token makes a chain, however wide the ranking; of equal tokens no more are expanded than fit."""
+def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_it_sends() -> None:
+    """A nucleus of one token makes a chain, however wide the ranking; of equal tokens no more
+    are expanded than fit.
+    """
 
     def one_of_eight(tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
         ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)

@@ -1,4 +1,6 @@
-"""Prices: which row of AWS's replies is taken, who is asked in which order, and that nothing is made up."""
+"""Prices: which row of AWS's replies is taken, who is asked in which order, and that nothing is
+made up.
+"""
 
 from __future__ import annotations
 
@@ -283,9 +285,13 @@ def test_traffic_out_costs_the_first_tier_that_is_paid() -> None:
     assert source.transfer("us-east-1").usd_per_gb_out == 0.09
 
 
+def refused(line: str) -> None:
+    raise AssertionError(line)
+
+
 def test_what_aws_said_today_is_kept_and_tomorrow_is_not(tmp_path: Path) -> None:
     clock = [datetime.now(timezone.utc).timestamp()]
-    cache = PriceCache(tmp_path / "prices", lambda: clock[0])
+    cache = PriceCache(tmp_path / "prices", refused, lambda: clock[0])
     live_price = Kept(
         price_list(hourly(TRN1, "1.4")), cache, PriceTable("snapshot", [known(TRN1, 1.34375)])
     )
@@ -300,7 +306,7 @@ def test_what_aws_said_today_is_kept_and_tomorrow_is_not(tmp_path: Path) -> None
 
 
 def test_a_price_four_times_off_is_doubted_and_not_kept(tmp_path: Path) -> None:
-    cache = PriceCache(tmp_path / "prices")
+    cache = PriceCache(tmp_path / "prices", refused)
     price = Kept(
         price_list(hourly(TRN1, "13.4375")), cache, PriceTable("snapshot", [known(TRN1, 1.34375)])
     ).price(TRN1)
@@ -311,16 +317,21 @@ def test_a_price_four_times_off_is_doubted_and_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_is_damaged_or_cannot_be_written_is_none(tmp_path: Path) -> None:
-    cache = PriceCache(tmp_path / "prices")
+    told: list[str] = []
+    cache = PriceCache(tmp_path / "prices", told.append)
     cache.keep(known(TRN1, 1.0))
     cache.keep_transfer(TransferPrice("us-east-1", 0.0, 0.09, date(2026, 11, 21), "test"))
     assert cache.transfer("us-east-1").usd_per_gb_out == 0.09
     for path in (tmp_path / "prices").rglob("*.json"):
         path.write_text("{")
-    with pytest.raises(NoPrice, match="not a price file"):
+    with pytest.raises(NoPrice, match="what is kept cannot be used"):
         cache.price(TRN1)
+    assert [line.split(": ")[0] for line in told] == ["note"]
+    assert "trn1.2xlarge.on-demand.json is not JSON" in told[0]
+    cache.keep(known(TRN1, 1.0))
+    assert cache.price(TRN1).usd_per_hour == 1.0
     (tmp_path / "file").write_text("")
-    PriceCache(tmp_path / "file").keep(known(TRN1, 1.0))
+    PriceCache(tmp_path / "file", refused).keep(known(TRN1, 1.0))
 
 
 def test_the_users_own_file_is_asked_first(tmp_path: Path) -> None:
@@ -352,16 +363,22 @@ ROW = {
     [
         ([], "an object with"),
         ({"schema": 2, "prices": []}, "schema"),
-        ({"schema": 1, "prices": {}}, "prices is a list"),
+        ({"schema": 1, "prices": {}}, "prices is {}: a list is needed"),
         ({"schema": 1, "prices": [7]}, "an object is needed"),
-        ({"schema": 1, "prices": [ROW | {"usd": 1}]}, r"unknown \['usd'\]"),
-        ({"schema": 1, "prices": [ROW | {"usd_per_hour": "0.9"}]}, "usd_per_hour is a number"),
+        ({"schema": 1, "prices": [ROW | {"usd": 1}]}, "unknown usd: its fields are instance_type"),
+        (
+            {"schema": 1, "prices": [ROW | {"usd_per_hour": "0.9"}]},
+            "usd_per_hour is '0.9': a number",
+        ),
         ({"schema": 1, "prices": [ROW | {"usd_per_hour": 0}]}, "a price is above 0"),
-        ({"schema": 1, "prices": [ROW | {"as_of": "yesterday"}]}, "as_of is a day"),
+        ({"schema": 1, "prices": [ROW | {"as_of": "yesterday"}]}, "as_of is 'yesterday': a day"),
         ({"schema": 1, "prices": [ROW | {"pricing": "free"}]}, "on-demand, spot, capacity-block"),
         ({"schema": 1, "prices": [ROW | {"region": "Oregon"}]}, "no region"),
         ({"schema": 1, "prices": [ROW | {"confidence": "sure"}]}, "high or low"),
-        ({"schema": 1, "transfers": [{"region": "us-east-1"}]}, "missing"),
+        (
+            {"schema": 1, "transfers": [{"region": "us-east-1"}]},
+            "has no as_of, usd_per_gb_in, usd_per_gb_out",
+        ),
     ],
 )
 def test_a_price_file_that_is_wrong_is_refused_by_name(
@@ -440,7 +457,7 @@ def test_the_commands_json_is_a_price_file(
         (["--instance", "trn1", "--no_live"], "is no instance type"),
         (["--region", "Oregon", "--no_live"], "is no region"),
         (["--tokens_per_second", "0", "--no_live"], "above 0"),
-        (["--price_file", "/nowhere.json"], "not a price file"),
+        (["--price_file", "/nowhere.json"], "/nowhere.json cannot be read"),
         (["--instance", "trn2.48xlarge", "--no_live"], "no price: trn2.48xlarge on-demand"),
     ],
 )

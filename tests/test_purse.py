@@ -1,4 +1,6 @@
-"""Texts of one run are paid from one purse: the target's seconds once, whoever uses them, and nothing that the user did not order."""
+"""Texts of one run are paid from one purse: the target's seconds once, whoever uses them, and
+nothing that the user did not order.
+"""
 
 from __future__ import annotations
 
@@ -169,14 +171,21 @@ def made(
     return [json.loads(line) for line in said.out.splitlines()], said.err
 
 
-@pytest.mark.parametrize("trees", [[], ["--gamma", "3"]], ids=["adaptive", "chain"])
+BY_THE_BYTE = [
+    "--usd_per_hour", "0.001", "--usd_per_gb_up", "0", "--usd_per_gb_down", "1e6",
+    "--usd_per_kwh", "0", "--draft_watts", "0",
+]  # fmt: skip
+"""A thousandth of a dollar for a byte from the target; a token of a text takes some 20 of them."""
+
+
+@pytest.mark.parametrize("trees", [[], ["--gamma", "3"]], ids=["growing", "chain"])
 def test_a_run_that_has_spent_its_money_ends_with_what_was_made_and_begins_no_text(
     capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path, trees: list[str]
 ) -> None:
     (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\nimport os\n")
     flags = ["--prompt_text", str(tmp_path / "prompts.txt"), "--batch", "1", *trees]
-    spent, said = made(capsys, port, *flags, "--max_usd", "1e-6")
-    whole, _ = made(capsys, port, *flags, "--max_usd", "1000")
+    spent, said = made(capsys, port, *flags, *BY_THE_BYTE, "--max_usd", "0.6")
+    whole, _ = made(capsys, port, *flags, *BY_THE_BYTE, "--max_usd", "1000")
     assert [done["finish_reason"] for done in spent] == ["spent"] * 3
     assert "ended by --max_usd: 3 of 3 texts, 2 of them before they began" in said
     first = spent[0]["token_ids"]
@@ -207,9 +216,8 @@ def test_texts_made_at_the_same_time_cost_what_the_run_costs(
 def test_a_target_only_run_for_comparison_costs_nothing_and_is_as_long_as_the_text(
     capsys: pytest.CaptureFixture[str], port: str
 ) -> None:
-    (cut,), said = made(
-        capsys, port, "--prompt", "def read_lines(path):", "--baseline", "--max_usd", "1e-6"
-    )
+    flags = ["--prompt", "def read_lines(path):", "--baseline", *BY_THE_BYTE]
+    (cut,), said = made(capsys, port, *flags, "--max_usd", "0.6")
     assert cut["finish_reason"] == "spent"
     assert cut["baseline"]["token_ids"] == cut["token_ids"]  # type: ignore[index]
     assert cut["baseline"]["usd"] is None  # type: ignore[index]

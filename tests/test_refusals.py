@@ -1,4 +1,6 @@
-"""What a target does not take, it refuses in words: the session ends, the others and the target go on."""
+"""What a target does not take, it refuses in words: the session ends, the others and the target
+go on.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,22 @@ from grpc_comm.client import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
 from grpc_comm.translate import FAULT, PROTOCOL_VERSION
-from inference.errors import InvalidRequest, Mismatch, OutriderError
+from inference.errors import InvalidRequest, OutriderError
+from inference.order import Decode
+from inference.sampling import SamplingParams
 from tests.wire_fixtures import (
     FAULTY,
     VOCABULARY,
     WAIT,
     assert_serves,
-    connected,
-    generate,
+    candidates,
+    chain_of,
+    decode_to,
     opened,
     opening,
     raw_stub,
-    round_,
+    rest,
     status,
-    successor_engine,
-    tree,
 )
 
 INVALID, PRECONDITION, GONE = (
@@ -34,7 +37,7 @@ INVALID, PRECONDITION, GONE = (
 
 
 REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
-    "nothing opened": ([round_()], INVALID, "must come first"),
+    "nothing opened": ([chain_of()], INVALID, "must come first"),
     "opened twice": ([opening(), opening()], INVALID, "Open came twice"),
     "no kind at first": ([pb.ClientMessage()], INVALID, "must come first"),
     "no kind": ([opening(), pb.ClientMessage()], INVALID, "empty message"),
@@ -56,34 +59,39 @@ REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
     ),
     "other model": ([opening(model_fingerprint="m1")], PRECONDITION, "another model"),
     "other protocol": ([opening(protocol_version=99)], PRECONDITION, "protocol 99"),
-    "empty tree": ([opening(), round_([], [])], INVALID, "as many parents as tokens"),
-    "missing parent": ([opening(), round_([3, 4, 5], [0])], INVALID, "as many parents as tokens"),
-    "parent after child": (
-        [opening(), round_([3, 4, 5], [2, 0])],
+    "nodes without parents": (
+        [opening(), chain_of((4, 5), parents=[0])],
         INVALID,
-        "parents must stand before",
+        "a token, a parent and a chance: got 2, 1 and 2",
     ),
-    "own parent": ([opening(), round_([3, 4], [1])], INVALID, "parents must stand before"),
-    "great parent": ([opening(), round_([3, 4], [2**32 - 1])], INVALID, "must fit 32 bits"),
-    "same siblings": ([opening(), round_([3, 4, 4], [0, 0])], INVALID, "siblings must be distinct"),
-    "unknown node": ([opening(), round_([3, VOCABULARY], [0])], INVALID, "outside the vocabulary"),
-    "too many nodes": ([opening(), round_(range(3, 36), range(32))], INVALID, "at most 32"),
-    "far too many nodes": ([opening(), round_([3] * 30_000, [0] * 30_000)], INVALID, "at most 32"),
-    "wrong root": ([opening(), round_([4, 5])], PRECONDITION, "root is token 4"),
-    "wrong round": (
-        [opening(), round_(number=1)],
-        PRECONDITION,
-        "round 1 came when round 0 was due",
+    "nodes without chances": (
+        [opening(), chain_of((4, 5), chances=b"x")],
+        INVALID,
+        "a token, a parent and a chance: got 2, 2 and 1",
     ),
-    "wrong length": (
-        [opening(), round_(base_length=4)],
-        PRECONDITION,
-        "counts 4 committed tokens, the target 3",
+    "parent before all numbers": ([opening(), chain_of(parents=[0, 2])], INVALID, "parent"),
+    "numbers used up": ([opening(), chain_of(first=2**32 - 2)], INVALID, "used up its numbers"),
+    "unknown node": ([opening(), chain_of((4, VOCABULARY))], INVALID, "outside the vocabulary"),
+    "too many nodes": ([opening(), chain_of([4] * 1025)], INVALID, "at most 1024"),
+    "nodes of the host's draft": ([opening(), chain_of(proposer=2)], INVALID, "a proposer is one"),
+    "no end": ([opening(), decode_to(0)], INVALID, "a length of 1 or more"),
+    "end beyond the sequence": ([opening(), decode_to(50_001)], INVALID, "50000"),
+    "rate that is none": (
+        [opening(), decode_to(9, tokens_per_second=float("nan"))],
+        INVALID,
+        "tokens_per_second",
     ),
-    "wrong prefix": (
-        [opening(prompt=[1, 3, 3]), round_()],
-        PRECONDITION,
-        "not those of the target",
+    "rate that looks like none": (
+        [opening(), decode_to(9, tokens_per_second=1e-3)],
+        INVALID,
+        "tokens_per_second",
+    ),
+    "too many stop ids": ([opening(), decode_to(9, stop_ids=[5] * 1025)], INVALID, "stop ids"),
+    "unknown pace": ([opening(), decode_to(9, pace=5)], INVALID, "a pace is GO_ON or WAIT"),
+    "tokens acknowledged before they are there": (
+        [opening(), pb.ClientMessage(ack=pb.Ack(length=9))],
+        INVALID,
+        "9 tokens were acknowledged, and the session has 3",
     ),
     "short session id": ([opening(session_id="s")], INVALID, "8 to 64"),
     "unknown model name": ([opening(model="../../etc/passwd")], INVALID, "does not serve"),
@@ -97,8 +105,20 @@ REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
         "open it anew",
     ),
     "resumed twice": ([opening(), pb.ClientMessage(resume=pb.Resume())], INVALID, "came twice"),
-    "no tokens asked": ([opening(), generate(0)], INVALID, "max_tokens"),
-    "fault": ([opening(), round_([3, FAULTY])], grpc.StatusCode.INTERNAL, f"{FAULT}: RuntimeError"),
+    "unknown attachment": (
+        [
+            pb.ClientMessage(
+                attach=pb.Attach(session_id="a" * 32, protocol_version=PROTOCOL_VERSION)
+            )
+        ],
+        GONE,
+        "lets append",
+    ),
+    "fault": (
+        [opening(prompt=[1, FAULTY, 2])],
+        grpc.StatusCode.INTERNAL,
+        f"{FAULT}: RuntimeError",
+    ),
 }
 
 
@@ -132,21 +152,13 @@ def test_bytes_that_are_no_message_are_refused_and_other_sessions_go_on(
         assert_serves(witness)
 
 
-def test_a_tree_that_does_not_fit_the_sequence_is_refused() -> None:
-    with connected(successor_engine(sequence_length=5)) as connection:
-        verifier = opened(connection)
-        with pytest.raises(InvalidRequest, match="do not fit the sequence length of 5"):
-            verifier.submit(tree([3, 4, 5], [-1, 0, 1])).result(WAIT)
-
-
 def test_a_refused_session_stays_ended(server: BackgroundServer) -> None:
     with connect(str(server.address)) as connection:
-        verifier = opened(connection)
+        session = opened(connection)
+        session.propose(candidates(session, 2, [VOCABULARY]))
         for _ in range(2):
-            with pytest.raises(Mismatch, match="root is token 9"):
-                verifier.submit(tree([9], [-1])).result(WAIT)
-        with pytest.raises(Mismatch):
-            next(verifier.generate(1, frozenset()))
+            with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+                rest(session)
         assert_serves(opened(connection))
 
 
@@ -154,7 +166,9 @@ def test_a_fault_in_the_target_is_logged_with_its_traceback(
     server: BackgroundServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect(str(server.address)) as connection:
-        verifier = opened(connection)
+        session = connection.session()
+        session.open([1, FAULTY, 2], SamplingParams())
+        session.decode(Decode(9))
         with pytest.raises(OutriderError, match="a fault in the target: RuntimeError"):
-            verifier.submit(tree([3, FAULTY], [-1, 0])).result(WAIT)
+            rest(session)
     assert "in choose" in caplog.text

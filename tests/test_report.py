@@ -1,77 +1,22 @@
-"""What a run says of itself is what it did: rounds apart from stretches, its price with its source, and whether a limit was kept."""
+"""What a run says of itself is what it did: its forwards, its price with its source, and whether a
+limit was kept.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from threading import Event
 
 import pytest
 
-from inference.adaptive import decode_adaptive
 from inference.cost import Rates
-from inference.engine import Engine
-from inference.forecast import DISTRIBUTED, FUSED, TARGET_ONLY
-from inference.model.decoder import Decoder
 from inference.objective import Terms, Wish
-from inference.sampling import SamplingParams
-from inference.text import Tokenizer
-from outrider.completion import Completion, Request, speculate_adaptive, target_only
-from outrider.models import EMBEDDED
+from outrider.completion import Completion
 from outrider.purse import Purse
-from outrider.report import account, silent, summary
-from tests.pairs import perturbed
-from tests.test_adaptive import LateVerifier, Wavering, adaptive, knowledge
-from tests.test_lossless import prompt_of
+from outrider.report import account, summary
 
-TOKENS = 80
 RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
 TERMS = Terms(RATES, draft_watts=10.0, target_watts=100.0)
-
-
-def wavering(served: Engine) -> tuple[LateVerifier, Wavering]:
-    known = knowledge(link=0.001)
-    return LateVerifier(served), Wavering(
-        known, Wish(), None, frozenset([DISTRIBUTED, TARGET_ONLY]), most_nodes=63
-    )
-
-
-def test_a_step_says_which_architecture_made_it(served: Engine) -> None:
-    verifier, course = wavering(served)
-    drafter = adaptive(perturbed(1, 0.02), course.known)
-    with closing(verifier), closing(drafter):
-        steps = list(
-            decode_adaptive(
-                prompt_of(30), SamplingParams(), drafter, verifier, course, TOKENS, frozenset()
-            )
-        )
-    stretches = [step for step in steps if step.stretch is not None]
-    assert {step.stretch for step in stretches} == {TARGET_ONLY}
-    assert all(len(step.tokens) == len(step.tree) == 1 for step in stretches)
-    assert drafter.drafted.rounds == len(steps) - len(stretches)
-
-
-def test_tokens_between_rounds_are_no_rounds(served: Engine, target: Decoder) -> None:
-    verifier, course = wavering(served)
-    request = Request(0, "", prompt_of(30), SamplingParams(), TOKENS, frozenset())
-    drafter = adaptive(perturbed(1, 0.02), course.known)
-    done = speculate_adaptive(
-        request, drafter, verifier, course, Tokenizer(Path(EMBEDDED) / "target"), silent, Event()
-    )
-    assert done.made_by == {
-        DISTRIBUTED: TOKENS - done.stretch_tokens,
-        TARGET_ONLY: done.stretch_tokens,
-    }
-    assert 0 < done.stretch_tokens < TOKENS
-    assert done.rounds == drafter.drafted.rounds
-    assert done.num_accepted_tokens + done.rounds == TOKENS - done.stretch_tokens
-    assert done.acceptance_length == (TOKENS - done.stretch_tokens) / done.rounds
-    alone = target_only(
-        request, LateVerifier(served), Tokenizer(Path(EMBEDDED) / "target"), silent, Event()
-    )
-    assert (alone.made_by, alone.stretch_tokens, alone.rounds) == ({TARGET_ONLY: TOKENS}, 0, TOKENS)
 
 
 def text(tokens: int = 100, seconds: float = 2.0, **more: object) -> Completion:
@@ -83,31 +28,38 @@ def text(tokens: int = 100, seconds: float = 2.0, **more: object) -> Completion:
         token_ids=list(range(tokens)),
         seconds=seconds,
         finish_reason="length",
-        made_by={DISTRIBUTED: tokens},
     )
     return replace(done, **more)  # type: ignore[arg-type]
 
 
-def test_the_report_counts_rounds_by_what_was_drafted_and_says_who_made_the_rest() -> None:
-    mixed = {DISTRIBUTED: 40, FUSED: 60}
+def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -> None:
     done = text(
-        rounds=10,
-        num_draft_tokens=90,
-        num_accepted_tokens=30,
-        made_by=mixed,
-        stretch_tokens=60,
-        expected_acceptance_length=4.5,
-        bytes_up=800,
+        forwards=40,
+        lone_forwards=10,
+        num_draft_tokens=240,
+        num_accepted_tokens=60,
+        accepted_by={"model": 45, "copy": 15},
+        draft_calls=110,
+        draft_seconds=0.5,
+        bytes_up=8000,
+        bytes_down=700,
+        messages_up=90,
+        messages_down=40,
     )
-    said = summary([done], 2.0)
-    assert "generated 100, rounds 10" in said
-    assert "4.00 tokens a round (acceptance length)" in said
-    assert "expected 4.50 tokens a round, got 4.00" in said
-    assert "made by fused: 60 tokens, distributed: 40 tokens" in said
-    assert "bytes a token 8 up, 0 down" in said
-    alone = replace(done, baseline=text(rounds=100, seconds=5.0))
-    assert "passes" not in summary([alone], 7.0)
-    assert "5.00 s instead of 2.00 s: speed-up 2.50" in summary([alone], 7.0)
+    said = summary([done], 2.0).splitlines()
+    assert said == [
+        "prompt tokens 3, generated 100",
+        "forwards 40, 2.50 tokens a forward (acceptance length); 10 of them without candidates, "
+        "3.00 tokens in the others",
+        "candidates computed 240, accepted 60 (25.0%): by model 45, copy 15",
+        "draft calls 110, 1.10 a token, 0.50 s",
+        "time 2.00 s, 50.0 tokens/s",
+        "bytes a token 80 up, 7 down; messages 0.90 up, 0.40 down",
+    ]
+    beside = replace(done, baseline=text(forwards=100, seconds=5.0))
+    assert "100 forwards instead of 40, 5.00 s instead of 2.00 s: speed-up 2.50" in summary(
+        [beside], 7.0
+    )
 
 
 def test_seconds_of_target_only_runs_are_not_the_texts_own() -> None:
@@ -144,6 +96,11 @@ def test_cost_and_energy_are_told_by_the_token_with_their_sources() -> None:
         "prices: $3.6 an hour, as given",
         "energy 2 J a token (no time of the draft; 100 W assumed)",
     ]
+
+
+def test_where_the_forwards_alone_are_paid_a_token_has_another_price() -> None:
+    told = said(spent(2.0), texts=[text(share_seconds=0.4, prefill_seconds=0.1)])
+    assert told[1] == "by the target's forwards alone $5 a million tokens"
 
 
 def test_a_cost_that_leaves_something_out_says_what() -> None:

@@ -1,4 +1,6 @@
-"""A session outlives its stream and its target: what breaks, drains or is full costs time, and no token."""
+"""A session goes on by itself when the link breaks, the target dies, restarts, falls silent or goes
+away: the text stays the target's own.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +8,48 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import pytest
 
-from grpc_comm import client
+from grpc_comm import client, remote, sender
 from grpc_comm.client import Connection, connect
-from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.remote import Patience, RemoteVerifier
+from grpc_comm.remote import Patience, RemoteSession
 from grpc_comm.server import BackgroundServer
-from inference.accept import Verdict
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
-from inference.decode import Verifier, decode
+from inference.decode import Step
 from inference.engine import Engine
 from inference.errors import OutriderError, Unavailable
-from inference.local import LocalVerifier
-from inference.policy import BestFirst
+from inference.local import LocalSession
+from inference.order import Decode, End, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.link import ShapedLink, shaped_link
 from tests import pairs
+from tests.drafts import proposers_of, text_of
 from tests.hostile import eventually
 from tests.test_streams import draining
 from tests.wire_fixtures import (
     FAULTY,
     WAIT,
+    Successor,
     assert_serves,
     background,
+    candidates,
     connected,
+    news,
     opened,
+    rest,
     successor_engine,
-    tree,
+    until_it_fails,
 )
 
 PROMPT, TOKENS = [7, 3, 30], 60
-TEMPERATURES = [0.0, 0.7, 1.0]
+END = len(PROMPT) + TOKENS
+SAMPLINGS = [SamplingParams(temperature, seed=5) for temperature in (0.0, 0.7, 1.0)]
 NEVER = 3600.0
 """Seconds of patience that no test waits for."""
 
@@ -76,8 +82,15 @@ def tiny_engine() -> Engine:
     )
 
 
+def halting(engine: Engine) -> Halting:
+    assert isinstance(engine.model, Halting)
+    return engine.model
+
+
 class Way(NamedTuple):
-    """A client's way to a target of its own that can be cut and held up; `notices` is what the user is told."""
+    """A client's way to a target of its own that can be cut and held up; `notices` is what the
+    user is told.
+    """
 
     model: Halting
     connection: Connection
@@ -89,11 +102,11 @@ class Way(NamedTuple):
         self.model.gate.clear()
         self.model.halt = forwards
 
-    def break_while_halted(self, verifier: RemoteVerifier) -> None:
-        """Cut the link while the target computes what the client waits for."""
+    def break_while_halted(self, session: RemoteSession) -> None:
+        """Cut the link while the target computes."""
         assert self.model.halted.wait(WAIT)
         self.cut()
-        eventually(lambda: verifier.lost or bool(verifier.traffic.resumes))
+        eventually(lambda: session.lost or bool(session.traffic.resumes))
         self.model.gate.set()
 
 
@@ -107,114 +120,110 @@ def link() -> Iterator[tuple[Engine, ShapedLink]]:
 @pytest.fixture
 def way(link: tuple[Engine, ShapedLink]) -> Iterator[Way]:
     engine, shaped = link
-    assert isinstance(engine.model, Halting)
     notices: list[str] = []
     with connect(shaped.address, patience=Patience(WAIT, notices.append)) as connection:
-        yield Way(engine.model, connection, shaped.cut, notices)
-        engine.model.gate.set()
+        yield Way(halting(engine), connection, shaped.cut, notices)
+        halting(engine).gate.set()
 
 
-def expected(params: SamplingParams) -> list[int]:
+def alone(params: SamplingParams) -> list[int]:
     """The target's own decoding, in process."""
-    verifier = LocalVerifier(pairs.engine(pairs.decoder(1), rows=1))
-    verifier.open(PROMPT, params).result()
-    return list(verifier.generate(TOKENS, frozenset()))
+    session = LocalSession(pairs.engine(pairs.decoder(1), rows=1))
+    return text_of(PROMPT, params, session, Decode(END))
 
 
-def drafted(
-    verifier: Verifier, params: SamplingParams, between: Callable[[int], None] = lambda number: None
+def made(
+    session: RemoteSession,
+    params: SamplingParams,
+    pace: Pace = Pace.GO_ON,
+    between: Callable[[Step], None] = lambda step: None,
 ) -> list[int]:
-    """The text of rounds of a draft that is often wrong; `between` is called after each."""
-    drafter = pairs.drafter(pairs.perturbed(1, 0.02), BestFirst(nodes=6, depth=3))
-    text: list[int] = []
-    for number, step in enumerate(decode(PROMPT, params, drafter, verifier, TOKENS)):
-        text += step.tokens
-        between(number)
-    verifier.close()
-    return text
+    """The text with a draft that is often wrong."""
+    proposers = proposers_of("close", pace)
+    return text_of(PROMPT, params, session, Decode(END, pace=pace), proposers, between)
 
 
-def generated(
-    verifier: Verifier, params: SamplingParams, between: Callable[[int], None] = lambda number: None
-) -> list[int]:
-    """The text of the target alone; `between` is called after each token."""
-    verifier.open(PROMPT, params).result(WAIT)
-    text = []
-    for number, token in enumerate(verifier.generate(TOKENS, frozenset())):
-        text.append(token)
-        between(number)
-    verifier.close()
-    return text
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_stream_cut_between_rounds_goes_on_without_a_prefill(
-    way: Way, temperature: float
+@pytest.mark.parametrize("params", SAMPLINGS)
+@pytest.mark.parametrize("pace", Pace)
+def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
+    way: Way, params: SamplingParams, pace: Pace
 ) -> None:
-    params, verifier = SamplingParams(temperature, seed=5), way.connection.verifier()
-    prefill: list[float] = []
-
-    def between(number: int) -> None:
-        if number == 2:
-            prefill.append(verifier.traffic.prefill_seconds)
-            way.cut()
-            eventually(lambda: verifier.lost)
-
-    assert drafted(verifier, params, between) == expected(params)
-    assert (
-        verifier.traffic.resumes,
-        verifier.traffic.reopenings,
-        verifier.traffic.prefill_seconds,
-    ) == (1, 0, prefill[0])
-    assert ["looking for it again" in way.notices[0], "connected" in way.notices[1]] == [True, True]
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("make", [drafted, generated])
-def test_a_stream_cut_while_the_target_computes_goes_on_without_a_prefill(
-    way: Way, make: Callable[..., list[int]], temperature: float
-) -> None:
-    params, verifier = SamplingParams(temperature, seed=6), way.connection.verifier()
+    session, streams = way.connection.session(), set[int]()
     way.halt_in(6)
     with ThreadPoolExecutor() as pool:
-        text = pool.submit(make, verifier, params)
-        way.break_while_halted(verifier)
-        assert text.result(WAIT) == expected(params)
-    assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (1, 0)
-    assert len(way.notices) == 2
+        text = pool.submit(made, session, params, pace, lambda step: streams.add(session.stream))
+        way.break_while_halted(session)
+        assert text.result(WAIT) == alone(params)
+    assert (session.traffic.resumes, session.traffic.reopenings) == (1, 0)
+    assert ["looking for it again" in way.notices[0], "connected" in way.notices[1]] == [True, True]
+    assert len(streams) == 2
 
 
-def test_heartbeats_keep_a_session_that_has_nothing_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
-    with connected(successor_engine(), lease_seconds=1.5) as connection:
-        verifier = opened(connection)
-        sent = verifier.traffic.bytes_up
-        eventually(
-            lambda: (
-                verifier.traffic.bytes_up
-                >= sent + 5 * pb.ClientMessage(heartbeat=pb.Heartbeat()).ByteSize()
-            )
-        )
-        assert_serves(verifier)  # after 5 heartbeats, 0.5 s apart
-        verifier.close()
+def test_a_stream_cut_many_times_goes_on(way: Way) -> None:
+    params, session, cuts = SAMPLINGS[1], way.connection.session(), iter(range(5))
+
+    def between(step: Step) -> None:
+        if step.tokens and next(cuts, None) is not None:
+            way.cut()
+            eventually(lambda: session.lost or session.traffic.resumes > 0)
+            eventually(lambda: not session.lost)
+
+    assert made(session, params, between=between) == alone(params)
+    assert session.traffic.resumes > 1
 
 
-def test_a_session_whose_lease_ran_out_is_opened_anew() -> None:
-    params, engine = SamplingParams(0.7, seed=8), tiny_engine()
+def test_what_is_proposed_while_the_target_is_looked_for_is_dropped_without_a_word() -> None:
     with (
-        background(engine, lease_seconds=1.0) as server,
+        background(successor_engine()) as server,
         shaped_link(str(server.address)) as link,
         looking_at(link.address) as connection,
     ):
-        verifier = connection.verifier()
+        session = opened(connection)
+        stream = session.stream
+        link.cut()
+        eventually(lambda: session.lost or session.stream != stream)
+        session.propose(candidates(session, 2, [4, 5]))
+        session.go(2)
+        eventually(lambda: session.stream == stream + 1)
+        assert_serves(session)
 
-        def between(number: int) -> None:
-            if number == 2:
-                link.cut()
-                eventually(lambda: engine.sessions == [])
 
-        assert drafted(verifier, params, between) == expected(params)
-        assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 1)
+def test_heartbeats_keep_a_session_that_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
+    with connected(successor_engine(), lease_seconds=1.5) as connection:
+        session = opened(connection)
+        sent = session.traffic.messages_up
+        eventually(lambda: session.traffic.messages_up >= sent + 5)  # 0.5 s apart
+        assert_serves(session)
+        session.close()
+
+
+@pytest.mark.parametrize("params", SAMPLINGS)
+def test_a_session_whose_lease_ran_out_is_opened_anew(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
+    engine = tiny_engine()
+
+    def notice(line: str) -> None:
+        """The user reads what is said, and the lease runs out meanwhile."""
+        if "looking for it" in line:
+            halting(engine).gate.set()
+            eventually(lambda: engine.sessions == [])
+
+    with (
+        background(engine, lease_seconds=0.5) as server,
+        shaped_link(str(server.address)) as link,
+        connect(link.address, patience=Patience(WAIT, notice)) as connection,
+        ThreadPoolExecutor() as pool,
+    ):
+        session = connection.session()
+        halting(engine).halt = 9
+        text = pool.submit(made, session, params)
+        assert halting(engine).halted.wait(WAIT)
+        link.cut()
+        assert text.result(WAIT) == alone(params)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
 
 
 @contextmanager
@@ -229,81 +238,65 @@ def targets(
 ) -> Iterator[tuple[list[BackgroundServer], Connection]]:
     with ExitStack() as stack:
         servers = [stack.enter_context(background(engine)) for engine in engines]
-        yield (
-            servers,
-            stack.enter_context(
-                looking_at(*[server.address for server in servers], patience=patience)
-            ),
-        )
+        addresses = [server.address for server in servers]
+        yield servers, stack.enter_context(looking_at(*addresses, patience=patience))
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("make", [drafted, generated])
+@pytest.mark.parametrize("params", SAMPLINGS)
+@pytest.mark.parametrize("pace", Pace)
 def test_when_a_target_dies_the_next_one_goes_on_after_one_prefill(
-    make: Callable[..., list[int]], temperature: float
+    params: SamplingParams, pace: Pace
 ) -> None:
-    params, engines = SamplingParams(temperature, seed=9), [tiny_engine(), tiny_engine()]
-    with targets(engines) as ((first, _), connection):
-        verifier = connection.verifier()
-        model = engines[0].model
-        assert isinstance(model, Halting)
-        model.halt = 8  # so that it has not made everything by then
-        stopping = threading.Thread(target=first.stop)
-
-        def between(number: int) -> None:
-            if number == 2:
-                stopping.start()
-                eventually(lambda: verifier.lost)
-                model.gate.set()
-
-        assert make(verifier, params, between) == expected(params)
-        assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 1)
-        stopping.join(WAIT)
+    engines = [tiny_engine(), tiny_engine()]
+    with targets(engines) as ((first, _), connection), ThreadPoolExecutor() as pool:
+        session, model = connection.session(), halting(engines[0])
+        model.halt = 8
+        text = pool.submit(made, session, params, pace)
+        assert model.halted.wait(WAIT)
+        stopping = pool.submit(first.stop)
+        eventually(lambda: session.lost or session.traffic.reopenings > 0)
+        model.gate.set()
+        assert text.result(WAIT) == alone(params)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
+        stopping.result(WAIT)
 
 
 def test_the_last_of_several_targets_is_found() -> None:
     with targets([successor_engine() for _ in range(3)]) as (servers, connection):
-        verifier = opened(connection)
+        session = opened(connection)
         for server in servers[:2]:
             server.stop()
-        assert_serves(verifier)
-        assert verifier.traffic.reopenings == 1
+        assert_serves(session)
+        assert session.traffic.reopenings == 1
 
 
-@pytest.mark.parametrize("make", [drafted, generated])
-def test_a_draining_target_moves_its_clients_to_the_next(make: Callable[..., list[int]]) -> None:
-    params, engines = SamplingParams(1.0, seed=10), [tiny_engine(), tiny_engine()]
-    with targets(engines) as ((first, _), connection), ExitStack() as stack:
-        verifier, model = connection.verifier(), engines[0].model
-        assert isinstance(model, Halting)
-        model.halt = 8
-
-        def between(number: int) -> None:
-            if number == 2:
-                told = verifier.traffic.bytes_down
-                stack.enter_context(draining(first))
-                model.gate.set()
-                if make is drafted:
-                    eventually(lambda: verifier.traffic.bytes_down > told)
-
-        assert make(verifier, params, between) == expected(params)
-        assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 1)
-
-
-@pytest.mark.parametrize("make", [drafted, generated])
-def test_a_client_without_patience_finishes_at_a_draining_target(
-    make: Callable[..., list[int]],
+@pytest.mark.parametrize("params", SAMPLINGS)
+@pytest.mark.parametrize("pace", Pace)
+def test_a_draining_target_moves_its_clients_to_the_next(
+    params: SamplingParams, pace: Pace
 ) -> None:
-    params, engine = SamplingParams(0.7, seed=11), tiny_engine()
-    with targets([engine], patience=0) as ((server,), connection), ExitStack() as stack:
-        verifier = connection.verifier()
+    engines = [tiny_engine(), tiny_engine()]
+    with targets(engines) as ((first, _), connection), ThreadPoolExecutor() as pool:
+        session, model = connection.session(), halting(engines[0])
+        model.halt = 8
+        text = pool.submit(made, session, params, pace)
+        assert model.halted.wait(WAIT)
+        with draining(first):
+            model.gate.set()
+            assert text.result(WAIT) == alone(params)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
 
-        def between(number: int) -> None:
-            if number == 2:
-                stack.enter_context(draining(server))
 
-        assert make(verifier, params, between) == expected(params)
-        assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 0)
+def test_without_patience_a_text_ends_where_its_target_was_drained() -> None:
+    with targets([successor_engine()], patience=0) as ((server,), connection):
+        session = opened(connection)
+        session.decode(Decode(40_000))
+        came = list(news(session).tokens)
+        with draining(server):
+            came += rest(session)
+        assert came == list(range(4, 4 + len(came)))
+        assert session._received.end is End.DRAINED
+        session.close()
 
 
 def test_a_patient_client_gets_into_a_full_target_later_and_is_told_why_it_waits() -> None:
@@ -313,29 +306,28 @@ def test_a_patient_client_gets_into_a_full_target_later_and_is_told_why_it_waits
         background(engine) as server,
         connect(str(server.address), patience=Patience(WAIT, notices.append)) as connection,
     ):
-        held, verifier = opened(connection), connection.verifier()
-        admitted = verifier.open([1, 2, 3], SamplingParams())
+        held, session = opened(connection), connection.session()
+        session.open([1, 2, 3], SamplingParams())
         eventually(lambda: bool(notices))
         held.close()
-        admitted.result(WAIT)
-        assert_serves(verifier)
+        assert_serves(session)
         assert [notices[0].startswith("the target is full"), notices[1]] == [
             True,
             f"connected to {server.address} again",
         ]
-        assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 0)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
 
 
 def test_without_patience_a_lost_target_fails_at_once() -> None:
     with targets([successor_engine(), successor_engine()], patience=0) as (servers, connection):
-        verifier = opened(connection)
+        session = opened(connection)
         servers[0].stop()
         with pytest.raises(Unavailable, match="went away"):
-            verifier.submit(tree([3], [-1])).result(WAIT)
+            until_it_fails(session)
 
 
 @contextmanager
-def searching(silent: bool) -> Iterator[tuple[Connection, RemoteVerifier, Future[Verdict]]]:
+def searching(silent: bool) -> Iterator[tuple[Connection, RemoteSession]]:
     """A client that looks for a target that is gone, or that listens and says nothing."""
     notices: list[str] = []
     with ExitStack() as stack:
@@ -343,61 +335,166 @@ def searching(silent: bool) -> Iterator[tuple[Connection, RemoteVerifier, Future
         connection = stack.enter_context(
             connect(str(server.address), patience=Patience(NEVER, notices.append))
         )
-        verifier = opened(connection)
+        session = opened(connection)
         server.stop()
         if silent:
             stack.enter_context(socket.create_server(server.address))
-        verdict = verifier.submit(tree([3], [-1]))
         eventually(lambda: bool(notices))
         time.sleep(0.3)  # into the first or the second attempt
-        yield connection, verifier, verdict
+        yield connection, session
 
 
 @pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("by", ["verifier", "connection"])
+@pytest.mark.parametrize("by", ["session", "connection"])
 def test_closing_ends_the_search_for_a_target(by: str, silent: bool) -> None:
-    with searching(silent) as (connection, verifier, verdict):
-        assert verifier.lost or silent
-        verifier.close() if by == "verifier" else connection.close()
+    with searching(silent) as (connection, session):
+        assert session.lost
+        session.close() if by == "session" else connection.close()
         with pytest.raises(Unavailable):
-            verdict.result(WAIT)
-        assert not verifier.lost
+            until_it_fails(session)
+        assert not session.lost
 
 
-def test_a_verifier_that_was_closed_while_it_searched_opens_again() -> None:
+def test_a_session_that_was_closed_while_it_searched_opens_again() -> None:
     with (
         background(successor_engine()) as server,
         looking_at(server.address, patience=NEVER) as connection,
     ):
-        verifier = connection.verifier()
+        session = connection.session()
         for _ in range(5):
-            verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
+            session.open([1, 2, 3], SamplingParams())
+            assert_serves(session)
+            session.decode(Decode(40_000))
             server.stop()
-            verdict = verifier.submit(tree([3], [-1]))
-            verifier.close()
+            session.close()
             with pytest.raises(Unavailable):
-                verdict.result(WAIT)
+                until_it_fails(session)
             server = background(successor_engine(), address=server.address)
-        verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
-        assert_serves(verifier)
-        assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 0)
+        session.open([1, 2, 3], SamplingParams())
+        assert_serves(session)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
         server.stop()
 
 
 def test_a_target_that_was_restarted_is_found_again() -> None:
     with background(successor_engine()) as server, looking_at(server.address) as connection:
-        verifier = opened(connection)
-        assert_serves(verifier)
+        session = opened(connection)
+        assert_serves(session)
+        session.decode(Decode(8))
+        assert rest(session) == [6, 7, 8]
+        session.decode(Decode(20_000, credit=20))
+        news(session)
         server.stop()
-        verdict = verifier.submit(tree([5, 6], [-1, 0]))
         with background(successor_engine(), address=server.address):
-            assert verdict.result(WAIT) == Verdict((1,), 7)
-            assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 1)
+            eventually(lambda: session.traffic.reopenings == 1)
+            session.decode(Decode(2_000))
+            rest(session)
+            assert session._received.tokens == list(range(1, 2_001))
 
 
 def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:
     with targets([successor_engine()]) as (_, connection):
-        verifier = opened(connection)
+        session = connection.session()
+        session.open([1, FAULTY], SamplingParams())
+        session.decode(Decode(9))
         with pytest.raises(OutriderError, match="a fault in the target"):
-            verifier.submit(tree([3, FAULTY], [-1, 0])).result(WAIT)
-        assert (verifier.traffic.resumes, verifier.traffic.reopenings) == (0, 0)
+            until_it_fails(session)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is noticed soon."""
+    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
+    for name in ("LONGEST_SILENCE", "SHORTEST_SILENCE"):
+        monkeypatch.setattr(remote, name, 1.0)
+
+
+@pytest.fixture
+def wedged(hasty: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that never comes back from its next forward of a text."""
+    monkeypatch.setattr(sender, "MOST_STEP_SECONDS", 0.1)
+    engine = successor_engine()
+    yield engine
+    assert isinstance(engine.model, Successor)
+    engine.model.gate.set()
+
+
+def test_a_target_that_is_connected_and_works_no_more_is_unavailable(wedged: Engine) -> None:
+    assert isinstance(wedged.model, Successor)
+    with connected(wedged) as connection:
+        session = opened(connection)
+        wedged.model.gate.clear()
+        session.decode(Decode(9))
+        with pytest.raises(Unavailable, match="has said nothing for 1 s"):
+            until_it_fails(session)
+        wedged.model.gate.set()
+
+
+def test_a_target_that_answers_and_never_works_is_given_up_when_patience_ends(
+    wedged: Engine,
+) -> None:
+    assert isinstance(wedged.model, Successor)
+    with targets([wedged], patience=2.5) as (_, connection):
+        session = opened(connection)
+        wedged.model.gate.clear()
+        session.decode(Decode(9))
+        with pytest.raises(Unavailable, match="has said nothing for 1 s"):
+            until_it_fails(session)
+        assert session.traffic.resumes > 0
+        wedged.model.gate.set()
+
+
+def test_another_target_goes_on_where_one_works_no_more(wedged: Engine) -> None:
+    assert isinstance(wedged.model, Successor)
+    with targets([wedged, successor_engine()]) as (_, connection):
+        session = opened(connection)
+        wedged.model.gate.clear()
+        assert_serves(session)
+        assert session.traffic.reopenings == 1
+        wedged.model.gate.set()
+
+
+def test_the_first_call_ends_when_the_target_says_nothing(hasty: None) -> None:
+    engine = successor_engine()
+    with background(engine) as server, connect(str(server.address)) as connection:
+        session = connection.session()
+        server.stop()
+        with socket.create_server(server.address):
+            session.open([1, 2, 3], SamplingParams())
+            with pytest.raises(Unavailable):
+                until_it_fails(session)
+
+
+def test_a_target_that_only_lets_wait_is_waited_for(hasty: None) -> None:
+    """In line for a row: the target says that it is there, longer than silence is borne."""
+    with connected(successor_engine(rows=1)) as connection:
+        first, second = opened(connection), connection.session()
+        second.open([1, 2, 3], SamplingParams())
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            assert second.receive(0.1) is None or not second.lost
+        first.close()
+        assert_serves(second)
+
+
+@pytest.mark.parametrize("pace", Pace)
+def test_spending_is_held_over_targets_that_are_cut_and_lost(pace: Pace) -> None:
+    """Each target is stopped in the middle; what it may have computed unseen counts as spent."""
+    engines = [successor_engine() for _ in range(3)]
+    with targets(engines) as (servers, connection):
+        session = connection.session()
+        session.open([1, 2, 3], SamplingParams())
+        session.decode(Decode(40_000, most_nodes=4_000, pace=pace))
+        spent = 0
+        for server, engine in zip(servers, engines, strict=True):
+            seen = session.traffic.nodes
+            while session.traffic.nodes < seen + 40 and session._received.end is End.NOT:
+                session.receive(0.1)
+                session.go(len(session._received.tokens) - 1)
+            computed = engine.sessions[0].spent if engine.sessions else None
+            server.stop()
+            spent += computed.nodes if computed is not None else 0
+        assert spent <= 4_000
+        session.close()

@@ -1,228 +1,289 @@
-"""Which trees go into a forward, how much of them, and whether to wait: against trying everything, and in cases worked out by hand."""
+"""How wide a forward is, whose turn it is, and that nobody pays for another's candidates: against
+trying everything, and on curves worked out by hand.
+"""
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.calibration import Calibration
+from inference.candidates import BASE, Nodes, Proposal
+from inference.order import Decode, Pace
 from inference.roster import Roster
 from inference.sampling import SamplingParams
 from inference.scheduler import (
-    FIRST_RATE,
-    LEAST_SAVED,
-    WORTH_CUTTING,
-    WORTH_LEAVING,
-    Arrival,
-    Survival,
-    plan_batch,
-    waiting_time,
+    EXPLORE,
+    FIRST_EXPLORE,
+    LEAST_CHUNK,
+    LEAST_GAIN,
+    LEAST_RATE,
+    PREFILL_SHARE,
+    Seconds,
+    Turn,
+    Turns,
+    Wanting,
+    plan_width,
 )
-from inference.session import Round, Session
-from inference.times import KEPT, ForwardTimes
-from inference.tree import TokenTree
-from inference.turns import Turns
-from tests.wire_fixtures import Successor
+from inference.session import Session
+from inference.times import KEPT, ForwardTimes, TargetTimes
+from tests.exact import Clock, Exact
 
-Gains = list[np.ndarray]
-
-
-@st.composite
-def ready_trees(draw: st.DrawFn) -> Gains:
-    """Up to six trees of up to eight nodes; a tree cut after k + 1 nodes brings 1 and the sum of k falling rates."""
-    trees = []
-    for _ in range(draw(st.integers(1, 6))):
-        rates = sorted(draw(st.lists(st.floats(0, 1), max_size=7)), reverse=True)
-        trees.append(np.cumsum([1.0, *rates]))
-    return trees
+ONE = 0.040
+MOST = 32
 
 
-@st.composite
-def devices(draw: st.DrawFn) -> tuple[list[int], list[int], float, float]:
-    """Rows and nodes that calls are padded to, milliseconds of a call and of each computed node."""
-    sizes = st.lists(st.integers(1, 8), max_size=3)
-    return (
-        sorted({*draw(sizes), 8}),
-        sorted({*draw(sizes), 8}),
-        draw(st.floats(0.1, 10)),
-        draw(st.floats(0, 5)),
-    )
+def cpu(rows: int, nodes: int) -> float:
+    """Two tokens take nearly twice as long as one."""
+    return 0.004 + 0.036 * rows * nodes
 
 
-def seconds_of(device: tuple[list[int], list[int], float, float], rows: int, nodes: int) -> float:
-    row_sizes, node_sizes, fixed, each = device
-    padded = min(size for size in row_sizes if size >= rows) * min(
-        size for size in node_sizes if size >= nodes
-    )
-    return (fixed + each * padded) / 1e3
-
-
-def rate(gains: Gains, members: tuple[int, ...], nodes: int, seconds: float) -> float:
-    return (
-        float(sum(gains[index][min(len(gains[index]), nodes) - 1] for index in members)) / seconds
-    )
-
-
-@given(ready_trees(), devices(), st.floats(0, 0.05))
-def test_the_plan_is_as_good_as_all_that_it_considers_and_never_worse_than_everybody_uncut(
-    gains: Gains, device: tuple[list[int], list[int], float, float], idle: float
-) -> None:
-    """Considered, for every cut to a tree's size or a power of two: everybody, the oldest 1, 2, 4 ..., and the oldest with all that need no cut.
-
-    The best of these is found up to the margins that cutting, and leaving others out, must bring.
-    """
-    whole = seconds_of(device, len(gains), max(map(len, gains)))
-
-    def rate_of(members: tuple[int, ...], nodes: int) -> float:
-        return rate(gains, members, nodes, seconds_of(device, len(members), nodes) + idle)
-
-    plan = plan_batch(gains, lambda rows, nodes: seconds_of(device, rows, nodes), idle)
-    found = rate_of(plan.members, plan.nodes)
-    everybody, most = tuple(range(len(gains))), max(map(len, gains))
-    assert 0 in plan.members
-    assert found >= rate_of(everybody, most) * (1 - 1e-9)
-    for nodes in {size for size in (1, 2, 4, 8) if size <= most} | set(map(len, gains)):
-        uncut = tuple(index for index in everybody if index == 0 or len(gains[index]) <= nodes)
-        for members in (
-            everybody,
-            uncut,
-            *(everybody[:count] for count in (1, 2, 4) if count <= len(gains)),
-        ):
-            if whole - seconds_of(device, len(members), nodes) >= LEAST_SAVED:
-                worth = (
-                    WORTH_CUTTING
-                    if members in (everybody, uncut) and len(members) > 1
-                    else WORTH_LEAVING
-                )
-                assert rate_of(members, nodes) <= found * worth * (1 + 1e-9)
-
-
-@given(st.lists(st.floats(0, 1), max_size=7), st.integers(1, 6), devices())
-def test_among_equal_trees_no_other_choice_of_members_and_cut_would_be_better_where_times_step_at_powers_of_two(
-    rates: list[float], count: int, device: tuple[list[int], list[int], float, float]
-) -> None:
-    """Every subset that contains the oldest, and every cut, is tried."""
-    steps = ([1, 2, 4, 8], [1, 2, 4, 8], *device[2:])
-    gains = [np.cumsum([1.0, *sorted(rates, reverse=True)])] * count
-    plan = plan_batch(gains, lambda rows, nodes: seconds_of(steps, rows, nodes), 0.0)
-    found = rate(gains, plan.members, plan.nodes, seconds_of(steps, len(plan.members), plan.nodes))
-    whole = seconds_of(steps, count, len(gains[0]))
-    for others in range(count):
-        for members in combinations(range(1, count), others):
-            for nodes in range(1, len(gains[0]) + 1):
-                cost = seconds_of(steps, 1 + others, nodes)
-                there = (
-                    rate(gains, (0, *members), nodes, cost) if whole - cost >= LEAST_SAVED else 0.0
-                )
-                assert there <= found * (WORTH_LEAVING if 1 + others < count else WORTH_CUTTING) * (
-                    1 + 1e-9
-                )
-
-
-def test_one_row_too_many_for_a_graph_waits_for_the_next_forward() -> None:
-    gains = [Survival(4).gains(4)] * 5
-    plan = plan_batch(gains, lambda rows, nodes: 0.04 if rows <= 4 else 0.08, 0.0)
-    assert (plan.members, plan.nodes) == ((0, 1, 2, 3), 4)
-
-
-def test_a_busy_target_cuts_nodes_that_hardly_ever_bring_a_token_and_an_idle_one_does_not() -> None:
-    gains = [np.array([1.0, 1.6, 1.61, 1.62])]
-
-    def seconds(rows: int, nodes: int) -> float:
-        return 0.010 * nodes
-
-    assert plan_batch(gains, seconds, 0.0).nodes == 1
-    assert plan_batch(gains, lambda rows, nodes: 0.010 + 0.005 * nodes, 0.0).nodes == 2
-    assert plan_batch(gains, lambda rows, nodes: 0.010 + 0.0001 * nodes, 1.0).nodes == 4
+def neuron(rows: int, nodes: int) -> float:
+    """Four rows: 40 ms with a node each, 65 with up to 16, 120 with more."""
+    return ONE if nodes == 1 else 0.065 if nodes <= 16 else 0.120
 
 
 def flat(rows: int, nodes: int) -> float:
-    """A forward that costs the same for everybody."""
-    return 0.040
+    return ONE
 
 
-def test_nobody_waits_alone_or_for_company_that_does_not_pay() -> None:
-    assert waiting_time(3.0, 1, 16, [], flat) == 0.0
-    assert waiting_time(3.0, 1, 16, [Arrival(0.050, 3.0)], flat) == 0.0  # 3 in 40 ms, or 6 in 90
-    assert (
-        waiting_time(3.0, 1, 16, [Arrival(0.001, 3.0)], lambda rows, nodes: 0.040 * rows) == 0.0
-    )  # a row costs what it brings
+class Bringing(NamedTuple):
+    """An Offer: a node brings as much as `rates` say, the root one token."""
+
+    rates: tuple[float, ...]
+    banked: float = 0.0
+
+    def upto(self, nodes: int) -> int:
+        return min(nodes, 1 + len(self.rates))
+
+    def tokens(self, nodes: int) -> float:
+        return 1 + sum(self.rates[: nodes - 1])
 
 
-def test_company_that_pays_is_waited_for_as_long_as_it_does() -> None:
-    arrivals = [Arrival(0.012, 3.0), Arrival(0.010, 3.0), Arrival(0.090, 3.0)]
-    assert waiting_time(3.0, 1, 16, arrivals, flat) == 0.012  # 9 in 52 ms; 12 would take 130
-    assert (
-        waiting_time(3.0, 1, 16, [Arrival(0.030, 0.1), Arrival(0.031, 9.0)], flat) == 0.031
-    )  # the second pays for both
+LONE = Bringing(())
+SURE = Bringing((0.9,) * 31)
 
 
-def company(answered: float) -> tuple[Turns, Roster]:
-    """Two users who think for 100 ms. One asked at 2.0, the other was answered at `answered`; a forward of any shape takes 40 ms."""
-    model = Successor(rows=2)
-    turns, roster = Turns(model), Roster(model, waiting=0)
-    turns.record((1, 2), 0.040, 0.0)
-    for last in (1.9, answered):
-        session = Session([1], SamplingParams(), "", 100, 4)
-        roster.add(session)
-        roster.queue(session)
-        roster.hand_out_rows()
-        for moment in (last - 0.4, last - 0.2, last):
-            session.asks(Round(moment - 0.1, TokenTree.chain([1, 2])))
-            session.answered(moment, 2)
-    roster.sessions[0].asks(Round(2.0, TokenTree.chain([1, 2])))
-    return turns, roster
+def test_candidates_that_cost_nothing_are_all_computed() -> None:
+    assert plan_width([SURE], flat, MOST) == MOST
 
 
-def test_a_session_that_waited_for_the_forward_before_still_waits_for_company() -> None:
-    """The other one comes at 2.05; until 2.03 the target was busy. Served together they will ask together."""
-    turns, roster = company(answered=1.95)
-    assert turns.pause(roster, 2.03) == pytest.approx(0.02)
-    assert turns.pause(roster, 2.049) == pytest.approx(0.001)
+def test_candidates_that_bring_less_than_they_cost_are_not() -> None:
+    assert plan_width([Bringing((0.5,) * 31)], cpu, MOST) == 1
+    assert plan_width([Bringing((0.02,) * 31)], neuron, MOST) == 1
 
 
-def test_nobody_is_kept_from_a_free_target_for_longer_than_a_forward_takes_alone() -> None:
-    turns, roster = company(answered=1.975)
-    assert turns.pause(roster, 2.03) == 0.0  # 45 ms
-    assert turns.pause(roster, 2.036) == 0.0  # 39 ms, but 6 have passed
+def test_nobody_is_held_up_by_anothers_candidates_on_any_curve() -> None:
+    """Sessions without candidates keep a root-only forward; one that is ahead may be held up."""
+    for curve in (cpu, neuron):
+        assert plan_width([SURE, LONE, LONE, LONE], curve, MOST) == 1
+    assert plan_width([SURE, LONE, LONE, LONE], flat, MOST) == MOST
+    ahead = Bringing((), banked=1.0)
+    assert plan_width([SURE, ahead, ahead, ahead], neuron, MOST) == 16
 
 
-def test_the_patience_begins_anew_after_a_forward() -> None:
-    turns, roster = company(answered=1.95)
-    assert turns.pause(roster, 2.0) == 0.0
-    turns.next(roster.working)
-    assert turns.pause(roster, 2.03) == pytest.approx(0.02)
+def test_an_uncertain_time_within_the_promise_is_no_reason_to_stay_narrow() -> None:
+    def little_more(rows: int, nodes: int) -> float:
+        return ONE * (1.0 if nodes == 1 else 0.99 / LEAST_RATE)
+
+    assert plan_width([SURE, LONE], little_more, MOST) == MOST
 
 
-def test_survival_thinks_well_of_what_it_does_not_know_and_learns_where_tokens_are_accepted() -> (
-    None
-):
-    survival = Survival(4)
-    assert survival.gains(3).tolist() == pytest.approx([1.0, 1 + FIRST_RATE, 1 + 2 * FIRST_RATE])
-    for _ in range(300):
-        survival.count(4, (2,))
-    gains = survival.gains(4)
-    assert np.diff(gains) == pytest.approx([0.0, 1.0, 0.0], abs=1e-3)
+def test_a_gain_within_the_noise_of_times_is_none() -> None:
+    little = Bringing((LEAST_GAIN - 1.001,))
+    assert plan_width([little], flat, MOST) == 1
 
 
-def test_a_node_that_is_cut_is_tried_again_some_day() -> None:
-    survival = Survival(3)
-    for _ in range(300):
-        survival.count(3, ())
-    assert np.diff(survival.gains(3)) == pytest.approx([0.0, 0.0], abs=1e-3)
-    for _ in range(300):
-        survival.count(2, ())
-    assert np.diff(survival.gains(3)) == pytest.approx([0.0, FIRST_RATE], abs=0.1)
+OFFERS = st.lists(
+    st.builds(
+        Bringing,
+        st.lists(st.floats(0, 1), max_size=12).map(lambda rates: tuple(sorted(rates)[::-1])),
+        st.floats(-1, 4),
+    ),
+    min_size=1,
+    max_size=5,
+)
+STEPS = st.lists(st.floats(0, 1), min_size=4, max_size=4).map(
+    lambda more: [sum(more[:width]) for width in range(5)]
+)
 
 
-def test_survival_forgets() -> None:
-    survival = Survival(2)
-    for path in [(1,)] * 300 + [()] * 100:
-        survival.count(2, path)
-    assert survival.gains(2)[1] < 1.1
+@given(OFFERS, STEPS)
+def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
+    offers: Sequence[Bringing], steps: Sequence[float]
+) -> None:
+    def seconds(rows: int, nodes: int) -> float:
+        return ONE * (1 + steps[(nodes - 1).bit_length()])
+
+    def rate(width: int) -> float:
+        return sum(offer.tokens(width) for offer in offers) / seconds(1, width)
+
+    def kept(width: int) -> bool:
+        needed = LEAST_RATE * seconds(1, width) / ONE
+        return all(offer.tokens(width) + offer.banked >= needed for offer in offers)
+
+    width = plan_width(offers, seconds, 16)
+    assert width == 1 or (kept(width) and rate(width) > rate(1))
+    widest = max(len(offer.rates) for offer in offers) + 1
+    for other in (2, 4, 8, 16):
+        if kept(other) and other < 2 * widest:
+            assert rate(other) <= LEAST_GAIN * rate(width) * (1 + 1e-9)
+
+
+def session(
+    *chances: float, length: int = 3, pace: Pace = Pace.GO_ON, most_nodes: int = 0, end: int = 900
+) -> Session:
+    """A session that decodes, with a candidate of each chance below its root."""
+    made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
+    made.ask(Decode(end, pace=pace, most_nodes=most_nodes, credit=500))
+    made.candidates.join(1)
+    said = [Proposal(index, BASE, 500 + index, chance) for index, chance in enumerate(chances)]
+    made.candidates.append(1, Nodes(length - 1, said), lambda who, depth, claimed: claimed)
+    return made
+
+
+def turns(curve: Seconds, rows: int = 4, sizes: Sequence[int] = ()) -> Turns:
+    """On a device whose times are known."""
+    model = Exact(rows, Clock(), sizes=sizes)
+    nodes = sizes or (1, 2, 4, 8, 16, 32)
+    known = {(row, node): curve(row, node) for row in range(1, rows + 1) for node in nodes}
+    return Turns(model, TargetTimes(known), MOST, branches=True)
+
+
+def trees(*ready: Session) -> Wanting:
+    return Wanting([], ready, [])
+
+
+def sizes_of(turn: Turn) -> list[int]:
+    """Nodes of each tree."""
+    return [len(best.upto(most)) for _, best, most in turn.trees]
+
+
+def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:
+    waiting = session(*[0.01] * 20, pace=Pace.WAIT)
+    assert sizes_of(turns(cpu).next(trees(waiting))) == [21]
+    assert waiting.room == MOST - 1
+    beside = session(*[0.01] * 5, pace=Pace.WAIT)
+    assert sizes_of(turns(cpu).next(trees(waiting, beside))) == [21, 6]
+
+
+def test_a_session_that_waits_does_not_hold_up_one_that_goes_on() -> None:
+    waiting, going = session(*[0.01] * 20, pace=Pace.WAIT), session()
+    assert sizes_of(turns(cpu).next(trees(waiting, going))) == [1, 1]
+
+
+def test_nodes_that_a_client_does_not_pay_for_are_not_computed() -> None:
+    poor, rich = session(*[0.9] * 20, most_nodes=5), session(*[0.9] * 20)
+    assert sizes_of(turns(flat).next(trees(poor, rich))) == [5, 21]
+    poor.spent.nodes = 4
+    assert sizes_of(turns(flat).next(trees(poor, rich))) == [1, 21]
+    poor.spent.nodes = 0
+    waiting = session(*[0.9] * 20, most_nodes=5, pace=Pace.WAIT)
+    assert sizes_of(turns(flat).next(trees(waiting))) == [5]
+
+
+def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
+    line = session(end=6)
+    said = [Proposal(index, index - 1, 500 + index, 1.0) for index in range(9)]
+    line.candidates.append(1, Nodes(2, said), lambda who, depth, claimed: claimed)
+    assert sizes_of(turns(flat).next(trees(line))) == [3]  # and a token of the target's own
+
+
+def test_room_is_what_could_be_worth_computing() -> None:
+    ready = session(0.9)
+    for curve, sizes, room in ((flat, (), 31), (neuron, (1, 16, 32), 31)):
+        turns(curve, sizes=sizes).next(trees(ready))
+        assert ready.room == room
+
+    def steep(rows: int, nodes: int) -> float:
+        return ONE * (nodes if nodes <= 2 else 100)
+
+    turns(steep).next(trees(ready))
+    assert ready.room == 1
+
+
+def test_after_many_wide_forwards_one_is_made_without_candidates() -> None:
+    """What a root-only forward takes is what everybody is promised, so it must stay known; after
+    4, 8, 16, ... others at first.
+    """
+    wide, sizes = turns(flat), list[int]()
+    for _ in range(4 * EXPLORE):
+        turn = wide.next(trees(session(*[0.9] * 7)))
+        sizes += sizes_of(turn)
+        wide.record((1, sizes[-1]), ONE)
+    alone = [-1, *(index for index, size in enumerate(sizes) if size == 1)]
+    between = [after - before - 1 for before, after in pairwise(alone)]
+    assert between == [FIRST_EXPLORE, 8, 16, 32, EXPLORE, EXPLORE]
+    assert sizes_of(wide.next(trees(*[session(*[0.9] * 7)] * 2))) == [8, 8]  # of two rows anew
+
+
+def test_a_wrong_profile_is_set_right_for_good_by_what_is_measured() -> None:
+    profiled = turns(flat)
+    for _ in range(3):
+        profiled.record((1, 1), 0.080)
+    for _ in range(100):
+        profiled.record((1, 8), 0.100)
+    assert profiled.seconds(1, 1) == 0.080
+    assert profiled.seconds(1, 8) == 0.100
+
+
+def test_kinds_of_forwards_take_turns() -> None:
+    filling, ready, in_graph = on_a_row(500), session(), session()
+    mixed, kinds = turns(flat), list[str]()
+    for _ in range(9):
+        turn = mixed.next(Wanting([filling], [ready], [in_graph]))
+        kinds.append("chunk" if turn.chunks else "tree" if turn.trees else "round")
+    assert sorted(kinds[:3]) == ["chunk", "round", "tree"]
+    assert kinds == kinds[:3] * 3
+    assert all(first != second for first, second in pairwise(kinds))
+    assert turns(flat).next(Wanting([], [], [])) == Turn()
+
+
+def on_a_row(length: int) -> Session:
+    """A session whose prompt is to be prefilled."""
+    model = Exact(4, Clock())
+    made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
+    roster = Roster(model, 0)
+    roster.add(made, 0.0)
+    made.ask(Decode(length + 1))
+    roster.hand_out_rows(0.0)
+    return made
+
+
+def test_a_prompt_alone_is_prefilled_in_chunks_as_long_as_the_model_takes() -> None:
+    turn = turns(cpu).next(Wanting([on_a_row(500)], [], []))
+    assert [len(chunk) for _, chunk in turn.chunks] == [Exact.max_nodes]
+
+
+def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
+    """Twice the time of its own forwards, which are wider when it has candidates."""
+
+    def linear(rows: int, nodes: int) -> float:
+        return 0.020 + 0.001 * nodes
+
+    for chances, size in (((), LEAST_CHUNK), ([0.9] * 31, 64)):
+        wanting, busy = Wanting([on_a_row(500)], [session(*chances)], []), turns(linear)
+        made = [busy.next(wanting) for _ in range(4)]
+        chunks = [len(chunk) for turn in made[1:] for _, chunk in turn.chunks]
+        assert set(chunks) == {size}
+        width = sizes_of(made[1] if made[1].trees else made[2])[0]
+        assert linear(1, size) <= PREFILL_SHARE * linear(1, width)
+
+
+def test_short_prompts_share_a_forward() -> None:
+    short = [on_a_row(21) for _ in range(4)]
+    turn = turns(flat).next(Wanting(short, [], []))
+    assert [len(chunk) for _, chunk in turn.chunks] == [20, 20, 20]  # 60 of 64 tokens
+
+
+def test_what_is_owed_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
+    assert turns(neuron).owed((4, 16), 4, 0.080) == pytest.approx(LEAST_RATE * 2)
+    assert turns(neuron).owed((4, 1), 4, 0.100) == LEAST_RATE  # nothing is quicker
 
 
 def test_times_are_medians_of_the_latest_samples() -> None:
@@ -234,14 +295,6 @@ def test_times_are_medians_of_the_latest_samples() -> None:
     for _ in range(KEPT):
         times.record(1, 16, 0.020)
     assert times.seconds(1, 16) == 0.020
-
-
-def test_one_disturbed_forward_makes_no_other_shape_look_cheap() -> None:
-    times = ForwardTimes()
-    times.record(1, 8, 0.002)
-    times.record(1, 5, 0.020)  # the first of its shape, on a busy machine
-    assert times.seconds(1, 4) == times.seconds(1, 5)
-    assert plan_batch([Survival(64).gains(5)], times.seconds, 0.0).nodes == 5
 
 
 def test_shapes_never_seen_lie_on_the_line_through_those_that_were() -> None:

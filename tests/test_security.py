@@ -1,7 +1,11 @@
-"""Plaintext stays on this machine, a target that others can reach asks who calls, and the files that this needs are safe."""
+"""Plaintext stays on this machine, a target that others can reach asks who calls, and the files
+that this needs are safe.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 import stat
 import sys
 from collections.abc import Callable
@@ -26,8 +30,15 @@ from grpc_comm.security import (
 )
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
-from inference.sampling import SamplingParams
-from tests.wire_fixtures import WAIT, background, opening, raw_stub, successor_engine, tree
+from tests.wire_fixtures import (
+    WAIT,
+    assert_serves,
+    background,
+    opened,
+    opening,
+    raw_stub,
+    successor_engine,
+)
 
 EVERYWHERE, ELSEWHERE, HERE = (
     Address("0.0.0.0", 0),
@@ -48,15 +59,15 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
+    path.chmod(0o600)
     return path
 
 
 def a_round_trip(address: str, options: SecurityOptions) -> None:
     with connect(address, security=options) as connection:
-        verifier = connection.verifier()
-        verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
-        assert verifier.submit(tree([3, 4], [-1, 0])).result(WAIT).next_token == 5
-        verifier.close()
+        session = opened(connection)
+        assert_serves(session)
+        session.close()
 
 
 def test_tls_with_a_token_serves_by_name_and_by_address(
@@ -261,6 +272,41 @@ def test_a_token_is_the_first_line_without_its_surroundings(token: Path) -> None
 def test_a_token_that_cannot_be_one_is_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="token_file"):
         read_token(write(tmp_path / "token", content))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o606, 0o660, 0o444])
+def test_a_token_or_tls_key_that_others_may_read_or_write_is_refused_with_the_remedy(
+    mode: int,
+    files: CertificateFiles,
+    tmp_path: Path,
+) -> None:
+    token = write(tmp_path / "a token", b"open-sesame")
+    key = write(tmp_path / "key.pem", files.key.read_bytes())
+    pair: dict[str, Any] = {"tls_cert": files.certificate, "tls_key": key}
+    for secret, options in ((token, {"token_file": token}), (key, pair)):
+        secret.chmod(mode)
+        for security in (server_security, channel_security):
+            with pytest.raises(InvalidRequest) as refusal:
+                security(SecurityOptions(**options), HERE)
+            said = str(refusal.value)
+            assert said.startswith("--t")
+            assert f"(mode {mode:04o}): chmod 600 {shlex.quote(str(secret))} (" in said
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
+def test_a_token_and_a_tls_key_may_be_read_by_owner_and_group(
+    mode: int,
+    files: CertificateFiles,
+    tmp_path: Path,
+) -> None:
+    token = write(tmp_path / "token", b"open-sesame")
+    key = write(tmp_path / "key.pem", files.key.read_bytes())
+    for secret in (token, key):
+        secret.chmod(mode)  # 0440: a secret of Kubernetes whose defaultMode says so
+    options = SecurityOptions(tls_cert=files.certificate, tls_key=key, token_file=token)
+    assert server_security(options, EVERYWHERE).keys.demanded
+    assert channel_security(options, ELSEWHERE).metadata
 
 
 @pytest.mark.parametrize("field", ["token_file", "tls_ca"])

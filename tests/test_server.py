@@ -1,4 +1,6 @@
-"""A target among many clients: what one of them does wrong, or suffers, ends its own session and nothing else."""
+"""A target among many clients: what one of them does wrong, or suffers, ends its own session and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -21,12 +22,13 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server import BackgroundServer
 from grpc_comm.transport import Address
-from inference.decode import Verifier, decode
+from inference.decode import TargetSession
 from inference.errors import Busy, InvalidRequest, Unavailable
-from inference.local import LocalVerifier
-from inference.policy import BestFirst
+from inference.local import LocalSession
+from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from tests import pairs
+from tests.drafts import proposers_of, text_of
 from tests.wire_fixtures import (
     FAULTY,
     LOOPBACK,
@@ -35,14 +37,15 @@ from tests.wire_fixtures import (
     assert_serves,
     background,
     connected,
-    generate,
+    decode_to,
+    news,
     opened,
     opening,
     raw_stub,
-    round_,
+    rest,
     status,
     successor_engine,
-    tree,
+    until_it_fails,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -51,9 +54,9 @@ GREEDY = SamplingParams()
 
 ENDINGS: dict[str, list[pb.ClientMessage]] = {
     "end of messages": [opening()],
-    "close": [opening(), pb.ClientMessage(close=pb.Close()), round_()],
-    "refusal": [opening(), round_(number=1)],
-    "fault": [opening(), round_([3, FAULTY])],
+    "close": [opening(), pb.ClientMessage(close=pb.Close()), decode_to(9)],
+    "refusal": [opening(), decode_to(0)],
+    "fault": [opening(prompt=[1, FAULTY]), decode_to(9)],
     "fault in prefill": [opening(prompt=[FAULTY, 2])],
     "nothing": [],
 }
@@ -81,20 +84,20 @@ def one_row() -> Iterator[tuple[Successor, BackgroundServer]]:
         engine.model.gate.set()
 
 
-@pytest.mark.parametrize("by", ["verifier", "connection"])
-def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_step_is_given_back(
+@pytest.mark.parametrize("by", ["session", "connection"])
+def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_forward_is_given_back(
     one_row: tuple[Successor, BackgroundServer], by: str
 ) -> None:
     model, server = one_row
     leaving = connect(str(server.address))
-    verifier = opened(leaving)
+    session = opened(leaving)
     model.entered.clear()
     model.gate.clear()
-    answer = verifier.submit(tree([3], [-1]))
+    session.decode(Decode(9))
     assert model.entered.wait(WAIT)
-    verifier.close() if by == "verifier" else leaving.close()
+    session.close() if by == "session" else leaving.close()
     with pytest.raises(Unavailable):
-        answer.result(WAIT)
+        until_it_fails(session)
     model.gate.set()
     with connect(str(server.address)) as connection:
         assert_serves(opened(connection))
@@ -106,8 +109,10 @@ def test_the_row_of_a_killed_client_is_given_back(
 ) -> None:
     _, server = one_row
     program = (
-        "import sys; from grpc_comm.client import connect; from inference.sampling import SamplingParams\n"
-        "verifier = connect(sys.argv[1]).verifier(); verifier.open([1, 2, 3], SamplingParams()).result(20)\n"
+        "import sys; from grpc_comm.client import connect; from inference.sampling import "
+        "SamplingParams\n"
+        "session = connect(sys.argv[1]).session(); session.open([1, 2, 3], SamplingParams())\n"
+        "while session.ticket is None: session.receive(1)\n"
         "print('opened', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -124,80 +129,48 @@ def test_the_row_of_a_killed_client_is_given_back(
             assert_serves(opened(connection))
 
 
-def test_leaving_generate_stops_the_target_and_gives_the_row_back(
-    one_row: tuple[Successor, BackgroundServer],
-) -> None:
+def test_closing_stops_a_target_that_goes_on(one_row: tuple[Successor, BackgroundServer]) -> None:
     model, server = one_row
     with connect(str(server.address)) as connection:
-        verifier = opened(connection)
-        tokens = verifier.generate(40_000, frozenset())
-        assert next(tokens) == 4
-        tokens.close()  # type: ignore[attr-defined]  # a generator
+        session = opened(connection)
+        session.decode(Decode(40_000))
+        assert news(session).tokens[0] == 4
+        session.close()
         assert_serves(opened(connection))
         assert len(model.calls) < 40_000
         with pytest.raises(Unavailable, match="the session is closed"):
-            verifier.submit(tree([4], [-1])).result(WAIT)
-
-
-def test_a_close_sent_while_the_target_generates_stops_it(
-    one_row: tuple[Successor, BackgroundServer],
-) -> None:
-    model, server = one_row
-    first_token = threading.Event()
-
-    def messages() -> Iterator[pb.ClientMessage]:
-        yield from (opening(), generate(40_000))
-        first_token.wait(WAIT)
-        yield pb.ClientMessage(close=pb.Close())
-
-    with raw_stub(server.address) as stub:
-        call = stub.Session(messages(), timeout=WAIT)
-        assert [next(call).WhichOneof("kind"), next(call).WhichOneof("kind")] == [
-            "opened",
-            "tokens",
-        ]
-        first_token.set()
-        assert status(call)[0] is grpc.StatusCode.OK
-        assert len(model.calls) < 40_000
+            until_it_fails(session)
 
 
 def test_sessions_under_way_interleave(server: BackgroundServer) -> None:
     with connect(str(server.address)) as connection:
-        busy, other = opened(connection), connection.verifier()
-        tokens = busy.generate(40_000, frozenset())
-        next(tokens)
-        other.open([1, 2, 3], GREEDY).result(WAIT)
+        busy, other = opened(connection), opened(connection)
+        busy.decode(Decode(40_000))
+        news(busy)
         assert_serves(other)
-        assert busy.traffic.bytes_down < 40_000 * 6
-        other.close()
-        prefilled = other.open([5] * 49_000, GREEDY)
-        assert [next(tokens) for _ in range(5)] == [5, 6, 7, 8, 9]
-        assert not prefilled.done()
+        assert busy.traffic.forwards < 40_000
+        other.open([5] * 49_000, GREEDY)
+        made = len(busy._received.tokens)
+        while len(busy._received.tokens) < made + 20:
+            news(busy)
+        assert other.ticket is None
         other.close()
         busy.close()
 
 
-def speculated(verifier: Verifier, number: int) -> list[int]:
-    """The text of one of eight clients, each with its own prompt, seed and drafter."""
+def speculated(session: TargetSession, number: int) -> list[int]:
+    """The text of one of eight clients, each with its own prompt, seed, pace and draft."""
     params = SamplingParams(temperature=(0.0, 0.7, 1.0)[number % 3], seed=number)
-    drafter = pairs.drafter(pairs.decoder(2), BestFirst(nodes=8, depth=3))
-    try:
-        return [
-            token
-            for step in decode([7, number, 30 + number], params, drafter, verifier, 16)
-            for token in step.tokens
-        ]
-    finally:
-        verifier.close()
+    pace = Pace(number % 2)
+    proposers = proposers_of(("close", "unrelated", "none")[number % 3], pace)
+    return text_of([7, number, 30 + number], params, session, Decode(19, pace=pace), proposers)
 
 
 def test_eight_clients_at_two_rows_get_the_texts_that_each_gets_alone() -> None:
     engine = pairs.engine(pairs.decoder(1), rows=2)
-    alone = [speculated(LocalVerifier(engine), number) for number in range(8)]
+    alone = [speculated(LocalSession(engine), number) for number in range(8)]
     with connected(engine) as connection, ThreadPoolExecutor(8) as clients:
-        together = [
-            clients.submit(speculated, connection.verifier(), number) for number in range(8)
-        ]
+        together = [clients.submit(speculated, connection.session(), number) for number in range(8)]
         assert [text.result(WAIT) for text in together] == alone
     assert engine.free_rows == 2
 
@@ -205,26 +178,24 @@ def test_eight_clients_at_two_rows_get_the_texts_that_each_gets_alone() -> None:
 def test_a_full_line_is_refused_and_the_waiting_one_is_served_later() -> None:
     with connected(successor_engine(rows=1, waiting=1)) as connection:
         first = opened(connection)
-        verifiers = connection.verifier(), connection.verifier()
-        answers = {verifier.open([1, 2, 3], GREEDY): verifier for verifier in verifiers}
-        done, waiting = wait(answers, WAIT, FIRST_COMPLETED)
-        assert isinstance(done.pop().exception(), Busy)
+        patient, refused = connection.session(), connection.session()
+        patient.open([1, 2, 3], GREEDY)
+        assert patient.receive(WAIT) is not None  # it is in line
+        refused.open([1, 2, 3], GREEDY)
+        with pytest.raises(Busy):
+            until_it_fails(refused)
         first.close()
-        patient = waiting.pop()
-        patient.result(WAIT)
-        assert_serves(answers[patient])
+        assert_serves(patient)
 
 
 def test_a_client_that_leaves_the_line_is_forgotten() -> None:
     with connected(successor_engine(rows=1, waiting=2)) as connection:
-        first, second, third = opened(connection), connection.verifier(), connection.verifier()
-        left = second.open([1, 2, 3], GREEDY)
-        stays = third.open([1, 2, 3], GREEDY)
+        first, second, third = opened(connection), connection.session(), connection.session()
+        for session in (second, third):
+            session.open([1, 2, 3], GREEDY)
+            assert session.receive(WAIT) is not None
         second.close()
-        with pytest.raises(Unavailable):
-            left.result(WAIT)
         first.close()
-        stays.result(WAIT)
         assert_serves(third)
 
 
@@ -265,45 +236,48 @@ def process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
         server.kill()
 
 
-def test_a_killed_server_fails_what_it_owes_and_what_is_asked_later(
+def test_a_killed_server_fails_the_sessions_of_its_clients(
     process: tuple[subprocess.Popen[str], Address],
 ) -> None:
     server, address = process
     with connect(str(address)) as connection:
         idle, busy = opened(connection), opened(connection)
-        tokens = busy.generate(40_000, frozenset())
-        next(tokens)
+        busy.decode(Decode(40_000))
+        news(busy)
         os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(Unavailable, match=f"the target at {address} went away"):
-            list(tokens)
-        with pytest.raises(Unavailable, match="went away"):
-            idle.submit(tree([3], [-1])).result(WAIT)
-        idle.close()
-        busy.close()
+        for session in (idle, busy):
+            with pytest.raises(Unavailable, match=f"the target at {address} went away"):
+                until_it_fails(session)
+            session.close()
+        late = connection.session()
+        late.open([1], GREEDY)
         with pytest.raises(Unavailable):
-            connection.verifier().open([1], GREEDY).result(WAIT)
+            until_it_fails(late)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_told_to_stop_finishes_the_session_under_way_and_exits_cleanly(
+def test_a_server_told_to_stop_ends_the_session_under_way_and_exits_cleanly(
     process: tuple[subprocess.Popen[str], Address], number: signal.Signals
 ) -> None:
     server, address = process
     with connect(str(address)) as connection:
-        verifier = opened(connection)
+        session = opened(connection)
+        session.decode(Decode(40_000))
+        came = list(news(session).tokens)
         server.send_signal(number)
-        assert_serves(verifier)
-        verifier.close()
+        came += rest(session)
+        assert came == list(range(4, 4 + len(came)))
+        session.close()
         assert server.wait(WAIT) == 0
 
 
 def test_a_server_that_stops_at_once_fails_the_sessions_under_way() -> None:
     server = background(successor_engine())
     with connect(str(server.address)) as connection:
-        verifier = opened(connection)
+        session = opened(connection)
         server.stop()
         with pytest.raises(Unavailable):
-            verifier.submit(tree([3], [-1])).result(WAIT)
+            until_it_fails(session)
     server.stop()
 
 
@@ -312,11 +286,11 @@ def test_a_port_in_use_is_refused_in_words(server: BackgroundServer) -> None:
         background(successor_engine(), address=server.address)
 
 
-def test_a_verifier_of_a_closed_connection_says_so(server: BackgroundServer) -> None:
+def test_a_session_of_a_closed_connection_says_so(server: BackgroundServer) -> None:
     connection = connect(str(server.address))
     connection.close()
     with pytest.raises(Unavailable, match="is closed"):
-        connection.verifier().open([1], GREEDY)
+        connection.session().open([1], GREEDY)
 
 
 def test_health_says_serving(server: BackgroundServer) -> None:

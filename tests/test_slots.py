@@ -1,4 +1,6 @@
-"""Slots of one row: whatever is taken, committed and trimmed, no slot is lost, doubled or taken higher than needed."""
+"""Slots of one row: whatever is taken, committed and trimmed, no slot is lost, doubled or taken
+higher than needed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def positions(*values: int) -> np.ndarray:
 
 
 class SlotsAgainstADict(RuleBasedStateMachine):
-    """A dict slot -> position for what is provisional and one for what is committed say what Slots must hold."""
+    """A dict slot -> position for what is provisional and one for what is committed say what
+    Slots must hold.
+    """
 
     def __init__(self) -> None:
         super().__init__()

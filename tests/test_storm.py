@@ -1,4 +1,6 @@
-"""Clients without torch at targets that are killed, drained and restarted, over links that break: every text is the target's own."""
+"""Clients without torch at targets that are killed, drained and restarted, over links that
+break: every text is the target's own.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ JOB = Job(
     temperature=0.0,
     seed=0,
     alone=False,
+    waits=False,
     leave_at=None,
     abruptly=False,
     patience=0.0,

@@ -70,7 +70,9 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def altered(tmp_path: Path, **changes: object) -> Tokenizer:
-    """The embedded tokenizer with parts of its tokenizer.json replaced; a callable gets the part and changes it."""
+    """The embedded tokenizer with parts of its tokenizer.json replaced; a callable gets the part
+    and changes it.
+    """
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((EMBEDDED / "target" / name).read_bytes())
     raw = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -1,4 +1,6 @@
-"""An emulated target answers as the small model does, takes the time that its profile says, and calls itself emulated."""
+"""An emulated target answers as the small model does, takes the time that its profile says, and
+calls itself emulated.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -20,25 +22,21 @@ from compile.memory import work
 from compile.spec import CompileSpec, verify_bucket
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
-from inference.backends.timed import (
-    TimedModel,
-    TimeProfile,
-    find_profile,
-    parse_profile,
-    profile_names,
-)
-from inference.decode import decode
+from inference.backends.timed import TimedModel, TimeProfile, find_profile, profile_names
 from inference.engine import Engine
 from inference.errors import InvalidRequest
-from inference.local import LocalVerifier
+from inference.local import LocalSession
 from inference.model.config import read_config
-from inference.policy import BestFirst, Ranked
+from inference.model.decoder import Decoder
+from inference.policy import Ranked
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 from outrider.cli import main
 from outrider.options import ROLES, SERVING
 from outrider.serve import READY
 from tests import pairs
+from tests.drafts import alone, growing, rounds, speculated
 from tests.wire_fixtures import Successor
 
 ROOT = Path(__file__).parents[1]
@@ -95,11 +93,12 @@ class Slow(Successor):
 @pytest.mark.parametrize(
     "params", [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
 )
-def test_the_text_is_the_small_models_own(params: SamplingParams) -> None:
+@pytest.mark.parametrize("draft", [growing, rounds], ids=lambda draft: draft.__name__)
+def test_the_text_is_the_small_models_own(
+    params: SamplingParams, draft: Callable[[Decoder], Proposer]
+) -> None:
     target = pairs.decoder(1)
-    alone = LocalVerifier(pairs.engine(target))
-    alone.open(PROMPT, params).result()
-    own = list(alone.generate(24, frozenset()))
+    own = alone(LocalSession(pairs.engine(target)), PROMPT, params, 24)
     model = TimedModel(
         EagerModel(target, rows=2, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64),
         profile(0.001),
@@ -107,12 +106,8 @@ def test_the_text_is_the_small_models_own(params: SamplingParams) -> None:
     engine = Engine(
         model, sequence_length=pairs.SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=pairs.VOCABULARY
     )
-    verifier = LocalVerifier(engine)
-    steps = decode(
-        PROMPT, params, pairs.drafter(pairs.perturbed(1, 0.02), BestFirst(16, 5)), verifier, 24
-    )
-    assert [token for step in steps for token in step.tokens] == own
-    verifier.close()
+    proposer = draft(pairs.perturbed(1, 0.02))
+    assert speculated(LocalSession(engine), proposer, PROMPT, params, 24) == own
     assert model.forwards > 0
 
 
@@ -175,7 +170,9 @@ def test_the_bundled_profiles_are_the_measured_pass_and_its_roofline() -> None:
 
 
 def test_the_rooflines_figures_are_those_that_the_compilers_plan_counts() -> None:
-    """The plan leaves the embedding table out, of which a forward reads a few rows: 1.05 of 16.06 GB."""
+    """The plan leaves the embedding table out, of which a forward reads a few rows: 1.05 of
+    16.06 GB.
+    """
     config, one, device = (
         read_config(ROOT / "docs/shapes/llama-3.1-8b"),
         find_profile(ROOFLINE),
@@ -231,8 +228,9 @@ def test_a_profile_of_the_users_own_is_checked(
     raw = json.loads((ROOT / f"inference/data/profiles/{MEASURED}.json").read_text())
     (tmp_path / "own.json").write_text(json.dumps(raw))
     assert find_profile(str(tmp_path / "own.json")) == find_profile(MEASURED)
+    (tmp_path / "own.json").write_text(json.dumps(raw | change))
     with pytest.raises(InvalidRequest, match=words):
-        parse_profile(raw | change, "own.json")
+        find_profile(str(tmp_path / "own.json"))
 
 
 def test_only_a_target_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""Times are what was measured lately: profiles are followed up and down, a link is told apart from what the target does."""
+"""Times are what was measured lately: profiles are followed up and down, a link is told apart
+from what the target does.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def exchange(
     byte: float = 0.0,
     jitter: float = 0.001,
 ) -> None:
-    """One round over a link with jitter that only delays, to a target that was busy for any time."""
+    """One round over a link with jitter that only delays, to a target that was busy for any
+    time.
+    """
     transferred, at_target = size or int(rng.integers(100, 400)), float(rng.uniform(0.0, 0.1))
     link.observe(
         trip + byte * transferred + rng.exponential(jitter) + at_target, at_target, transferred
@@ -122,9 +126,7 @@ def test_a_forward_beyond_the_profile_takes_several_of_the_largest() -> None:
     assert times.seconds(4, 64) == times.seconds(8, 32) == pytest.approx(0.160)
 
 
-def test_a_profiled_target_that_is_slower_than_its_profile_is_so_at_every_shape_and_when_it_recovers_it_is_believed() -> (
-    None
-):
+def test_a_target_slower_than_its_profile_is_so_at_every_shape_and_is_believed_to_recover() -> None:
     times = TargetTimes(PROFILE)
     for factor in (2.0, 1.0, 0.5):
         for _ in range(10):

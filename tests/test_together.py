@@ -1,4 +1,6 @@
-"""Calls of several threads are computed together, answered as if alone, and one's fault is nobody else's."""
+"""Calls of several threads are computed together, answered as if alone, and one's fault is
+nobody else's.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,11 @@ import pytest
 
 from inference.backends import Model, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.together import together
+from inference.backends.together import Together
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
-from inference.verification import probabilities_of
 from tests.hostile import eventually
 from tests.models import tiny_decoder
 from tests.wire_fixtures import FAULTY, WAIT, Successor
@@ -45,11 +46,12 @@ def ranked(model: Model, row: int, k: int = 4) -> Ranked:
 
 def test_what_stands_in_line_is_computed_in_one_call() -> None:
     model = Gated()
-    shared = together(model)
+    shared = Together(model)
     with ThreadPoolExecutor(ROWS) as pool:
         first = pool.submit(ranked, shared, 0)
         eventually(lambda: model.calls == [1])
-        # The others' prompts have to wait for the first call as well, so only their ranking is left to the threads.
+        # The others' prompts have to wait for the first call as well, so only their ranking is left
+        # to the threads.
         waiting = [
             ModelSequence(shared, row, SamplingParams(0.7, seed=row)) for row in range(1, ROWS)
         ]
@@ -66,7 +68,7 @@ def test_what_stands_in_line_is_computed_in_one_call() -> None:
 def test_everybody_gets_the_answer_of_a_call_alone() -> None:
     model = EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16)
     alone = [ranked(model, row) for row in range(ROWS)]
-    shared = together(EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16))
+    shared = Together(EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16))
     for _ in range(5):
         with ThreadPoolExecutor(ROWS) as pool:
             for own, one in zip(
@@ -95,7 +97,7 @@ class Faulty(Successor):
 
 def test_a_fault_is_that_of_the_thread_whose_call_fails() -> None:
     model = Faulty(3)
-    shared = together(model)
+    shared = Together(model)
     model.gate.clear()
     with ThreadPoolExecutor(3) as pool:
         tokens = (10, FAULTY, 12)
@@ -111,11 +113,3 @@ def test_a_fault_is_that_of_the_thread_whose_call_fails() -> None:
         assert asked[2].result(WAIT).ids[0, 0] == 12
         with pytest.raises(RuntimeError, match="private"):
             asked[1].result(WAIT)
-
-
-def test_a_model_without_probabilities_has_none_when_it_is_shared() -> None:
-    assert hasattr(
-        together(EagerModel(tiny_decoder(), rows=1, capacity=200, max_nodes=16)), "distributions"
-    )
-    with pytest.raises(Exception, match="probabilities"):
-        probabilities_of(together(Successor(1)))

@@ -1,4 +1,6 @@
-"""The trade-off curve is measured, says what it does not know, and its files agree with each other."""
+"""The trade-off curve is measured, says what it does not know, and its files agree with each
+other.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,10 @@ import pytest
 from inference.cost import Rates
 from inference.errors import InvalidRequest
 from inference.figures import Figure, Quality
-from inference.forecast import DISTRIBUTED, Forecast
 from inference.objective import Effort
 from outrider.completion import Completion
 from outrider.options import Options
-from outrider.tradeoff.measure import measure_tradeoff, read_aims
+from outrider.tradeoff.measure import aims_of, measure_tradeoff
 from outrider.tradeoff.options import TradeoffOptions, parse
 from outrider.tradeoff.points import Ledger, Point, Sample, marked, pareto, spread, summarise
 from outrider.tradeoff.results import columns, print_tradeoff, write_tradeoff
@@ -25,21 +26,21 @@ from outrider.tradeoff.results import columns, print_tradeoff, write_tradeoff
 UNREAD = Figure.unavailable("no counter here")
 RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
 LEDGER = Ledger(RATES, 1.0, 10.0, 100.0, whole=True)
-FORECAST = Forecast(DISTRIBUTED, 4, 2, 8, 2.5, Effort(0.05, 0.02))
 
 
 def text(seconds: float, drafting: float, tokens: tuple[int, ...] = (1, 2, 3, 4)) -> Completion:
     """A text whose first half comes after half of the time."""
     done = Completion(
-        0, "p", 0, 3, token_ids=list(tokens), rounds=2, seconds=seconds, draft_seconds=drafting
+        0, "p", 0, 3, token_ids=list(tokens), forwards=2, seconds=seconds, draft_seconds=drafting
     )
+    done.draft_calls, done.bytes_up = 6, 80
     done.tokens_per_second = len(tokens) / seconds
     done.arrivals, done.chunk_tokens = [seconds / 2, seconds], [len(tokens) // 2] * 2
     return done
 
 
 def samples(*seconds: float, joules: Figure = UNREAD) -> list[Sample]:
-    return [Sample(text(each, each / 10), joules, FORECAST) for each in seconds]
+    return [Sample(text(each, each / 10), joules) for each in seconds]
 
 
 def point(speed: float, usd: float | None = None, joules: float | None = None) -> Point:
@@ -105,16 +106,11 @@ def test_a_point_by_hand() -> None:
         (seconds * 3.6 / 3600 + joules * 0.36 / 3.6e6) / 4 * 1e6
     )
     assert made.joules_per_million.median.value == pytest.approx((joules + 2.0 * 100) / 4 * 1e6)
-    assert made.predicted.tokens_per_second == pytest.approx(20.0)
-    assert made.predicted.usd_per_million.value == pytest.approx(
-        (0.05e-3 + 0.2 * 0.36 / 3.6e6) * 1e6
-    )
-    assert made.predicted.joules_per_million.value == pytest.approx((0.02 * 10 + 0.05 * 100) * 1e6)
-    assert made.settings == ("distributed, 4 nodes of depth 2, 8 bets",)
+    assert (made.draft_calls, made.forwards, made.bytes_up) == (1.5, 0.5, 20.0)
 
 
 def test_texts_that_differ_from_the_first_points_are_counted() -> None:
-    other = [Sample(text(1.0, 0.1, (1, 2, 3, 5)), UNREAD, FORECAST), *samples(2.0)]
+    other = [Sample(text(1.0, 0.1, (1, 2, 3, 5)), UNREAD), *samples(2.0)]
     assert summarise(100.0, other, samples(1.0, 2.0), LEDGER).identical_texts == 1
 
 
@@ -202,6 +198,8 @@ def test_what_is_not_known_stands_in_the_csv_as_such() -> None:
         ({"rtt": -1.0}, "--rtt -1"),
         ({"target_host": "a:1", "emulate": "some"}, "--target_host"),
         ({"draft": Options(gamma=3)}, "--gamma"),
+        ({"draft": Options(pace="wait")}, "--pace"),
+        ({"draft": Options(explain=True)}, "--explain does not go"),
         ({"draft": Options(min_tps=3.0)}, "--min_tps does not go"),
         ({"draft": Options(baseline=True)}, "--baseline does not go"),
     ],
@@ -238,7 +236,7 @@ def test_a_knob_that_weighs_what_nobody_has_stated_is_refused_before_anything_st
     with pytest.raises(InvalidRequest, match="--usd_per_hour or --instance"):
         measure_tradeoff(TradeoffOptions(cs=("0", "100")))
     with pytest.raises(InvalidRequest, match="watts of the draft"):
-        read_aims(TradeoffOptions(Options(objective="draft_energy")), None)
+        aims_of(TradeoffOptions(Options(objective="draft_energy")), None)
 
 
 def test_the_embedded_pair_is_measured_and_its_files_agree(
@@ -285,7 +283,7 @@ def test_the_embedded_pair_is_measured_and_its_files_agree(
         assert one["joules_per_million"]["value"] == pytest.approx(
             float(line["joules_per_million"])
         )
-        assert one["predicted"]["tokens_per_second"] > 0
+        assert 0 < one["forwards"] <= 1
         assert (one["texts"], one["tokens"], one["identical_texts"]) == (2, 10, 2)
     assert kept["options"]["draft"]["usd_per_hour"] == 1.0
     assert paths[2].read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,6 @@
-"""The operator's view: what it says of sessions and of the last minute, on a terminal and in a file."""
+"""The operator's view: what it says of sessions and of the last minute, on a terminal and in a
+file.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 from rich.console import Console
 
-from inference.engine import Forward
+from inference.forward import Forward
 from outrider.observing import observed
 from outrider.options import Options, parse
 from outrider.watch import WINDOW_SECONDS, Rates, Totals, Watch, Window, as_line, as_table
@@ -40,7 +42,7 @@ def drawn(watch: Watch) -> str:
 
 
 def busy_watch(clock: Clock, usd_per_hour: float | None = None) -> tuple[Watch, Service]:
-    """Two sessions; the first made four tokens from five drafted ones."""
+    """Two sessions; the first made four tokens from five candidates."""
     watch = Watch(console(terminal=False), usd_per_hour, clock)
     service = Service(watch)
     session = service.open([1, 2, 3, 13])
@@ -57,9 +59,9 @@ def test_sessions_are_listed_with_their_key_length_acceptance_and_state() -> Non
         MODEL.split(),
         "8",
         "4.00",
-        "drafting",
+        "waiting",
     )
-    assert rows[1] == ["#2", *MODEL.split(), "2", "-", "-", "drafting"]
+    assert rows[1] == ["#2", *MODEL.split(), "2", "-", "-", "waiting"]
 
 
 def test_totals_are_of_the_time_that_passed() -> None:
@@ -69,7 +71,8 @@ def test_totals_are_of_the_time_that_passed() -> None:
     said = as_line(watch.view())
     assert "sessions 2, rows held 2 of 4, in line 0" in said
     assert "last 8 s: 0.5 tokens/s, acceptance length 4.00" in said
-    # Forwards: prompts of 3 and of 1 token, one tree of 6 nodes; each computed as 2 rows of 8 nodes.
+    # Forwards: prompts of 3 and of 1 token, one tree of 6 nodes; each computed as 2 rows of 8
+    # nodes.
     assert "batch 1.0 rows 3.3 nodes, padding 79%, 0.4 forwards/s" in said
     assert "$" not in said
 
@@ -97,8 +100,8 @@ def test_nothing_is_said_where_nothing_happened() -> None:
     Service(watch)
     said = as_line(watch.view())
     assert (
-        "- tokens/s, acceptance length -, batch - rows - nodes, padding -, - forwards/s, model busy -, no tokens to share $1 an hour"
-        in said
+        "- tokens/s, acceptance length -, batch - rows - nodes, padding -, - forwards/s, model "
+        "busy -, no tokens to share $1 an hour" in said
     )
 
 
@@ -122,7 +125,7 @@ def test_many_sessions_are_counted_and_not_all_listed() -> None:
     paper = console(terminal=False)
     paper.print(as_table(shown._replace(sessions=list(shown.sessions) * 6)))
     said = paper.export_text()
-    assert said.count("drafting") == 20
+    assert said.count("waiting") == 20
     assert "and 4 more" in said
 
 

@@ -1,25 +1,24 @@
-"""What crosses the wire arrives as it was sent, costs what is claimed, and makes the text that is made in process."""
+"""What crosses the wire arrives as it was sent, costs what is claimed, and makes the text that
+is made in process.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
-from grpc_comm import translate
+from grpc_comm import messages, translate
 from grpc_comm.client import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.transport import Address, parse_address
-from inference.accept import Verdict
-from inference.decode import Verifier, decode
+from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.engine import Engine
 from inference.errors import (
     Busy,
@@ -30,13 +29,13 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.local import LocalVerifier
-from inference.policy import BestFirst, Chain, Policy
+from inference.local import LocalSession
+from inference.order import Decode, End, Pace, Progress
+from inference.proposer import COPY, HOST, NOBODY
 from inference.sampling import SamplingParams
-from inference.session import Answer
-from inference.tree import TokenTree
 from tests import pairs
-from tests.wire_fixtures import WAIT, background, connected, describe, successor_engine, tree
+from tests.drafts import proposers_of, text_of
+from tests.wire_fixtures import background, connected, describe, rest, successor_engine
 
 ROOT = Path(__file__).parent.parent
 PROTO = "grpc_comm/proto/verifier.proto"
@@ -58,35 +57,105 @@ def test_the_committed_code_is_what_the_proto_generates(tmp_path: Path) -> None:
         )
 
 
-def test_a_tree_arrives_as_it_was_sent() -> None:
-    sent = tree([9, 4, 5, 4], [-1, 0, 0, 2])
-    message = pb.Round.FromString(translate.write_round(3, 70, 5, sent).SerializeToString())
-    arrived = translate.read_tree(message, max_nodes=4)
-    assert (message.number, message.base_length, message.digest) == (3, 70, 5)
-    assert arrived.tokens.tolist() == [9, 4, 5, 4]
-    assert arrived.parents.tolist() == [-1, 0, 0, 2]
+def test_candidates_arrive_as_they_were_sent_with_chances_in_a_byte() -> None:
+    sent = [
+        Proposal(70, BASE, 9, 1.0),
+        Proposal(71, 70, 4, 0.5),
+        Proposal(72, 12, 5, 1e-9),
+        Proposal(73, BASE, 4, 0.9),
+    ]
+    [message] = messages.write_nodes(Nodes(33, sent, COPY))
+    arrived = messages.read_nodes(pb.Nodes.FromString(message.SerializeToString()))
+    assert (arrived.base, arrived.proposer) == (33, COPY)
+    assert [one[:3] for one in arrived.proposals] == [one[:3] for one in sent]
+    for one, there in zip(sent, arrived.proposals, strict=True):
+        assert there.chance == pytest.approx(max(one.chance, 2**-15.94), rel=0.023)
 
 
-def test_a_verdict_arrives_as_it_was_sent_with_its_times() -> None:
-    message = translate.write_verdict(
-        2, Answer(Verdict((1, 3), 151_935), queue_seconds=0.25, model_seconds=1e9, budget=16)
-    )
-    assert translate.read_verdict(message, 2, tree([1, 2, 3, 4], [-1, 0, 0, 1])) == Verdict(
-        (1, 3), 151_935
-    )
-    assert (message.queue_microseconds, message.model_microseconds, message.budget) == (
-        250_000,
-        2**32 - 1,
-        16,
-    )
+@pytest.mark.parametrize("chance", [float("nan"), -1.0, 0.0, 7.0])
+def test_what_is_no_chance_is_sent_as_one(chance: float) -> None:
+    [message] = messages.write_nodes(Nodes(0, [Proposal(0, BASE, 1, chance)]))
+    assert message.chances == (b"\0" if chance == 7 else b"\xff")
 
 
-def test_a_verdict_on_another_round_or_on_nodes_that_were_not_sent_is_refused() -> None:
-    message = translate.write_verdict(2, Answer(Verdict((1, 3), 5), 0.0, 0.0, 16))
-    with pytest.raises(Mismatch, match="round 2"):
-        translate.read_verdict(message, 1, tree([1, 2, 3, 4], [-1, 0, 0, 1]))
-    with pytest.raises(Mismatch, match="not sent"):
-        translate.read_verdict(message, 2, tree([1, 2], [-1, 0]))
+def test_more_candidates_than_one_message_takes_are_several() -> None:
+    chain = [Proposal(number, number - 1, 7, 0.5) for number in range(MOST_CANDIDATES + 10)]
+    first, second = messages.write_nodes(Nodes(0, chain))
+    assert (len(first.tokens), len(second.tokens)) == (MOST_CANDIDATES, 10)
+    assert messages.read_nodes(second).proposals[0][:2] == chain[MOST_CANDIDATES][:2]
+
+
+WRONG_NODES: dict[str, dict[str, Any]] = {
+    "fewer parents": {"parents": [0]},
+    "fewer chances": {"chances": b"\0"},
+    "no tokens": {"tokens": []},
+    "a parent before the first number": {"parents": [0, 2]},
+    "the greatest parent": {"parents": [0, 2**32 - 1]},
+    "a proposer beside the target": {"proposer": HOST},
+    "an unknown proposer": {"proposer": 4},
+    "too many": {"tokens": [1] * 1025, "parents": [0] * 1025, "chances": bytes(1025)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_NODES)
+def test_what_is_no_list_of_candidates_is_refused(wrong: str) -> None:
+    right = {"parents": [0, 1], "tokens": [4, 5], "chances": bytes(2)}
+    messages.read_nodes(pb.Nodes(**right))
+    with pytest.raises(InvalidRequest):
+        messages.read_nodes(pb.Nodes(**(right | WRONG_NODES[wrong])))
+
+
+def test_an_order_arrives_as_it_was_given() -> None:
+    order = Decode(99, frozenset({3, 7}), 10**12, 2.5, Pace.WAIT, 40, True)
+    message = messages.write_decode(order)
+    assert messages.read_decode(pb.Decode.FromString(message.SerializeToString())) == order
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"end": 0},
+        {"tokens_per_second": float("nan")},
+        {"tokens_per_second": float("inf")},
+        {"tokens_per_second": -1.0},
+        {"tokens_per_second": 1e-30},
+        {"pace": 2},
+        {"stop_ids": range(1025)},
+    ],
+)
+def test_an_order_that_nobody_can_follow_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        messages.read_decode(pb.Decode(**({"end": 9} | wrong)))
+
+
+PROGRESS = Progress(
+    7, (5, 6, 7), (0, 1, NOBODY), 40, 8, 7, 900, 31, 4, 0.25, 71.5, 3.0, 12, 31, End.NOT
+)
+
+
+def test_committed_tokens_arrive_as_they_were_sent() -> None:
+    message = messages.write_tokens(PROGRESS, End.NOT)
+    assert messages.read_tokens(pb.Tokens.FromString(message.SerializeToString())) == PROGRESS
+    alone = PROGRESS._replace(proposers=(NOBODY,) * 3, end=End.STOP_ID)
+    message = messages.write_tokens(alone, alone.end)
+    assert not message.proposers
+    assert messages.read_tokens(message) == alone
+
+
+@pytest.mark.parametrize("end", [End.CREDIT, End.EVICTED])
+def test_a_session_that_stands_still_has_not_ended(end: End) -> None:
+    assert messages.read_tokens(messages.write_tokens(PROGRESS, end)).end is End.NOT
+
+
+def test_sums_of_hours_fit() -> None:
+    long = PROGRESS._replace(model_seconds=1e6, nodes=10**12)
+    assert messages.read_tokens(messages.write_tokens(long, End.NOT)) == long
+
+
+def test_an_end_that_is_not_known_and_proposers_of_other_tokens_are_refused() -> None:
+    for wrong in ({"end": 8}, {"proposers": b"\0"}):
+        with pytest.raises(Mismatch):
+            messages.read_tokens(pb.Tokens(ids=[1, 2], **wrong))
 
 
 @pytest.mark.parametrize(
@@ -186,10 +255,21 @@ def test_what_is_not_an_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
-def test_a_tree_of_32_nodes_costs_at_most_160_bytes() -> None:
-    largest = TokenTree.chain(np.arange(151_936 - 32, 151_936))
-    message = pb.ClientMessage(round=translate.write_round(4096, 4096, 2**64 - 1, largest))
-    assert len(message.SerializeToString()) == 149
+def test_a_node_takes_at_most_six_bytes() -> None:
+    largest = range(151_936 - 32, 151_936)
+    chain = [Proposal(90_000 + at, 89_999 + at, token, 0.5) for at, token in enumerate(largest)]
+    [message] = messages.write_nodes(Nodes(4_096, chain))
+    assert pb.ClientMessage(nodes=message).ByteSize() == 176
+
+
+def test_what_the_target_says_of_itself_and_of_errors_cannot_write_to_a_terminal() -> None:
+    described = translate.write_description(describe(successor_engine()), ["a"])
+    described.device = "\x1b[2Jowned\n"
+    assert translate.read_description(described).device == "?[2Jowned?"
+    failed = Failed(grpc.StatusCode.INVALID_ARGUMENT, "\x1b]0;owned\x07" + "x" * 9_999)
+    said = str(translate.status_error(failed, "gone"))
+    assert said.startswith("?]0;owned?x")
+    assert len(said) < 500
 
 
 @pytest.fixture(scope="module")
@@ -203,82 +283,62 @@ def connection(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def text(
-    verifier: Verifier,
-    policy: Policy,
-    params: SamplingParams,
-    draft_seed: int = 2,
-    tokens: int = 16,
-) -> list[int]:
-    """Speculative decoding with a draft that has nothing to do with the target (draft_seed 1: a little off it)."""
-    draft = pairs.perturbed(1, 0.02) if draft_seed == 1 else pairs.decoder(draft_seed)
-    steps = decode(PROMPT, params, pairs.drafter(draft, policy), verifier, tokens)
-    made = [token for step in steps for token in step.tokens]
-    verifier.close()
-    return made
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=1),
+    SamplingParams(1.0, seed=2),
+    SamplingParams(1.0, top_p=0.9, seed=3),
+]
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(),
-        SamplingParams(0.7, seed=1),
-        SamplingParams(1.0, seed=2),
-        SamplingParams(1.0, top_p=0.9, seed=3),
-    ],
-)
-@pytest.mark.parametrize("policy", [Chain(4), BestFirst(nodes=12, depth=4)])
-@pytest.mark.parametrize("draft_seed", [1, 2])
-def test_the_text_is_that_of_decoding_in_process(
-    engine: Engine, connection: Connection, params: SamplingParams, policy: Policy, draft_seed: int
+@pytest.mark.parametrize("params", SAMPLINGS)
+@pytest.mark.parametrize("pace", Pace)
+@pytest.mark.parametrize("draft", ["close", "unrelated", "none"])
+def test_the_text_is_that_of_the_target_alone_in_process(
+    engine: Engine, connection: Connection, params: SamplingParams, pace: Pace, draft: str
 ) -> None:
-    assert text(connection.verifier(), policy, params, draft_seed) == text(
-        LocalVerifier(engine), policy, params, draft_seed
-    )
+    alone = text_of(PROMPT, params, LocalSession(engine), Decode(45))
+    session = connection.session()
+    order, proposers = Decode(45, pace=pace), proposers_of(draft, pace)
+    assert text_of(PROMPT, params, session, order, proposers) == alone
+    assert len(alone) == 40
+    assert session.traffic.forwards <= 40
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.7, seed=4)])
-def test_decoding_by_the_target_alone_is_its_decoding_in_process(
-    engine: Engine, connection: Connection, params: SamplingParams
-) -> None:
-    texts = []
-    for verifier in (LocalVerifier(engine), connection.verifier()):
-        verifier.open(PROMPT, params).result(WAIT)
-        texts.append(list(verifier.generate(20, frozenset())))
-        verifier.close()
-    assert texts[0] == texts[1]
+def test_a_draft_that_is_close_saves_forwards_over_the_wire(connection: Connection) -> None:
+    session = connection.session()
+    order = Decode(45, pace=Pace.WAIT)
+    text_of(PROMPT, SamplingParams(), session, order, proposers_of("close", Pace.WAIT))
+    assert session.traffic.forwards < 30
+    assert session.traffic.nodes > 40
 
 
-def test_trees_and_decoding_alone_alternate_in_one_session() -> None:
-    with connected(successor_engine()) as connection:
-        verifier = connection.verifier()
-        verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
-        assert verifier.submit(tree([3, 9, 4, 5], [-1, 0, 0, 2])).result(WAIT) == Verdict((2, 3), 6)
-        assert list(verifier.generate(3, frozenset())) == [7, 8, 9]
-        assert verifier.submit(tree([9], [-1])).result(WAIT) == Verdict((), 10)
-        assert list(verifier.generate(10, frozenset({12}))) == [11, 12]
-        assert list(verifier.generate(0, frozenset())) == []
-        assert verifier.submit(tree([12, 13], [-1, 0])).result(WAIT) == Verdict((1,), 14)
-        verifier.close()
+def test_the_text_ends_behind_its_first_stop_id(connection: Connection) -> None:
+    alone = text_of(PROMPT, SamplingParams(), connection.session(), Decode(45))
+    stop = alone[17]
+    order = Decode(45, frozenset({stop}), pace=Pace.WAIT)
+    proposers = proposers_of("close", Pace.WAIT)
+    text = text_of(PROMPT, SamplingParams(), connection.session(), order, proposers)
+    assert text == alone[: alone.index(stop) + 1]
 
 
-def test_one_verifier_serves_one_session_after_another_and_adds_up_their_traffic() -> None:
+def test_one_session_serves_one_text_after_another_and_adds_up_what_they_cost() -> None:
     with connected(successor_engine(rows=1)) as connection:
-        verifier = connection.verifier()
-        verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
-        before = replace(verifier.traffic)
-        verifier.submit(tree([3, 4], [-1, 0])).result(WAIT)
-        after = replace(verifier.traffic)
-        assert (
-            after.bytes_up - before.bytes_up == 20
-        )  # head 2, base length 2, two ids 4, one parent 3, digest 9
-        assert after.bytes_down > before.bytes_down
-        assert after.model_seconds > before.model_seconds == 0 < after.prefill_seconds
-        verifier.open([5, 6], SamplingParams()).result(WAIT)
-        assert list(islice(verifier.generate(5, frozenset()), 2)) == [7, 8]
-        assert verifier.traffic.bytes_up > after.bytes_up
-        verifier.close()
-        verifier.close()
+        session = connection.session()
+        session.open([1, 2, 3], SamplingParams())
+        session.decode(Decode(5))
+        assert rest(session) == [4, 5]
+        first = session.traffic.copy()
+        assert (first.forwards, first.nodes, first.lone) == (2, 2, 2)
+        assert 0 < first.share_seconds <= first.model_seconds
+        assert min(first.messages_up, first.messages_down, first.bytes_up, first.bytes_down) > 0
+        session.open([5, 6], SamplingParams())
+        session.decode(Decode(10))
+        assert rest(session) == [7, 8, 9, 10, 11, 12, 13, 14]
+        assert (session.traffic.forwards, session.traffic.nodes) == (10, 10)
+        assert session.traffic.bytes_up > first.bytes_up
+        session.close()
+        session.close()
 
 
 def test_a_tokenizer_that_differs_is_refused_before_anything_is_sent() -> None:

@@ -1,4 +1,6 @@
-"""What the user asks of adaptive drafting is read from the flags, and refused where it contradicts itself."""
+"""What the user asks of drafting is read from the flags, and refused where it
+contradicts itself.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,9 @@ AT_ONCE = {
     "knob and chain": (["--cs", "50", "--gamma", "3"], ["--cs", "--gamma"]),
     "limit and tree": (["--min_tps", "10", "--tree_nodes", "8"], ["--min_tps", "--tree_nodes"]),
     "explain and rates": (["--explain", "--tree_rates", "0.5"], ["--explain", "--tree_rates"]),
-    "architecture and offline": (
-        ["--architecture", "auto", "--offline", "draft"],
-        ["--architecture", "--offline"],
-    ),
+    "limit and waiting": (["--min_tps", "10", "--pace", "wait"], ["--min_tps", "--pace wait"]),
+    "chain and going on": (["--gamma", "3", "--pace", "go_on"], ["--gamma", "--pace go_on"]),
+    "chain and offline": (["--gamma", "3", "--offline", "draft"], ["--gamma", "--offline draft"]),
     "two prices": (
         ["--instance", "trn1.2xlarge", "--usd_per_hour", "2"],
         ["--instance", "--usd_per_hour"],
@@ -48,7 +49,13 @@ def test_flags_that_contradict_each_other_are_refused_by_name(
 
 @pytest.mark.parametrize(
     "flags",
-    [["--cs", "cost"], ["--min_tps", "9"], ["--no_bets"], ["--max_usd", "1"]],
+    [
+        ["--cs", "cost"],
+        ["--min_tps", "9"],
+        ["--pace", "wait"],
+        ["--gamma", "3"],
+        ["--max_usd", "1"],
+    ],
     ids=lambda flags: flags[0],
 )
 def test_wishes_are_of_the_draft(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
@@ -193,3 +200,18 @@ def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -
     ):
         read_prices(Options(instance="trn9.2xlarge", no_live=True), 0.0)
     assert parse(["--role", "draft", "--prompt", "x", "--usd_per_hour", "1"]).usd_per_hour == 1.0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--architecture", "auto"], ["--no_bets"], ["--no-bets"], ["--acceptance", "classic"]],
+    ids=str,
+)
+def test_a_flag_of_earlier_versions_gets_one_line_that_says_what_replaced_it(
+    capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--role", "draft", "--prompt", "x", *flags])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert f"{flags[0].replace('-', '_').replace('__', '--')} is gone: " in said

@@ -1,4 +1,5 @@
-"""A target whose answers can be computed by hand, and servers around it. Imports no torch, so that a child process starts quickly.
+"""A target whose answers can be computed by hand, and servers around it. Imports no torch, so that
+a child process starts quickly.
 
 Run as a program it serves that target until a signal, and prints its port.
 """
@@ -6,28 +7,30 @@ Run as a program it serves that target until a signal, and prints its port.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
-import numpy as np
 
 from grpc_comm.client import Connection, connect
-from grpc_comm.digest import PrefixDigest
+from grpc_comm.listening import ListeningSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.remote import RemoteVerifier
+from grpc_comm.remote import RemoteSession
 from grpc_comm.server import BackgroundServer, Target, serve
 from grpc_comm.translate import PROTOCOL_VERSION, Description
 from grpc_comm.transport import Address
-from inference.accept import Verdict
 from inference.backends import Segment
+from inference.candidates import BASE, Nodes, Proposal
+from inference.decode import TargetSession
 from inference.engine import Engine
+from inference.order import Decode, End, Progress
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, TokenTree
+from inference.tree import IntArray
 
 LOOPBACK = Address("127.0.0.1", 0)
 VOCABULARY = 4000
@@ -39,7 +42,9 @@ WAIT = 20.0
 
 
 class Successor:
-    """A Model that chooses token + 1 after every token; `calls` holds the rows of each forward, `gate` holds it up."""
+    """A Model that chooses token + 1 after every token; `calls` holds the rows of each forward,
+    `gate` holds it up.
+    """
 
     capacity, max_nodes, copies_rows = 60_000, 64, True
 
@@ -124,37 +129,80 @@ def opening(**changes: Any) -> pb.ClientMessage:
     return pb.ClientMessage(open=pb.Open(**(fields | changes)))
 
 
-def round_(
-    tokens: Sequence[int] = (3, 4),
-    parents: Sequence[int] = (0,),
-    number: int = 0,
-    base_length: int = 3,
+def decode_to(end: int, **changes: Any) -> pb.ClientMessage:
+    """Let the target go on up to this length."""
+    return pb.ClientMessage(decode=pb.Decode(end=end, **changes))
+
+
+def chain_of(
+    tokens: Sequence[int] = (4, 5), base: int = 2, first: int = 0, **changes: Any
 ) -> pb.ClientMessage:
-    """A tree on the prompt [1, 2, 3]."""
-    digest = PrefixDigest().of([1, 2, 3])
-    return pb.ClientMessage(
-        round=pb.Round(
-            number=number, base_length=base_length, digest=digest, tokens=tokens, parents=parents
-        )
-    )
+    """Candidates below the prompt [1, 2, 3], one below the other."""
+    fields = {
+        "first": first,
+        "base": base,
+        "parents": [min(index, 1) for index in range(len(tokens))],
+        "tokens": tokens,
+        "chances": bytes(len(tokens)),
+    }
+    return pb.ClientMessage(nodes=pb.Nodes(**(fields | changes)))
 
 
-def tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
-    return TokenTree(np.array(tokens), np.array(parents))
+def candidates(session: TargetSession, base: int, tokens: Sequence[int]) -> Nodes:
+    """The same for a client of ours."""
+    numbers = [session.next_number() for _ in tokens]
+    above = [BASE, *numbers]
+    nodes = zip(numbers, above, tokens, strict=False)
+    return Nodes(base, [Proposal(number, parent, token, 0.9) for number, parent, token in nodes])
 
 
-def opened(connection: Connection) -> RemoteVerifier:
-    verifier = connection.verifier()
-    verifier.open([1, 2, 3], SamplingParams()).result(WAIT)
-    return verifier
+def opened(connection: Connection) -> RemoteSession:
+    """On [1, 2, 3], and the target knows it."""
+    session = connection.session()
+    session.open([1, 2, 3], SamplingParams())
+    wait_for(lambda: session.ticket is not None)
+    return session
 
 
-def assert_serves(verifier: RemoteVerifier, root: int = 3) -> None:
-    """The session goes on as if nothing had happened; a busy target may cut the drafted node off."""
-    assert verifier.submit(tree([root, root + 1], [-1, 0])).result(WAIT) in (
-        Verdict((1,), root + 2),
-        Verdict((), root + 1),
-    )
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Until it does."""
+    deadline = time.monotonic() + WAIT
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.005)
+
+
+def news(session: TargetSession) -> Progress:
+    """The next tokens, or the end."""
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        progress = session.receive(0.1)
+        if progress is not None and (progress.tokens or progress.end is not End.NOT):
+            return progress
+    raise AssertionError("nothing came")
+
+
+def rest(session: TargetSession) -> list[int]:
+    """What comes until the text ends."""
+    tokens: list[int] = []
+    end = End.NOT
+    while end is End.NOT:
+        progress = news(session)
+        tokens += progress.tokens
+        end = progress.end
+    return tokens
+
+
+def until_it_fails(session: ListeningSession) -> None:
+    """Raises why."""
+    while True:
+        session.receive(WAIT)
+
+
+def assert_serves(session: RemoteSession, length: int = 3) -> None:
+    """The session, which has so many tokens, goes on as if nothing had happened."""
+    session.decode(Decode(length + 2))
+    assert rest(session) == [length + 1, length + 2]
 
 
 def status(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -165,15 +213,6 @@ def status(call: Any) -> tuple[grpc.StatusCode, str]:
     except grpc.RpcError as error:
         return error.code(), error.details() or ""
     return call.code(), call.details() or ""
-
-
-def generate(max_tokens: int) -> pb.ClientMessage:
-    """After the prompt [1, 2, 3]."""
-    return pb.ClientMessage(
-        generate=pb.Continue(
-            max_tokens=max_tokens, base_length=3, digest=PrefixDigest().of([1, 2, 3])
-        )
-    )
 
 
 if __name__ == "__main__":

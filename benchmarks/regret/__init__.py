@@ -1,1 +1,3 @@
-"""How far Outrider's decisions are from the best fixed setting, measured on a virtual clock: python -m benchmarks.regret."""
+"""How far Outrider's decisions are from the best fixed setting, measured on a virtual clock:
+python -m benchmarks.regret.
+"""

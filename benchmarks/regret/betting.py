@@ -1,176 +1,186 @@
-"""A drafter that makes one bet a round: while the verdict is under way it drafts on below one leaf and one token after it.
+"""A proposer for a target that waits, which drafts ahead while the verdict is under way.
 
-What tree is grown, and what is bet on, a Rule says. The rules of others are in rivals.py; ours bets on many outcomes
-(inference/drafters/adaptive.py).
+What tree is grown, and what is drafted ahead, a Rule says: those of others are in rivals.py. What
+lies below the token that the target then takes serves the next round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from benchmarks.regret.dial import GUESSES
-from inference.accept import Verdict
 from inference.backends import Model
+from inference.candidates import BASE, Nodes, Proposal
 from inference.growth import Growth
-from inference.pilot import Drafted
-from inference.policy import Budget, Ranked, edge_values
+from inference.policy import edge_values
+from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
-from inference.tree import TokenTree
 
 
 class Rule(Protocol):
-    """Decides what a BettingDrafter drafts."""
+    """Decides what a BettingProposer drafts.
 
-    decay: float  # of a node's value with each level
+    decay: of a node's value with each level.  ranked: nodes whose children are known.  deepest: no
+    node below this depth is wanted.
+    """
+
+    decay: float
 
     def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
-        """Nodes to rank in the next call, none of which was and none of depth `deepest`; none ends the drafting."""
+        """Nodes to rank in the next call, none of which was and none of depth `deepest`; none
+        ends the drafting.
+        """
         ...
 
     def select(self, growth: Growth, deepest: int) -> list[int]:
         """Nodes to send, the root first, parents before children."""
         ...
 
-    def leaves(self, growth: Growth, sent: Sequence[int]) -> list[int]:
-        """Sent nodes below which the bet may lie."""
-        ...
-
-    def goes_on(self, chance: float) -> bool:
-        """Whether another call of the draft below a bet of this chance is worth it."""
-        ...
-
-    def sent(self, nodes: int) -> None:
+    def sent(self, nodes: int, now: float) -> None:
         """A tree of so many nodes below the root is on its way."""
         ...
 
-    def arrived(self, expected: float, accepted: int) -> None:
-        """Its verdict is here: values of the sent nodes added up, and how many of them were accepted."""
+    def ahead(
+        self,
+        growth: Growth,
+        ranked: Collection[int],
+        sent: Sequence[int],
+        deepest: int,
+        now: float,
+    ) -> list[int]:
+        """Nodes to rank while the verdict is under way; none to wait for it."""
+        ...
+
+    def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None:
+        """The verdict is here after so long: values of the sent nodes added up, how many of them
+        were accepted, and what the target's forward took.
+        """
         ...
 
 
-class BettingDrafter:
-    """A Drafter on row 0 of a draft model; ranks children under the target's own noise, as every drafter here."""
+class BettingProposer:
+    """A Proposer on row 0 of a draft model; ranks children under the target's own noise, as every
+    proposer here.
 
-    def __init__(self, model: Model, rule: Rule) -> None:
-        self.bets = Drafted()
-        self._model, self._rule = model, rule
-        self._sequence: ModelSequence | None = None
-        self._growth = Growth(0, 0)
-        self._ranked: dict[int, Ranked] = {}  # [1, GUESSES] of each node that was ranked
-        self._sent, self._deepest = [0], 0
-        self._bet: int | None = None  # the node that is bet on, once it is chosen
-        self._prepared: set[int] = set()  # ranked while the verdict was under way
+    rounds: answered.  hits: of these, whose next root was ranked ahead.  room: nodes of a forward
+    below its root.
+    """
 
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+    kind = MODEL
+    drafting = 0.0
+
+    _root_at: int  # position of the root
+    _end: int
+    _growth: Growth  # under the root
+    _ranked: set[int]  # its nodes whose children are known
+    _selected: list[int] | None  # nodes that are to be sent, once the tree is drafted
+    _sent: list[int] | None  # the same once they are sent
+    _sent_at: float
+
+    def __init__(self, model: Model, rule: Rule, room: int) -> None:
+        self.calls = self.rounds = self.hits = 0
+        self._model, self._rule, self._room = model, rule, room
+        self._sequence = ModelSequence(model, 0, SamplingParams())
+        self._begin(0, 0, 0)
+
+    @property
+    def drafts(self) -> bool:
+        """It has nothing under way: whoever waits for an answer now waits in vain."""
+        return self._sent is None
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         self._sequence = ModelSequence(self._model, 0, params)
-        self._forget(prompt[-1])
+        self._begin(prompt[-1], len(prompt) - 1, self._model.capacity if end is None else end)
         self._sequence.extend(prompt[:-1])
 
-    def draft(self, root: int, budget: Budget) -> TokenTree:
-        growth = self._growth
-        growth.limit, self._deepest = budget.nodes, budget.depth
-        while budget.nodes and (
-            nodes := self._rule.expand(growth, self._ranked.keys(), budget.depth)
-        ):
-            self._rank(nodes)
-        self._sent = self._rule.select(growth, budget.depth)
-        self._rule.sent(len(self._sent) - 1)
-        return growth.tree.select(self._sent)
-
-    def ahead(self) -> bool:
-        nodes = self._next_ahead()
-        if not nodes:
+    def work(self, now: float) -> bool:
+        growth, deepest = self._growth, self._deepest
+        if self._sent is not None:
+            nodes = self._rule.ahead(growth, self._ranked, self._sent, deepest, now)
+        elif self._selected is None:
+            growth.limit = self._room if deepest else 0
+            nodes = self._rule.expand(growth, self._ranked, deepest) if deepest else []
+            if not nodes:
+                self._selected = self._rule.select(growth, deepest)
+        else:
             return False
-        self._rank(nodes)
-        self._prepared |= set(nodes)
-        self.bets.calls += 1
-        return True
+        if nodes:
+            self._rank(nodes)
+        return bool(nodes)
 
-    def commit(self, tree: TokenTree, verdict: Verdict) -> None:
-        growth, path = self._growth, [self._sent[node] for node in verdict.path]
-        self._rule.arrived(sum(growth.values[node] for node in self._sent[1:]), len(path))
-        bet = self._bet
-        hit = (
-            bet is not None
-            and bet in self._ranked
-            and growth.parents[bet] == ([0, *path][-1])
-            and growth.tokens[bet] == verdict.next_token
-        )
-        self.bets.rounds += 1
-        self.bets.prepared += len(self._prepared)
-        if bet is None or not hit:
-            self._live.commit(growth.tree, path)
-            self._forget(verdict.next_token)
-            return
-        subtree = growth.under(bet)
-        self._live.commit(growth.tree, path, subtree.place)
-        self.bets.hits += 1
-        self.bets.used += len(self._prepared & subtree.place.keys())
-        ranked = {
-            subtree.place[node]: row for node, row in self._ranked.items() if node in subtree.place
-        }
-        self._forget(verdict.next_token)
-        self._growth, self._ranked = subtree.growth, ranked
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        if self._selected is None or self._sent is not None:
+            return None
+        self._sent, self._sent_at = self._selected, now
+        self._rule.sent(len(self._sent) - 1, now)
+        return self._message(self._sent, next_number) if len(self._sent) > 1 else None
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+        growth, path, sent = self._growth, list[int](), self._sent
+        assert sent is not None, "a target that waits answers what was sent"
+        for token in tokens[:-1]:
+            child = growth.child(path[-1] if path else 0, token)
+            assert child is not None, "only what was sent is accepted"
+            path.append(child)
+        expected = sum(growth.values[node] for node in sent[1:])
+        self._rule.arrived(expected, len(path), now - self._sent_at, notice.model_seconds)
+        self.rounds += 1
+        self._take(path, tokens[-1])
+        self._root_at += len(tokens)
+
+    def resend(self) -> None:
+        raise NotImplementedError("the study's target never loses anything")
+
+    def path(self, most: int) -> list[int]:
+        raise NotImplementedError("the study's target is never away")
 
     def close(self) -> None:
-        self._sequence = None
+        self._sequence = ModelSequence(self._model, 0, SamplingParams())
+        self._begin(0, 0, 0)
+
+    def _begin(self, root: int, position: int, end: int) -> None:
+        self._root_at, self._end = position, end
+        self._forget(root)
 
     def _forget(self, root: int) -> None:
-        self._growth, self._ranked, self._sent = Growth(root, 0), {}, [0]
-        self._bet, self._prepared = None, set()
+        self._growth, self._ranked = Growth(root, 0), set()
+        self._sent = self._selected = None
+        self._sent_at = 0.0
 
-    def _next_ahead(self) -> list[int]:
-        """What the next call ranks: leaves whose children are not known yet, then the bet, then what is below it."""
+    @property
+    def _deepest(self) -> int:
+        return max(self._end - 2 - self._root_at, 0)  # the target adds a token of its own
+
+    def _take(self, path: Sequence[int], token: int) -> None:
+        """The target has accepted this path and added a token."""
         growth = self._growth
-        if self._bet is None:
-            leaves = [
-                node
-                for node in self._rule.leaves(growth, self._sent)
-                if growth.depths[node] < self._deepest - 1
-            ]
-            unknown = [node for node in leaves if node not in self._ranked]
-            if unknown:
-                return (
-                    unknown
-                    if self._rule.goes_on(max(growth.values[node] for node in unknown))
-                    else []
-                )
-            self._bet = self._best_child(leaves)
-        if self._bet is None or not self._rule.goes_on(growth.values[self._bet]):
-            return []
-        if self._bet not in self._ranked:
-            return [self._bet]
-        subtree = growth.under(self._bet)
-        old = {new: node for node, new in subtree.place.items()}
+        bet = growth.child(path[-1] if path else 0, token)
+        if bet is None or bet not in self._ranked:
+            self._sequence.commit(growth, path)
+            return self._forget(token)
+        subtree = growth.under(bet)
+        self._sequence.commit(growth, path, subtree.place)
+        self.hits += 1
         ranked = {subtree.place[node] for node in self._ranked if node in subtree.place}
-        return [
-            old[node]
-            for node in self._rule.expand(
-                subtree.growth, ranked, self._deepest - growth.depths[self._bet]
-            )
-        ]
-
-    def _best_child(self, leaves: Sequence[int]) -> int | None:
-        growth, held, below = self._growth, set(self._sent), set(leaves)
-        children = [
-            node
-            for node in range(1, len(growth))
-            if growth.parents[node] in below and node not in held
-        ]
-        return max(children, key=lambda node: growth.values[node], default=None)
+        self._forget(token)
+        self._growth, self._ranked = subtree.growth, ranked
 
     def _rank(self, nodes: Sequence[int]) -> None:
-        ranked = self._live.rank(self._growth.tree, nodes, GUESSES)
+        self.calls += 1
+        ranked = self._sequence.rank(self._growth, nodes, GUESSES)
         edges = edge_values(ranked.scores) * self._rule.decay
-        for row, node in enumerate(nodes):
-            self._ranked[node] = Ranked(ranked.ids[row : row + 1], ranked.scores[row : row + 1])
-            for token, edge in zip(ranked.ids[row].tolist(), edges[row].tolist(), strict=True):
+        self._ranked |= set(nodes)
+        for node, ids, chances in zip(nodes, ranked.ids.tolist(), edges.tolist(), strict=True):
+            for token, edge in zip(ids, chances, strict=True):
                 if self._growth.values[node] * edge > 0:
                     self._growth.add(node, token, edge)
 
-    @property
-    def _live(self) -> ModelSequence:
-        assert self._sequence is not None, "open() comes first"
-        return self._sequence
+    def _message(self, sent: Sequence[int], next_number: Callable[[], int]) -> Nodes:
+        growth, numbers, proposals = self._growth, {0: BASE}, list[Proposal]()
+        for node in sent[1:]:
+            above, numbers[node] = growth.parents[node], next_number()
+            chance = growth.values[node] / growth.values[above]
+            proposals.append(Proposal(numbers[node], numbers[above], growth.tokens[node], chance))
+        return Nodes(self._root_at, proposals, self.kind)

@@ -1,31 +1,45 @@
-"""The study on real models, in real time: what a token takes across an emulated link, with every arm on the same texts.
+"""The study on real models, in real time: what a token takes across an emulated link, with several
+arms on the same texts.
 
-The arms take turns on every text, in an order that changes; what one has learnt in a text serves its next, within a cell. The target has
-the prompt's keys before every turn, and a text counts from its first round's tokens on, as on the virtual clock. Each is compared with what
-the target says alone. In bfloat16 a near-tie may fall otherwise in a pass of another shape: such texts are counted, and their times kept.
+    python -m benchmarks.regret.models TARGET DRAFT [--dtype float32] [--cells 80:*:0,...]
+
+The arms take turns on every text, in an order that changes; what one has learnt in a text serves
+its next, within a cell. The target has the prompt's keys before every turn, and a text counts from
+its first round's tokens on, as on the virtual clock. Each is compared with what the target says
+alone. In bfloat16 a near-tie may fall otherwise in a pass of another shape: such texts are counted,
+and their times kept.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.regret import table
-from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS, BETTING, WAITING, Arm
+from benchmarks.regret.arms import ALONE, ARMS, GROWING, Arm
 from benchmarks.regret.dial import GUESSES, Agreement, Text
 from benchmarks.regret.stage import Stage
-from benchmarks.regret.study import ROUND_TRIPS, TEMPERATURES, Cell, Played, Reading, read, summed
-from benchmarks.regret.two_cores import Bench
+from benchmarks.regret.study import ROUND_TRIPS, TEMPERATURES, Cell, Reading, Result, read
+from benchmarks.regret.texts import PROMPTS
+from benchmarks.regret.two_cores import Bench, Chosen, bench
 from inference.backends import Model
+from inference.command import run_command
+from inference.decode import decode
 from inference.errors import InvalidRequest
+from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
+from outrider.options import PRECISIONS
 
 LEVEL = "pair"
 """The agreement of every cell: that of the two models."""
@@ -37,19 +51,14 @@ TOKENS = 32
 """Of each text."""
 
 WARM_UP_TOKENS = 8
-"""Of the first text, made by every arm before it begins: a machine's first calls of a kind take longer."""
+"""Of the first text, made by every arm before it begins: a machine's first calls of a kind take
+longer.
+"""
 
 _NAMES = (
-    *("chain 1", "chain 2", "chain 4", "chain 8", "chain 16"),
-    *("tree 8x3", "tree 16x4", "tree 32x5", "tree 32x9", "tree 64x6"),
-    *(
-        "one bet (SpecEdge's policy)",
-        "AutoDraft's rule",
-        "AutoDraft's rule, round trip known",
-        ALONE.name,
-    ),
-    *("fused, chain 4", "fused, tree 16x4", "fused, tree 32x5"),
-    *(ANYWHERE.name, ADAPTIVE.name, BETTING.name, WAITING.name),
+    *("target-only", "growing", "anywhere", "fused"),
+    *("chain 2", "chain 4", "chain 8", "tree 8x3", "tree 16x4", "tree 32x5"),
+    *("one bet (SpecEdge)", "AutoDraft, round trip known", "UCB-SpecStop"),
 )
 COMPARED = tuple(arm for arm in ARMS if arm.name in _NAMES)
 """The arms that are played: in real time every one of them costs minutes."""
@@ -63,29 +72,32 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlayedTruly(Played):
-    """A cell with every arm's readings, one a text."""
+class PlayedTruly:
+    """What every arm made of a cell, and how well its pair agrees on its texts."""
 
-    readings: dict[str, list[Reading]]
+    cell: Cell
+    agreement: Agreement
+    results: dict[str, Result]
 
     @property
     def differing(self) -> dict[str, int]:
         """Texts that are not the target's own, by the arms that made any."""
         counts = {
-            name: sum(one.differs_at is not None for one in made)
-            for name, made in self.readings.items()
+            name: sum(one.differs_at is not None for one in result.readings)
+            for name, result in self.results.items()
         }
         return {name: count for name, count in counts.items() if count}
 
     @property
     def texts(self) -> int:
         """Of all arms."""
-        return sum(map(len, self.readings.values()))
+        return sum(len(result.readings) for result in self.results.values())
 
 
 class ModelStudy:
-    """Arms on the models of a bench. prompts: as text.  tokens: of each text, fewer where the target ends it. Texts are made once for each
-    temperature. Raises InvalidRequest where there is nothing to say.
+    """Arms on the models of a bench. prompts: as text.  tokens: of each text, fewer where the
+    target ends it. Texts are made once for each temperature. Raises InvalidRequest where there is
+    nothing to say.
     """
 
     def __init__(
@@ -93,13 +105,16 @@ class ModelStudy:
     ) -> None:
         if not prompts or tokens < 1:
             raise InvalidRequest(
-                f"a text and a token are needed at least: got {len(prompts)} texts of {tokens} tokens"
+                f"a text and a token are needed at least: got {len(prompts)} texts of {tokens} "
+                "tokens"
             )
         self._bench, self._arms, self._prompts, self._tokens = bench, arms, prompts, tokens
         self._said: dict[float, Said] = {}
 
     def play(self, among: Sequence[Cell]) -> Iterator[PlayedTruly]:
-        """Every arm in every cell. Raises InvalidRequest where the texts are so short that an arm makes all of them in one round each."""
+        """Every arm in every cell. Raises InvalidRequest where the texts are so short that an
+        arm makes all of them in one round each.
+        """
         for cell in among:
             with self._bench.stage(cell.round_trip / 1e3) as stage:
                 played = self._play(cell, stage)
@@ -122,15 +137,12 @@ class ModelStudy:
             for turn in np.random.default_rng(index).permutation(len(self._arms)):
                 name = self._arms[turn].name
                 readings[name].append(read(players[name], stage, text))
-        results = {
-            name: summed(readings[name], player, said.texts[0].params.greedy)
-            for name, player in players.items()
-        }
-        if short := [name for name, result in results.items() if not result.tokens]:
+        results = {name: Result(tuple(made)) for name, made in readings.items()}
+        if short := [name for name, result in results.items() if not result.total("tokens")]:
             raise InvalidRequest(
                 f"{short[0]} made every text in one round: longer ones are needed (--tokens)"
             )
-        return PlayedTruly(cell, said.agreement, results, readings)
+        return PlayedTruly(cell, said.agreement, results)
 
     def _listen(self, stage: Stage, temperature: float) -> Said:
         """The target's own texts after the prompts."""
@@ -156,11 +168,10 @@ def alone(
     stop_ids: frozenset[int] = frozenset(),
 ) -> tuple[int, ...]:
     """What the target says by itself, across the link; a stop id ends it."""
-    verifier = stage.verifier
-    verifier.open(prompt, params).result()
-    said = tuple(verifier.generate(tokens, stop_ids))
-    verifier.close()
-    return said
+    order, session = Decode(len(prompt) + tokens, stop_ids), stage.session
+    with closing(session):
+        steps = decode(prompt, params, session, order)
+        return tuple(token for step in steps for token in step.tokens)
 
 
 def agreement(draft: Model, texts: Sequence[Text]) -> Agreement:
@@ -190,7 +201,7 @@ def cells(patterns: Sequence[str] = CELLS) -> list[Cell]:
 
 
 def record(bench: Bench, studied: Sequence[PlayedTruly]) -> dict[str, Any]:
-    """Everything, for JSON; seconds, but where a name says milliseconds."""
+    """Everything, for JSON: a row of Reading for each text, in seconds."""
     times, described = bench.times, bench.description
     return {
         "models": bench.chosen._asdict(),
@@ -202,50 +213,89 @@ def record(bench: Bench, studied: Sequence[PlayedTruly]) -> dict[str, Any]:
             for (rows, nodes), seconds in times.target.items()
         ],
         "draft_call_beside": times.beside,
+        "columns": Reading._fields,
         "cells": [
             {
-                **said,
+                **played.cell._asdict(),
+                "agreement": vars(played.agreement),
                 "differing": played.differing,
-                "readings": {
-                    name: [one._asdict() for one in made] for name, made in played.readings.items()
-                },
+                "arms": {name: list(made.readings) for name, made in played.results.items()},
             }
-            for said, played in zip(table.record(studied, bench.verify), studied, strict=True)
+            for played in studied
         ],
     }
 
 
 def markdown(bench: Bench, studied: Sequence[PlayedTruly]) -> str:
-    """The study's tables, under what they were measured with."""
-    differing = {
-        played.cell: f"{sum(played.differing.values())} of {played.texts}" for played in studied
-    }
-    times, lengths = (
-        bench.times,
-        [one.length for played in studied for one in next(iter(played.readings.values()))],
-    )
-    length = f"{min(lengths)} to {max(lengths)}" if len(set(lengths)) > 1 else f"{lengths[0]}"
+    """A row for each cell, under what it was measured with."""
+    times = bench.times
+    target = {nodes: seconds for (_, nodes), seconds in times.target.items()}
+    here, beside = _milliseconds(times.here), _milliseconds(times.beside)
     lines = [
         bench.words,
         "",
-        f"- The target's forward, ms by nodes: {_milliseconds({nodes: seconds for (_, nodes), seconds in times.target.items()})}",
-        f"- A call of the draft, ms by width: {_milliseconds(times.here)}; beside the target: {_milliseconds(times.beside)}",
-        f"- Texts that each arm made in a cell: {len(lengths) // len(studied)}, of {length} tokens",
+        f"- The target's forward, ms by nodes: {_milliseconds(target)}",
+        f"- A call of the draft, ms by width: {here}; beside the target: {beside}",
+        f"- Milliseconds a token, of {len(studied[0].results[ALONE.name].readings)} texts",
         "",
-        table.markdown(
-            studied, bench.verify, lambda played: {"texts that differ": differing[played.cell]}
-        ),
     ]
-    told = [
-        f"- {played.cell}: "
-        + ", ".join(f"{name} {count}" for name, count in played.differing.items())
-        for played in studied
-        if played.differing
-    ]
-    return "\n".join(
-        [*lines, *(["Texts that are not the target's own, by arm:", "", *told, ""] if told else [])]
-    )
+    names = ["RTT ms:T", *studied[0].results, "growing, of target-only", "texts that differ"]
+    lines += ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for played in studied:
+        each = [f"{result.token_ms:.1f}" for result in played.results.values()]
+        speed = played.results[ALONE.name].token_ms / played.results[GROWING.name].token_ms
+        differing = f"{sum(played.differing.values())} of {played.texts}"
+        cell = f"{played.cell.round_trip}:{played.cell.temperature:g}"
+        lines.append("| " + " | ".join([cell, *each, f"{speed:.2f}x", differing]) + " |")
+    return "\n".join([*lines, ""])
 
 
 def _milliseconds(seconds: Mapping[int, float]) -> str:
     return ", ".join(f"{size} {1e3 * each:.3g}" for size, each in seconds.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs=2, metavar="MODEL", help="the target and the draft")
+    parser.add_argument("--dtype", choices=PRECISIONS, default=Chosen._field_defaults["dtype"])
+    parser.add_argument(
+        "--cells",
+        default=",".join(CELLS),
+        metavar="RTT:pair:TEMPERATURE,...",
+        help="patterns, as 80:*:0 (default: round trips of 0, 20, 80 and 300 ms)",
+    )
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of each text")
+    parser.add_argument("--texts", type=int, choices=range(1, 4), default=3, help="in each cell")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="models.json and models.md")
+    return parser
+
+
+def main() -> int:
+    parser = _parser()
+    given = parser.parse_args()
+    among = cells(given.cells.split(","))
+    if not among:
+        parser.error(f"--cells {given.cells}: no cell of the grid matches")
+    target, draft = given.models
+    with bench(Chosen(target, draft, given.dtype)) as ready:
+        studied = list[PlayedTruly]()
+        for played in ModelStudy(ready, COMPARED, PROMPTS[: given.texts], given.tokens).play(among):
+            studied.append(played)
+            print(markdown(ready, studied), file=sys.stderr, flush=True)
+            if given.out:
+                write(given.out, record(ready, studied), markdown(ready, studied))
+        print(markdown(ready, studied))
+    return 0
+
+
+def write(out: Path, figures: object, shown: str) -> None:
+    """What there is so far."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "models.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    (out / "models.md").write_text(shown, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, debug=False))

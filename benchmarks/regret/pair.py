@@ -1,8 +1,9 @@
 """A target with real text, and drafts that agree with it as much as one likes.
 
-The target is the embedded one. A draft says the same after every prefix plus noise that depends on the prefix alone: it errs where the
-target is unsure, as drafts do, and more of the noise means more errors. Both keep the sampling contract and answer from memory
-what was asked before, so that many settings can be tried on the same texts.
+The target is the embedded one. A draft says the same after every prefix plus noise that depends on
+the prefix alone: it errs where the target is unsure, as drafts do, and more of the noise means more
+errors. Both keep the sampling contract and answer from memory what was asked before, so that many
+settings can be tried on the same texts.
 """
 
 from __future__ import annotations
@@ -37,13 +38,17 @@ _RANKED = 16  # children that are ranked when fewer are asked for
 
 
 class PrefixModel:
-    """A Model that says what Prefixes say, plus noise of this standard deviation on every logit (0: the target itself)."""
+    """A Model that says what Prefixes say, plus noise of this standard deviation on every logit
+    (0: the target itself). knows: share of the target's own logits in what it says.
+    """
 
     capacity, max_nodes, copies_rows = CAPACITY, MOST_NODES, True
 
-    def __init__(self, prefixes: Prefixes, noise: float, *, rows: int = 1) -> None:
+    def __init__(
+        self, prefixes: Prefixes, noise: float, *, rows: int = 1, knows: float = 1.0
+    ) -> None:
         self.rows = rows
-        self._prefixes, self._noise = prefixes, noise
+        self._prefixes, self._noise, self._knows = prefixes, noise, knows
         self._held: IntArray = np.zeros(
             (rows, CAPACITY + 1), dtype=np.int32
         )  # prefix that ends in each slot
@@ -60,7 +65,7 @@ class PrefixModel:
         return other
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return [self._choose(self._picked(segment), segment.params) for segment in segments]
+        return [self.choices(self._picked(segment), segment.params) for segment in segments]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         return [self.guesses(self._picked(segment), segment.params, k) for segment in segments]
@@ -95,7 +100,13 @@ class PrefixModel:
     def logits(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary] float32
         """After these prefixes, noise included."""
         said = self._prefixes.logits(prefixes)
-        return said + self._noise * self._disturbance(prefixes) if self._noise else said
+        return (
+            self._knows * said + self._noise * self._disturbance(prefixes) if self._noise else said
+        )
+
+    def logits_under(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:
+        """The same, to be sampled with these parameters."""
+        return self.logits(prefixes)
 
     def _disturbance(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary]
         drawn = np.stack(
@@ -141,7 +152,8 @@ class PrefixModel:
         lengths[segment.slots] = segment.positions + 1
         return [prefixes[node] for node in segment.pick.tolist()]
 
-    def _choose(self, prefixes: list[int], params: SamplingParams) -> IntArray:
+    def choices(self, prefixes: Sequence[int], params: SamplingParams) -> IntArray:  # [n]
+        """What it says after each of these."""
         known = self._chosen.setdefault(params, {})
         if missing := list(dict.fromkeys(prefix for prefix in prefixes if prefix not in known)):
             logits, sampling, positions = self._asked(missing, params)
@@ -159,8 +171,11 @@ class PrefixModel:
     def _asked(
         self, prefixes: list[int], params: SamplingParams
     ) -> tuple[Tensor, Sampling, Tensor]:
-        """Logits [1, n, vocabulary], sampling, and positions [1, n] of what is chosen after these."""
+        """Logits [1, n, vocabulary], sampling, and positions [1, n] of what is chosen after
+        these.
+        """
         positions = torch.tensor(
             [[self._prefixes.length(prefix) for prefix in prefixes]], dtype=torch.int32
         )
-        return self.logits(prefixes)[None], Sampling.of([params], torch.device("cpu")), positions
+        logits = self.logits_under(prefixes, params)[None]
+        return logits, Sampling.of([params], torch.device("cpu")), positions

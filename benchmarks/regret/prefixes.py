@@ -1,4 +1,6 @@
-"""What a model says after each prefix, computed once however often it is asked: all arms of a study share prefixes."""
+"""What a model says after each prefix, computed once however often it is asked: all arms of a
+study share prefixes.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ _MASK = 2**64 - 1
 
 
 class Prefixes:
-    """Numbered prefixes with the logits after them; a longer prefix has a greater number than the shorter ones that it begins with.
+    """Numbered prefixes with the logits after them; a longer prefix has a greater number than the
+    shorter ones that it begins with.
 
-    Keys and values are kept by prefix, so each costs one node of a forward. Logits do not depend on what else was asked, or when,
-    beyond float32's rounding, and are always the same once they were computed.
+    Keys and values are kept by prefix, so each costs one node of a forward. Logits do not depend on
+    what else was asked, or when, beyond float32's rounding, and are always the same once they were
+    computed.
     """
 
     def __init__(self, decoder: Decoder) -> None:

@@ -1,57 +1,62 @@
-"""Whether the virtual clock tells the truth: the same arms on the same texts with models that really sleep and a link that really delays.
+"""Whether the virtual clock tells the truth: the same arms on the same texts with models that
+really sleep, a link that really delays, and a target in a process of its own.
 
-The target is served over gRPC in this process and reached through an emulated link (outrider/link.py, a process of its own). What
-real time adds is what the virtual clock leaves out: this machine's own work, HTTP/2, threads that wake late.
+    python -m benchmarks.regret.real_time [--cells 20:mid:0,...] [--slower 2] [--out DIR]
+
+What real time adds is what the virtual clock leaves out: this machine's own work, HTTP/2, threads
+that wake late. With --slower all emulated times are so much longer, and that counts so much less.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS
+import torch
+
+from benchmarks.regret.arms import ALONE, ANYWHERE, GROWING, SYNCHRONOUS, Arm
+from benchmarks.regret.embedded import embedded_study
+from benchmarks.regret.settings import Setting, settings
 from benchmarks.regret.stage import (
     BYTE_TIME,
-    MOST_NODES,
+    PROBES,
     PROFILES,
-    ROOM_BESIDE,
+    Drafting,
     Pair,
     Stage,
-    serve,
     virtual_stage,
 )
-from benchmarks.regret.study import Cell, Result, Study, play
+from benchmarks.regret.study import Cell, Result, play
+from benchmarks.regret.texts import PROMPTS
 from grpc_comm.client import connect
-from grpc_comm.server import BackgroundServer, Target
-from grpc_comm.translate import Description
-from grpc_comm.transport import Address
 from inference.backends.timed import TimedModel
-from inference.drafters.hosted import Host, HostedDrafter
-from inference.drafters.pool import DraftPool
-from inference.engine import Engine
-from inference.policy import Chain
+from inference.command import run_command
+from inference.errors import Unavailable
 from outrider.link import Shape, shaped_link
+from outrider.serve import READY
+from outrider.spawn import role_environment
 
-COMPARED = (
-    "chain 4",
-    "tree 16x4",
-    "AutoDraft's rule, round trip known",
-    "fused, tree 16x4",
-    ALONE.name,
-    ADAPTIVE.name,
-    ANYWHERE.name,
-)
-"""Names of the arms that are repeated."""
+COMPARED = (ALONE, GROWING, ANYWHERE, next(arm for arm in SYNCHRONOUS if arm.name == "tree 16x4"))
+"""The arms that are repeated."""
 
-CELLS = ("5:mid:0", "20:weak:0.8", "40:mid:0.8", "80:close:0", "160:mid:0.8")
+CELLS = ("5:mid:0", "20:mid:0.8", "40:misses:0.8", "80:mid:0", "160:mid:0.8")
 """Those that are repeated unless others are asked for."""
+
+TOKENS = 96
+"""Of the one text."""
 
 
 class Repeated(NamedTuple):
-    """An arm in one cell by both clocks. late: share of the emulated seconds by which the draft here was late, since this machine was busy."""
+    """An arm in one cell by both clocks. late: share of the emulated seconds by which the draft
+    here was late, since this machine was busy.
+    """
 
     cell: Cell
     arm: str
@@ -70,105 +75,121 @@ class Repeated(NamedTuple):
         return self.by_real.token_ms
 
     @property
-    def more_a_round(self) -> float:
-        """Milliseconds that a round took longer in real time, if it had brought as many tokens."""
-        return (self.real - self.virtual) * self.by_real.round_tokens
-
-    @property
     def error(self) -> float:
         """By how much more time real time took."""
         return self.real / self.virtual - 1
 
 
 @contextmanager
-def real_stage(pair: Pair, round_trip: float, slower: float) -> Iterator[Stage]:
-    """A stage on the machine's clock, on which everything takes `slower` times as long; round_trip in seconds."""
-    profiles = PROFILES.slower(slower)
-    engine = serve(TimedModel(pair.target(), profiles.target), pair.vocabulary)
-    host = Host(profiles.times.beside, profiles.times.target, MOST_NODES, ROOM_BESIDE)
-    timed = TimedModel(pair.draft(), profiles.beside)
-    beside = DraftPool(
-        timed,
-        Chain(1),
-        room=ROOM_BESIDE,
-        own=lambda model, row: HostedDrafter(model, host, row=row),
+def target_process(cell: Cell, tokens: int, slower: float) -> Iterator[str]:
+    """The study's target, with the draft of this cell beside it; yields HOST:PORT. Raises
+    Unavailable when it does not start.
+    """
+    command = [sys.executable, "-m", "benchmarks.regret.real_target", "--level", cell.level]
+    command += [f"--temperature={cell.temperature}", f"--tokens={tokens}", f"--slower={slower}"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=role_environment()
     )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if line.startswith(READY):
+                yield line.removeprefix(READY).strip()
+                break
+        else:
+            raise Unavailable("the study's target did not start")
+    finally:
+        process.terminate()
+        print(process.stderr.read(), file=sys.stderr, end="")
+        process.wait()
+
+
+@contextmanager
+def real_stage(
+    address: str, pair: Pair, round_trip: float, slower: float
+) -> Iterator[tuple[Stage, TimedModel]]:
+    """A stage on the machine's clock, and its draft; round_trip in seconds."""
+    profiles = PROFILES.slower(slower)
     shape = Shape(delay_ms=slower * round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME / slower)
     draft = TimedModel(pair.draft(), profiles.here)
-    with (
-        BackgroundServer(
-            Target(engine, _describe(engine), Address("127.0.0.1", 0), drafts=beside)
-        ) as server,
-        shaped_link(str(server.address), shape) as link,
-        connect(link.address) as connection,
-    ):
-        verifier = connection.verifier()
-        yield Stage(
-            time.perf_counter,
-            draft,
-            lambda: draft.emulated_seconds,
-            verifier,
-            connection.probe,
-            profiles.times,
+    with shaped_link(address, shape) as link, connect(link.address) as connection:
+        stage = Stage(
+            now=time.perf_counter,
+            draft=draft,
+            drafting=lambda: Drafting(draft.emulated_seconds, draft.forwards),
+            session=connection.session(),
+            round_trips=[connection.probe().seconds for _ in range(PROBES)],
+            times=profiles.times,
         )
+        yield stage, draft
 
 
-def repeat(study: Study, among: Sequence[Cell], slower: float) -> Iterator[Repeated]:
-    """COMPARED in these cells by both clocks, on the first text; the virtual one is first, so that both models remember most answers.
-
-    slower: in real time everything takes so many times as long, and this machine's own work counts so many times less.
+def repeat(cell: Cell, arms: Sequence[Arm], tokens: int, slower: float) -> Iterator[Repeated]:
+    """Arms on the first text by both clocks. The virtual one is first, so that the draft remembers
+    most answers. Figures are as if nothing was slower.
     """
-    for cell in among:
-        pair = study.pair(cell)
-        for arm in (arm for arm in ARMS if arm.name in COMPARED):
-            virtual = play(arm, virtual_stage(pair, cell.round_trip / 1e3), pair.texts[:1])
-            with real_stage(pair, cell.round_trip / 1e3, slower) as stage:
-                real, late = play(arm, stage, pair.texts[:1]), _lateness(stage)
-            real = replace(real, seconds=real.seconds / slower, drafted=real.drafted / slower)
-            yield Repeated(cell, arm.name, virtual, real, late)
+    pair, trip = embedded_study(PROMPTS[:1], tokens).pair(cell), cell.round_trip / 1e3
+    virtual = [play(arm, virtual_stage(pair, trip), pair.texts) for arm in arms]
+    with target_process(cell, tokens, slower) as address:
+        for arm, by_virtual in zip(arms, virtual, strict=True):
+            with real_stage(address, pair, trip, slower) as (stage, draft):
+                play(arm, stage, pair.texts)  # so that the target remembers most answers, too
+            with real_stage(address, pair, trip, slower) as (stage, draft):
+                made = play(arm, stage, pair.texts)
+                late = draft.late_seconds / draft.emulated_seconds if draft.forwards else 0.0
+            yield Repeated(cell, arm.name, by_virtual, made.sped_up(slower), late)
 
 
 def markdown(repeated: Sequence[Repeated]) -> str:
     """A row for each arm and cell."""
     names = (
-        "cell (RTT ms:draft:T)",
-        "arm",
-        "virtual ms/token",
-        "real ms/token",
-        "real over virtual",
-        "ms more a round",
-        "draft late",
+        *("cell (RTT ms:draft:T)", "arm", "virtual ms/token", "real ms/token"),
+        *("real over virtual", "forwards a token (virtual, real)", "draft late"),
     )
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for one in repeated:
+        forwards = [result.each("forwards") for result in (one.by_virtual, one.by_real)]
         figures = (
             f"{one.virtual:.1f}",
             f"{one.real:.1f}",
             f"{one.error:+.1%}",
-            f"{one.more_a_round:.1f}",
+            f"{forwards[0]:.2f}, {forwards[1]:.2f}",
             f"{one.late:.1%}",
         )
         lines.append("| " + " | ".join((str(one.cell), one.arm, *figures)) + " |")
     return "\n".join([*lines, ""])
 
 
-def _lateness(stage: Stage) -> float:
-    timed = stage.draft
-    assert isinstance(timed, TimedModel)
-    return timed.late_seconds / timed.emulated_seconds if timed.emulated_seconds else 0.0
-
-
-def _describe(engine: Engine) -> Description:
-    return Description(
-        server_version="",
-        model="embedded target",
-        model_fingerprint="embedded",
-        tokenizer_fingerprint="embedded",
-        vocabulary=engine.vocabulary,
-        sequence_length=engine.sequence_length,
-        max_tree_nodes=engine.max_tree_nodes,
-        rows=engine.model.rows,
-        dtype="float32",
-        device=PROFILES.target.label("the embedded target"),
-        stop_ids=frozenset(),
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--cells", default=",".join(CELLS), help="as of benchmarks.regret (default: five)"
+    )
+    slower = "all emulated times are so much longer, for a busy machine"
+    parser.add_argument("--slower", type=float, default=1.0, metavar="TIMES", help=slower)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of the text")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="real_time.json is written there")
+    given = parser.parse_args()
+    among = [one.cell for one in settings(given.cells.split(",")) if one == Setting(one.cell)]
+    if not among:
+        parser.error(f"--cells {given.cells}: no cell matches")
+    torch.set_num_threads(1)
+    repeated = list[Repeated]()
+    for cell in among:
+        repeated += repeat(cell, COMPARED, given.tokens, given.slower)
+        print(markdown(repeated), file=sys.stderr, flush=True)
+    print(markdown(repeated))
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        figures = [
+            {"cell": str(one.cell), "arm": one.arm, "virtual_ms": one.virtual, "real_ms": one.real}
+            for one in repeated
+        ]
+        (given.out / "real_time.json").write_text(json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, debug=False))

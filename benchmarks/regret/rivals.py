@@ -1,12 +1,14 @@
 """What other systems draft, restated as rules on our engine: ideas only, from their descriptions.
 
-Both get the target's own noise for ranking, which their own programs do not have, and at temperature 0 lose nothing by it: above it
-they are better here than at home. Times and prices are told them as they would have measured them.
+All get the target's own noise for ranking, which their own programs do not have, and at temperature
+0 lose nothing by it: above it they are better here than at home. Times are told them as they would
+have measured them. All have one draft, on the user's machine, and make one call at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -16,17 +18,78 @@ from inference.times import DraftTimes, TargetTimes
 _EMA = 0.2
 
 
-class BudgetTree:
+class OneBet:
+    """While the verdict is under way, the draft goes on below one leaf and one token after it."""
+
+    decay = 1.0
+
+    def __init__(self) -> None:
+        self._bet: int | None = None  # the node that is bet on, once it is chosen
+
+    def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
+        raise NotImplementedError
+
+    def leaves(self, growth: Growth, sent: Sequence[int]) -> list[int]:
+        """Sent nodes below which the bet may lie."""
+        raise NotImplementedError
+
+    def goes_on(self, chance: float, now: float) -> bool:
+        """Whether another call of the draft below a bet of this chance is worth it."""
+        return True
+
+    def sent(self, nodes: int, now: float) -> None:
+        self._bet = None
+
+    def ahead(
+        self,
+        growth: Growth,
+        ranked: Collection[int],
+        sent: Sequence[int],
+        deepest: int,
+        now: float,
+    ) -> list[int]:
+        """Leaves whose children are not known yet, then the bet, then what is below it."""
+        if self._bet is None:
+            leaves = self.leaves(growth, sent)
+            leaves = [node for node in leaves if growth.depths[node] < deepest - 1]
+            unknown = [node for node in leaves if node not in ranked]
+            if unknown:
+                best = max(growth.values[node] for node in unknown)
+                return unknown if self.goes_on(best, now) else []
+            self._bet = _best_child(growth, sent, leaves)
+        if self._bet is None or not self.goes_on(growth.values[self._bet], now):
+            return []
+        if self._bet not in ranked:
+            return [self._bet]
+        subtree = growth.under(self._bet)
+        old = {new: node for node, new in subtree.place.items()}
+        below = {subtree.place[node] for node in ranked if node in subtree.place}
+        left = deepest - growth.depths[self._bet]
+        return [old[node] for node in self.expand(subtree.growth, below, left)]
+
+    def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None: ...
+
+
+def _best_child(growth: Growth, sent: Sequence[int], leaves: Sequence[int]) -> int | None:
+    held, below = set(sent), set(leaves)
+    children = [
+        node for node in range(1, len(growth)) if growth.parents[node] in below and node not in held
+    ]
+    return max(children, key=growth.values.__getitem__, default=None)
+
+
+class BudgetTree(OneBet):
     """One bet beside a tree of fixed size, as SpecEdge drafts (arXiv 2505.17052).
 
-    The tree holds the `nodes` most probable nodes and grows as long as a new one is among them; each level costs a tenth of the
-    probability. The bet is the most probable pair of a leaf and a token after it, below which a tree of the same kind grows until the
-    verdict is here.
+    The tree holds the `nodes` most probable nodes and grows as long as a new one is among them;
+    each level costs a tenth of the probability. The bet is the most probable pair of a leaf and a
+    token after it, below which a tree of the same kind grows until the verdict is here.
     """
 
     decay = 0.9
 
     def __init__(self, nodes: int = 32, depth: int = 16) -> None:
+        super().__init__()
         self._nodes, self._depth = nodes, depth
 
     def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
@@ -48,13 +111,6 @@ class BudgetTree:
         parents = {growth.parents[node] for node in sent}
         return [node for node in sent if node not in parents]
 
-    def goes_on(self, chance: float) -> bool:
-        return True
-
-    def sent(self, nodes: int) -> None: ...
-
-    def arrived(self, expected: float, accepted: int) -> None: ...
-
 
 class Transfer(Protocol):
     """What somebody believes that a link takes for a round's nodes; it is told what it took."""
@@ -65,7 +121,9 @@ class Transfer(Protocol):
 
 
 class TransferByNode:
-    """Every node takes its share, as AutoDraft measures it: so a round trip looks like many small costs, and few nodes seem cheap."""
+    """Every node takes its share, as AutoDraft measures it: so a round trip looks like many
+    small costs, and few nodes seem cheap.
+    """
 
     def __init__(self) -> None:
         self._each = 0.0
@@ -78,7 +136,9 @@ class TransferByNode:
 
 
 class TransferByRound:
-    """A round takes the same whatever is in it: what AutoDraft's rule could be with a round trip in its model."""
+    """A round takes the same whatever is in it: what AutoDraft's rule could be with a round trip
+    in its model.
+    """
 
     def __init__(self) -> None:
         self._round = 0.0
@@ -90,34 +150,19 @@ class TransferByRound:
         return self._round
 
 
-class ObjectiveTree:
+class ObjectiveTree(OneBet):
     """A tree by AutoDraft's objective at its fastest setting, and its bet on the deepest leaf.
 
-    Expected tokens a second are (0.95 * scale * values added up + 1) / (drafting + transfer + verifying), the last by interpolation.
-    `scale` follows what was accepted. Widths and sizes are multiples of ten up to 150. Levels are added as long as the objective rises.
-
-    lost: seconds of all exchanges so far, less what the target computed.
+    Expected tokens a second are (0.95 * scale * values added up + 1) / (drafting + transfer +
+    verifying), the last by interpolation. `scale` follows what was accepted. Widths and sizes are
+    multiples of ten up to 150. Levels are added as long as the objective rises.
     """
 
-    decay = 1.0
-
-    def __init__(
-        self,
-        draft: DraftTimes,
-        target: TargetTimes,
-        transfer: Transfer,
-        lost: Callable[[], float],
-        now: Callable[[], float],
-    ) -> None:
-        self._draft, self._target, self._transfer, self._lost, self._now = (
-            draft,
-            target,
-            transfer,
-            lost,
-            now,
-        )
+    def __init__(self, draft: DraftTimes, target: TargetTimes, transfer: Transfer) -> None:
+        super().__init__()
+        self._draft, self._target, self._transfer = draft, target, transfer
         self._scale, self._away = 1.0, 0.0
-        self._nodes, self._sent_at, self._lost_before = 0, 0.0, 0.0
+        self._nodes, self._sent_at = 0, 0.0
 
     def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
         level = max(growth.depths)
@@ -142,20 +187,20 @@ class ObjectiveTree:
     def leaves(self, growth: Growth, sent: Sequence[int]) -> list[int]:
         return [max(sent, key=lambda node: (growth.depths[node], growth.values[node]))]
 
-    def goes_on(self, chance: float) -> bool:
+    def goes_on(self, chance: float, now: float) -> bool:
         """What would be hidden, if it is of use, against what would be waited for in any case."""
-        seconds, left = self._draft.seconds(10), self._sent_at + self._away - self._now()
+        seconds, left = self._draft.seconds(10), self._sent_at + self._away - now
         return chance * min(seconds, max(left, 0.0)) > max(seconds - left, 0.0)
 
-    def sent(self, nodes: int) -> None:
-        self._nodes, self._sent_at, self._lost_before = nodes, self._now(), self._lost()
+    def sent(self, nodes: int, now: float) -> None:
+        super().sent(nodes, now)
+        self._nodes, self._sent_at = nodes, now
 
-    def arrived(self, expected: float, accepted: int) -> None:
-        lost = self._lost() - self._lost_before
+    def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None:
+        lost = max(seconds - forward, 0.0)
         self._transfer.observe(lost, self._nodes)
-        self._away += (_EMA if self._away else 1.0) * (
-            lost + self._target.seconds(1, self._nodes + 1) - self._away
-        )
+        away = lost + self._target.seconds(1, self._nodes + 1)
+        self._away += (_EMA if self._away else 1.0) * (away - self._away)
         if expected > 0:
             self._scale += _EMA * (accepted / expected - self._scale)
 
@@ -193,7 +238,9 @@ class ObjectiveTree:
         return ends[0] + (ends[1] - ends[0]) * (nodes - low) / 10
 
     def _width(self, values: Sequence[float], rate: float) -> int:
-        """Ten more nodes are ranked where their value is worth more than the time, at the present rate."""
+        """Ten more nodes are ranked where their value is worth more than the time, at the
+        present rate.
+        """
         width = 10
         while width < min(len(values), 150):
             if 0.95 * self._scale * sum(values[width : width + 10]) <= rate * (
@@ -202,3 +249,132 @@ class ObjectiveTree:
                 break
             width += 10
         return width
+
+
+class Chains:
+    """A chain of the likeliest tokens is drafted and sent. length: of the next one."""
+
+    decay = 1.0
+    length: int
+
+    def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
+        end = _line(growth, ranked, 0)[-1]
+        return [end] if growth.depths[end] < min(self.length, deepest) else []
+
+    def select(self, growth: Growth, deepest: int) -> list[int]:
+        parents = set(growth.parents)
+        line = _line(growth, parents, 0)
+        return line[: 1 + min(self.length, deepest, growth.limit)]
+
+    def sent(self, nodes: int, now: float) -> None: ...
+
+    def ahead(
+        self,
+        growth: Growth,
+        ranked: Collection[int],
+        sent: Sequence[int],
+        deepest: int,
+        now: float,
+    ) -> list[int]:
+        return []
+
+    def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None: ...
+
+
+class Outcomes(Chains):
+    """A chain, and while it is verified another one for each of its likely outcomes, as Saguaro
+    drafts (arXiv 2603.03251): wherever the target may leave the chain, `fan` tokens that it may
+    say there.
+
+    Every call goes one level deeper below all outcomes at once.
+    """
+
+    def __init__(self, length: int, fan: int) -> None:
+        self.length, self._fan = length, fan
+
+    def ahead(
+        self,
+        growth: Growth,
+        ranked: Collection[int],
+        sent: Sequence[int],
+        deepest: int,
+        now: float,
+    ) -> list[int]:
+        last, held = sent[-1], set(sent)
+        nodes = [] if last in ranked or growth.depths[last] >= deepest else [last]
+        for place in sent:
+            others = [node for node in _children(growth, place) if node not in held]
+            for outcome in others[: self._fan]:
+                end = _line(growth, ranked, outcome)[-1]
+                drafted = growth.depths[end] - growth.depths[outcome]
+                if drafted < self.length and growth.depths[end] < deepest and end not in ranked:
+                    nodes.append(end)
+        return nodes
+
+
+class StoppingRule(Chains):
+    """A chain as long as a token takes least by what was seen, as UCB-SpecStop chooses it (arXiv
+    2606.20591): a ratio of sums, round times over tokens, with a bonus for lengths that were seldom
+    tried. `round_trip` is followed.
+
+    tokens: 1 + the chances that so many drafted tokens are all taken, which longer chains show of
+    shorter ones, too.
+    """
+
+    def __init__(self, draft: DraftTimes, target: TargetTimes, round_trip: float) -> None:
+        self._draft, self._target, self._round_trip = draft, target, round_trip
+        self._tries, self._hits = [0] * LONGEST, [0] * LONGEST
+        self._nodes = self._rounds = 0
+        self.length = self._best()
+
+    def sent(self, nodes: int, now: float) -> None:
+        self._nodes = nodes
+
+    def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None:
+        self._rounds += 1
+        self._round_trip += _EMA * (max(seconds - forward, 0.0) - self._round_trip)
+        for level in range(self._nodes):
+            self._tries[level] += 1
+            self._hits[level] += accepted > level
+        self.length = self._best()
+
+    def _best(self) -> int:
+        best, least, tokens, chance = 0, self._seconds(0), 1.0, 1.0
+        for level in range(LONGEST):
+            chance = min(chance, self._chance(level))
+            tokens += chance
+            if self._seconds(level + 1) / tokens < least:
+                best, least = level + 1, self._seconds(level + 1) / tokens
+        return best
+
+    def _chance(self, level: int) -> float:
+        """That so many and one drafted tokens are taken, at its best."""
+        tries = self._tries[level]
+        if not tries:
+            return 1.0
+        bonus = math.sqrt(math.log(max(self._rounds, 1)) / (2 * tries))
+        return min(self._hits[level] / tries + bonus, 1.0)
+
+    def _seconds(self, length: int) -> float:
+        """Of a round with a chain of this length."""
+        return (
+            length * self._draft.seconds(1) + self._round_trip + self._target.seconds(1, length + 1)
+        )
+
+
+LONGEST = 16
+"""Of the chains that a StoppingRule chooses from."""
+
+
+def _line(growth: Growth, ranked: Collection[int], node: int) -> list[int]:
+    """A node and the likeliest ones below it, as far as their parents were ranked."""
+    line = [node]
+    while line[-1] in ranked and (below := _children(growth, line[-1])):
+        line.append(below[0])
+    return line
+
+
+def _children(growth: Growth, node: int) -> list[int]:
+    """The likeliest first."""
+    below = [child for child in range(node + 1, len(growth)) if growth.parents[child] == node]
+    return sorted(below, key=growth.values.__getitem__, reverse=True)

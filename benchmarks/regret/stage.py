@@ -1,8 +1,11 @@
-"""Where an arm plays: a draft here, and across a link a target with a draft of its own beside it."""
+"""Where an arm plays: a draft here, and across a link a target with a draft of its own beside
+it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,26 +14,41 @@ from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.dial import Agreement, Level, Text, measure
 from benchmarks.regret.pair import PrefixModel
 from benchmarks.regret.prefixes import Prefixes
-from benchmarks.regret.virtual import Link, Meter, MeteredModel, VirtualVerifier
-from grpc_comm.client import Probe
+from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
+from inference.acceptance import read_acceptance
 from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
-from inference.decode import Verifier
-from inference.drafters.hosted import Host
+from inference.decode import TargetSession
+from inference.drafters.growing import ROOM
 from inference.engine import Engine
+from inference.host import Host
+from inference.knowledge import Knowledge
+from inference.stats import Traffic
 from inference.times import DraftTimes, LinkTimes, Shape, TargetTimes
-from outrider.calibrate import PROBES
 
 _OURS = Path(__file__).parent / "profiles"
 
 
 class CallTimes(NamedTuple):
-    """Seconds of a call, as they were measured before the first text: of the draft here and of the one beside the target by width, of a
-    forward of the target by rows and nodes."""
+    """Seconds of a call, as they were measured before the first text: of the draft here and of the
+    one beside the target by width, of a forward of the target by rows and nodes.
+    """
 
     here: Mapping[int, float]
     target: Mapping[Shape, float]
     beside: Mapping[int, float]
+
+
+class Spent(NamedTuple):
+    """What texts have cost so far beside time. drafted: seconds that the draft here was busy.
+    calls: of it, prompts' own included.  proposed: nodes sent.  traffic: the target's own work,
+    bytes and messages.
+    """
+
+    drafted: float
+    calls: int
+    proposed: int
+    traffic: Traffic
 
 
 class Profiles(NamedTuple):
@@ -76,64 +94,53 @@ CONTEXT = 256
 BYTE_TIME = 8 / 50e6
 """Seconds a byte takes each way: 50 Mbit/s."""
 
-MOST_NODES = 256
-"""Of a tree below its root."""
+MOST_NODES = 255
+"""Of a forward, below its root."""
 
-ROOM_BESIDE = 1024
-"""Nodes that the draft beside the target may rank for a tree."""
+PROBES = 9
+"""Exchanges by which a client measures the link before its first text."""
 
 SEQUENCE_LENGTH = 1024
 _DESCRIPTION_BYTES = 400
 
 
+class Drafting(NamedTuple):
+    """What the draft here has done: seconds, and calls."""
+
+    seconds: float
+    calls: int
+
+
 @dataclass(frozen=True)
 class Stage:
-    """What an arm may use. now: seconds of whatever clock runs here.  draft: here.  drafted: seconds that it was busy.
-    verifier: the target across the link, with a draft beside it.  probe: asks that target for nothing but an answer.
-    most_nodes: of a tree below its root.  room_beside: nodes that the draft beside the target may rank for a tree.
+    """What an arm may use. now: seconds of whatever clock runs here.  draft: here.  drafting: what
+    it has done so far.  session: with the target across the link, where a draft stands beside it.
+    round_trips: of the link, as they were measured before the first text.  proposed: nodes sent so
+    far, where somebody counts them.
     """
 
     now: Callable[[], float]
     draft: Model
-    drafted: Callable[[], float]
-    verifier: Verifier
-    probe: Callable[[], Probe]
-    times: CallTimes = PROFILES.times
+    drafting: Callable[[], Drafting]
+    session: TargetSession
+    round_trips: Sequence[float]
+    times: CallTimes
     most_nodes: int = MOST_NODES
-    room_beside: int = ROOM_BESIDE
+    proposed: Callable[[], int] = lambda: 0
 
-    @property
-    def draft_times(self) -> DraftTimes:
-        """What the user's machine has measured of the draft."""
-        return DraftTimes(self.times.here)
-
-    @property
-    def target_times(self) -> TargetTimes:
-        """What the target says of itself."""
-        return TargetTimes(self.times.target)
-
-    def link_times(self) -> LinkTimes:
-        """What the user's machine has measured of the link before the first text."""
+    def knowledge(self) -> Knowledge:
+        """Of a user's machine that has measured draft and link, and was told the target's times;
+        nothing was learned of the pair.
+        """
         link = LinkTimes()
-        for _ in range(PROBES):
-            probe = self.probe()
-            link.observe(probe.seconds, 0.0, probe.transferred)
-        return link
+        for seconds in self.round_trips:
+            link.observe(seconds, 0.0, 0)
+        draft, target = DraftTimes(self.times.here), TargetTimes(self.times.target)
+        return Knowledge(draft, target, link, read_acceptance())
 
-    @property
-    def beside_times(self) -> DraftTimes:
-        """What the target says of the draft beside it."""
-        return DraftTimes(self.times.beside)
-
-    def lost(self) -> float:
-        """Seconds of all exchanges so far that the target did not compute in."""
-        traffic = self.verifier.traffic
-        return (
-            traffic.away_seconds
-            - traffic.queue_seconds
-            - traffic.prefill_seconds
-            - traffic.model_seconds
-        )
+    def spent(self) -> Spent:
+        """So far; bytes of messages that have arrived."""
+        return Spent(*self.drafting(), self.proposed(), self.session.traffic.copy())
 
 
 class Pair:
@@ -141,7 +148,7 @@ class Pair:
 
     def __init__(self, prefixes: Prefixes, level: Level, texts: tuple[Text, ...]) -> None:
         self.texts, self.vocabulary = texts, prefixes.vocabulary
-        self._target, self._draft = PrefixModel(prefixes, 0.0), PrefixModel(prefixes, level.noise)
+        self._target, self._draft = PrefixModel(prefixes, 0.0), level.draft(prefixes)
         self.agreement: Agreement = measure(prefixes, self._draft, texts)
 
     def target(self) -> PrefixModel:
@@ -153,43 +160,56 @@ class Pair:
         return self._draft.apart()
 
 
-def serve(target: Model, vocabulary: int) -> Engine:
+def serve(
+    target: Model,
+    vocabulary: int,
+    *,
+    times: Mapping[Shape, float] | None = None,
+    host: Host | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Engine:
     """An engine for one session at a time."""
     return Engine(
         target,
         sequence_length=SEQUENCE_LENGTH,
         max_tree_nodes=1 + MOST_NODES,
         vocabulary=vocabulary,
+        times=times,
+        host=host,
+        clock=clock,
     )
 
 
-def virtual_stage(pair: Pair, round_trip: float) -> Stage:
+def hosted(draft: Model, times: CallTimes, clock: Callable[[], float] = time.perf_counter) -> Host:
+    """The draft beside a target of these times."""
+
+    def knowledge() -> Knowledge:
+        draft, target = DraftTimes(times.beside), TargetTimes(times.target)
+        return Knowledge(draft, target, LinkTimes(), read_acceptance())
+
+    return Host(draft, knowledge, room=ROOM, clock=clock)
+
+
+def virtual_stage(pair: Pair, round_trip: float, profiles: Profiles = PROFILES) -> Stage:
     """A stage on a clock of its own; round_trip in seconds."""
-    clock, drafting, there = VirtualClock(), Meter(), Meter()
-
-    def draft_here(seconds: float) -> None:
-        drafting.add(seconds)
-        clock.advance(seconds)
-
-    host = Host(
-        PROFILES.times.beside,
-        PROFILES.times.target,
-        MOST_NODES,
-        ROOM_BESIDE,
-        clock=lambda: there.seconds,
+    clock, times, link = VirtualClock(), profiles.times, Link(round_trip, BYTE_TIME)
+    draft, target, beside = (
+        MeteredModel(model, profile, clock.advance)
+        for model, profile in (
+            (pair.draft(), profiles.here),
+            (pair.target(), profiles.target),
+            (pair.draft(), profiles.beside),
+        )
     )
-    engine, link = (
-        serve(MeteredModel(pair.target(), PROFILES.target, there.add), pair.vocabulary),
-        Link(round_trip, BYTE_TIME),
-    )
+    host = hosted(beside, times, clock.now)
+    engine = serve(target, pair.vocabulary, times=times.target, host=host, clock=clock.now)
+    session = VirtualSession(clock, engine, link)
     return Stage(
         now=clock.now,
-        draft=MeteredModel(pair.draft(), PROFILES.here, draft_here),
-        drafted=lambda: drafting.seconds,
-        verifier=VirtualVerifier(
-            engine, MeteredModel(pair.draft(), PROFILES.beside, there.add), host, there, clock, link
-        ),
-        probe=lambda: Probe(
-            link.crossing(0) + link.crossing(_DESCRIPTION_BYTES), _DESCRIPTION_BYTES
-        ),
+        draft=draft,
+        drafting=lambda: Drafting(draft.seconds, draft.calls),
+        session=session,
+        proposed=lambda: session.proposed,
+        round_trips=[link.crossing(0) + link.crossing(_DESCRIPTION_BYTES)] * PROBES,
+        times=times,
     )

@@ -1,25 +1,24 @@
-"""The grid of cells, and what every arm makes of them."""
+"""What an arm makes of the texts of a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from fnmatch import fnmatch
-from itertools import pairwise, product
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from benchmarks.regret.arms import Arm, Foresight, Player
-from benchmarks.regret.dial import LEVELS, Agreement, Text
+from benchmarks.regret.arms import Arm, Player
+from benchmarks.regret.dial import NAMED, Text
 from benchmarks.regret.prefixes import Prefixes
-from benchmarks.regret.stage import Pair, Stage, virtual_stage
-from benchmarks.regret.texts import texts_of
-from inference.errors import InvalidRequest
+from benchmarks.regret.stage import Pair, Stage
+from benchmarks.regret.texts import SEED, texts_of
 
 ROUND_TRIPS = (0, 5, 20, 40, 80, 160, 300)
 """Milliseconds."""
 
 TEMPERATURES = (0.0, 0.8)
+
+_COUNTED = ("bytes_up", "bytes_down", "messages_up", "forwards", "lone", "nodes")
 
 _TOGETHER = 1e-3
 """Tokens that come within so many seconds of each other are of one round."""
@@ -37,58 +36,71 @@ class Cell(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A text as an arm made it, from the first round's tokens on, and its whole length. differs_at: the first token that is not the
-    target's own, None where all are."""
+    """A text as an arm made it, from the first round's tokens on, and its whole length. differs_at:
+    the first token that is not the target's own, None where all are.  whole_seconds: from the
+    prompt on.  Counts as in Spent and Traffic.
+    """
 
     seconds: float
     tokens: int
     rounds: int
-    drafted: float
     length: int
     differs_at: int | None
+    whole_seconds: float
+    drafted: float
+    calls: int
+    proposed: int
+    bytes_up: int
+    bytes_down: int
+    messages_up: int
+    forwards: int
+    lone: int
+    nodes: int
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an arm made of a cell, added up over texts, from the first round's tokens on. drafted: seconds that the draft here was busy,
-    while somebody waited for it or not."""
+    """What an arm made of a cell, text by text."""
 
-    seconds: float
-    tokens: int
-    rounds: int
-    drafted: float
-    hits: int = 0
-    bet_rounds: int = 0
-    foresight: Foresight | None = None
+    readings: tuple[Reading, ...]
 
     def over(self, round_trip: float) -> Result:
         """The same rounds with so many more seconds in each."""
-        return replace(self, seconds=self.seconds + self.rounds * round_trip)
+        return Result(
+            tuple(
+                one._replace(seconds=one.seconds + one.rounds * round_trip) for one in self.readings
+            )
+        )
+
+    def sped_up(self, times: float) -> Result:
+        """As if everything had taken so many times less."""
+        return Result(
+            tuple(
+                one._replace(
+                    seconds=one.seconds / times,
+                    whole_seconds=one.whole_seconds / times,
+                    drafted=one.drafted / times,
+                )
+                for one in self.readings
+            )
+        )
+
+    def total(self, name: str) -> float:
+        """Of a field, over all texts."""
+        return float(sum(getattr(one, name) for one in self.readings))
+
+    def each(self, name: str) -> float:
+        """The same by the token."""
+        return self.total(name) / self.total("tokens")
 
     @property
     def token_ms(self) -> float:
-        return 1e3 * self.seconds / self.tokens
+        return 1e3 * self.each("seconds")
 
     @property
-    def round_tokens(self) -> float:
-        return self.tokens / self.rounds
-
-    @property
-    def hit(self) -> float:
-        """Share of rounds whose outcome was prepared for."""
-        return self.hits / self.bet_rounds if self.bet_rounds else 0.0
-
-
-@dataclass(frozen=True)
-class Played:
-    """A cell's results by arm, and how well its pair agrees on its texts."""
-
-    cell: Cell
-    agreement: Agreement
-    results: dict[str, Result]
-
-
-NONE: Mapping[Cell, Played] = MappingProxyType({})
+    def by_text(self) -> list[float]:
+        """Milliseconds a token."""
+        return [1e3 * one.seconds / one.tokens for one in self.readings]
 
 
 class NotTheTargetsText(Exception):
@@ -96,29 +108,37 @@ class NotTheTargetsText(Exception):
 
 
 def play(arm: Arm, stage: Stage, texts: Sequence[Text]) -> Result:
-    """One arm through all texts of a cell. Raises NotTheTargetsText unless every one is the target's own."""
-    player = arm.begin(stage)
+    """One arm through all texts of a cell. Raises NotTheTargetsText unless every one is the
+    target's own.
+    """
+    return Result(tuple(checked(arm.name, arm.begin(stage), stage, texts)))
+
+
+def checked(name: str, player: Player, stage: Stage, texts: Sequence[Text]) -> list[Reading]:
+    """The texts one by one. Raises NotTheTargetsText unless every one is the target's own."""
     readings = []
     for text in texts:
         made = read(player, stage, text)
         if made.differs_at is not None or made.length != len(text.tokens):
             same = made.length if made.differs_at is None else made.differs_at
             raise NotTheTargetsText(
-                f"{arm.name}: {made.length} tokens, the target says {len(text.tokens)}; the first {same} are the same"
+                f"{name}: {made.length} tokens, the target says {len(text.tokens)}; the first "
+                f"{same} are the same"
             )
         readings.append(made)
-    return summed(readings, player, texts[0].params.greedy)
+    return readings
 
 
 def read(player: Player, stage: Stage, text: Text) -> Reading:
     """Let an arm make a text, which need not be the target's own."""
-    made, moments, first, drafted = list[int](), list[float](), 0, 0.0
+    made, moments, first = list[int](), list[float](), 0
+    began, before = stage.now(), stage.spent()
     for tokens in player.play(text):
         made += tokens
         moments.append(stage.now())
         if moments[-1] - moments[0] < _TOGETHER:
-            first, drafted = len(made), stage.drafted()
-    drafted = stage.drafted() - drafted
+            first, before = len(made), stage.spent()
+    after = stage.spent()
     rounds = sum(later - earlier >= _TOGETHER for earlier, later in pairwise(moments))
     differs_at = next(
         (
@@ -129,38 +149,23 @@ def read(player: Player, stage: Stage, text: Text) -> Reading:
         None,
     )
     return Reading(
-        moments[-1] - moments[0], len(made) - first, rounds, drafted, len(made), differs_at
-    )
-
-
-def summed(readings: Sequence[Reading], player: Player, greedy: bool) -> Result:
-    """Texts of one arm, added up."""
-    seconds, tokens, rounds, drafted = (
-        sum(getattr(one, name) for one in readings)
-        for name in ("seconds", "tokens", "rounds", "drafted")
-    )
-    return Result(
-        seconds,
-        tokens,
+        moments[-1] - moments[0],
+        len(made) - first,
         rounds,
-        drafted,
-        player.bets.hits,
-        player.bets.rounds,
-        player.foresee(greedy),
+        len(made),
+        differs_at,
+        moments[-1] - began,
+        after.drafted - before.drafted,
+        after.calls - before.calls,
+        after.proposed - before.proposed,
+        *(getattr(after.traffic, name) - getattr(before.traffic, name) for name in _COUNTED),
     )
-
-
-def cells(patterns: Sequence[str] = ("*",), round_trips: Sequence[int] = ROUND_TRIPS) -> list[Cell]:
-    """Those of the grid whose names (RTT:LEVEL:TEMPERATURE) match a pattern, as `80:mid:*`."""
-    grid = [
-        Cell(trip, level.name, temperature)
-        for temperature, level, trip in product(TEMPERATURES, LEVELS, round_trips)
-    ]
-    return [cell for cell in grid if any(fnmatch(str(cell), pattern) for pattern in patterns)]
 
 
 class Study:
-    """Pairs and their texts, made when first asked for. load: a fresh memory of the target.  encode: text into its tokens."""
+    """Pairs and their texts, made when first asked for. load: a fresh memory of the target.
+    encode: text into its tokens.  seed: of the first text.
+    """
 
     def __init__(
         self,
@@ -168,46 +173,29 @@ class Study:
         encode: Callable[[str], Sequence[int]],
         prompts: Sequence[str],
         tokens: int,
+        seed: int = SEED,
     ) -> None:
         self._load, self._encode, self._prompts, self._tokens = load, encode, prompts, tokens
+        self._seed = seed
         self._temperature: float | None = None
+        self._prefixes, self._texts = load(), tuple[Text, ...]()
         self._pairs: dict[str, Pair] = {}
 
     def pair(self, cell: Cell) -> Pair:
-        """Of a cell. Pairs of one temperature share the target's memory; of another one they are forgotten."""
+        """Of a cell. Pairs of one temperature share the target's memory; of another one they are
+        forgotten.
+        """
         if cell.temperature != self._temperature:
-            self._temperature, prefixes = cell.temperature, self._load()
-            texts = texts_of(prefixes, self._encode, cell.temperature, self._prompts, self._tokens)
-            self._pairs = {level.name: Pair(prefixes, level, texts) for level in LEVELS}
-        return self._pairs[cell.level]
-
-    def play(
-        self, among: Sequence[Cell], arms: Sequence[Arm], kept: Mapping[Cell, Played] = NONE
-    ) -> Iterator[Played]:
-        """Every arm in every cell; of blind ones the rounds are played once for all round trips. kept: results that need no playing."""
-        known: dict[tuple[str, str, float], Result] = {}
-        for cell in among:
-            pair, trip = self.pair(cell), cell.round_trip / 1e3
-            results = dict(self._fitting(kept[cell], pair).results) if cell in kept else {}
-            for arm in (arm for arm in arms if arm.name not in results):
-                key = (arm.name, cell.level, cell.temperature)
-                if arm.blind and key not in known:
-                    known[key] = play(arm, virtual_stage(pair, 0.0), pair.texts)
-                results[arm.name] = (
-                    known[key].over(trip * arm.crosses)
-                    if arm.blind
-                    else play(arm, virtual_stage(pair, trip), pair.texts)
-                )
-            yield Played(cell, pair.agreement, results)
-
-    def _fitting(self, kept: Played, pair: Pair) -> Played:
-        """Raises InvalidRequest for results of other texts."""
-        differences = [
-            abs(mine - theirs)
-            for mine, theirs in zip(astuple(pair.agreement), astuple(kept.agreement), strict=True)
-        ]
-        if max(differences) > 1e-6:
-            raise InvalidRequest(
-                f"{kept.cell}: what is kept was played with other texts or drafts, which agreed to {kept.agreement}"
+            self._temperature, self._prefixes = cell.temperature, self._load()
+            self._texts = texts_of(
+                self._prefixes,
+                self._encode,
+                cell.temperature,
+                self._prompts,
+                self._tokens,
+                self._seed,
             )
-        return kept
+            self._pairs = {}
+        if cell.level not in self._pairs:
+            self._pairs[cell.level] = Pair(self._prefixes, NAMED[cell.level], self._texts)
+        return self._pairs[cell.level]

@@ -1,190 +1,156 @@
-"""What a study shows: the best arm of each cell, how far the adaptive one is from it, and what bets were worth."""
+"""What a study shows: growing beside the target alone, the core before it, and the best of what
+waits; and a verdict.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from statistics import mean
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.regret.arms import ADAPTIVE, ALONE, ANYWHERE, ARMS, BETTING, WAITING, Arm
-from benchmarks.regret.dial import Agreement
-from benchmarks.regret.stage import CONTEXT, PROFILES
-from benchmarks.regret.study import Cell, Played, Result
-from inference.planner import Round, least_time, proactive_time, synchronous_time
+from benchmarks.regret.arms import ALONE, ANYWHERE, FUSED, GROWING, RIVALS, SYNCHRONOUS
+from benchmarks.regret.frozen import ADAPTIVE, Frozen, FrozenTexts
+from benchmarks.regret.grid import OTHERS, Played
+from benchmarks.regret.study import Reading, Result
+from inference.errors import InvalidRequest
 
-GROUPS = {arm.name: arm.group for arm in ARMS}
-OTHERS = [arm for arm in ARMS if not arm.ours]
+LEAST = 0.98
+"""Of target-only's speed, in every cell."""
 
-VERIFY = PROFILES.target.seconds(1, 1, CONTEXT)
-"""Seconds that the emulated target takes for a token by itself."""
+NOTHING = 0.02
+"""A smaller difference in one cell is none: a forward more or less decides it."""
 
-
-def best(played: Played, among: Sequence[Arm]) -> str:
-    """The arm that takes least time a token."""
-    return min(
-        (arm.name for arm in among if arm.name in played.results),
-        key=lambda name: played.results[name].token_ms,
-    )
+_NONE = "-"
 
 
-def regret(played: Played, ours: Arm, among: Sequence[Arm]) -> float:
-    """By how much more time our arm takes than the best of these, relative to it; negative where it is better."""
-    return played.results[ours.name].token_ms / played.results[best(played, among)].token_ms - 1
+def before(played: Played, frozen: Frozen) -> FrozenTexts | None:
+    """What was frozen of these texts. Raises InvalidRequest where the texts were others."""
+    found = frozen.get((played.setting, played.series.name))
+    if found is not None and abs(found.miss - played.agreement.miss) > 1e-4:
+        raise InvalidRequest(
+            f"{played.setting}, {played.series.name}: the frozen texts miss {found.miss:.2%} of "
+            f"the tokens, these {played.agreement.miss:.2%}: they are not the same"
+        )
+    return found
 
 
-def regret_here(played: Played) -> float:
-    """Of the adaptive arm where the target has no draft beside it."""
-    return regret(played, ADAPTIVE, across())
+def of_alone(played: Played) -> float:
+    """Growing's speed by target-only's."""
+    return played.results[ALONE.name].token_ms / played.results[GROWING.name].token_ms
 
 
-def regret_anywhere(played: Played) -> float:
-    """Of the adaptive arm that may use the draft beside the target, against everything."""
-    return regret(played, ANYWHERE, OTHERS)
+def against(result: Result, other: Sequence[float]) -> list[float]:
+    """How much longer it takes than another, text by text."""
+    return [mine / theirs - 1 for mine, theirs in zip(result.by_text, other, strict=True)]
 
 
-@dataclass(frozen=True)
-class Gain:
-    """What bets brought, in milliseconds a token: measured between two runs, and by formula.
-
-    predicted: by the planner's forecasts (inference/forecast.py) from the times and texts that the run without bets has measured.
-    were_hits_whole: by T_pro against T_sync with drafting, tokens and hits as they came, had every outcome that was prepared for been a
-    whole tree; it pays for no bet, and is out of reach of whoever has a draft of one call at a time.
-    """
-
-    measured: float
-    predicted: float
-    were_hits_whole: float
-
-    @property
-    def share(self) -> float | None:
-        """Measured over predicted; None where nothing was to be gained."""
-        return self.measured / self.predicted if self.predicted > 0.01 else None
-
-
-def gain_of_bets(waiting: Result, betting: Result) -> Gain:
-    """Of the arm that drafts ahead over the one that waits."""
-    away = (waiting.seconds - waiting.drafted) / waiting.rounds
-    made = Round(waiting.drafted / waiting.rounds, away, waiting.round_tokens)
-    whole = synchronous_time(made, 0.0) - proactive_time(made, 0.0, betting.hit)
-    assert waiting.foresight is not None, "an arm of ours has a planner"
-    predicted = waiting.foresight.waiting - waiting.foresight.betting
-    return Gain(waiting.token_ms - betting.token_ms, 1e3 * predicted, 1e3 * whole)
-
-
-def bound_ms(played: Played, verify: float = VERIFY) -> float:
-    """Below this no arm can come that drafts across the link and guesses as widely as these."""
-    return 1e3 * least_time(played.agreement.miss, played.cell.round_trip / 1e3, verify)
-
-
-def across(arms: Sequence[Arm] = OTHERS) -> list[Arm]:
-    """Those with the draft on the user's machine, and the target by itself: what a user has whose target holds no draft."""
-    return [arm for arm in arms if arm.crosses]
-
-
-def record(studied: Sequence[Played], verify: float = VERIFY) -> list[dict[str, Any]]:
-    """Everything, for JSON; times in milliseconds a token."""
+def record(studied: Sequence[Played]) -> list[dict[str, Any]]:
+    """Everything, for JSON: a row of Reading for each text."""
     return [
         {
-            **played.cell._asdict(),
-            "agreement": asdict(played.agreement),
-            "bound_ms": round(bound_ms(played, verify), 3),
-            "arms": {
-                name: {**asdict(result), "ms_per_token": round(result.token_ms, 3)}
-                for name, result in played.results.items()
-            },
-            "best_across": best(played, across()),
-            "best": best(played, OTHERS),
-            "regret_across": round(regret_here(played), 4),
-            "regret": round(regret_anywhere(played), 4),
-            "bets": asdict(
-                gain_of_bets(played.results[WAITING.name], played.results[BETTING.name])
-            ),
+            "setting": str(played.setting),
+            "series": played.series.name,
+            "tuned": played.tuned,
+            "agreement": vars(played.agreement),
+            "columns": Reading._fields,
+            "arms": {name: list(result.readings) for name, result in played.results.items()},
         }
         for played in studied
     ]
 
 
-def read_others(cells: Sequence[Mapping[str, Any]]) -> dict[Cell, Played]:
-    """What record() wrote of the arms that are not ours."""
-    others = {arm.name for arm in OTHERS}
-    kept = {}
-    for said in cells:
-        cell = Cell(said["round_trip"], said["level"], said["temperature"])
-        results = {
-            name: Result(
-                **{
-                    field.name: figures[field.name]
-                    for field in fields(Result)
-                    if field.name != "foresight"
-                }
-            )
-            for name, figures in said["arms"].items()
-            if name in others
-        }
-        kept[cell] = Played(cell, Agreement(**said["agreement"]), results)
-    return kept
+def markdown(studied: Sequence[Played], frozen: Frozen) -> str:
+    """A table for each series, and what it comes to."""
+    lines = list[str]()
+    for series in dict.fromkeys(played.series for played in studied):
+        mine = [played for played in studied if played.series is series]
+        lines += [f"### Texts: {series.name}", ""]
+        lines += [*_table([_row(played, before(played, frozen)) for played in mine]), ""]
+        lines += [*_summary(mine, frozen), ""]
+    return "\n".join([*lines, verdict(studied), ""])
 
 
-def markdown(
-    studied: Sequence[Played],
-    verify: float = VERIFY,
-    more: Callable[[Played], Mapping[str, str]] = lambda played: {},
-) -> str:
-    """One table for each temperature and agreement, a row for each round trip; more: further columns of a row."""
-    lines: list[str] = []
-    for temperature, level in dict.fromkeys(
-        (played.cell.temperature, played.cell.level) for played in studied
-    ):
-        rows = [
-            played
-            for played in studied
-            if (played.cell.temperature, played.cell.level) == (temperature, level)
-        ]
-        seen = rows[0].agreement
-        guessed = f"first guess right {seen.first:.0%}, among eight {seen.covered:.1%}"
-        guessed += "" if seen.distance is None else f", TV {seen.distance:.2f} at T = 0.7"
-        told = [{**_row(played, verify), **more(played)} for played in rows]
-        lines += [f"### T = {temperature:g}, {level} draft ({guessed})", "", *_table(told), ""]
-    return "\n".join([*lines, *_summary(studied), ""])
-
-
-def _row(played: Played, verify: float) -> Mapping[str, str]:
-    results, groups = (
-        played.results,
-        {
-            name: [arm for arm in OTHERS if arm.group == name]
-            for name in dict.fromkeys(GROUPS.values())
-        },
+def verdict(studied: Sequence[Played]) -> str:
+    """Whether any cell is below LEAST of target-only."""
+    speed, worst = min(
+        ((of_alone(played), f"{played.setting} ({played.series.name})") for played in studied),
+        key=lambda one: one[0],
     )
+    below = sum(of_alone(played) < LEAST for played in studied)
+    said = f"in {below} of {len(studied)} cells" if below else "in no cell"
+    return f"Below {LEAST} of target-only: {said}; least {speed:.2f} in {worst}."
 
-    def shown(name: str) -> str:
-        return f"{results[name].token_ms:.1f}"
 
-    def named(group: str) -> str:
-        name = best(played, groups[group])
-        return f"{shown(name)} ({name.removeprefix('fused, ')})"
-
-    gain = gain_of_bets(results[WAITING.name], results[BETTING.name])
-    share = "" if gain.share is None else f"{gain.share:.0%}"
-    return {
-        "RTT ms": str(played.cell.round_trip),
-        "chain": named("chain"),
-        "tree": named("tree"),
-        "one bet": shown("one bet (SpecEdge's policy)"),
-        "AutoDraft": f"{shown(groups['AutoDraft'][0].name)} / {shown(groups['AutoDraft'][1].name)}",
-        "target-only": shown(ALONE.name),
-        "fused": named("fused"),
-        "**adaptive**": f"**{shown(ADAPTIVE.name)}**",
-        "regret": f"{regret_here(played):+.1%}",
-        "**anywhere**": f"**{shown(ANYWHERE.name)}**",
-        "regret there": f"{regret_anywhere(played):+.1%}",
-        "no bets": shown(WAITING.name),
-        "bets": shown(BETTING.name),
-        "hits": f"{results[BETTING.name].hit:.0%}",
-        "of formula": share,
-        "bound": f"{bound_ms(played, verify):.1f}",
+def _row(played: Played, old: FrozenTexts | None) -> Mapping[str, str]:
+    growing = played.results[GROWING.name]
+    best = played.best(OTHERS)
+    row = {
+        "RTT ms:draft:T": f"{played.setting}{' (tuned)' * played.tuned}",
+        "target-only": _ms(played.results.get(ALONE.name)),
+        "synchronous": _best(played, SYNCHRONOUS),
+        "rivals": _best(played, RIVALS),
+        "before": f"{old.mean(ADAPTIVE):.1f}" if old else _NONE,
+        "**growing**": f"**{growing.token_ms:.1f}**",
+        "of target-only": f"{of_alone(played):.2f}x",
+        "against before (by text)": _compared(growing, old.milliseconds[ADAPTIVE] if old else None),
+        "against the best other": _compared(
+            growing, played.results[best].by_text if best else None
+        ),
     }
+    for arm in (FUSED, ANYWHERE):
+        if arm.name in played.results:
+            row[arm.name] = _ms(played.results[arm.name])
+    costs = ("forwards", "lone", "nodes", "calls", "proposed")
+    names = ("forwards", "root-only", "nodes", "calls", "sent")
+    row |= {
+        f"{name} a token": f"{growing.each(cost):.2f}"
+        for name, cost in zip(names, costs, strict=True)
+    }
+    row["bytes up, down"] = f"{growing.each('bytes_up'):.0f}, {growing.each('bytes_down'):.0f}"
+    return row
+
+
+def _ms(result: Result | None) -> str:
+    return _NONE if result is None else f"{result.token_ms:.1f}"
+
+
+def _best(played: Played, among: Sequence[Any]) -> str:
+    name = played.best(among)
+    return _NONE if name is None else f"{played.results[name].token_ms:.1f} ({name})"
+
+
+def _compared(result: Result, other: Sequence[float] | None) -> str:
+    if other is None:
+        return _NONE
+    each = against(result, other)
+    whole = sum(result.by_text) / sum(other) - 1
+    return f"{whole:+.0%} ({min(each):+.0%} to {max(each):+.0%})"
+
+
+def _summary(studied: Sequence[Played], frozen: Frozen) -> Iterator[str]:
+    """Cells whose draft is worth having, against the core before and against the best other."""
+    useful = [played for played in studied if of_alone(played) > 1 + NOTHING]
+    old = [
+        sum(played.results[GROWING.name].by_text) / sum(found.milliseconds[ADAPTIVE]) - 1
+        for played in useful
+        if (found := before(played, frozen)) is not None
+    ]
+    others = [
+        played.results[GROWING.name].token_ms / played.results[best].token_ms - 1
+        for played in useful
+        if (best := played.best(OTHERS)) is not None
+    ]
+    for said, differences in (("the core before", old), ("the best other arm", others)):
+        if differences:
+            faster = sum(one < -NOTHING for one in differences)
+            slower = sum(one > NOTHING for one in differences)
+            mean = geometric_mean([1 + one for one in differences]) - 1
+            yield (
+                f"Against {said}, where the draft is of use: faster by more than {NOTHING:.0%} in "
+                f"{faster} of {len(differences)} cells, slower in {slower}; {mean:+.1%} in the "
+                f"geometric mean, worst {max(differences, default=math.nan):+.0%}."
+            )
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -192,42 +158,3 @@ def _table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     yield "|" + "---|" * len(rows[0])
     for row in rows:
         yield "| " + " | ".join(row.values()) + " |"
-
-
-def _summary(studied: Sequence[Played]) -> Iterator[str]:
-    for said, of in (
-        ("where the target has no draft", regret_here),
-        ("where it has one", regret_anywhere),
-    ):
-        against = [(of(played), played.cell) for played in studied]
-        worst, cell = max(against)
-        within = sum(value <= 0.05 for value, _ in against)
-        yield f"Adaptive within 5 % of the best arm {said}: in {within} of {len(against)} cells; worst {worst:+.1%} in {cell}."
-    yield from _on_bets(
-        [
-            gain_of_bets(played.results[WAITING.name], played.results[BETTING.name])
-            for played in studied
-        ]
-    )
-    waiting, betting = (
-        mean(abs(_error(played.results[arm.name], arm is BETTING)) for played in studied)
-        for arm in (WAITING, BETTING)
-    )
-    yield f"The planner's forecasts of drafting here are off by {waiting:.1%} without bets and {betting:.1%} with them, on average."
-
-
-def _on_bets(gains: Sequence[Gain]) -> Iterator[str]:
-    shares = [gain.share for gain in gains if gain.share is not None]
-    if shares:
-        reached, whole = (
-            sum(share >= 0.85 for share in shares),
-            sum(gain.measured >= 0.85 * gain.were_hits_whole for gain in gains),
-        )
-        yield f"Bets bring at least 85 % of what the planner's formula predicts in {reached} of {len(shares)} cells; least {min(shares):.0%}."
-        yield f"Had every outcome that was prepared for been a whole tree for nothing, 85 % of that would be reached in {whole} of {len(gains)}."
-
-
-def _error(result: Result, betting: bool) -> float:
-    """Of what the arm's planner foresaw for it, relative to what it took."""
-    assert result.foresight is not None, "an arm of ours has a planner"
-    return 1e3 * result.foresight[betting] / result.token_ms - 1

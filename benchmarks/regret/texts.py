@@ -1,19 +1,24 @@
-"""What is said in the study: the target's own continuations of three pieces of Python."""
+"""What is said in the study: the target's own continuations of pieces of Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from benchmarks.regret.dial import Text
 from benchmarks.regret.pair import PrefixModel
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.stage import serve
-from inference.fused import target_rounds
-from inference.local import LocalVerifier
+from inference.decode import decode
+from inference.local import LocalSession
+from inference.order import Decode
 from inference.sampling import SamplingParams
 
 TOKENS = 160
 """Of each text."""
+
+SEED = 11
+"""Of the first text; the ones after it have the next ones."""
 
 PROMPTS = (
     '''def parse_header(line):
@@ -43,6 +48,72 @@ class Archive:
         entries =''',
 )
 
+HELD_OUT = (
+    '''class Counter:
+    """Counts how often each word was seen."""
+
+    def __init__(self, words=()):
+        self.counts = {}
+        for word in words:
+            self.add(word)
+
+    def add(self, word, times=1):
+''',
+    '''def main(argv=None):
+    """Print the lines of all files that hold a pattern."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument('pattern')
+    parser.add_argument('files', nargs='*')
+    parser.add_argument(''',
+    """import unittest
+from queue import Empty, Queue
+
+
+class QueueTest(unittest.TestCase):
+    def setUp(self):
+        self.queue = Queue(maxsize=2)
+
+    def test_get_from_an_empty_queue(self):
+        with self.assertRaises(Empty):
+            self.queue.get(block=False)
+
+    def test_""",
+    '''class Lock:
+    """A lock that tasks wait for in the order in which they came."""
+
+    async def acquire(self):
+        while self._locked:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+''',
+    """# Days between two dates, leap years counted.
+
+MONTHS = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
+
+
+def is_leap(year):
+    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+
+
+def days_before_month(year, month):
+    """,
+    '''def read_varint(stream):
+    """Read an unsigned integer of seven bits a byte, the lowest first."""
+    result = shift = 0
+    while True:
+        byte = stream.read(1)
+        if not byte:
+            raise EOFError('end of file in a number')
+        result |=''',
+)
+"""Nothing was tuned on what is said after these."""
+
+HELD_OUT_SEEDS = (101, 201, 301)
+"""Of the first text of each reading of HELD_OUT; at temperature 0 all are the same."""
+
 
 def texts_of(
     prefixes: Prefixes,
@@ -50,16 +121,14 @@ def texts_of(
     temperature: float,
     prompts: Sequence[str],
     tokens: int,
+    seed: int = SEED,
 ) -> tuple[Text, ...]:
     """What the target says after the prompts by itself: the texts that every arm has to make."""
-    verifier = LocalVerifier(serve(PrefixModel(prefixes, 0.0), prefixes.vocabulary))
-    said = []
+    engine, said = serve(PrefixModel(prefixes, 0.0), prefixes.vocabulary), []
     for index, prompt in enumerate(prompts):
-        ids, params = (
-            tuple(encode(prompt)),
-            SamplingParams(temperature, seed=11 + index).on_the_wire(),
-        )
-        made = target_rounds(ids, params, verifier, tokens, frozenset())
-        said.append(Text(ids, params, tuple(token for round_ in made for token in round_.tokens)))
-        verifier.close()
+        ids = tuple(encode(prompt))
+        params = SamplingParams(temperature, seed=seed + index).on_the_wire()
+        with closing(LocalSession(engine)) as session:
+            steps = decode(ids, params, session, Decode(len(ids) + tokens))
+            said.append(Text(ids, params, tuple(token for step in steps for token in step.tokens)))
     return tuple(said)

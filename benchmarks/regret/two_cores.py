@@ -1,6 +1,8 @@
-"""Real models on two cores of this machine: a target in a process of its own on one, the draft in this process on the other, one thread each.
+"""Real models on two cores of this machine: a target in a process of its own on one, the draft in
+this process on the other, one thread each.
 
-The process of the emulated link runs on the draft's core. Linux only: nothing else says which core a thread runs on.
+The process of the emulated link runs on the draft's core. Linux only: nothing else says which core
+a thread runs on.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.forward import StopwatchModel
-from benchmarks.regret.stage import BYTE_TIME, SEQUENCE_LENGTH, CallTimes, Stage
+from benchmarks.regret.stage import BYTE_TIME, PROBES, SEQUENCE_LENGTH, CallTimes, Drafting, Stage
 from grpc_comm.client import connect
 from grpc_comm.translate import Description
 from inference.errors import InvalidRequest
@@ -29,7 +31,8 @@ from outrider.spawn import started
 MOST_NODES = 64
 """Of a tree below its root: as many as the largest fixed tree has."""
 
-_ROOM = 4096  # slots of the draft beside the text: no arm ranks so many nodes for a round
+_ROOM = 4096
+"""Slots of the draft beside the text: no arm ranks so many nodes at a time."""
 
 
 class Chosen(NamedTuple):
@@ -42,7 +45,9 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Bench:
-    """What runs. target: HOST:PORT; description: what it says of itself.  here: seconds of a call of the draft by width."""
+    """What runs. target: HOST:PORT; description: what it says of itself.  here: seconds of a
+    call of the draft by width.
+    """
 
     chosen: Chosen
     target: str
@@ -66,22 +71,22 @@ class Bench:
 
     @contextmanager
     def stage(self, round_trip: float) -> Iterator[Stage]:
-        """A stage on the machine's clock, over a link with a round trip of so many seconds more than this machine's own."""
+        """A stage on the machine's clock, over a link with a round trip of so many seconds more
+        than this machine's own.
+        """
         draft, shape = self.draft, Shape(delay_ms=round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME)
         with (
             shaped_link(self.target, shape) as link,
             connect(link.address, tokenizer_fingerprint=self.tokenizer.fingerprint()) as connection,
         ):
-            most, room = self.description.max_tree_nodes - 1, self.description.draft_nodes
             yield Stage(
-                time.perf_counter,
-                draft,
-                lambda: draft.seconds,
-                connection.verifier(),
-                connection.probe,
-                self.times,
-                most,
-                room,
+                now=time.perf_counter,
+                draft=draft,
+                drafting=lambda: Drafting(draft.seconds, draft.calls),
+                session=connection.session(),
+                round_trips=[connection.probe().seconds for _ in range(PROBES)],
+                times=self.times,
+                most_nodes=self.description.max_tree_nodes - 1,
             )
 
 
@@ -89,7 +94,8 @@ class Bench:
 def bench(chosen: Chosen) -> Iterator[Bench]:
     """Start the target, load the draft, and measure both where no profile of them is kept.
 
-    Raises InvalidRequest with less than two cores, Mismatch for two tokenizers, Unavailable when the target does not start.
+    Raises InvalidRequest with less than two cores, Mismatch for two tokenizers, Unavailable when
+    the target does not start.
     """
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
@@ -118,9 +124,12 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
         )
         here = user_profiles().draft(checkpoint, draft, SEQUENCE_LENGTH)
         words = (
-            f"Target {Path(description.model).name} on core {theirs}, with {Path(description.draft_model).name} beside it; draft "
-            f"{Path(checkpoint.name).name} on core {ours}, where the process of the link runs, too; {description.dtype}, one thread each. "
-            f"Emulated link of {8e-6 / BYTE_TIME:g} Mbit/s; the round trip is beyond this machine's own."
+            f"Target {Path(description.model).name} on core {theirs}, with "
+            f"{Path(description.draft_model).name} beside it; draft "
+            f"{Path(checkpoint.name).name} on core {ours}, where the process of the link runs, "
+            f"too; {description.dtype}, one thread each. "
+            f"Emulated link of {8e-6 / BYTE_TIME:g} Mbit/s; the round trip is beyond this "
+            "machine's own."
         )
         yield Bench(
             chosen,

@@ -1,34 +1,34 @@
-"""Models and a target that take time on a virtual clock: the real engine and the real models, and nobody waits."""
+"""A target at the other end of a link, on a virtual clock: the real engine, the real loop and the
+real proposers, with models that take what profiles say.
+
+The target goes on with its forwards while the client drafts: both are threads that take turns on
+the clock. Messages are those of grpc_comm and cross one after the other. Everything else takes no
+time. Not modelled: HTTP/2 and TLS around the messages, lost packets, a machine's own work.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
-from benchmarks.regret.clock import VirtualClock
-from grpc_comm import translate
+from google.protobuf.message import Message
+
+from benchmarks.regret.clock import Signal, VirtualClock
+from grpc_comm import messages
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.accept import Verdict
+from grpc_comm.remote import ACKNOWLEDGED_AT_ONCE
 from inference.backends import Model, Segment
 from inference.backends.batch import Shape
 from inference.backends.timed import TimeProfile
-from inference.decode import Step, Superseded, never
-from inference.drafters.hosted import Host, HostedDrafter
-from inference.drafters.model import ModelDrafter
+from inference.candidates import Nodes
 from inference.engine import Engine
-from inference.errors import OutriderError
-from inference.fused import fused_rounds
-from inference.local import HeldVerifier
-from inference.policy import Policy, Ranked
+from inference.order import Decode, End, Progress
+from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.session import Session
 from inference.stats import Traffic
-from inference.tree import IntArray, TokenTree
-
-T = TypeVar("T")
+from inference.tree import IntArray
 
 
 class Link(NamedTuple):
@@ -42,34 +42,15 @@ class Link(NamedTuple):
         return self.round_trip / 2 + size * self.byte_time
 
 
-class Meter:
-    """Adds up seconds."""
-
-    def __init__(self) -> None:
-        self.seconds, self._taken = 0.0, 0.0
-
-    def add(self, seconds: float) -> None:
-        self.seconds += seconds
-
-    def take(self) -> float:
-        """What was added since the last time."""
-        seconds, self._taken = self.seconds - self._taken, self.seconds
-        return seconds
-
-
 class MeteredModel:
-    """A Model each of whose calls costs what a profile says: `spend` is told. It takes no time itself.
-
-    To the engine all shapes seem to cost the same, since it goes by real seconds, and so it cuts no tree.
+    """A Model each of whose calls takes what a profile says: `spend` is told. calls: so far.
+    seconds: in these.
     """
 
     def __init__(self, model: Model, profile: TimeProfile, spend: Callable[[float], None]) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
-            model.rows,
-            model.capacity,
-            model.max_nodes,
-            model.copies_rows,
-        )
+        self.rows, self.capacity = model.rows, model.capacity
+        self.max_nodes, self.copies_rows = model.max_nodes, model.copies_rows
+        self.calls, self.seconds = 0, 0.0
         self._model, self._profile, self._spend = model, profile, spend
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -81,211 +62,222 @@ class MeteredModel:
         return self._model.rank(segments, k)
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return self.rows, self.max_nodes
+        return self._profile.padded(rows, nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         self._model.copy_row(source, target, slots)
 
     def _spend_on(self, segments: Sequence[Segment]) -> None:
         shape = Shape.least(segments)
-        self._spend(self._profile.seconds(shape.rows, shape.nodes, shape.slots))
+        seconds = self._profile.seconds(shape.rows, shape.nodes, shape.slots)
+        self.calls += 1
+        self.seconds += seconds
+        self._spend(seconds)
 
 
-class Arrival(Future[T]):
-    """Is done when the clock has come to a moment; whoever asks for its result waits until then, and gets the value or the error."""
+class _Way:
+    """One direction of a link: what is sent first comes first."""
 
-    def __init__(self, clock: VirtualClock, moment: float, value: T | OutriderError) -> None:
-        super().__init__()
-        if isinstance(value, OutriderError):
-            self.set_exception(value)
-        else:
-            self.set_result(value)
-        self._clock, self._moment = clock, moment
+    def __init__(self, clock: VirtualClock, link: Link) -> None:
+        self._clock, self._link, self._latest = clock, link, 0.0
 
-    def done(self) -> bool:
-        return self._clock.now() >= self._moment
-
-    def result(self, timeout: float | None = None) -> T:
-        self._clock.wait_until(self._moment)
-        return super().result(timeout)
+    def send(self, message: Message, arrive: Callable[[], None]) -> int:
+        """Something happens when the message has come; returns its bytes."""
+        size = message.ByteSize()
+        self._latest = max(self._latest, self._clock.now() + self._link.crossing(size))
+        self._clock.at(self._latest, arrive)
+        return size
 
 
-class Exchange(NamedTuple):
-    """One message and its answer: when it was sent, came to the target, was taken in hand, and when the answer was here."""
+class VirtualSession:
+    """A TargetSession (inference/decode.py), one text at a time, whose target serves nobody else.
 
-    sent: float
-    came: float
-    begun: float
-    back: float
-    bytes_down: int
-
-    def tell(self, traffic: Traffic) -> None:
-        """What the client hears of it, when it does."""
-        traffic.queue_seconds += self.begun - self.came
-        traffic.away_seconds += self.back - self.sent
-        traffic.bytes_down += self.bytes_down
-
-
-class VirtualVerifier:
-    """A Verifier whose target is at the other end of a link, serves nobody else, and does one thing after the other.
-
-    beside: the draft at the target's host, with a row of its own; host: what it goes by where nobody asks for certain trees.
-    meter: is told what both models there spend. Messages are as long as those of grpc_comm. Does not go back behind a stop id. What comes
-    of a round is computed when it is submitted and told when it arrives.
+    proposed: nodes sent so far.
     """
+
+    stream, lost = 0, False
+    _told: Progress | None  # what the loop has seen last
+
+    def __init__(self, clock: VirtualClock, engine: Engine, link: Link) -> None:
+        self.traffic, self.proposed = Traffic(), 0
+        self._clock, self._engine, self._link = clock, engine, link
+        self._there: _Served | None = None
+        self._received, self._told = _Received(0), None
+        self._numbers = 0
+
+    @property
+    def room(self) -> int:
+        last = self._received.last
+        return last.room if last is not None and last.room else self._engine.max_tree_nodes - 1
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        self.close()
+        self._received, self._told, self._numbers = _Received(len(prompt)), None, 0
+        self._up = _Way(self._clock, self._link)
+        self._there = there = _Served(self._clock, self._engine, self._link, self._hear)
+        message = pb.Open(prompt=prompt, temperature=params.temperature, seed=params.seed)
+        self._send(pb.ClientMessage(open=message), lambda: there.open(prompt, params))
+        self._clock.start(there.run)
+
+    def decode(self, order: Decode) -> None:
+        there = self._live
+        message = messages.write_decode(order)
+        self._send(pb.ClientMessage(decode=message), lambda: there.decode(order))
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers - 1
+
+    def propose(self, nodes: Nodes) -> None:
+        there = self._live
+        self.proposed += len(nodes.proposals)
+        for message in messages.write_nodes(nodes):
+            self._send(pb.ClientMessage(nodes=message), partial(there.append, message))
+
+    def go(self, base: int) -> None:
+        there = self._live
+        self._send(pb.ClientMessage(go=pb.Go(base=base)), lambda: there.go(base))
+
+    def receive(self, timeout: float) -> Progress | None:
+        progress = self._received.read()
+        if progress is None and timeout > 0 and self._clock.wait(self._received.news, timeout):
+            progress = self._received.read()
+        if progress is None and self._live.ended:
+            raise RuntimeError("the target's thread has ended")
+        if progress is not None:
+            self.traffic.follow(self._told, progress)
+            self._told = progress
+        return progress
+
+    def close(self) -> None:
+        """Waits for the forward in hand."""
+        if self._there is not None:
+            self._there.close()
+            self._there = None
+
+    def _hear(self, message: pb.ServerMessage) -> None:
+        """Tokens have come to the client's reader, whatever its loop is busy with."""
+        received = self._received
+        self.traffic.bytes_down += message.ByteSize()
+        self.traffic.messages_down += 1
+        received.take(messages.read_tokens(message.tokens))
+        if received.length - received.acknowledged >= ACKNOWLEDGED_AT_ONCE:
+            length = received.acknowledged = received.length
+            there = self._live
+            ack = pb.ClientMessage(ack=pb.Ack(length=length))
+            self._send(ack, lambda: there.acknowledge(length))
+        self._clock.notify(received.news)
+
+    def _send(self, message: Message, arrive: Callable[[], None]) -> None:
+        self.traffic.bytes_up += self._up.send(message, arrive)
+        self.traffic.messages_up += 1
+
+    @property
+    def _live(self) -> _Served:
+        assert self._there is not None, "open() comes first"
+        return self._there
+
+
+class _Received:
+    """What has come to a client. read(): what its loop has not seen, all in one."""
+
+    def __init__(self, length: int) -> None:
+        self.length = self.acknowledged = self._read = length
+        self.news = Signal()
+        self.last: Progress | None = None
+        self._unread = False
+        self._tokens, self._proposers = list[int](), list[int]()
+
+    def take(self, progress: Progress) -> None:
+        self._tokens += progress.tokens
+        self._proposers += progress.proposers
+        self.length += len(progress.tokens)
+        self.last, self._unread = progress, True
+
+    def read(self) -> Progress | None:
+        if self.last is None or not self._unread:
+            return None
+        progress = self.last._replace(
+            position=self._read, tokens=tuple(self._tokens), proposers=tuple(self._proposers)
+        )
+        self._read, self._unread = self.length, False
+        self._tokens, self._proposers = [], []
+        return progress
+
+
+class _Served:
+    """The session at the target, and the thread that makes its forwards."""
 
     def __init__(
         self,
-        engine: Engine,
-        beside: Model,
-        host: Host,
-        meter: Meter,
         clock: VirtualClock,
+        engine: Engine,
         link: Link,
+        hear: Callable[[pb.ServerMessage], None],
     ) -> None:
-        self._engine, self._beside, self._host, self._meter, self._clock, self._link = (
-            engine,
-            beside,
-            host,
-            meter,
-            clock,
-            link,
-        )
+        self.ended = False
+        self._clock, self._engine, self._hear = clock, engine, hear
+        self._down = _Way(clock, link)
+        self._asked, self._done = Signal(), Signal()
         self._session: Session | None = None
-        self._traffic, self._owed = Traffic(), deque[tuple[float, Callable[[Traffic], None]]]()
-        self._rounds, self._free, self._back = 0, 0.0, 0.0
-        self._latest: list[int] | None = (
-            None  # tokens that the round submitted last commits; None when it is dead
-        )
-        self.tree_budget = engine.max_tree_nodes
+        self._closing = False
+        self._own = self._cursor = 0
+        self._told = End.NOT
 
-    @property
-    def traffic(self) -> Traffic:
-        """Of answers that have arrived."""
-        while self._owed and self._owed[0][0] <= self._clock.now():
-            self._owed.popleft()[1](self._traffic)
-        return self._traffic
-
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> Future[None]:
-        self.close()
-        self._session, opened = self._engine.open(prompt, params)
-        self._engine.finish(opened)
-        self._rounds, self.tree_budget = 0, self._engine.max_tree_nodes
-        seconds = self._meter.take()
-        exchange = self._exchanged(pb.Open(prompt=prompt).ByteSize(), 0, seconds)
-
-        def arrive(traffic: Traffic) -> None:
-            exchange.tell(traffic)
-            traffic.prefill_seconds += seconds
-
-        return self._arriving(exchange, arrive, None)
-
-    def submit(self, tree: TokenTree, assumed: Sequence[int] | None = None) -> Future[Verdict]:
-        up = pb.ClientMessage(
-            round=translate.write_round(self._rounds, self._live.length, 2**63, tree)
-        ).ByteSize()
-        if assumed is not None and list(assumed) != self._latest:
-            self._latest, self._traffic.bytes_up = None, self._traffic.bytes_up + up
-            return Arrival(
-                self._clock, self._back, Superseded("the round before it came out otherwise")
-            )
-        answered = self._engine.verify(self._live, tree)
-        self._engine.finish(answered)
-        answer = answered.result()._replace(queue_seconds=0.0, model_seconds=self._meter.take())
-        verdict = answer.verdict
-        self._rounds, self.tree_budget, self._latest = (
-            self._rounds + 1,
-            answer.budget,
-            Step(tree, verdict).tokens,
-        )
-        down = pb.ServerMessage(verdict=translate.write_verdict(self._rounds, answer)).ByteSize()
-        exchange = self._exchanged(up, down, answer.model_seconds)
-
-        def arrive(traffic: Traffic) -> None:
-            exchange.tell(traffic)
-            traffic.model_seconds += answer.model_seconds
-
-        return self._arriving(exchange, arrive, verdict)
-
-    def generate(
-        self,
-        max_tokens: int,
-        stop_ids: frozenset[int],
-        *,
-        fused: bool = False,
-        policy: Policy | None = None,
-        enough: Callable[[], bool] = never,
-    ) -> Iterator[int]:
-        """The target does not wait for whoever takes its tokens, and what it has in hand when it is told to end still comes."""
-        up = pb.ClientMessage(
-            generate=translate.write_continue(
-                max_tokens, stop_ids, self._live.length, 2**63, fused, policy
-            )
-        ).ByteSize()
-        sent = self._clock.now()
-        began = max(sent + self._link.crossing(up), self._free)
-        self._traffic.bytes_up += up
-        halt = math.inf  # when the target hears that it is enough
-        for count, tokens in enumerate(self._stretch(max_tokens, stop_ids, fused, policy)):
-            seconds = self._meter.take()
-            self._free = began + seconds
-            down = pb.ServerMessage(
-                tokens=translate.write_tokens(tokens, 0, False, 0.0, seconds)
-            ).ByteSize()
-            self._clock.wait_until(self._free + self._link.crossing(down))
-            self._traffic.model_seconds += seconds
-            self._traffic.bytes_down += down
-            self._traffic.away_seconds += self._clock.now() - sent if not count else 0.0
-            yield from tokens
-            if began >= halt:
-                return
-            began = self._free
-            if halt == math.inf and enough():
-                halt = self._clock.now() + self._link.crossing(
-                    pb.ClientMessage(halt=pb.Halt()).ByteSize()
-                )
+    def run(self) -> None:
+        """Make forwards as long as the session is open."""
+        try:
+            while not self._closing:
+                if not self._engine.step():
+                    self._clock.wait(self._asked)
+        finally:
+            self.ended = True
+            self._clock.notify(self._done)
 
     def close(self) -> None:
+        self._closing = True
+        self._clock.notify(self._asked)
+        if not self.ended:
+            self._clock.wait(self._done)
         if self._session is not None:
             self._engine.close(self._session)
-            self._session = None
 
-    def _stretch(
-        self, max_tokens: int, stop_ids: frozenset[int], fused: bool, policy: Policy | None
-    ) -> Iterator[Sequence[int]]:
-        """What the target's host makes by itself, round by round."""
-        held, session = HeldVerifier(self._engine, self._live), self._live
-        if not fused:
-            for token in held.generate(max_tokens, stop_ids):
-                yield [token]
+    # What comes from the client.
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        session, _ = self._engine.open(prompt, params)
+        self._session, self._cursor = session, len(prompt)
+        self._own = self._engine.join(session)
+        self._engine.listen(session, self._own, self._tell)
+        self._clock.notify(self._asked)
+
+    def decode(self, order: Decode) -> None:
+        self._change(lambda session: self._engine.decode(session, order))
+
+    def go(self, base: int) -> None:
+        self._change(lambda session: self._engine.go(session, base))
+
+    def acknowledge(self, length: int) -> None:
+        self._change(lambda session: self._engine.acknowledge(session, length))
+
+    def append(self, message: pb.Nodes) -> None:
+        nodes = messages.read_nodes(message)
+        self._change(lambda session: self._engine.append(session, self._own, nodes))
+
+    def _change(self, change: Callable[[Session], None]) -> None:
+        if not self._closing and self._session is not None:
+            change(self._session)
+            self._clock.notify(self._asked)
+
+    def _tell(self) -> None:
+        """Send what the client has not been sent."""
+        if self._closing or self._session is None:
             return
-        drafter = (
-            HostedDrafter(self._beside, self._host)
-            if policy is None
-            else ModelDrafter(self._beside, policy)
-        )
-        for made in fused_rounds(
-            list(session.tokens), session.params, drafter, held, max_tokens, stop_ids
-        ):
-            yield made.tokens
-
-    def _exchanged(self, up: int, down: int, at_target: float) -> Exchange:
-        """A message is sent now; the target begins with it when it is there and the one before is answered."""
-        self._traffic.bytes_up += up
-        sent = self._clock.now()
-        came = sent + self._link.crossing(up)
-        begun = max(came, self._free)
-        self._free = begun + at_target
-        self._back = self._free + self._link.crossing(down)
-        return Exchange(sent, came, begun, self._back, down)
-
-    def _arriving(
-        self, exchange: Exchange, arrive: Callable[[Traffic], None], value: T
-    ) -> Arrival[T]:
-        self._owed.append((exchange.back, arrive))
-        return Arrival(self._clock, exchange.back, value)
-
-    @property
-    def _live(self) -> Session:
-        assert self._session is not None, "open() comes first"
-        return self._session
+        progress = self._engine.progress(self._session, self._cursor, self._own)
+        if not progress.tokens and progress.end is self._told:
+            return
+        self._cursor += len(progress.tokens)
+        self._told = progress.end
+        tokens = messages.write_tokens(progress, progress.end)
+        message = pb.ServerMessage(tokens=tokens)
+        self._down.send(message, lambda: None if self._closing else self._hear(message))

@@ -1,7 +1,9 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -64,34 +66,36 @@ class ForwardTime(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., nodes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("open", "round", "generate", "close", "resume", "heartbeat", "halt")
+    __slots__ = ("open", "close", "resume", "heartbeat", "attach", "decode", "nodes", "ack", "go")
     OPEN_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    GENERATE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    HALT_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    GO_FIELD_NUMBER: _ClassVar[int]
     open: Open
-    round: Round
-    generate: Continue
     close: Close
     resume: Resume
     heartbeat: Heartbeat
-    halt: Halt
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., generate: _Optional[_Union[Continue, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ...) -> None: ...
+    attach: Attach
+    decode: Decode
+    nodes: Nodes
+    ack: Ack
+    go: Go
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., nodes: _Optional[_Union[Nodes, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("opened", "verdict", "tokens", "go_away")
+    __slots__ = ("opened", "go_away", "tokens")
     OPENED_FIELD_NUMBER: _ClassVar[int]
-    VERDICT_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     GO_AWAY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
-    verdict: Verdict
-    tokens: Tokens
     go_away: GoAway
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ...) -> None: ...
+    tokens: Tokens
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("session_id", "protocol_version", "model_fingerprint", "tokenizer_fingerprint", "prompt", "temperature", "top_k", "top_p", "seed", "model")
@@ -118,19 +122,33 @@ class Open(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("session_id", "protocol_version", "resume_key", "epoch")
+    __slots__ = ("session_id", "protocol_version", "resume_key", "epoch", "length")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_KEY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     protocol_version: int
     resume_key: bytes
     epoch: int
-    def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., resume_key: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
+    length: int
+    def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., resume_key: _Optional[bytes] = ..., epoch: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("session_id", "protocol_version", "append_key", "length")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    APPEND_KEY_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    protocol_version: int
+    append_key: bytes
+    length: int
+    def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., append_key: _Optional[bytes] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session_id", "length", "queue_seconds", "prefill_seconds", "resume_key", "lease_seconds", "reused_tokens", "rounds", "tree_nodes")
+    __slots__ = ("session_id", "length", "queue_seconds", "prefill_seconds", "resume_key", "lease_seconds", "reused_tokens", "tree_nodes", "candidates", "append_key")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -138,8 +156,9 @@ class Opened(_message.Message):
     RESUME_KEY_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     TREE_NODES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    APPEND_KEY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     length: int
     queue_seconds: float
@@ -147,87 +166,116 @@ class Opened(_message.Message):
     resume_key: bytes
     lease_seconds: float
     reused_tokens: int
-    rounds: int
     tree_nodes: int
-    def __init__(self, session_id: _Optional[str] = ..., length: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., resume_key: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., reused_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., tree_nodes: _Optional[int] = ...) -> None: ...
+    candidates: int
+    append_key: bytes
+    def __init__(self, session_id: _Optional[str] = ..., length: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., resume_key: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., reused_tokens: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., candidates: _Optional[int] = ..., append_key: _Optional[bytes] = ...) -> None: ...
 
-class Round(_message.Message):
-    __slots__ = ("number", "base_length", "tokens", "parents", "digest", "ahead")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    base_length: int
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    parents: _containers.RepeatedScalarFieldContainer[int]
-    digest: int
-    ahead: bool
-    def __init__(self, number: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., ahead: bool = ...) -> None: ...
-
-class Verdict(_message.Message):
-    __slots__ = ("number", "path", "next_token", "queue_microseconds", "model_microseconds", "budget")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
-    BUDGET_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    path: _containers.RepeatedScalarFieldContainer[int]
-    next_token: int
-    queue_microseconds: int
-    model_microseconds: int
-    budget: int
-    def __init__(self, number: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., budget: _Optional[int] = ...) -> None: ...
-
-class Continue(_message.Message):
-    __slots__ = ("max_tokens", "stop_ids", "base_length", "digest", "fused", "shape")
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+class Decode(_message.Message):
+    __slots__ = ("end", "stop_ids", "most_nodes", "tokens_per_second", "pace", "credit", "beside")
+    class Pace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        GO_ON: _ClassVar[Decode.Pace]
+        WAIT: _ClassVar[Decode.Pace]
+    GO_ON: Decode.Pace
+    WAIT: Decode.Pace
+    END_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
-    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    FUSED_FIELD_NUMBER: _ClassVar[int]
-    SHAPE_FIELD_NUMBER: _ClassVar[int]
-    max_tokens: int
+    MOST_NODES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    end: int
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
-    base_length: int
-    digest: int
-    fused: bool
-    shape: Shape
-    def __init__(self, max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., base_length: _Optional[int] = ..., digest: _Optional[int] = ..., fused: bool = ..., shape: _Optional[_Union[Shape, _Mapping]] = ...) -> None: ...
+    most_nodes: int
+    tokens_per_second: float
+    pace: Decode.Pace
+    credit: int
+    beside: bool
+    def __init__(self, end: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., most_nodes: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., pace: _Optional[_Union[Decode.Pace, str]] = ..., credit: _Optional[int] = ..., beside: _Optional[bool] = ...) -> None: ...
 
-class Shape(_message.Message):
-    __slots__ = ("chain", "nodes", "depth")
-    CHAIN_FIELD_NUMBER: _ClassVar[int]
-    NODES_FIELD_NUMBER: _ClassVar[int]
-    DEPTH_FIELD_NUMBER: _ClassVar[int]
-    chain: int
-    nodes: int
-    depth: int
-    def __init__(self, chain: _Optional[int] = ..., nodes: _Optional[int] = ..., depth: _Optional[int] = ...) -> None: ...
+class Nodes(_message.Message):
+    __slots__ = ("first", "base", "parents", "tokens", "chances", "proposer")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHANCES_FIELD_NUMBER: _ClassVar[int]
+    PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    base: int
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    chances: bytes
+    proposer: int
+    def __init__(self, first: _Optional[int] = ..., base: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., chances: _Optional[bytes] = ..., proposer: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("length",)
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    def __init__(self, length: _Optional[int] = ...) -> None: ...
+
+class Go(_message.Message):
+    __slots__ = ("base",)
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    base: int
+    def __init__(self, base: _Optional[int] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("ids", "last", "queue_microseconds", "model_microseconds", "drafted")
+    __slots__ = ("position", "ids", "proposers", "known", "held", "acknowledged", "nodes", "forwards", "lone", "queue_microseconds", "model_microseconds", "share_microseconds", "sessions", "room", "end")
+    class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NOT: _ClassVar[Tokens.End]
+        STOP_ID: _ClassVar[Tokens.End]
+        MAX_TOKENS: _ClassVar[Tokens.End]
+        SPENT: _ClassVar[Tokens.End]
+        LIMIT: _ClassVar[Tokens.End]
+        DRAINED: _ClassVar[Tokens.End]
+        CREDIT: _ClassVar[Tokens.End]
+        EVICTED: _ClassVar[Tokens.End]
+    NOT: Tokens.End
+    STOP_ID: Tokens.End
+    MAX_TOKENS: Tokens.End
+    SPENT: Tokens.End
+    LIMIT: Tokens.End
+    DRAINED: Tokens.End
+    CREDIT: Tokens.End
+    EVICTED: Tokens.End
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
+    PROPOSERS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    LONE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    SHARE_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    position: int
     ids: _containers.RepeatedScalarFieldContainer[int]
-    last: bool
+    proposers: bytes
+    known: int
+    held: int
+    acknowledged: int
+    nodes: int
+    forwards: int
+    lone: int
     queue_microseconds: int
     model_microseconds: int
-    drafted: int
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., last: bool = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., drafted: _Optional[int] = ...) -> None: ...
+    share_microseconds: int
+    sessions: int
+    room: int
+    end: Tokens.End
+    def __init__(self, position: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., proposers: _Optional[bytes] = ..., known: _Optional[int] = ..., held: _Optional[int] = ..., acknowledged: _Optional[int] = ..., nodes: _Optional[int] = ..., forwards: _Optional[int] = ..., lone: _Optional[int] = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., share_microseconds: _Optional[int] = ..., sessions: _Optional[int] = ..., room: _Optional[int] = ..., end: _Optional[_Union[Tokens.End, str]] = ...) -> None: ...
 
 class Close(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class Halt(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -242,35 +290,3 @@ class GoAway(_message.Message):
     reason: str
     retry_after_seconds: float
     def __init__(self, reason: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
-
-class GenerateRequest(_message.Message):
-    __slots__ = ("open", "max_tokens", "stop_ids", "fused", "shape")
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
-    FUSED_FIELD_NUMBER: _ClassVar[int]
-    SHAPE_FIELD_NUMBER: _ClassVar[int]
-    open: Open
-    max_tokens: int
-    stop_ids: _containers.RepeatedScalarFieldContainer[int]
-    fused: bool
-    shape: Shape
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., fused: bool = ..., shape: _Optional[_Union[Shape, _Mapping]] = ...) -> None: ...
-
-class Generated(_message.Message):
-    __slots__ = ("ids", "drafted", "last", "queue_microseconds", "prefill_microseconds", "model_microseconds", "draft_microseconds")
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    drafted: int
-    last: bool
-    queue_microseconds: int
-    prefill_microseconds: int
-    model_microseconds: int
-    draft_microseconds: int
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., last: bool = ..., queue_microseconds: _Optional[int] = ..., prefill_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., draft_microseconds: _Optional[int] = ...) -> None: ...

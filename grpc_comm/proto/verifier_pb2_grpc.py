@@ -5,7 +5,7 @@ import warnings
 
 from grpc_comm.proto import verifier_pb2 as grpc__comm_dot_proto_dot_verifier__pb2
 
-GRPC_GENERATED_VERSION = '1.71.2'
+GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in grpc_comm/proto/verifier_pb2_grpc.py depends on'
+        + ' but the generated code in grpc_comm/proto/verifier_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class TargetStub(object):
+class TargetStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -44,14 +44,9 @@ class TargetStub(object):
                 request_serializer=grpc__comm_dot_proto_dot_verifier__pb2.ClientMessage.SerializeToString,
                 response_deserializer=grpc__comm_dot_proto_dot_verifier__pb2.ServerMessage.FromString,
                 _registered_method=True)
-        self.Generate = channel.unary_stream(
-                '/outrider.v1.Target/Generate',
-                request_serializer=grpc__comm_dot_proto_dot_verifier__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_proto_dot_verifier__pb2.Generated.FromString,
-                _registered_method=True)
 
 
-class TargetServicer(object):
+class TargetServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
@@ -62,15 +57,10 @@ class TargetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """One session: Open or Resume first and once, then any number of Round and Continue, each answered before the next is sent.
-        Close, or the end of the client's messages, ends the session. When the call breaks, the session is held for its lease.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Generate(self, request, context):
-        """A whole text made at the target: alone, or with a draft that runs beside it. It ends with the call.
+        """One session. Open, Resume or Attach comes first and once. After Open or Resume: Decode, Nodes, Ack, Go and Heartbeat in any
+        order and number, also before Opened comes; after Attach: Nodes and Heartbeat only. The target sends Tokens as it makes them.
+        Close, or the end of the client's messages, ends the session, or what was attached. When the call breaks, the session is held
+        for its lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,11 +79,6 @@ def add_TargetServicer_to_server(servicer, server):
                     request_deserializer=grpc__comm_dot_proto_dot_verifier__pb2.ClientMessage.FromString,
                     response_serializer=grpc__comm_dot_proto_dot_verifier__pb2.ServerMessage.SerializeToString,
             ),
-            'Generate': grpc.unary_stream_rpc_method_handler(
-                    servicer.Generate,
-                    request_deserializer=grpc__comm_dot_proto_dot_verifier__pb2.GenerateRequest.FromString,
-                    response_serializer=grpc__comm_dot_proto_dot_verifier__pb2.Generated.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'outrider.v1.Target', rpc_method_handlers)
@@ -102,7 +87,7 @@ def add_TargetServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Target(object):
+class Target:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -149,33 +134,6 @@ class Target(object):
             '/outrider.v1.Target/Session',
             grpc__comm_dot_proto_dot_verifier__pb2.ClientMessage.SerializeToString,
             grpc__comm_dot_proto_dot_verifier__pb2.ServerMessage.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Generate(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/outrider.v1.Target/Generate',
-            grpc__comm_dot_proto_dot_verifier__pb2.GenerateRequest.SerializeToString,
-            grpc__comm_dot_proto_dot_verifier__pb2.Generated.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,37 +39,35 @@ class Model(Protocol):
     copies_rows: bool  # whether copy_row may be called
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """The token chosen at each picked node ([p] a segment), and the new keys written. Rows are distinct."""
+        """The token chosen at each picked node ([p] a segment), and the new keys written. Rows
+        are distinct.
+        """
         ...
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        """The k likeliest choices at each picked node ([p, k] a segment), and the new keys written. Rows are distinct."""
+        """The k likeliest choices at each picked node ([p, k] a segment), and the new keys
+        written. Rows are distinct.
+        """
         ...
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """What a call of so many rows, of at most so many nodes each, is computed as: rows and nodes of each."""
+        """What a call of so many rows, of at most so many nodes each, is computed as: rows and
+        nodes of each.
+        """
         ...
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy the keys and values of the first `slots` slots of a row to another; what lies behind them there may change."""
-        ...
-
-
-@runtime_checkable
-class Probabilities(Model, Protocol):
-    """A Model that also says how probable tokens are: what acceptance by rejection needs of draft and target."""
-
-    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
-        """The probability of each token at each picked node ([p, V] a segment), and the new keys written. Rows are distinct.
-
-        It is what choose() draws from: after temperature, top-k and top-p; all on one token at T = 0.
+        """Copy the keys and values of the first `slots` slots of a row to another; what lies
+        behind them there may change.
         """
         ...
 
 
 @runtime_checkable
 class RoundModel(Model, Protocol):
-    """A Model that also makes whole rounds: its own draft grows a tree, and what the target accepts of it comes back."""
+    """A Model that also makes whole rounds: its own draft grows a tree, and what the target
+    accepts of it comes back.
+    """
 
     shape: Branches  # of every tree
 
@@ -79,5 +77,7 @@ class RoundModel(Model, Protocol):
         ...
 
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """What GraphTree.filled() takes, a segment. Tokens below the roots are not looked at; rows are distinct, of both models."""
+        """What GraphTree.filled() takes, a segment. Tokens below the roots are not looked at;
+        rows are distinct, of both models.
+        """
         ...

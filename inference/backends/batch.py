@@ -1,4 +1,6 @@
-"""Segments as one padded call: arrays of fixed shapes. A padding node lies in the junk slot, at position 0, and sees only itself."""
+"""Segments as one padded call: arrays of fixed shapes. A padding node lies in the junk slot, at
+position 0, and sees only itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from inference.tree import IntArray
 
 
 class Shape(NamedTuple):
-    """What a call is padded to. contexts: 1, or as many as nodes; slots: how many of the cache's are read."""
+    """What a call is padded to. contexts: 1, or as many as nodes; slots: how many of the cache's
+    are read.
+    """
 
     rows: int
     nodes: int

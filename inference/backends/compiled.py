@@ -1,7 +1,8 @@
 """A target compiled ahead of time for this machine's CPU: a Model over an artefact's packages.
 
-All graphs share one set of weights and one set of KV caches; a call is padded to the cheapest graph that holds it, and split
-where none does. Nothing is traced and no model source is needed: the packages are machine code.
+All graphs share one set of weights and one set of KV caches; a call is padded to the cheapest graph
+that holds it, and split where none does. Nothing is traced and no model source is needed: the
+packages are machine code.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from inference.backends.batch import Batch, Shape, check_rows, pad
 from inference.choice import Sampling
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig, parse_config
+from inference.model.sizes import check_sizes
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
@@ -29,11 +31,15 @@ CACHES = ("keys", "values")
 REBUILD = "build it again here with python -m compile --target cpu"
 
 Graph = Callable[..., tuple[Tensor, ...]]
-"""Inputs by name -> chosen [B, P], new keys and new values [layers, B, kv heads, T, head dim]; a round has more (fused.py)."""
+"""Inputs by name -> chosen [B, P], new keys and new values [layers, B, kv heads, T, head dim]; a
+round has more (fused.py).
+"""
 
 
 class CompiledModel:
-    """Graphs by bucket over shared caches. keys, values: [layers, rows, kv heads, capacity + 1, head dim]."""
+    """Graphs by bucket over shared caches. keys, values: [layers, rows, kv heads, capacity + 1,
+    head dim].
+    """
 
     copies_rows = True
 
@@ -54,7 +60,8 @@ class CompiledModel:
             graph.sampled for graph in self._graphs
         ):
             raise InvalidRequest(
-                "this artefact was built for greedy decoding (--sampling greedy): ask for temperature 0, or build it again"
+                "this artefact was built for greedy decoding (--sampling greedy): ask for "
+                "temperature 0, or build it again"
             )
         if len(segments) > 1:
             half = len(segments) // 2
@@ -64,11 +71,14 @@ class CompiledModel:
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         """A compiled target only chooses."""
         raise InvalidRequest(
-            "this artefact is a target's: it chooses tokens and cannot draft; draft with a model directory"
+            "this artefact is a target's: it chooses tokens and cannot draft; draft with a model "
+            "directory"
         )
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """The cheapest graph's shape; where none holds so many rows, that of the two halves together."""
+        """The cheapest graph's shape; where none holds so many rows, that of the two halves
+        together.
+        """
         bucket = next(
             (bucket for bucket in self._graphs if bucket.rows >= rows and bucket.nodes >= nodes),
             None,
@@ -95,7 +105,9 @@ class CompiledModel:
         return [table[row, : len(segment.pick)].copy() for row, segment in enumerate(segments)]
 
     def _in_parts(self, segment: Segment) -> IntArray:
-        """One row in several calls: nodes too deep for one table of noise are chosen at apart, a long chain is fed in pieces."""
+        """One row in several calls: nodes too deep for one table of noise are chosen at apart, a
+        long chain is fed in pieces.
+        """
         levels = max(
             (bucket.levels for bucket in self._graphs if _fits(bucket, segment)), default=0
         )
@@ -109,7 +121,8 @@ class CompiledModel:
         if not sizes:
             most = max(bucket.slots for bucket in self._graphs)
             raise LimitExceeded(
-                f"{segment.context.shape[1]} slots of context: the largest graph of this artefact reads {most}"
+                f"{segment.context.shape[1]} slots of context: the largest graph of this artefact "
+                f"reads {most}"
             )
         head, tail = _cut(segment, max(sizes))
         self.choose([head])
@@ -173,18 +186,22 @@ def _spread(segment: Segment) -> int:
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
-    """The first `size` nodes and the rest, for which they have become context: possible for a chain whose choices come last."""
+    """The first `size` nodes and the rest, for which they have become context: possible for a
+    chain whose choices come last.
+    """
     if (
         segment.pick.min() < size
         or not segment.tree_mask[size:, :size].all()
         or segment.context.shape[0] > 1
     ):
         raise LimitExceeded(
-            f"a tree of {len(segment.tokens)} nodes in one call: this artefact takes {size} with {segment.context.shape[1]} slots"
+            f"a tree of {len(segment.tokens)} nodes in one call: this artefact takes {size} with "
+            f"{segment.context.shape[1]} slots"
         )
     head = Segment(
-        segment.row, segment.tokens[:size], segment.slots[:size], segment.positions[:size], segment.context,
-        segment.tree_mask[:size, :size], np.array([size - 1], dtype=np.int32), SamplingParams(),
+        segment.row, segment.tokens[:size], segment.slots[:size], segment.positions[:size],
+        segment.context, segment.tree_mask[:size, :size], np.array([size - 1], dtype=np.int32),
+        SamplingParams(),
     )  # fmt: skip
     context = np.zeros(
         (1, max(segment.context.shape[1], int(head.slots.max()) + 1)), dtype=np.bool_
@@ -192,8 +209,9 @@ def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
     context[:, : segment.context.shape[1]] = segment.context
     context[:, head.slots] = True
     tail = segment._replace(
-        tokens=segment.tokens[size:], slots=segment.slots[size:], positions=segment.positions[size:],
-        context=context, tree_mask=segment.tree_mask[size:, size:], pick=segment.pick - size,
+        tokens=segment.tokens[size:], slots=segment.slots[size:],
+        positions=segment.positions[size:], context=context,
+        tree_mask=segment.tree_mask[size:, size:], pick=segment.pick - size,
     )  # fmt: skip
     return head, tail
 
@@ -203,7 +221,8 @@ def read_compiled(directory: Path) -> Manifest:
     manifest = read_manifest(directory)
     if manifest.target != "cpu":
         raise BadArtifact(
-            f"{directory} was built for {manifest.target}: serve it there with --device neuron, or build one with --target cpu"
+            f"{directory} was built for {manifest.target}: serve it there with --device neuron, or "
+            "build one with --target cpu"
         )
     check_files(directory, manifest)
     check_machine(directory, manifest)
@@ -242,7 +261,9 @@ def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> di
     """A model's weights and empty caches, by the names that its graphs know them by."""
     from safetensors.torch import load_file
 
-    constants = {f"decoder.{name}": tensor for name, tensor in load_file(weights).items()}
+    tensors = load_file(weights)
+    check_sizes({name: tensor.shape for name, tensor in tensors.items()}, config, weights)
+    constants = {f"decoder.{name}": tensor for name, tensor in tensors.items()}
     caches = empty_caches(
         config, manifest.rows, manifest.capacity, constants["decoder.model.norm.weight"].dtype
     )
@@ -265,7 +286,8 @@ def graph_path(bucket: Bucket) -> str:
 def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:
     """A package over these weights and caches, which stay the caller's: nothing is copied.
 
-    Not by aoti_load_package, which compiles trial programs with g++ to warn of another CPU: check_machine refuses that one.
+    Not by aoti_load_package, which compiles trial programs with g++ to warn of another CPU:
+    check_machine refuses that one.
     """
     from torch._C._aoti import AOTIModelPackageLoader
     from torch.export.pt2_archive._package import AOTICompiledModel

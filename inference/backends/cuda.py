@@ -1,7 +1,9 @@
-"""The Decoder on CUDA: calls are padded to few shapes, and each shape's pass, cache writes and choice are one CUDA graph.
+"""The Decoder on CUDA: calls are padded to few shapes, and each shape's pass, cache writes and
+choice are one CUDA graph.
 
-A shape runs as it is when it is first met, is recorded when it is met again, and replayed from then on over buffers that stay
-where they are. Recording is one small seam (`Recorder`); all else runs on any device. Not yet run on a GPU.
+A shape runs as it is when it is first met, is recorded when it is met again, and replayed from then
+on over buffers that stay where they are. Recording is one small seam (`Recorder`); all else runs on
+any device. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.backends import Segment
@@ -22,7 +23,6 @@ from inference.choice import (
     choose_greedy,
     choose_mixed,
     choose_truncated,
-    probabilities,
     rank,
     rank_greedy,
 )
@@ -46,12 +46,16 @@ class Recorder(Protocol):
         ...
 
     def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
-        """What repeats it, and the tensors that hold the outputs after each repetition until the next one of any recording."""
+        """What repeats it, and the tensors that hold the outputs after each repetition until the
+        next one of any recording.
+        """
         ...
 
 
 class CudaGraphs:
-    """torch.cuda.CUDAGraph: all recordings share a stream and a pool of memory, so that one at a time may run."""
+    """torch.cuda.CUDAGraph: all recordings share a stream and a pool of memory, so that one at a
+    time may run.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
@@ -76,7 +80,9 @@ class CudaGraphs:
 
 
 class Choice(NamedTuple):
-    """What is made of logits [B, P, V]: function(logits, sampling, positions, size). size: levels of noise, or children."""
+    """What is made of logits [B, P, V]: function(logits, sampling, positions, size). size:
+    levels of noise, or children.
+    """
 
     function: Callable[[Tensor, Sampling, Tensor, int], Outputs]
     size: int
@@ -142,11 +148,6 @@ class CudaModel(EagerModel):
             for row, segment in enumerate(segments)
         ]
 
-    @torch.no_grad()
-    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
-        (table,) = self._call(segments, self._shape(segments), Choice(_probabilities, 0))
-        return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
-
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return min(_step(rows), self.rows), min(
             max(_step(nodes), self._least_nodes), max(self.max_nodes, self._least_nodes)
@@ -195,7 +196,9 @@ class CudaModel(EagerModel):
         return recorded.outputs
 
     def _compute(self, choice: Choice, buffers: _Buffers) -> Outputs:
-        """What is recorded: nothing of it may wait for the device, or depend on values but through tensors of fixed shapes."""
+        """What is recorded: nothing of it may wait for the device, or depend on values but
+        through tensors of fixed shapes.
+        """
         logits, positions = self._write(**buffers.arrays)
         return choice.function(logits, buffers.sampling, positions, choice.size)
 
@@ -225,10 +228,6 @@ def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, siz
 
 def _choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
     return (choose_mixed(logits, sampling, positions, size),)
-
-
-def _probabilities(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return (probabilities(logits, sampling),)
 
 
 def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.backends import Segment
@@ -17,8 +16,6 @@ from inference.choice import (
     choose_mixed,
     choose_open,
     choose_truncated,
-    probabilities,
-    probabilities_open,
     rank,
     rank_greedy,
 )
@@ -32,7 +29,9 @@ SLOT_STEP = 64
 
 
 class EagerModel:
-    """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot a row for padding."""
+    """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot a row for
+    padding.
+    """
 
     copies_rows = True
 
@@ -75,17 +74,6 @@ class EagerModel:
             for row, segment in enumerate(segments)
         ]
 
-    @torch.no_grad()
-    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
-        logits, sampling, _ = self._forward(segments)
-        give = (
-            probabilities
-            if any(segment.params.truncated for segment in segments)
-            else probabilities_open
-        )
-        table = give(logits, sampling).cpu().numpy()
-        return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
-
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return rows, max(nodes, self._least_nodes)
 
@@ -95,11 +83,15 @@ class EagerModel:
 
     @property
     def _least_nodes(self) -> int:
-        """In float32 one node runs as two: kernels for a single row round differently from those for several."""
+        """In float32 one node runs as two: kernels for a single row round differently from those
+        for several.
+        """
         return 2 if self.dtype == torch.float32 else 1
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Sampling, Tensor]:
-        """Logits at the picked nodes [B, P, V], the rows' sampling, and the positions [B, P] of what is chosen there."""
+        """Logits at the picked nodes [B, P, V], the rows' sampling, and the positions [B, P] of
+        what is chosen there.
+        """
         batch = pad(segments, self._shape(segments), junk=self.capacity)
         logits, positions = self._write(
             **{
@@ -119,7 +111,9 @@ class EagerModel:
         tree_mask: Tensor,
         pick: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """One pass over a batch's arrays, the new keys and values written: logits [B, P, V], and positions [B, P] of what is chosen there."""
+        """One pass over a batch's arrays, the new keys and values written: logits [B, P, V], and
+        positions [B, P] of what is chosen there.
+        """
         out = self._decoder(
             tokens, rows, positions, context_mask, tree_mask, pick, self._keys, self._values
         )

@@ -1,6 +1,8 @@
-"""A compiled target with a draft beside it: rounds in which one graph drafts, verifies and accepts, over the caches of both models.
+"""A compiled target with a draft beside it: rounds in which one graph drafts, verifies and accepts,
+over the caches of both models.
 
-It is a compiled target as any other, too: prompts are fed and trees of others verified by the target's own graphs.
+It is a compiled target as any other, too: prompts are fed and trees of others verified by the
+target's own graphs.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,9 @@ DRAFT_WEIGHTS = "weights/draft.safetensors"
 
 
 class FusedModel(CompiledModel):
-    """A target's graphs, those of its draft, and the rounds of both. keys, values: as a CompiledModel's."""
+    """A target's graphs, those of its draft, and the rounds of both. keys, values: as a
+    CompiledModel's.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,9 @@ def in_rounds(
     segments: Sequence[Segment],
     call: Callable[[RoundBucket, Sequence[Segment]], list[IntArray]],
 ) -> list[IntArray]:
-    """Every segment's answer: by one call of the cheapest graph that holds them all, or of half of them each."""
+    """Every segment's answer: by one call of the cheapest graph that holds them all, or of half
+    of them each.
+    """
     check_rows(segments)
     check_rows([draft_of(segment) for segment in segments])
     bucket = _round_bucket(sorted(buckets, key=cost), segments)
@@ -99,10 +104,12 @@ def _round_bucket(
     if not suitable:
         if not greedy and not any(bucket.sampled for bucket in buckets):
             raise InvalidRequest(
-                "this artefact was built for greedy decoding (--sampling greedy): ask for temperature 0, or build it again"
+                "this artefact was built for greedy decoding (--sampling greedy): ask for "
+                "temperature 0, or build it again"
             )
         raise LimitExceeded(
-            f"{slots} slots of context: the largest round of this artefact reads {max(bucket.slots for bucket in buckets)}"
+            f"{slots} slots of context: the largest round of this artefact reads "
+            f"{max(bucket.slots for bucket in buckets)}"
         )
     return next((bucket for bucket in suitable if bucket.rows >= len(segments)), None)
 
@@ -110,7 +117,9 @@ def _round_bucket(
 def fill_round(
     bucket: RoundBucket, segments: Sequence[Segment], places: Sequence[tuple[int, int]]
 ) -> dict[str, Tensor]:
-    """An idle call with the segments in it. places: where in the call each one's target is, and its draft."""
+    """An idle call with the segments in it. places: where in the call each one's target is, and
+    its draft.
+    """
     inputs = round_inputs(bucket)
     entry = 1 + bucket.shape.inner
     for segment, (place, draft_place) in zip(segments, places, strict=True):
@@ -118,7 +127,7 @@ def fill_round(
         first = entry - len(draft.tokens)  # 1 where nothing is pending
         _lay(inputs, "", place, segment, 0)
         _lay(inputs, "draft_", draft_place, draft, first)
-        inputs["draft_tokens"][draft_place, first:] = torch.from_numpy(draft.tokens[: 2 - first])
+        inputs["draft_tokens"][draft_place, first:] = torch.tensor(draft.tokens[: 2 - first])
     if bucket.sampled:
         sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
         for name, part in sampling._asdict().items():
@@ -137,21 +146,19 @@ def _lay(
 ) -> None:
     """A model's part of one row, its nodes from the `first` on."""
     last = first + len(segment.tokens)
-    inputs[f"{which}slots"][place, first:last] = torch.from_numpy(segment.slots)
-    inputs[f"{which}positions"][place, first:last] = torch.from_numpy(
-        np.ascontiguousarray(segment.positions)
-    )
-    inputs[f"{which}context_mask"][place, :, : segment.context.shape[1]] = torch.from_numpy(
-        segment.context
-    )
-    inputs[f"{which}tree_mask"][place, first:last, first:last] = torch.from_numpy(segment.tree_mask)
+    seen = segment.context.shape[1]
+    inputs[f"{which}slots"][place, first:last] = torch.tensor(segment.slots)
+    inputs[f"{which}positions"][place, first:last] = torch.tensor(segment.positions)
+    inputs[f"{which}context_mask"][place, :, :seen] = torch.tensor(segment.context)
+    inputs[f"{which}tree_mask"][place, first:last, first:last] = torch.tensor(segment.tree_mask)
 
 
 def fused_part(manifest: Manifest) -> FusedPart:
     """The draft of an artefact that has one; raises BadArtifact otherwise."""
     if manifest.fused is None:
         raise BadArtifact(
-            f"the artefact of {manifest.model} has no draft in its graphs: build one with python -m compile --fused"
+            f"the artefact of {manifest.model} has no draft in its graphs: build one with python "
+            "-m compile --fused"
         )
     return manifest.fused
 

@@ -1,9 +1,11 @@
-"""A target on transformers-neuronx, for images of Neuron SDK 2.23 to 2.26: one sequence at a time, chains only. Not yet run on hardware.
+"""A target on transformers-neuronx, for images of Neuron SDK 2.23 to 2.26: one sequence at a time,
+chains only. Not yet run on hardware.
 
-There the cache slot of a token is its position, and a call writes consecutive ones. Chains keep to that by themselves: what is
-accepted lies where it belongs, what is rejected is written over by the next call. A branching tree is refused, also one of fixed
-shape: that package's tree decoder takes the cache slot for the rotary position, so that siblings would be computed at different
-positions. Logits come back to the host, and the choice is made here.
+There the cache slot of a token is its position, and a call writes consecutive ones. Chains keep to
+that by themselves: what is accepted lies where it belongs, what is rejected is written over by the
+next call. A branching tree is refused, also one of fixed shape: that package's tree decoder takes
+the cache slot for the rotary position, so that siblings would be computed at different positions.
+Logits come back to the host, and the choice is made here.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from inference.backends.neuron import runtime_error
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
 from inference.choice import Sampling, choose_greedy, choose_open, choose_truncated
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel
+from inference.model.checkpoint import tensor_shapes
 from inference.model.config import ModelConfig
+from inference.model.sizes import check_sizes
 from inference.policy import Ranked
 from inference.tree import IntArray
 
@@ -37,11 +41,13 @@ FAMILIES = ("trn1", "inf2")
 _AMP = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _PACKAGES = ("transformers-neuronx", "torch-neuronx", "neuronx-cc", "transformers")
 _INSTALL = (
-    f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.8.0.2.10.*' 'neuronx-cc==2.21.*' 'libneuronxla==2.2.12677.*' "
+    f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.8.0.2.10.*' 'neuronx-cc==2.21.*' "
+    "'libneuronxla==2.2.12677.*' "
     "'transformers-neuronx==0.13.*' 'transformers>=4.51,<5'"
 )
 _WHICH = (
-    "--device neuron-legacy needs transformers-neuronx 0.13, torch-neuronx 2.6 to 2.8 of Neuron SDK 2.23 to 2.26 and transformers 4, "
+    "--device neuron-legacy needs transformers-neuronx 0.13, torch-neuronx 2.6 to 2.8 of Neuron "
+    "SDK 2.23 to 2.26 and transformers 4, "
     f"in an environment of its own with Python 3.10 or 3.11: {_INSTALL}"
 )
 
@@ -56,7 +62,9 @@ class Speculative(Protocol):
         start_ids: Tensor | None = None,
         speculation_length: int | None = None,
     ) -> Tensor:
-        """input_ids [1, k], cache_ids [k] consecutive, start_ids [1] -> logits [k, vocab_size, 1]."""
+        """input_ids [1, k], cache_ids [k] consecutive, start_ids [1] -> logits [k, vocab_size,
+        1].
+        """
         ...
 
 
@@ -107,7 +115,8 @@ class LegacyNeuronModel:
             start = time.perf_counter()
             self._forward(np.zeros(length, dtype=np.int32), 0)
             say(
-                f"chains of up to {length} tokens ran in {(time.perf_counter() - start) * 1000:.1f} ms"
+                f"chains of up to {length} tokens ran in "
+                f"{(time.perf_counter() - start) * 1000:.1f} ms"
             )
 
     def _choose(self, segment: Segment) -> IntArray:  # [p]
@@ -149,11 +158,14 @@ class LegacyNeuronModel:
 
 
 def check_chain(segment: Segment) -> None:
-    """Raises InvalidRequest unless the new nodes are a chain that continues what lies in the cache, slot by slot."""
+    """Raises InvalidRequest unless the new nodes are a chain that continues what lies in the
+    cache, slot by slot.
+    """
     n, first = len(segment.tokens), int(segment.positions[0])
     if not np.array_equal(segment.tree_mask, np.tri(n, dtype=np.bool_)):
         raise InvalidRequest(
-            "this target verifies chains only (transformers-neuronx computes no branching trees): start the draft with --gamma 4"
+            "this target verifies chains only (transformers-neuronx computes no branching trees): "
+            "start the draft with --gamma 4"
         )
     consecutive = np.arange(first, first + n)
     placed = np.array_equal(segment.slots, consecutive) and np.array_equal(
@@ -161,7 +173,8 @@ def check_chain(segment: Segment) -> None:
     )
     if not placed or segment.context.shape != (1, first) or not segment.context.all():
         raise InvalidRequest(
-            f"transformers-neuronx keeps position i in cache slot i: {n} nodes from position {first} on do not continue the cache"
+            f"transformers-neuronx keeps position i in cache slot i: {n} nodes from position "
+            f"{first} on do not continue the cache"
         )
 
 
@@ -176,9 +189,11 @@ def load_legacy_neuron(
     dtype: torch.dtype,
     say: Callable[[str], None],
 ) -> LegacyNeuronModel:
-    """A checkpoint on this machine's NeuronCores, for chains of up to `chain` tokens, the root included.
+    """A checkpoint on this machine's NeuronCores, for chains of up to `chain` tokens, the root
+    included.
 
-    Compiles, for minutes, what the Neuron compile cache does not hold. Raises MissingExtra, InvalidRequest or UnsupportedModel.
+    Compiles, for minutes, what the Neuron compile cache does not hold. Raises MissingExtra,
+    InvalidRequest or UnsupportedModel.
     """
     check_model(config)
     check_machine()
@@ -191,8 +206,10 @@ def load_legacy_neuron(
         {max(2, chain), PREFILL}
     )  # one length serves a node alone and a whole chain: the same program for both
     positions = -(-(sequence_length + PREFILL) // 128) * 128
+    check_sizes(tensor_shapes(directory), config, directory)
     say(
-        f"transformers-neuronx {found['transformers-neuronx']}: compiling for {tensor_parallel} cores what the cache does not hold, then loading"
+        f"transformers-neuronx {found['transformers-neuronx']}: compiling for {tensor_parallel} "
+        "cores what the cache does not hold, then loading"
     )
     model = _import().from_pretrained(
         str(directory),
@@ -216,7 +233,9 @@ def load_legacy_neuron(
 
 
 def check_versions() -> dict[str, str]:
-    """The packages' versions; raises MissingExtra, saying what was found and what is needed. Nothing is imported."""
+    """The packages' versions; raises MissingExtra, saying what was found and what is needed.
+    Nothing is imported.
+    """
     found: dict[str, str] = {}
     for name in _PACKAGES:
         try:
@@ -237,7 +256,9 @@ def check_versions() -> dict[str, str]:
 
 
 def check_machine() -> None:
-    """Raises InvalidRequest where there is no Neuron device, or one that transformers-neuronx does not know."""
+    """Raises InvalidRequest where there is no Neuron device, or one that transformers-neuronx
+    does not know.
+    """
     if not has_device():
         raise InvalidRequest(
             f"--device neuron-legacy: this machine has no Neuron device ({DEVICE} is missing)"
@@ -245,12 +266,15 @@ def check_machine() -> None:
     family = instance_family()
     if family is not None and family not in FAMILIES:
         raise InvalidRequest(
-            f"--device neuron-legacy is for {' and '.join(FAMILIES)}, this is a {family} instance: use --device neuron"
+            f"--device neuron-legacy is for {' and '.join(FAMILIES)}, this is a {family} instance: "
+            "use --device neuron"
         )
 
 
 def check_model(config: ModelConfig) -> None:
-    """Raises UnsupportedModel, naming the field, for what transformers-neuronx would compute wrongly or not at all."""
+    """Raises UnsupportedModel, naming the field, for what transformers-neuronx would compute
+    wrongly or not at all.
+    """
     wrong = {
         "model_type": config.model_type != "llama",
         "head_dim": config.head_dim * config.heads != config.hidden_size,
@@ -261,12 +285,15 @@ def check_model(config: ModelConfig) -> None:
     fields = [name for name, is_wrong in wrong.items() if is_wrong]
     if fields:
         raise UnsupportedModel(
-            f"config.json field {fields[0]}: --device neuron-legacy takes Llama without biases, with rope_scaling of type llama3 or none"
+            f"config.json field {fields[0]}: --device neuron-legacy takes Llama without biases, "
+            "with rope_scaling of type llama3 or none"
         )
 
 
 def check_understood(theirs: Any, config: ModelConfig) -> None:
-    """Raises UnsupportedModel unless that package read config.json as we do: it has defaults for fields that it does not find."""
+    """Raises UnsupportedModel unless that package read config.json as we do: it has defaults for
+    fields that it does not find.
+    """
     ours = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -282,12 +309,14 @@ def check_understood(theirs: Any, config: ModelConfig) -> None:
     for name, value in ours.items():
         if getattr(theirs, name) != value:
             raise UnsupportedModel(
-                f"config.json field {name} is {value}, transformers-neuronx reads {getattr(theirs, name)}"
+                f"config.json field {name} is {value}, transformers-neuronx reads "
+                f"{getattr(theirs, name)}"
             )
     read = theirs.rope_scaling or {}
     if scaling is not None and read.get("factor") != scaling.factor:
         raise UnsupportedModel(
-            f"config.json field rope_scaling.factor is {scaling.factor}, transformers-neuronx reads {read.get('factor')}"
+            f"config.json field rope_scaling.factor is {scaling.factor}, transformers-neuronx "
+            f"reads {read.get('factor')}"
         )
 
 

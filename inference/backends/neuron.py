@@ -1,7 +1,8 @@
-"""A compiled target on NeuronCores: load, put the weights on the cores, run every graph once, then serve calls one at a time.
+"""A compiled target on NeuronCores: load, put the weights on the cores, run every graph once, then
+serve calls one at a time.
 
-The caches live on the device as the graphs' state, so every row takes part in every call; a row without a segment writes to
-its junk slot. Not yet run on hardware: see docs/neuron.md.
+The caches live on the device as the graphs' state, so every row takes part in every call; a row
+without a segment writes to its junk slot. Not yet run on hardware: see docs/neuron.md.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Program(Protocol):
 
 
 class NeuronModel(CompiledModel):
-    """A compiled target whose caches are the device's own: a call goes to the graph as it is, and nothing is written here."""
+    """A compiled target whose caches are the device's own: a call goes to the graph as it is,
+    and nothing is written here.
+    """
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
         graphs: dict[Bucket, Any] = {
@@ -86,10 +89,13 @@ class NeuronModel(CompiledModel):
         self._warm(say)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """One call of the copying graph, which takes every row as it is but one; all of the row is copied, its junk slot too."""
+        """One call of the copying graph, which takes every row as it is but one; all of the row
+        is copied, its junk slot too.
+        """
         if not self.copies_rows:
             raise InvalidRequest(
-                "this artefact has no graph that copies rows: torch_neuronx.trace makes one graph, and one row needs none"
+                "this artefact has no graph that copies rows: torch_neuronx.trace makes one graph, "
+                "and one row needs none"
             )
         inputs = copy_inputs(self.rows)
         inputs["rows"][target] = source
@@ -119,7 +125,8 @@ class NeuronModel(CompiledModel):
             start = time.perf_counter()
             self._run(graph, inputs)
             say(
-                f"[{index}/{len(idle)}] {graph} ran in {(time.perf_counter() - start) * 1000:.1f} ms"
+                f"[{index}/{len(idle)}] {graph} ran in {(time.perf_counter() - start) * 1000:.1f} "
+                "ms"
             )
 
 
@@ -146,7 +153,9 @@ def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 
 
 def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
-    """The model of an artefact whose files were checked, on this machine's NeuronCores; takes minutes and says where it is."""
+    """The model of an artefact whose files were checked, on this machine's NeuronCores; takes
+    minutes and says where it is.
+    """
     check_machine(manifest)
     loader = _load_traced if manifest.host.get("interface") == "trace" else _load_package
     say(f"loading {manifest.model} on {manifest.tensor_parallel} {manifest.target} cores")
@@ -167,35 +176,42 @@ def check_machine(manifest: Manifest) -> None:
     """This machine can run the artefact; raises with the remedy before anything is loaded."""
     if manifest.target not in _COMPATIBLE:
         raise BadArtifact(
-            f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, inf2 and trn2"
+            f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, "
+            "inf2 and trn2"
         )
     if not has_device():
         raise InvalidRequest(
-            f"--device neuron: this machine has no Neuron device ({DEVICE} is missing). On a trn or inf instance install the driver "
+            f"--device neuron: this machine has no Neuron device ({DEVICE} is missing). On a trn "
+            "or inf instance install the driver "
             "(aws-neuronx-dkms) or use a Neuron AMI; in a container pass the device through"
         )
     family = instance_family()
     if family is not None and family not in _COMPATIBLE[manifest.target]:
         raise BadArtifact(
-            f"the artefact was built for {manifest.target}, this is a {family} instance: build it with --target {family}"
+            f"the artefact was built for {manifest.target}, this is a {family} instance: build it "
+            f"with --target {family}"
         )
     check_visible_cores(manifest.tensor_parallel)
     built, logical = manifest.host.get("logical_cores", "1"), str(logical_cores(manifest.target))
     if built != logical:
         raise BadArtifact(
-            f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG means {logical}"
+            f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG "
+            f"means {logical}"
         )
     _check_versions(manifest)
 
 
 def _check_versions(manifest: Manifest) -> None:
-    """Packages as it was built with: NxD promises compatibility neither forwards nor backwards. The compiler need not be the same."""
+    """Packages as it was built with: NxD promises compatibility neither forwards nor backwards.
+    The compiler need not be the same.
+    """
     here = sdk_versions()
     for name, built in manifest.versions.items():
         if name != "neuronx-cc" and here.get(name) != built:
             raise BadArtifact(
                 f"the artefact was built with {name} {built}, here is {here.get(name)}: "
-                f"install that version (Neuron SDK {manifest.versions.get('neuron-sdk')}) or build the artefact again"
+                f"install that version (Neuron SDK {manifest.versions.get('neuron-sdk')}) or build "
+                "the artefact again"
             )
 
 
@@ -205,7 +221,8 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
     model = sdk.nxd_model.load(str(directory / PACKAGE))
     if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
         raise BadArtifact(
-            "this neuronx-distributed does not understand the artefact's package: build it again with the version here"
+            "this neuronx-distributed does not understand the artefact's package: build it again "
+            "with the version here"
         )
     named = {bucket.name for bucket in manifest.graphs} | (
         {COPY} if COPY_RECORD in manifest.files else set()
@@ -247,12 +264,14 @@ def runtime_error(error: Exception) -> OutriderError:
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     if any(word in text.lower() for word in _BUSY):
         return Busy(
-            f"the NeuronCores cannot be had ({line}): another process has reserved them, and keeps them until it ends. "
+            f"the NeuronCores cannot be had ({line}): another process has reserved them, and keeps "
+            "them until it ends. "
             "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES"
         )
     if any(word in text.lower() for word in _NUMERICAL):
         return Unavailable(
-            f"the device met a NaN or an infinity and gave the call up ({line}): the row is lost, and this is a defect to report"
+            f"the device met a NaN or an infinity and gave the call up ({line}): the row is lost, "
+            "and this is a defect to report"
         )
     return Unavailable(f"the Neuron runtime failed: {line}")
 

@@ -1,6 +1,8 @@
-"""A fused target on NeuronCores: the target's graphs, the draft's and the rounds of both in one package, over one state.
+"""A fused target on NeuronCores: the target's graphs, the draft's and the rounds of both in one
+package, over one state.
 
-A text lies in some row of the target and in another of the draft; a round is told which belong together. Not yet run on hardware.
+A text lies in some row of the target and in another of the draft; a round is told which belong
+together. Not yet run on hardware.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""AWS's Neuron packages: which are installed, whether they can be used, and the few names of them that Outrider uses.
+"""AWS's Neuron packages: which are installed, whether they can be used, and the few names of them
+that Outrider uses.
 
-The only module that imports them. Two unrelated packages are called torch-neuronx: up to 2.9 it is PyTorch/XLA, which is
-meant here; from 2.13 on it is a native device for trn2 and trn3 with another interface. Not yet run on hardware.
+The only module that imports them. Two unrelated packages are called torch-neuronx: up to 2.9 it is
+PyTorch/XLA, which is meant here; from 2.13 on it is a native device for trn2 and trn3 with another
+interface. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -23,12 +25,16 @@ PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 """On EC2 this holds the instance type."""
 
 _OLDEST, _NEWEST = 28, 31
-_INSTALL = f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.0.2.15.*' 'neuronx-cc==2.26.*' 'neuronx_distributed==0.19.*'"
+_INSTALL = (
+    f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.0.2.15.*' "
+    "'neuronx-cc==2.26.*' 'neuronx_distributed==0.19.*'"
+)
 _PLACEHOLDERS = (
     "without that index pip finds placeholders of the same names, which install and do not work"
 )
 _WHICH = (
-    f"Outrider uses the PyTorch/XLA packages of Neuron SDK 2.{_OLDEST} to 2.{_NEWEST}, for trn1, inf2 and trn2 alike; "
+    f"Outrider uses the PyTorch/XLA packages of Neuron SDK 2.{_OLDEST} to 2.{_NEWEST}, for trn1, "
+    "inf2 and trn2 alike; "
     f"2.{_NEWEST} is the last SDK that has them: {_INSTALL}"
 )
 
@@ -48,7 +54,9 @@ class Sdk(NamedTuple):
 
 
 def load_sdk() -> Sdk:
-    """Import the packages; raises MissingExtra, with the install line, when they are absent or of another kind."""
+    """Import the packages; raises MissingExtra, with the install line, when they are absent or
+    of another kind.
+    """
     sdk_versions()
     try:
         torch_neuronx = import_module("torch_neuronx")
@@ -83,15 +91,19 @@ def sdk_versions() -> dict[str, str]:
 
 
 def _sdk_of(number: str) -> str:
-    """The SDK of a torch-neuronx: 2.9.0.2.15.32035 is of 2.31, for its build 2.N came with SDK 2.(N + 16)."""
+    """The SDK of a torch-neuronx: 2.9.0.2.15.32035 is of 2.31, for its build 2.N came with SDK
+    2.(N + 16).
+    """
     if number.startswith("1."):
         raise MissingExtra(
-            f"torch-neuronx {number} is a placeholder that does nothing: {_INSTALL} ({_PLACEHOLDERS})"
+            f"torch-neuronx {number} is a placeholder that does nothing: {_INSTALL} "
+            f"({_PLACEHOLDERS})"
         )
     build = re.fullmatch(r"2\.\d+\.\d+\.2\.(\d+)(\..*)?", number)
     if build is None:
         raise MissingExtra(
-            f"torch-neuronx {number} is the native package for trn2 and trn3, with the same name but another interface "
+            f"torch-neuronx {number} is the native package for trn2 and trn3, with the same name "
+            "but another interface "
             f"than the PyTorch/XLA one. {_WHICH}"
         )
     release = int(build[1]) + 16
@@ -154,5 +166,6 @@ def check_visible_cores(needed: int, environment: Mapping[str, str] = os.environ
     if visible < needed:
         name = "NEURON_RT_VISIBLE_CORES" if ranges else "NEURON_RT_NUM_CORES"
         raise InvalidRequest(
-            f"{name}={ranges or count} leaves this process {visible} cores, the artefact needs {needed}"
+            f"{name}={ranges or count} leaves this process {visible} cores, the artefact needs "
+            f"{needed}"
         )

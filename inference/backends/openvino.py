@@ -1,7 +1,9 @@
-"""A target with 8-bit matrices on this machine's CPU, by OpenVINO: a CompiledModel whose graphs are one decoder of any shape.
+"""A target with 8-bit matrices on this machine's CPU, by OpenVINO: a CompiledModel whose graphs are
+one decoder of any shape.
 
-OpenVINO computes logits, new keys and new values; the choice is made here, by inference/choice.py. The caches are bound, not
-copied. It compiles for the CPU it is loaded on, and is checked (compile/openvino.py) on the one it is built on.
+OpenVINO computes logits, new keys and new values; the choice is made here, by inference/choice.py.
+The caches are bound, not copied. It compiles for the CPU it is loaded on, and is checked
+(compile/openvino.py) on the one it is built on.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ CACHE_DTYPE = torch.float32
 DECODER, DECODER_WEIGHTS = "graphs/decoder.xml", "weights/decoder.bin"
 INPUTS = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick", "keys", "values")
 SETTINGS: Mapping[str, str] = {
-    "INFERENCE_PRECISION_HINT": "f32",  # of all but the products with matrices; as fast as bf16, and rounds less
-    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",  # activations: a scale for every 32 numbers of one node, never one for a call
+    # of all but the products with matrices; as fast as bf16, and rounds less
+    "INFERENCE_PRECISION_HINT": "f32",
+    # activations: a scale for every 32 numbers of one node, never one for a call
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
     "PERFORMANCE_HINT": "LATENCY",
     "NUM_STREAMS": "1",
 }
@@ -34,7 +38,9 @@ _INSTALL = 'int8 for cpu needs OpenVINO: pip install "outrider[openvino]"'
 
 
 def import_openvino() -> Any:
-    """The package; raises MissingExtra. Its import reports usage to its makers, unless their reporting package is not there."""
+    """The package; raises MissingExtra. Its import reports usage to its makers, unless their
+    reporting package is not there.
+    """
     try:
         if "openvino" not in sys.modules:
             sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
@@ -51,10 +57,14 @@ def openvino_host(openvino: Any) -> dict[str, str]:
 
 
 class OpenVinoDecoder:
-    """A compiled decoder over caches that stay the caller's. keys, values: [layers, rows, kv heads, slots, head dim] float32."""
+    """A compiled decoder over caches that stay the caller's. keys, values: [layers, rows, kv
+    heads, slots, head dim] float32.
+    """
 
     def __init__(self, model: Any, keys: Tensor, values: Tensor) -> None:
-        """model: an openvino.Model of INPUTS to logits, new keys and new values; shapes are the caller's."""
+        """model: an openvino.Model of INPUTS to logits, new keys and new values; shapes are the
+        caller's.
+        """
         openvino = import_openvino()
         settings = {**SETTINGS, "INFERENCE_NUM_THREADS": str(torch.get_num_threads())}
         self._tensor = openvino.Tensor
@@ -64,7 +74,9 @@ class OpenVinoDecoder:
             self._request.set_tensor(name, openvino.Tensor(cache.numpy(), shared_memory=True))
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [B, P, V] float32, new keys and new values; they are overwritten by the next call."""
+        """Logits [B, P, V] float32, new keys and new values; they are overwritten by the next
+        call.
+        """
         for name in INPUTS[:-2]:
             self._request.set_tensor(name, self._tensor(inputs[name].numpy()))
         self._request.infer()
@@ -75,7 +87,9 @@ class OpenVinoDecoder:
 
 
 class OpenVinoGraph:
-    """The decoder and the choice, at one bucket's shapes: what an inductor package is to CompiledModel."""
+    """The decoder and the choice, at one bucket's shapes: what an inductor package is to
+    CompiledModel.
+    """
 
     def __init__(self, decoder: OpenVinoDecoder, bucket: Bucket) -> None:
         self._decoder, self._levels = decoder, bucket.levels
@@ -90,7 +104,9 @@ class OpenVinoGraph:
 
 
 def load_openvino(directory: Path, manifest: Manifest) -> CompiledModel:
-    """The artefact's decoder over empty caches; `read_compiled` checked its files. Set torch's threads before: OpenVINO takes as many."""
+    """The artefact's decoder over empty caches; `read_compiled` checked its files. Set torch's
+    threads before: OpenVINO takes as many.
+    """
     openvino = import_openvino()
     for name, here in {**openvino_host(openvino), "openvino": openvino.__version__}.items():
         built = (manifest.versions if name == "openvino" else manifest.host).get(name)

@@ -1,40 +1,42 @@
-"""Emulation of a target's time: a small real model makes the choices, and each forward takes what a profile says a device takes.
+"""Emulation of a target's time: a small real model makes the choices, and each forward takes what a
+profile says a device takes.
 
-For studies of latency and capacity on machines that have no such device. The texts are the small model's. `TimedModel.overruns`
-says whether the small model kept within the times; where it did not, the study shows this machine and not the profile, and needs
-a smaller model to choose.
+For studies of latency and capacity on machines that have no such device. The texts are the small
+model's. `TimedModel.overruns` says whether the small model kept within the times; where it did not,
+the study shows this machine and not the profile, and needs a smaller model to choose.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from math import isfinite
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from inference.backends import Model, Probabilities, Segment
+from inference.backends import Model, Segment
 from inference.backends.batch import Shape
 from inference.errors import InvalidRequest
+from inference.json_file import Json, read_json
 from inference.policy import Ranked
 from inference.tree import IntArray
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
-"""The bundled profiles, NAME.json each; figures of one device are shown together with those of its roofline."""
+"""The bundled profiles, NAME.json each; figures of one device are shown together with those of
+its roofline.
+"""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class TimeProfile:
-    """What a forward takes: the slower of memory traffic and arithmetic, for shapes padded to a compiled target's.
+    """What a forward takes: the slower of memory traffic and arithmetic, for shapes padded to a
+    compiled target's.
 
-    source: where the figures come from; assumes: what in them is not known. Raises ValueError for figures that are no times or sizes.
+    source: where the figures come from; assumes: what in them is not known. Raises ValueError for
+    figures that are no times or sizes.
     """
 
     name: str
@@ -60,7 +62,8 @@ class TimeProfile:
             raise ValueError(f"slot_step {self.slot_step}: at least 1 is needed")
 
     def seconds(self, rows: int, nodes: int, context: int) -> float:
-        """A forward of `rows` rows with up to `nodes` new nodes each, which read `context` cache slots each.
+        """A forward of `rows` rows with up to `nodes` new nodes each, which read `context` cache
+        slots each.
 
         Calls beyond the largest sizes are split, as a compiled target does.
         """
@@ -86,23 +89,24 @@ class TimeProfile:
 
 
 def _padded(count: int, sizes: Sequence[int]) -> list[int]:
-    """Sizes that together hold `count`: the largest as often as it is filled, and the smallest that holds the rest."""
+    """Sizes that together hold `count`: the largest as often as it is filled, and the smallest
+    that holds the rest.
+    """
     whole, rest = divmod(count, sizes[-1])
     return [sizes[-1]] * whole + [next(size for size in sizes if size >= rest)] * (rest > 0)
 
 
 def find_profile(name: str) -> TimeProfile:
-    """A bundled profile by name, or the one in a FILE.json; raises InvalidRequest, listing the bundled ones for an unknown name."""
+    """A bundled profile by name, or the one in a FILE.json; raises InvalidRequest, listing the
+    bundled ones for an unknown name.
+    """
     path = Path(name) if name.endswith(".json") else PROFILES / f"{name}.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not os.path.exists(path):  # a path that may not be looked at is none
+        bundled = ", ".join(profile_names())
         raise InvalidRequest(
-            f"no profile {name!r}: there are {', '.join(profile_names())}, or a FILE.json of your own"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"profile {path} cannot be read: {error}") from error
-    return parse_profile(raw, str(path))
+            f"no profile {name!r}: there are {bundled}, or a FILE.json of your own"
+        )
+    return parse_profile(read_json(path, InvalidRequest))
 
 
 def profile_names() -> list[str]:
@@ -110,54 +114,30 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.json"))
 
 
-def parse_profile(raw: object, origin: str) -> TimeProfile:
-    """A profile from the contents of its file; raises InvalidRequest, naming `origin` and what is wrong with it."""
-    known = {field.name for field in fields(TimeProfile)}
-    if not isinstance(raw, dict) or raw.keys() != known:
-        found = sorted(map(str, raw)) if isinstance(raw, dict) else type(raw).__name__
-        raise InvalidRequest(
-            f"profile {origin} must have the fields {sorted(known)}: it has {found}"
-        )
-    for field, is_right in _KINDS.items():
-        if not is_right(raw[field]):
-            raise InvalidRequest(f"profile {origin}: {field} cannot be {raw[field]!r}")
-    try:
-        return TimeProfile(**{**raw, "rows": tuple(raw["rows"]), "nodes": tuple(raw["nodes"])})
-    except ValueError as error:
-        raise InvalidRequest(f"profile {origin}: {error}") from error
+def parse_profile(raw: Json) -> TimeProfile:
+    """A profile from its file; raises InvalidRequest, naming the field that is wrong."""
+    raw.keys([field.name for field in fields(TimeProfile)])
+    texts, numbers = (
+        ("name", "source", "assumes"),
+        ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds"),
+    )
+    given: dict[str, Any] = {name: raw.field(name).line() for name in texts}
+    given |= {name: raw.field(name).number() for name in numbers}
+    given |= {name: raw.field(name).each(_size) for name in ("rows", "nodes")}
+    return raw.make(TimeProfile, **given, slot_step=_size(raw.field("slot_step")))
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_sizes(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_size, value))
-
-
-_KINDS: dict[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("name", "source", "assumes"), _is_text),
-    **dict.fromkeys(
-        ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds"), _is_number
-    ),
-    **dict.fromkeys(("rows", "nodes"), _is_sizes),
-    "slot_step": _is_size,
-}
+def _size(raw: Json) -> int:
+    return raw.integer()
 
 
 class TimedModel:
-    """A Model that answers as another one does, and not before the profile's time for the call has passed.
+    """A Model that answers as another one does, and not before the profile's time for the call has
+    passed.
 
-    overruns: forwards that the real model alone made longer than the profile says. emulated_seconds: what the profile said in
-    all. late_seconds: by how much forwards took longer than that, by overruns and by waking late on a busy machine.
+    overruns: forwards that the real model alone made longer than the profile says.
+    emulated_seconds: what the profile said in all. late_seconds: by how much forwards took longer
+    than that, by overruns and by waking late on a busy machine.
     """
 
     def __init__(self, model: Model, profile: TimeProfile) -> None:
@@ -188,7 +168,10 @@ class TimedModel:
     def account(self) -> str:
         """Whether the emulation kept its times, in one line."""
         late = f"{self.late_seconds * 1e3:.1f} ms late in {self.emulated_seconds * 1e3:.1f} ms"
-        return f"emulated {self.profile.name}: {self.forwards} forwards, {self.overruns} longer than the profile says, {late}"
+        return (
+            f"emulated {self.profile.name}: {self.forwards} forwards, {self.overruns} longer "
+            f"than the profile says, {late}"
+        )
 
     def _timed(self, segments: Sequence[Segment], forward: Callable[[], T]) -> T:
         start, shape = time.perf_counter(), Shape.least(segments)
@@ -201,23 +184,3 @@ class TimedModel:
             time.sleep(left)
         self.late_seconds -= left
         return answer
-
-
-class TimedProbabilities(TimedModel):
-    """The same over a model that gives probabilities: this one gives them, too, in the time of a choice."""
-
-    def __init__(self, model: Probabilities, profile: TimeProfile) -> None:
-        super().__init__(model, profile)
-        self._giving = model
-
-    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
-        return self._timed(segments, lambda: self._giving.distributions(segments))
-
-
-def timed(model: Model, profile: TimeProfile) -> TimedModel:
-    """The model with the profile's times, as able as it is."""
-    return (
-        TimedProbabilities(model, profile)
-        if isinstance(model, Probabilities)
-        else TimedModel(model, profile)
-    )

@@ -1,4 +1,6 @@
-"""A model that several threads ask: what is asked in the same way while a call is computed is computed together in the next one."""
+"""A model that several threads ask: what is asked in the same way while a call is computed is
+computed together in the next one.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from inference.backends import Model, Probabilities, Segment
+from inference.backends import Model, Segment
 from inference.policy import Ranked
 from inference.tree import IntArray
 
@@ -27,7 +26,9 @@ class _Asked(Generic[T]):
 
 
 class Together:
-    """A Model for drafters on rows of their own. Nobody waits for company: who finds the model free goes ahead with whoever stands in line."""
+    """A Model for drafters on rows of their own. Nobody waits for company: who finds the model
+    free goes ahead with whoever stands in line.
+    """
 
     def __init__(self, model: Model) -> None:
         self.rows, self.capacity, self.max_nodes, self.copies_rows = (
@@ -41,7 +42,9 @@ class Together:
         self._line: dict[Hashable, list[_Asked[Any]]] = {}
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Prompts, mostly: chunks of different lengths would be padded to the longest, so these go alone."""
+        """Prompts, mostly: chunks of different lengths would be padded to the longest, so these
+        go alone.
+        """
         with self._turn:
             return self._model.choose(segments)
 
@@ -72,22 +75,6 @@ class Together:
         if asked.error is not None:
             raise asked.error
         return list(asked.answers)
-
-
-class TogetherProbable(Together):
-    """The same for a model that gives probabilities."""
-
-    def __init__(self, model: Probabilities) -> None:
-        super().__init__(model)
-        self._giving = model
-
-    def distributions(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
-        return self._ask("distributions", segments, self._giving.distributions)
-
-
-def together(model: Model) -> Together:
-    """The model for several threads."""
-    return TogetherProbable(model) if isinstance(model, Probabilities) else Together(model)
 
 
 def _answer(

@@ -1,21 +1,26 @@
 """From a Hugging Face directory or hub name to a Decoder with weights.
 
-Only safetensors are read, every tensor must be used and every parameter filled: a checkpoint that half fits is refused.
+Only safetensors are read, every tensor must be used and every parameter filled: a checkpoint that
+half fits is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.model.config import ModelConfig, read_config, read_json
+from inference.json_file import Json, read_json
+from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
+from inference.model.sizes import check_shape, check_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.model", "*.jinja"]
@@ -25,7 +30,9 @@ _SAMPLE = 1 << 16
 
 
 def find_model(name: str, *, weights: bool = True) -> Path:
-    """The directory of a model given as a path or a hub name, where its weights may be left out; raises InvalidRequest with the remedy."""
+    """The directory of a model given as a path or a hub name, where its weights may be left out;
+    raises InvalidRequest with the remedy.
+    """
     if Path(name).is_dir():
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -49,15 +56,18 @@ def find_model(name: str, *, weights: bool = True) -> Path:
         )
     except GatedRepoError as error:
         raise InvalidRequest(
-            f"{name} is gated: accept its licence on its hub page, then set HF_TOKEN to a token of that account"
+            f"{name} is gated: accept its licence on its hub page, then set HF_TOKEN to a token of "
+            "that account"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise InvalidRequest(
-            f"{name}: no such directory, and no such model on the hub (a private one needs HF_TOKEN)"
+            f"{name}: no such directory, and no such model on the hub (a private one needs "
+            "HF_TOKEN)"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise InvalidRequest(
-            f"{name}: no such directory, and the hub cannot be reached to download it ({type(error).__name__})"
+            f"{name}: no such directory, and the hub cannot be reached to download it "
+            f"({type(error).__name__})"
         ) from error
 
 
@@ -73,12 +83,15 @@ def load_decoder(
     config = read_config(directory)
     if vocabulary > config.vocab_size:
         raise UnsupportedModel(
-            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is {config.vocab_size}"
+            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is "
+            f"{config.vocab_size}"
         )
     if positions > config.max_positions:
         raise InvalidRequest(
-            f"sequence length {positions} is over the model's limit of {config.max_positions} (config.json field {config.limited_by})"
+            f"sequence length {positions} is over the model's limit of {config.max_positions} "
+            f"(config.json field {config.limited_by})"
         )
+    check_sizes(tensor_shapes(directory), config, directory)
     with torch.device("meta"):
         decoder = Decoder(config, positions, vocabulary)
     missing = dict(decoder.named_parameters())
@@ -88,12 +101,10 @@ def load_decoder(
         parameter = missing.pop(name, None)
         if parameter is None:
             raise UnsupportedModel(
-                f"{directory}: tensor {name} is not part of a {config.model_type} model as computed here"
+                f"{directory}: tensor {name} is not part of a {config.model_type} model as "
+                "computed here"
             )
-        if tuple(tensor.shape) != tuple(parameter.shape):
-            raise UnsupportedModel(
-                f"{directory}: tensor {name} has shape {tuple(tensor.shape)}, config.json says {tuple(parameter.shape)}"
-            )
+        check_shape(directory, name, tensor.shape, parameter.shape)
         dtype = dtype or tensor.dtype  # one for all: some checkpoints keep their norms in float32
         _assign(decoder, name, tensor.to(device=device, dtype=dtype))
     if missing:
@@ -103,6 +114,15 @@ def load_decoder(
     return decoder.to(device).eval()
 
 
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Of all tensors by name, from the headers of the files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(directory):
+        with _opened(path) as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
 def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
@@ -110,22 +130,25 @@ def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(directory):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    yield name, file.get_tensor(name)
-        except SafetensorError as error:
-            raise UnsupportedModel(f"{path} cannot be read, download it again: {error}") from error
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                yield name, file.get_tensor(name)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, in the library's own type."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise UnsupportedModel(f"{path} cannot be read, download it again: {error}") from error
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The directory's safetensors files: those of the index, or the one file."""
     index = directory / "model.safetensors.index.json"
-    names = (
-        set(read_json(index).get("weight_map", {}).values())
-        if index.is_file()
-        else {"model.safetensors"}
-    )
+    names = _indexed(index) if index.is_file() else {"model.safetensors"}
     paths = [directory / name for name in sorted(names)]
     for path in paths:
         if not path.is_file():
@@ -135,8 +158,25 @@ def weight_files(directory: Path) -> list[Path]:
     return paths
 
 
+def _indexed(index: Path) -> set[str]:
+    """The files that an index names, which lie beside it."""
+    named = read_json(index, UnsupportedModel).field("weight_map").fields().values()
+    return {_beside(name) for name in named}
+
+
+def _beside(name: Json) -> str:
+    plain = name.line()
+    return (
+        plain
+        if plain == Path(plain).name
+        else name.refuse("the name of a file in the same directory")
+    )
+
+
 def fingerprint(directory: Path) -> str:
-    """Hash that tells checkpoints apart without reading all of them: configuration, and each file's size, head and tail."""
+    """Hash that tells checkpoints apart without reading all of them: configuration, and each
+    file's size, head and tail.
+    """
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in weight_files(directory):
         size = path.stat().st_size
@@ -149,7 +189,9 @@ def fingerprint(directory: Path) -> str:
 
 
 def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed: int) -> Decoder:
-    """A float32 Decoder with random weights, for tests and studies that need a draft that disagrees."""
+    """A float32 Decoder with random weights, for tests and studies that need a draft that
+    disagrees.
+    """
     decoder = Decoder(config, positions, vocabulary)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in decoder.named_parameters():

@@ -1,8 +1,9 @@
-"""What a Llama-family checkpoint is: read from its config.json, refused where we would compute it wrongly."""
+"""What a Llama-family checkpoint is: read from its config.json, refused where we would compute
+it wrongly.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.errors import UnsupportedModel
+from inference.json_file import LARGEST, Json, read_json, shown
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _MISTRAL_WINDOW = 4096  # transformers' default when config.json has no sliding_window
@@ -20,7 +22,9 @@ _MISTRAL_WINDOW = 4096  # transformers' default when config.json has no sliding_
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequencies stretched as Llama 3 does it, or evenly (`low` and `high` None: linear)."""
+    """Rotary frequencies stretched as Llama 3 does it, or evenly (`low` and `high` None:
+    linear).
+    """
 
     factor: float
     low: float | None = None
@@ -68,148 +72,183 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The config of a Hugging Face directory; raises UnsupportedModel naming the field that rules it out."""
+    """The config of a Hugging Face directory; raises UnsupportedModel naming the field that
+    rules it out.
+    """
     path = directory / "config.json"
     if not path.is_file():
         raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
-    raw = read_json(path)
-    return parse_config(raw, _stop_ids(directory, raw))
+    raw = read_json(path, UnsupportedModel)
+    return _parse(raw, _stop_ids(directory, raw))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; raises UnsupportedModel when there is none."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnsupportedModel(f"{path} is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise UnsupportedModel(f"{path} is not a JSON object")
-    return raw
+def read_raw_config(directory: Path) -> dict[str, Any]:
+    """A directory's whole config.json; raises UnsupportedModel where it is no object."""
+    return read_json(directory / "config.json", UnsupportedModel).dictionary()
 
 
 def parse_config(raw: Mapping[str, Any], stop_ids: frozenset[int] = frozenset()) -> ModelConfig:
     """The config from the parsed config.json."""
-    family = raw.get("model_type")
-    if family not in FAMILIES:
-        raise UnsupportedModel(
-            f"model_type is {family!r}: supported are {', '.join(FAMILIES)} (Llama, TinyLlama, SmolLM2, Mistral, Qwen2/2.5, Qwen3)"
-        )
+    return _parse(Json(dict(raw), "config.json", UnsupportedModel), stop_ids)
+
+
+def _parse(raw: Json, stop_ids: frozenset[int]) -> ModelConfig:
+    family = _family(raw)
     _refuse_what_is_not_computed(raw)
-    heads = _int(raw, "num_attention_heads")
-    attention_bias = bool(raw.get("attention_bias", False))
-    head_dim = raw.get("head_dim") or (
-        128 if family == "qwen3" else _int(raw, "hidden_size") // heads
-    )
+    heads, hidden = raw.field("num_attention_heads").integer(1), raw.field("hidden_size").integer(1)
+    shared = _positive(raw.field("num_key_value_heads"), heads)
+    head_dim = _positive(raw.field("head_dim"), 128 if family == "qwen3" else hidden // heads)
+    if heads % shared:
+        raw.field("num_key_value_heads").refuse(f"a divisor of num_attention_heads ({heads})")
+    if head_dim % 2 or not head_dim:
+        what = f"{raw.where}: heads have {head_dim} dimensions (head_dim, else hidden_size"
+        raise UnsupportedModel(f"{what} over num_attention_heads): an even number is needed")
+    attention_bias = _flag(raw.field("attention_bias"))
     theta, scaling = _rope(raw)
     max_positions, limited_by = _max_positions(raw, family)
     return ModelConfig(
         model_type=family,
-        vocab_size=_int(raw, "vocab_size"),
-        hidden_size=_int(raw, "hidden_size"),
-        intermediate_size=_int(raw, "intermediate_size"),
-        layers=_int(raw, "num_hidden_layers"),
+        vocab_size=raw.field("vocab_size").integer(1),
+        hidden_size=hidden,
+        intermediate_size=raw.field("intermediate_size").integer(1),
+        layers=raw.field("num_hidden_layers").integer(1),
         heads=heads,
-        kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(head_dim),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        kv_heads=shared,
+        head_dim=head_dim,
+        norm_eps=_number(raw.field("rms_norm_eps"), 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
         qkv_bias=True if family == "qwen2" else attention_bias,
         output_bias=False if family == "qwen2" else attention_bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        mlp_bias=_flag(raw.field("mlp_bias")),
         qk_norm=family == "qwen3",
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        tied=_flag(raw.field("tie_word_embeddings")),
         max_positions=max_positions,
         limited_by=limited_by,
         stop_ids=stop_ids,
     )
 
 
-def _refuse_what_is_not_computed(raw: Mapping[str, Any]) -> None:
+def _family(raw: Json) -> str:
+    family = raw.field("model_type")
+    if family.value not in FAMILIES:
+        supported = f"{', '.join(FAMILIES)} (Llama, TinyLlama, SmolLM2, Mistral, Qwen2/2.5, Qwen3)"
+        raise UnsupportedModel(
+            f"{family.where} is {shown(family.value)}: supported are {supported}"
+        )
+    return family.text()
+
+
+def _refuse_what_is_not_computed(raw: Json) -> None:
     expected = {
         "hidden_act": ("silu",),
         "partial_rotary_factor": (None, 1, 1.0),
         "quantization_config": (None,),
     }
-    for field, allowed in expected.items():
-        value = raw.get(field, allowed[0])
-        if value not in allowed:
+    for name, allowed in expected.items():
+        field = raw.field(name)
+        if not (field.absent and name not in raw.dictionary()) and field.value not in allowed:
             raise UnsupportedModel(
-                f"config.json field {field} is {value!r}: supported is {allowed[0]!r}"
+                f"{field.where} is {shown(field.value)}: supported is {allowed[0]!r}"
             )
-    for field in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if raw.get(field):
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        field = raw.field(name)
+        if field.value:
             raise UnsupportedModel(
-                f"config.json field {field} is {raw[field]}: mixtures of experts are not supported"
+                f"{field.where} is {shown(field.value)}: mixtures of experts are not supported"
             )
-    kinds = set(raw.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
+    kinds = raw.field("layer_types")
+    others = (
+        set()
+        if kinds.absent
+        else set(kinds.each(Json.text)) - {"full_attention", "sliding_attention"}
+    )
+    if others:
         raise UnsupportedModel(
-            f"config.json field layer_types names {sorted(kinds)}: supported is full attention"
+            f"{kinds.where} names {shown(sorted(others))}: supported is full attention"
         )
 
 
-def _int(raw: Mapping[str, Any], field: str) -> int:
-    value = raw.get(field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UnsupportedModel(
-            f"config.json field {field} is {value!r}: a positive integer is needed"
-        )
-    return value
+def _positive(field: Json, default: int) -> int:
+    return default if field.absent else field.integer(1)
 
 
-def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Theta and scaling, from transformers 5's rope_parameters or the older rope_theta and rope_scaling."""
-    field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    rope = dict(raw.get(field) or {})
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if rope.get("partial_rotary_factor", 1) != 1:
-        raise UnsupportedModel(
-            f"config.json field {field}.partial_rotary_factor is {rope['partial_rotary_factor']}: supported is 1"
-        )
-    if any(isinstance(value, Mapping) for value in rope.values()):
-        raise UnsupportedModel(
-            f"config.json field {field} differs from layer to layer ({', '.join(rope)}): supported is one for all"
-        )
+def _flag(field: Json) -> bool:
+    return not field.absent and field.flag()
 
-    def number(name: str) -> float:
-        if not isinstance(rope.get(name), (int, float)):
-            raise UnsupportedModel(
-                f"config.json field {field}.{name} is {rope.get(name)!r}: a number is needed"
-            )
-        return float(rope[name])
 
-    if kind == "default":
+def _number(field: Json, default: float | None = None) -> float:
+    """Above 0."""
+    if field.absent and default is not None:
+        return default
+    number = field.number()
+    return number if number > 0 else field.refuse("a number above 0")
+
+
+def _rope(raw: Json) -> tuple[float, RopeScaling | None]:
+    """Theta and scaling: of rope_parameters, or of the older rope_theta and rope_scaling."""
+    rope = raw.field("rope_parameters" if raw.field("rope_parameters").value else "rope_scaling")
+    theta = _number(raw.field("rope_theta"), 10000.0)
+    if not rope.value:
         return theta, None
-    if kind == "linear":
-        return theta, RopeScaling(number("factor"))
-    if kind == "llama3":
-        original = int(number("original_max_position_embeddings"))
-        return theta, RopeScaling(
-            number("factor"), number("low_freq_factor"), number("high_freq_factor"), original
+    factor = rope.field("partial_rotary_factor")
+    if not factor.absent and factor.value != 1:
+        raise UnsupportedModel(f"{factor.where} is {shown(factor.value)}: supported is 1")
+    if any(isinstance(value, Mapping) for value in rope.dictionary().values()):
+        kinds = shown(list(rope.dictionary()))
+        raise UnsupportedModel(
+            f"{rope.where} differs from layer to layer ({kinds}): supported is one"
         )
+    theta = _number(rope.field("rope_theta"), theta)
+    kind = rope.field("type") if rope.field("rope_type").absent else rope.field("rope_type")
+    name = "default" if kind.absent else kind.text()
+    if name == "default":
+        return theta, None
+    if name == "linear":
+        return theta, RopeScaling(_number(rope.field("factor")))
+    if name == "llama3":
+        original = rope.field("original_max_position_embeddings").integer(1)
+        low, high = _number(rope.field("low_freq_factor")), _number(rope.field("high_freq_factor"))
+        if not low < high:
+            rope.field("high_freq_factor").refuse(f"a number above low_freq_factor ({low:g})")
+        return theta, RopeScaling(_number(rope.field("factor")), low, high, original)
     raise UnsupportedModel(
-        f"config.json field {field}.rope_type is {kind!r}: supported are default, linear, llama3"
+        f"{rope.where}.rope_type is {shown(name)}: supported are default, linear, llama3"
     )
 
 
-def _max_positions(raw: Mapping[str, Any], family: str) -> tuple[int, str]:
-    """Positions computed as the checkpoint means them: beyond a sliding window full attention would be wrong."""
-    length = _int(raw, "max_position_embeddings")
-    window = raw.get("sliding_window", _MISTRAL_WINDOW if family == "mistral" else None)
-    if family != "mistral" and not raw.get("use_sliding_window", False):
-        window = None
+def _max_positions(raw: Json, family: str) -> tuple[int, str]:
+    """Positions computed as the checkpoint means them: beyond a sliding window full attention
+    would be wrong.
+    """
+    length = raw.field("max_position_embeddings").integer(1)
+    field = raw.field("sliding_window")
+    stated = "sliding_window" in raw.dictionary()
+    window = (
+        (0 if field.absent else field.integer())
+        if stated
+        else (_MISTRAL_WINDOW if family == "mistral" else 0)
+    )
+    if family != "mistral" and not _flag(raw.field("use_sliding_window")):
+        window = 0
     return (
-        (int(window), "sliding_window")
-        if window and window < length
-        else (length, "max_position_embeddings")
+        (window, "sliding_window") if 0 < window < length else (length, "max_position_embeddings")
     )
 
 
-def _stop_ids(directory: Path, raw: Mapping[str, Any]) -> frozenset[int]:
+def _stop_ids(directory: Path, raw: Json) -> frozenset[int]:
     """The ids that end a text: generation_config.json's eos_token_id, else config.json's."""
-    path = directory / "generation_config.json"
-    generation = read_json(path) if path.is_file() else {}
-    ids = generation.get("eos_token_id", raw.get("eos_token_id"))
-    return frozenset([ids] if isinstance(ids, int) else ids or [])
+    path, name = directory / "generation_config.json", "eos_token_id"
+    generation = read_json(path, UnsupportedModel) if path.is_file() else None
+    ids = (
+        raw.field(name)
+        if generation is None or name not in generation.dictionary()
+        else generation.field(name)
+    )
+    if ids.absent:
+        return frozenset()
+    return frozenset(ids.each(_id) if isinstance(ids.value, list) else [_id(ids)])
+
+
+def _id(field: Json) -> int:
+    return field.integer(-LARGEST)

@@ -1,7 +1,9 @@
-"""The transformer of the Llama family: one static-shape forward for prefill, decoding and tree verification.
+"""The transformer of the Llama family: one static-shape forward for prefill, decoding and tree
+verification.
 
-It reads the KV caches and returns the new keys and values; whoever calls it writes them. Names of modules and parameters
-are those of Hugging Face checkpoints, so loading needs no table of names. Masks, not lengths, say what a node sees.
+It reads the KV caches and returns the new keys and values; whoever calls it writes them. Names of
+modules and parameters are those of Hugging Face checkpoints, so loading needs no table of names.
+Masks, not lengths, say what a node sees.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ MASKED = -1e30
 
 
 class Hidden(NamedTuple):
-    """What a forward returns: final states of the picked nodes, and the keys and values of all nodes for the cache."""
+    """What a forward returns: final states of the picked nodes, and the keys and values of all
+    nodes for the cache.
+    """
 
     states: Tensor  # [B, P, hidden]
     keys: Tensor  # [layers, B, kv heads, T, head dim]
@@ -28,14 +32,18 @@ class Hidden(NamedTuple):
 
 
 class KeysValues(NamedTuple):
-    """Keys and values that attention reads: of one layer [B, kv heads, n, head dim], or of all of them [layers, ...]."""
+    """Keys and values that attention reads: of one layer [B, kv heads, n, head dim], or of all
+    of them [layers, ...].
+    """
 
     keys: Tensor
     values: Tensor
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, in float32, rounded before the weight as the checkpoints were trained."""
+    """x / rms(x) * weight, in float32, rounded before the weight as the checkpoints were
+    trained.
+    """
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -57,10 +65,12 @@ class Head(nn.Linear):
 
 
 class Layers(NamedTuple):
-    """Makers of the layers that tensor parallelism deals out among ranks; by default there is one rank.
+    """Makers of the layers that tensor parallelism deals out among ranks; by default there is one
+    rank.
 
-    column: (inputs, outputs, bias), each rank has some of the outputs.  row: the same for inputs, with the whole result on
-    every rank.  embedding: (ids, size), whole result.  head: (inputs, outputs, bias), called with states and the vocabulary.
+    column: (inputs, outputs, bias), each rank has some of the outputs.  row: the same for inputs,
+    with the whole result on every rank.  embedding: (ids, size), whole result.  head: (inputs,
+    outputs, bias), called with states and the vocabulary.
     """
 
     column: Callable[[int, int, bool], nn.Linear] = nn.Linear
@@ -79,7 +89,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the cache and the new nodes: one softmax, summed in float32 and rounded once."""
+    """Grouped-query attention over the cache and the new nodes: one softmax, summed in float32
+    and rounded once.
+    """
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
@@ -104,8 +116,9 @@ class Attention(nn.Module):
         context_mask: Tensor,
         tree_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, hidden]; past [B, kv heads, S, D] and earlier [B, kv heads, E, D] keys and values; context_mask [B, M, S] and
-        tree_mask [B, T, E + T] bool; the new keys and values come last.
+        """x [B, T, hidden]; past [B, kv heads, S, D] and earlier [B, kv heads, E, D] keys and
+        values; context_mask [B, M, S] and tree_mask [B, T, E + T] bool; the new keys and values
+        come last.
         """
         batch, nodes, _ = x.shape
         q = self.q_proj(x).view(batch, nodes, -1, self.head_dim)  # as many heads as this rank has
@@ -211,9 +224,11 @@ class Stack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model whose head ends at the tokenizer's last id, so that no padding id can be chosen.
+    """A causal language model whose head ends at the tokenizer's last id, so that no padding id can
+    be chosen.
 
-    positions: how many positions the rotary table covers; vocabulary: ids of the tokenizer, at most the checkpoint's.
+    positions: how many positions the rotary table covers; vocabulary: ids of the tokenizer, at most
+    the checkpoint's.
     """
 
     cos: Tensor
@@ -252,11 +267,12 @@ class Decoder(nn.Module):
     ) -> Hidden:
         """One pass over new nodes.
 
-        tokens, positions: [B, T] int32; rows: [B] int32, the cache row of each (None: all of them, in their order);
-        context_mask: [B, M, S] int32 0/1 over the first S slots (M = 1 or T); tree_mask: [B, T, T] int32 0/1;
-        pick: [B, P] int32, the nodes whose states are wanted (None: all, in their order); keys, values: [layers, cache rows, kv heads,
-        slots, head dim], only read; earlier: keys and values [layers, B, kv heads, E, head dim] of nodes that are not in the cache yet: tree_mask is
-        [B, T, E + T] then, with these nodes first.
+        tokens, positions: [B, T] int32; rows: [B] int32, the cache row of each (None: all of them,
+        in their order); context_mask: [B, M, S] int32 0/1 over the first S slots (M = 1 or T);
+        tree_mask: [B, T, T] int32 0/1; pick: [B, P] int32, the nodes whose states are wanted (None:
+        all, in their order); keys, values: [layers, cache rows, kv heads, slots, head dim], only
+        read; earlier: keys and values [layers, B, kv heads, E, head dim] of nodes that are not in
+        the cache yet: tree_mask is [B, T, E + T] then, with these nodes first.
         """
         slots = context_mask.shape[-1]
         context, tree = context_mask.to(torch.bool), tree_mask.to(torch.bool)

@@ -1,8 +1,10 @@
-"""A fused round as one graph: the draft grows a tree of a fixed shape, the target chooses at every node of it, and what matches is accepted.
+"""A fused round as one graph: the draft grows a tree of a fixed shape, the target chooses at every
+node of it, and what matches is accepted.
 
-The draft ranks with the target's own noise, so its guesses are coupled to what the target will choose; acceptance is accept_match
-(inference/accept.py) unrolled over the shape. `RoundGraph` reads both models' caches and returns the new keys and values for its caller
-to write; `StatefulRoundGraph` writes them inside, and is also every other graph of its package.
+The draft ranks with the target's own noise, so its guesses are coupled to what the target will
+choose; acceptance is accept_match (inference/accept.py) unrolled over the shape. `RoundGraph` reads
+both models' caches and returns the new keys and values for its caller to write;
+`StatefulRoundGraph` writes them inside, and is also every other graph of its package.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ CACHES = ("keys", "values", "draft_keys", "draft_values")
 
 # fmt: off
 INPUTS = (
-    "rows", "slots", "positions", "context_mask", "tree_mask", "draft_tokens", "draft_rows", "draft_slots", "draft_positions",
-    "draft_context_mask", "draft_tree_mask", "temperature", "top_k", "top_p", "seed",
+    "rows", "slots", "positions", "context_mask", "tree_mask",
+    "draft_tokens", "draft_rows", "draft_slots", "draft_positions", "draft_context_mask",
+    "draft_tree_mask", "temperature", "top_k", "top_p", "seed",
 )
 # fmt: on
 """Of a round, in their order; the last four where it is sampled."""
@@ -51,14 +54,18 @@ class Seen(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """A tree's tokens, and keys and values of the nodes that the draft forwarded, its entry of two first."""
+    """A tree's tokens, and keys and values of the nodes that the draft forwarded, its entry of
+    two first.
+    """
 
     tokens: Tensor  # [B, nodes] int32
     new: KeysValues  # [layers, B, kv heads, 1 + inner nodes, head dim]
 
 
 class Draws(NamedTuple):
-    """How each row is sampled, and the noise of every token at the positions below its root, which draft and target share."""
+    """How each row is sampled, and the noise of every token at the positions below its root,
+    which draft and target share.
+    """
 
     sampling: Sampling
     table: Tensor  # [B, depth + 1, V] float32
@@ -98,7 +105,8 @@ def draft_tree(
 ) -> Drafted:
     """Grow the tree level by level.
 
-    entry: [B, 2] int32, a token that the draft has not seen yet (or padding) and the root; seen: of these two and of the inner nodes.
+    entry: [B, 2] int32, a token that the draft has not seen yet (or padding) and the root; seen: of
+    these two and of the inner nodes.
     """
     levels, level, new, first = [entry[:, 1:]], entry, None, 0
     for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
@@ -131,9 +139,11 @@ def _joined(earlier: KeysValues | None, out: Hidden) -> KeysValues:
 
 
 def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """accept_match for trees of one shape: the accepted node of each depth [B, depth] (NONE below the last), and the token after them [B].
+    """accept_match for trees of one shape: the accepted node of each depth [B, depth] (NONE below
+    the last), and the token after them [B].
 
-    tokens, chosen: [B, nodes] int32; siblings are distinct, so that one node of a level is reached at most.
+    tokens, chosen: [B, nodes] int32; siblings are distinct, so that one node of a level is reached
+    at most.
     """
     none = torch.full_like(chosen[:, 0], NONE)
     reached: list[Tensor | None] = [None]  # of each node; the root is always
@@ -149,7 +159,9 @@ def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Te
 
 
 class _Fused(nn.Module):
-    """Target, draft, their caches [layers, rows, kv heads, capacity + 1, head dim], and the shape of the tree."""
+    """Target, draft, their caches [layers, rows, kv heads, capacity + 1, head dim], and the
+    shape of the tree.
+    """
 
     keys: Tensor
     values: Tensor
@@ -189,7 +201,9 @@ class _Fused(nn.Module):
     def _verify(
         self, tokens: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, KeysValues]:
-        """The answer [B, nodes - 1 + depth + 1] int32: drafted tokens, accepted nodes, next token; and the target's new keys and values."""
+        """The answer [B, nodes - 1 + depth + 1] int32: drafted tokens, accepted nodes, next
+        token; and the target's new keys and values.
+        """
         out: Hidden = self.decoder(tokens, rows, *seen, None, self.keys, self.values)
         logits = self.decoder.logits(out.states)
         if draws is None:
@@ -216,7 +230,8 @@ class RoundGraph(_Fused):
         context_mask: Tensor,  # [B, 1, S] int32 0/1
         tree_mask: Tensor,  # [B, nodes, nodes] int32 0/1
         draft_tokens: Tensor,  # [B, 2] int32, pending token (or padding) and root
-        draft_rows: Tensor,  # the same of the draft, whose nodes are these two and the tree's inner ones
+        # the same of the draft, whose nodes are these two and the tree's inner ones
+        draft_rows: Tensor,
         draft_slots: Tensor,
         draft_positions: Tensor,
         draft_context_mask: Tensor,
@@ -240,11 +255,14 @@ class RoundGraph(_Fused):
 
 
 class StatefulRoundGraph(_Fused):
-    """Reassigns its caches, and returns one tensor. Every row of the caches takes part in every call, in its order.
+    """Reassigns its caches, and returns one tensor. Every row of the caches takes part in every
+    call, in its order.
 
-    Which inputs are given says what is asked: all of a RoundGraph a round; the target's alone, or the draft's, a VerifyGraph of this
-    model; `rows` alone that row i of every cache becomes what row rows[i] was. In a round, a text lies in some row of the target and in
-    another of the draft: draft_rows[i] is the draft's row for the target's row i, and rows[j] the target's row for the draft's row j.
+    Which inputs are given says what is asked: all of a RoundGraph a round; the target's alone, or
+    the draft's, a VerifyGraph of this model; `rows` alone that row i of every cache becomes what
+    row rows[i] was. In a round, a text lies in some row of the target and in another of the draft:
+    draft_rows[i] is the draft's row for the target's row i, and rows[j] the target's row for the
+    draft's row j.
     """
 
     levels = 1
@@ -271,7 +289,9 @@ class StatefulRoundGraph(_Fused):
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """The answer of a round [B, nodes - 1 + depth + 1], or what was chosen [B, P]; after copying, something that means nothing."""
+        """The answer of a round [B, nodes - 1 + depth + 1], or what was chosen [B, P]; after
+        copying, something that means nothing.
+        """
         sampling = sampling_of(temperature, top_k, top_p, seed)
         target = _part(tokens, slots, positions, context_mask, tree_mask, pick)
         draft = _part(
@@ -312,7 +332,9 @@ class StatefulRoundGraph(_Fused):
         return answer
 
     def _alone(self, model: Decoder, which: str, part: _Part, sampling: Sampling | None) -> Tensor:
-        """One of the models by itself; the other's junk slots are written, since every graph of a package has the same state."""
+        """One of the models by itself; the other's junk slots are written, since every graph of
+        a package has the same state.
+        """
         assert part.tokens is not None, "nothing to look at"
         assert part.pick is not None, "nothing to choose at"
         out: Hidden = model(
@@ -364,7 +386,9 @@ class StatefulRoundGraph(_Fused):
 
 
 class _Part(NamedTuple):
-    """One model's inputs of a call; in a round the target's tokens are drafted, and both models look at all of their nodes."""
+    """One model's inputs of a call; in a round the target's tokens are drafted, and both models
+    look at all of their nodes.
+    """
 
     tokens: Tensor | None
     slots: Tensor
@@ -387,7 +411,9 @@ def _part(
 
 
 def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
-    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in the junk slot, seeing itself."""
+    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in
+    the junk slot, seeing itself.
+    """
     inputs, entry = example_inputs(bucket), 1 + bucket.shape.inner
     beside = example_inputs(Bucket(bucket.rows, entry, bucket.slots, entry, 1, False, bucket.junk))
     beside["tokens"] = beside["tokens"][

@@ -1,9 +1,11 @@
 """The graphs that are compiled: the Decoder with the choice inside, for one bucket's fixed shapes.
 
-`VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU, CUDA). Neuron's graphs write
-them inside, out of place: `StatefulGraph` reassigns its buffers, `AliasedGraph` returns its parameters' new values. All have one
-set of inputs; without the sampling inputs a graph is greedy, with them it serves any mixture of rows. A `StatefulGraph` that is
-given `rows` alone copies rows of its caches: graphs of one package share their state and their signature, so it is the same module.
+`VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU,
+CUDA). Neuron's graphs write them inside, out of place: `StatefulGraph` reassigns its buffers,
+`AliasedGraph` returns its parameters' new values. All have one set of inputs; without the sampling
+inputs a graph is greedy, with them it serves any mixture of rows. A `StatefulGraph` that is given
+`rows` alone copies rows of its caches: graphs of one package share their state and their signature,
+so it is the same module.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 class _Graph(nn.Module):
     """A Decoder, its caches and the choice.
 
-    keys, values: [layers, rows, kv heads, capacity + 1, head dim]; a bucket reads the first `bucket.slots` slots.
+    keys, values: [layers, rows, kv heads, capacity + 1, head dim]; a bucket reads the first
+    `bucket.slots` slots.
     """
 
     keys: Tensor
@@ -59,7 +62,9 @@ class _Graph(nn.Module):
 def sampling_of(
     temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None
 ) -> Sampling | None:
-    """The sampling inputs of a graph together; None where they are left out, and the graph is greedy."""
+    """The sampling inputs of a graph together; None where they are left out, and the graph is
+    greedy.
+    """
     if temperature is None or top_k is None or top_p is None or seed is None:
         return None
     return Sampling(temperature, top_k, top_p, seed)
@@ -87,7 +92,9 @@ class VerifyGraph(_Graph):
 
 
 class _WritingGraph(_Graph):
-    """Every row of the cache takes part in every call, in its order: `rows` is 0 .. rows - 1 and is not looked at."""
+    """Every row of the cache takes part in every call, in its order: `rows` is 0 .. rows - 1 and
+    is not looked at.
+    """
 
     def _written(
         self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None
@@ -106,7 +113,9 @@ class _WritingGraph(_Graph):
 
 
 class StatefulGraph(_WritingGraph):
-    """Reassigns its caches and returns chosen [B, P] alone. With `rows` alone, row i becomes what row `rows[i]` was."""
+    """Reassigns its caches and returns chosen [B, P] alone. With `rows` alone, row i becomes
+    what row `rows[i]` was.
+    """
 
     def forward(
         self,
@@ -138,14 +147,16 @@ class StatefulGraph(_WritingGraph):
         return chosen
 
     def _copied(self, rows: Tensor) -> Tensor:
-        """Something small [rows] that was computed, because a graph returns something; it means nothing."""
+        """Something small [rows] that was computed, because a graph returns something; it means
+        nothing.
+        """
         self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
         return rows + rows
 
 
 class AliasedGraph(_WritingGraph):
-    """Returns chosen [B, P] and the new caches, which the runtime puts in the place of the old; torch_neuronx.trace knows state
-    by the names of parameters, so its caches are parameters.
+    """Returns chosen [B, P] and the new caches, which the runtime puts in the place of the old;
+    torch_neuronx.trace knows state by the names of parameters, so its caches are parameters.
     """
 
     def _hold(self, name: str, cache: Tensor) -> None:
@@ -170,12 +181,16 @@ class AliasedGraph(_WritingGraph):
 
 
 def copy_inputs(rows: int) -> dict[str, Tensor]:
-    """Inputs that make a StatefulGraph of so many rows copy, by parameter name: idle, every row becomes what it is."""
+    """Inputs that make a StatefulGraph of so many rows copy, by parameter name: idle, every row
+    becomes what it is.
+    """
     return {"rows": torch.arange(rows, dtype=torch.int32)}
 
 
 def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
-    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in the junk slot, seeing itself."""
+    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in
+    the junk slot, seeing itself.
+    """
     rows, nodes = bucket.rows, bucket.nodes
     inputs = {
         "tokens": torch.zeros(rows, nodes, dtype=torch.int32),

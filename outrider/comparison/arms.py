@@ -1,6 +1,8 @@
-"""The architectures that are compared: a row each in ARCHITECTURES. A new one joins by adding its row.
+"""The architectures that are compared: a row each in ARCHITECTURES. A new one joins by adding its
+row.
 
-An architecture with a setting is an Arm. It makes a Completion of a request, and has the closed form that predicts its time.
+An architecture with a setting is an Arm. It makes a Completion of a request; synchronous arms
+and target-only have a closed form that predicts their time.
 """
 
 from __future__ import annotations
@@ -12,26 +14,22 @@ from typing import TYPE_CHECKING
 
 from grpc_comm.client import Connection
 from inference.errors import InvalidRequest
+from inference.local import LocalSession
+from inference.order import Pace
 from inference.policy import BestFirst, Chain, Policy
 from inference.text import Tokenizer
 from outrider.comparison.prediction import Time, made_across, made_at_the_target
-from outrider.completion import (
-    Completion,
-    Request,
-    made_there,
-    speculate,
-    speculate_adaptive,
-    target_only,
-)
+from outrider.completion import Completion, Request, complete
+from outrider.drafting import SPEED_ALONE, GrowingPool, rounds
 from outrider.report import silent
 
 if TYPE_CHECKING:
     from inference.backends import Model
     from inference.engine import Engine
 
-BASELINE = "target-only"
-FUSED = "fused"
-LOCAL = "target-only local"
+BASELINE, LOCAL = "target-only", "target-only local"
+FUSED, FUSED_LOCAL = "fused", "fused local"
+CHAIN, TREE, GROWING = "synchronous chain", "synchronous tree", "growing"
 
 Complete = Callable[[Request], Completion]
 
@@ -40,8 +38,9 @@ Complete = Callable[[Request], Completion]
 class Bench:
     """What arms are made of.
 
-    target: over the link in question.  draft: with room for the trees of all settings; draft_times: seconds of a call of it by width.
-    fused: settings that the draft beside the target is asked for.  local: the target's model in this process, where it was asked for.
+    target: over the link in question.  draft: with room for the trees of all settings; draft_times:
+    seconds of a call of it by width.  local: the target's model in this process with a draft beside
+    it, where it was asked for.
     """
 
     target: Connection
@@ -50,19 +49,25 @@ class Bench:
     draft_times: dict[int, float]
     chains: Sequence[Policy]
     trees: Sequence[Policy]
-    fused: Sequence[Policy]
     local: Engine | None
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row. settings: those that the sweep tries; none where this bench cannot run it.  crosses: each round waits for the network."""
+    """One row. settings: those that the sweep tries; none where this bench cannot run it.
+    time: the closed form; None where there is none.  drafts_here: on the client's machine.
+    """
 
     name: str
     settings: Callable[[Bench], Sequence[Policy | None]]
     complete: Callable[[Bench, Policy | None], Complete]
-    time: Time
-    crosses: bool
+    time: Time | None
+    drafts_here: bool = False
+
+    @property
+    def crosses(self) -> bool:
+        """Each of its rounds waits for the network."""
+        return self.time is made_across
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,9 @@ def arms_of(architecture: Architecture, bench: Bench) -> list[Arm]:
 
 
 def label(policy: Policy | None) -> str:
-    """A setting as a user writes it: 4 is a chain, 16x6 a tree of 16 nodes and depth 6; empty where none is known."""
+    """A setting as a user writes it: 4 is a chain, 16x6 a tree of 16 nodes and depth 6; empty
+    where none is known.
+    """
     if isinstance(policy, Chain):
         return str(policy.length)
     return f"{policy.nodes}x{policy.depth}" if isinstance(policy, BestFirst) else ""
@@ -108,106 +115,109 @@ def read_setting(text: str) -> Policy:
         ) from error
 
 
-def setting_flags(policy: Policy) -> list[str]:
-    """The flags of main.py for it."""
-    if isinstance(policy, Chain):
-        return ["--gamma", str(policy.length)]
-    assert isinstance(policy, BestFirst)
-    return ["--tree_nodes", str(policy.nodes), "--tree_depth", str(policy.depth)]
+def _made(bench: Bench, complete_one: Complete) -> Complete:
+    """The same, with the target's device in the record."""
+    device = bench.target.description.device
+    return lambda request: replace(complete_one(request), device=device)
 
 
-def _there(bench: Bench, policy: Policy | None) -> Complete:
-    """Made at the target, with its own draft where there is a policy for it."""
+def _alone(bench: Bench, policy: Policy | None) -> Complete:
+    return _made(
+        bench,
+        lambda request: complete(
+            request, bench.target.session(), [], bench.tokenizer, silent, Event()
+        ),
+    )
 
-    def complete(request: Request) -> Completion:
-        done = made_there(
+
+def _beside(bench: Bench, policy: Policy | None) -> Complete:
+    """The draft beside the target proposes, or the target's graphs hold one."""
+    return _made(
+        bench,
+        lambda request: complete(
             request,
-            bench.target,
-            policy is not None,
+            bench.target.session(),
+            [],
             bench.tokenizer,
             silent,
             Event(),
-            policy=policy,
-        )
-        return replace(done, device=bench.target.description.device)
-
-    return complete
-
-
-def _local(bench: Bench, policy: Policy | None) -> Complete:
-    from inference.local import LocalVerifier
-
-    def complete(request: Request) -> Completion:
-        assert bench.local is not None
-        return target_only(request, LocalVerifier(bench.local), bench.tokenizer, silent, Event())
-
-    return complete
-
-
-def _distributed(bench: Bench, policy: Policy | None) -> Complete:
-    from inference.drafters.pool import DraftPool
-
-    assert policy is not None
-    pool, device = DraftPool(bench.draft, policy), bench.target.description.device
-
-    def complete(request: Request) -> Completion:
-        with pool.drafter() as drafter:
-            return replace(
-                speculate(
-                    request, drafter, bench.target.verifier(), bench.tokenizer, silent, Event()
-                ),
-                device=device,
-            )
-
-    return complete
-
-
-def _adaptive(bench: Bench, policy: Policy | None) -> Complete:
-    """As a user gets it who asks for nothing: trees and bets chosen as it goes; what it learns in one text serves the next."""
-    from outrider.adaptive import SPEED_HERE, AdaptivePool
-
-    pool, device = (
-        AdaptivePool(bench.draft, bench.draft_times, bench.target, SPEED_HERE, None),
-        bench.target.description.device,
+            order=request.order(beside=True),
+        ),
     )
 
-    def complete(request: Request) -> Completion:
-        with pool.drafter() as (drafter, navigator):
-            done = speculate_adaptive(
+
+def _here(bench: Bench, *, beside: bool) -> Complete:
+    """The target in this process, alone or with a draft beside it."""
+
+    def complete_one(request: Request) -> Completion:
+        assert bench.local is not None
+        session, order = LocalSession(bench.local), request.order(beside=beside)
+        return complete(request, session, [], bench.tokenizer, silent, Event(), order=order)
+
+    return complete_one
+
+
+def _in_rounds(bench: Bench, policy: Policy | None) -> Complete:
+    """The target waits for a whole tree."""
+    assert policy is not None
+    rows = rounds(bench.draft, policy, bench.target.description.max_tree_nodes - 1)
+
+    def complete_one(request: Request) -> Completion:
+        with rows.proposer() as proposer:
+            return complete(
                 request,
-                drafter,
-                bench.target.verifier(),
-                navigator,
+                bench.target.session(),
+                [proposer],
                 bench.tokenizer,
                 silent,
                 Event(),
+                order=request.order(Pace.WAIT),
             )
-            return replace(done, device=device)
 
-    return complete
+    return _made(bench, complete_one)
+
+
+def _growing(bench: Bench, policy: Policy | None) -> Complete:
+    """As a user gets it who asks for nothing: neither waits; what it learns in one text serves the
+    next.
+    """
+    pool = GrowingPool(bench.draft, bench.draft_times, bench.target, SPEED_ALONE, None)
+
+    def complete_one(request: Request) -> Completion:
+        with pool.proposer() as proposer:
+            return complete(
+                request, bench.target.session(), [proposer], bench.tokenizer, silent, Event()
+            )
+
+    return _made(bench, complete_one)
+
+
+def _once(bench: Bench) -> Sequence[Policy | None]:
+    """There is nothing to set."""
+    return [None]
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture(BASELINE, lambda bench: [None], _there, made_at_the_target, crosses=False),
+    Architecture(BASELINE, _once, _alone, made_at_the_target),
     Architecture(
         LOCAL,
         lambda bench: [None] if bench.local else [],
-        _local,
+        lambda bench, policy: _here(bench, beside=False),
         made_at_the_target,
-        crosses=False,
+    ),
+    Architecture(
+        FUSED_LOCAL,
+        lambda bench: [None] if bench.local else [],
+        lambda bench, policy: _here(bench, beside=True),
+        None,
     ),
     Architecture(
         FUSED,
-        lambda bench: bench.fused if bench.target.description.draft_model else [],
-        _there,
-        made_at_the_target,
-        crosses=False,
+        lambda bench: [None] if bench.target.description.draft_model else [],
+        _beside,
+        None,
     ),
-    Architecture(
-        "distributed chain", lambda bench: bench.chains, _distributed, made_across, crosses=True
-    ),
-    Architecture(
-        "distributed tree", lambda bench: bench.trees, _distributed, made_across, crosses=True
-    ),
-    Architecture("adaptive", lambda bench: [None], _adaptive, made_across, crosses=True),
+    Architecture(CHAIN, lambda bench: bench.chains, _in_rounds, made_across, drafts_here=True),
+    Architecture(TREE, lambda bench: bench.trees, _in_rounds, made_across, drafts_here=True),
+    Architecture(GROWING, _once, _growing, None, drafts_here=True),
 )

@@ -1,4 +1,6 @@
-"""What is read while one text is made, besides its Completion: joules of this machine, peak memory of this process and of the target's."""
+"""What is read while one text is made, besides its Completion: joules of this machine, peak
+memory of this process and of the target's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _RESET_PEAK = "5"  # proc(5), clear_refs
 
 @dataclass(frozen=True)
 class Reading:
-    """One text and what it took. joules: of this machine.  Memory in bytes resident; None where it cannot be read."""
+    """One text and what it took. joules: of this machine.  Memory in bytes resident; None where
+    it cannot be read.
+    """
 
     done: Completion
     joules: Figure
@@ -25,7 +29,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Gauges:
-    """readers: of this machine's energy.  target_pid: of a target on this machine that was started here."""
+    """readers: of this machine's energy.  target_pid: of a target on this machine that was
+    started here.
+    """
 
     readers: Sequence[EnergyReader]
     target_pid: int | None
@@ -42,7 +48,9 @@ class Gauges:
 
 
 def reset_peak(pid: int | str) -> None:
-    """Let a process's peak start from what it holds now; where that cannot be asked for, peaks are of its whole life."""
+    """Let a process's peak start from what it holds now; where that cannot be asked for, peaks
+    are of its whole life.
+    """
     try:
         Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
     except OSError:

@@ -1,4 +1,6 @@
-"""Which architecture is fastest by the closed forms, for any acceptance and round trip, with the times that were measured here. Pure."""
+"""Whether the target alone or synchronous rounds are faster by the closed forms, for any acceptance
+and round trip, with the times that were measured here. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +10,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.planner import best_chain
 from inference.times import ForwardTimes
-from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED
+from outrider.comparison.arms import ARCHITECTURES, BASELINE
+from outrider.comparison.closed_forms import best_chain
 from outrider.comparison.prediction import Costs
 
-DISTRIBUTED = "distributed"
+ROUNDS = "synchronous rounds"
 LONGEST_CHAIN = 32
 
 
 @dataclass(frozen=True)
 class Landscape:
-    """Seconds. alone: a token of the target by itself.  passes: of the target.  level, level_there: of drafting one more token, here and at
-    the target (None: nobody drafts there).  host, host_there: of a round outside both models."""
+    """Seconds. alone: a token of the target by itself.  passes: of the target.  level: of drafting
+    one more token.  host: of a round outside both models.
+    """
 
     alone: float
     passes: ForwardTimes
     level: float
     host: float
-    level_there: float | None
-    host_there: float
 
     def times(self, acceptance: float, round_trip: float) -> dict[str, float]:
-        """Seconds a token of each architecture, with the best chain for this acceptance of every guess."""
-        made = {
+        """Seconds a token of each architecture, with the best chain for this acceptance of every
+        guess.
+        """
+        return {
             BASELINE: self.alone,
-            DISTRIBUTED: self._best(acceptance, self.level, self.host + round_trip),
+            ROUNDS: self._best(acceptance, self.level, self.host + round_trip),
         }
-        if self.level_there is not None:
-            made[FUSED] = self._best(acceptance, self.level_there, self.host_there)
-        return made
 
     def fastest(
         self, acceptances: Sequence[float], round_trips: Sequence[float], among: Sequence[str]
@@ -71,21 +71,9 @@ def landscape(costs: Mapping[tuple[str, str], Costs]) -> Landscape | None:
     passes = ForwardTimes()
     for known in (alone, *(known for _, known in chains)):
         passes.record(1, round(known.nodes), known.made.verify)
-    beside = [
-        (known.made.drafting / levels, known)
-        for (name, setting), known in costs.items()
-        if name == FUSED and (levels := _levels(setting))
-    ]
     return Landscape(
         alone=alone.made.verify + alone.host + alone.queue,
         passes=passes,
         level=min(known.made.drafting / length for length, known in chains if length),
         host=min(known.host + known.queue for _, known in chains),
-        level_there=min(level for level, _ in beside) if beside else None,
-        host_there=min((known.host + known.queue for _, known in beside), default=0.0),
     )
-
-
-def _levels(setting: str) -> int:
-    """Of a tree as label() writes it; 0 where it is not known."""
-    return int(setting.rpartition("x")[2] or 0)

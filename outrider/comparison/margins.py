@@ -1,4 +1,6 @@
-"""How near a tie was, where a text differs from the target-only one: the target's scores of both tokens, computed in float32 here."""
+"""How near a tie was, where a text differs from the target-only one: the target's scores of both
+tokens, computed in float32 here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token at which a text is not the target-only one. margin: score of the target's own token over ours; 0 is a tie."""
+    """The first token at which a text is not the target-only one. margin: score of the target's
+    own token over ours; 0 is a tie.
+    """
 
     prompt: int
     at: int
@@ -45,7 +49,9 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 class Margins:
-    """Scores of the target's checkpoint; it is loaded at the first question. checkpoint None: the target is not here."""
+    """Scores of the target's checkpoint; it is loaded at the first question. checkpoint None:
+    the target is not here.
+    """
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self._checkpoint = checkpoint
@@ -54,7 +60,9 @@ class Margins:
     def margin(
         self, prefix: Sequence[int], params: SamplingParams, ours: int | None, theirs: int | None
     ) -> Figure:
-        """What the target's own token has more than ours after this prefix, in units of the perturbed score. top_p is not looked at."""
+        """What the target's own token has more than ours after this prefix, in units of the
+        perturbed score. top_p is not looked at.
+        """
         if self._checkpoint is None:
             return Figure.unavailable(
                 "the target's model is not on this machine: name it with --target_model"

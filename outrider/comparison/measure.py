@@ -1,4 +1,6 @@
-"""The comparison itself: at each round trip a sweep, then all architectures on all prompts, interleaved, and their rows."""
+"""The comparison itself: at each round trip a sweep, then all architectures on all prompts,
+interleaved, and their rows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ from typing import NamedTuple
 from inference.energy_readers import find_readers
 from inference.errors import OutriderError
 from outrider.comparison.accounting import Account
-from outrider.comparison.arms import ARCHITECTURES, BASELINE, LOCAL, Arm, Bench, arms_of
+from outrider.comparison.arms import (
+    ARCHITECTURES,
+    BASELINE,
+    CHAIN,
+    FUSED,
+    FUSED_LOCAL,
+    LOCAL,
+    TREE,
+    Arm,
+    Bench,
+    arms_of,
+)
 from outrider.comparison.gauges import Gauges, Reading
 from outrider.comparison.margins import Difference, Margins, first_difference
 from outrider.comparison.options import CompareOptions
@@ -37,9 +50,9 @@ class Cell(NamedTuple):
 class Comparison:
     """What one comparison found.
 
-    costs: of a round, by architecture and setting, as the sweep tells: what predictions start from.  measured: the same by round trip
-    (ms) and architecture, as the rows tell.  acceptance: of the longest chain that was tried.  coverage: of the largest tree.
-    remarks: what a reader must know.
+    costs: of a round, by architecture and setting, as the sweep tells: what predictions start from.
+    measured: the same by round trip (ms) and architecture, as the rows tell.  acceptance: of the
+    longest chain that was tried.  coverage: of the largest tree. remarks: what a reader must know.
     """
 
     rows: list[Row]
@@ -96,8 +109,10 @@ def _sweep(
 def _measure(
     arms: Sequence[Arm], requests: Sequence[Request], runs: int, round_trip: float, gauges: Gauges
 ) -> list[Cell]:
-    """Every arm on every prompt, `runs` times, in an order that turns. Before each turn every arm makes one token of it, so that
-    no arm finds the prompt's keys at the target and another one does not."""
+    """Every arm on every prompt, `runs` times, in an order that turns. Before each turn every arm
+    makes one token of it, so that no arm finds the prompt's keys at the target and another one does
+    not.
+    """
     cells = [Cell(arm, round_trip, []) for arm in arms]
     for run in range(runs):
         for request in requests:
@@ -132,11 +147,9 @@ def _sum_up(
             None,
         )
         known = costs.get((cell.arm.name, cell.arm.setting))
-        predicted = (
-            None
-            if known is None
-            else cell.arm.architecture.time(known, network(options, cell.round_trip))
-        )
+        time = cell.arm.architecture.time
+        link = network(options, cell.round_trip)
+        predicted = None if known is None or time is None else time(known, link)
         differences = (
             [] if alone is None else _differences(cell.readings, alone, ready.requests, margins)
         )
@@ -156,8 +169,8 @@ def _sum_up(
         trials=list(trials),
         costs=costs,
         measured=_measured(cells),
-        acceptance=_acceptance(trials, "distributed chain"),
-        coverage=_acceptance(trials, "distributed tree"),
+        acceptance=_acceptance(trials, CHAIN),
+        coverage=_acceptance(trials, TREE),
         texts=[_record(cell, reading.done) for cell in cells for reading in cell.readings],
         account=account.words,
         remarks=_remarks(options, ready, profile, cells),
@@ -171,8 +184,9 @@ def network(options: CompareOptions, round_trip: float) -> Network:
 
 
 def _costs(trials: Sequence[Trial], first: float) -> dict[tuple[str, str], Costs]:
-    """Of every setting from all its sweep runs. What the programs add comes from the runs at the first round trip: of one's own where no
-    round crosses the network, else of all that do."""
+    """Of every setting from all its sweep runs. What the programs add comes from the runs at the
+    first round trip: of one's own where no round crosses the network, else of all that do.
+    """
     by_setting: dict[tuple[str, str], list[Completion]] = {}
     crossing = [
         done
@@ -184,6 +198,8 @@ def _costs(trials: Sequence[Trial], first: float) -> dict[tuple[str, str], Costs
         by_setting.setdefault((trial.arm.name, trial.arm.setting), []).extend(trial.texts)
     costs: dict[tuple[str, str], Costs] = {}
     for trial in trials:
+        if trial.arm.architecture.time is None:
+            continue
         key = (trial.arm.name, trial.arm.setting)
         host = (
             host_of(crossing, first)
@@ -197,9 +213,11 @@ def _costs(trials: Sequence[Trial], first: float) -> dict[tuple[str, str], Costs
 
 
 def _measured(cells: Sequence[Cell]) -> dict[tuple[float, str], Costs]:
-    """Of the arms' own rounds, each at its round trip."""
+    """Of the rounds of arms with a closed form, each at its round trip."""
     costs: dict[tuple[float, str], Costs] = {}
     for cell in cells:
+        if cell.arm.architecture.time is None:
+            continue
         done = [reading.done for reading in cell.readings]
         known = costs_of(
             done, host_of(done, cell.round_trip if cell.arm.architecture.crosses else 0.0)
@@ -210,7 +228,9 @@ def _measured(cells: Sequence[Cell]) -> dict[tuple[float, str], Costs]:
 
 
 def _acceptance(trials: Sequence[Trial], name: str) -> float | None:
-    """Of the last setting of this architecture, the longest or widest of those that are tried, in all its sweep runs."""
+    """Of the last setting of this architecture, the longest or widest of those that are tried,
+    in all its sweep runs.
+    """
     settings = [trial.arm.setting for trial in trials if trial.arm.name == name]
     texts = [
         done
@@ -263,11 +283,13 @@ def _remarks(
             "it did not say whether it kept its times",
         )
         remarks.append(
-            f"The target's passes take emulated times ({kept}); drafts, at the target too, and both programs are this machine's."
+            f"The target's passes take emulated times ({kept}); drafts, at the target too, and "
+            "both programs are this machine's."
         )
     if options.target_host is None:
         remarks.append(
-            "Draft and target share this machine's cores: rounds, acceptance and bytes carry over to other machines, "
+            "Draft and target share this machine's cores: of synchronous rounds, forwards, "
+            "acceptance and bytes carry over to other machines; "
             + ("times of the draft do not." if profile else "tokens/s do not.")
         )
     if any(cell.round_trip or options.jitter or options.bandwidth for cell in cells):
@@ -280,14 +302,16 @@ def _remarks(
     ]
     if BASELINE not in run:
         remarks.append(
-            "No speed-up is given: target-only was not run here, and there is nothing else that it could be measured against."
+            "No speed-up is given: target-only was not run here, and there is nothing else that it "
+            "could be measured against."
         )
     return remarks
 
 
 _REASONS = {
-    "fused": "the target has no draft beside it (--role fused_target)",
+    FUSED: "the target has no draft beside it (--role fused_target)",
     LOCAL: "the target's model is not in this process (--local)",
+    FUSED_LOCAL: "the target's model is not in this process (--local)",
 }
 
 

@@ -1,4 +1,6 @@
-"""Every flag of compare_architectures.py, its default and its meaning, in one flat frozen record."""
+"""Every flag of compare_architectures.py, its default and its meaning, in one flat frozen
+record.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from inference.command import add_flag
+from inference.command import add_flag, add_gone
 from inference.errors import InvalidRequest
 from inference.policy import BestFirst, Chain, Policy
-from outrider.comparison.arms import ARCHITECTURES, LOCAL, read_setting
+from outrider.comparison.arms import ARCHITECTURES, FUSED_LOCAL, LOCAL, read_setting
 from outrider.options import PRECISIONS, is_device
 
 NAMES = tuple(architecture.name for architecture in ARCHITECTURES)
+ON_THIS_MACHINE = (LOCAL, FUSED_LOCAL)
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What is compared, and how; argparse reads the defaults from here. Raises InvalidRequest for what cannot be measured."""
+    """What is compared, and how; argparse reads the defaults from here. Raises InvalidRequest
+    for what cannot be measured.
+    """
 
     prompt_file: str | None = None
     num_runs: int = 2
@@ -38,11 +43,10 @@ class CompareOptions:
     target_host: str | None = None
     tls_ca: str | None = None
     token_file: str | None = None
-    architectures: tuple[str, ...] = tuple(name for name in NAMES if name != LOCAL)
+    architectures: tuple[str, ...] = tuple(name for name in NAMES if name not in ON_THIS_MACHINE)
     local: bool = False
     chains: tuple[Policy, ...] = (Chain(2), Chain(4), Chain(8))
     trees: tuple[Policy, ...] = (BestFirst(8, 4), BestFirst(16, 6), BestFirst(32, 8))
-    fused: tuple[Policy, ...] = (Chain(4), BestFirst(8, 4))
     rtt: tuple[float, ...] = (0.0, 40.0)
     jitter: float = 0.0
     bandwidth: float | None = None
@@ -63,19 +67,21 @@ class CompareOptions:
             or len(set(self.rtt)) < len(self.rtt)
         ):
             raise InvalidRequest(
-                f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from 0 to 60000 are needed"
+                f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from "
+                "0 to 60000 are needed"
             )
         unknown = set(self.architectures) - set(NAMES)
         if unknown or not self.architectures:
             raise InvalidRequest(
                 f"--architectures {','.join(sorted(unknown))}: there are {', '.join(NAMES)}"
             )
-        for name in ("chains", "trees", "fused"):
+        for name in ("chains", "trees"):
             if not getattr(self, name):
                 raise InvalidRequest(f"--{name}: at least one setting is needed")
         if self.target_host and (self.emulate or self.artifact or self.target_device != "auto"):
             raise InvalidRequest(
-                "--emulate, --artifact and --target_device are of a target that is started here: --target_host names one that runs"
+                "--emulate, --artifact and --target_device are of a target that is started here: "
+                "--target_host names one that runs"
             )
         if self.usd_per_hour is not None and (
             self.instance or not 0 < self.usd_per_hour < float("inf")
@@ -88,12 +94,14 @@ class CompareOptions:
     def chosen(self) -> tuple[str, ...]:
         """Architectures to run, in the order of the table."""
         return tuple(
-            name for name in NAMES if name in self.architectures or (name == LOCAL and self.local)
+            name
+            for name in NAMES
+            if name in self.architectures or (name in ON_THIS_MACHINE and self.local)
         )
 
     @property
     def with_local(self) -> bool:
-        return LOCAL in self.chosen
+        return any(name in self.chosen for name in ON_THIS_MACHINE)
 
 
 def _chains(text: str) -> tuple[Policy, ...]:
@@ -136,21 +144,28 @@ def _device(name: str) -> str:
 
 _add = partial(add_flag, CompareOptions)
 
-_EPILOG = """Without --target_host a target is started on this machine and stopped again; draft and target then share its cores, so rounds,
-acceptance and bytes carry over to other machines and tokens/s do not. Settings: 4 is a chain of 4, 16x6 a tree of 16 nodes and depth 6.
+_EPILOG = """Without --target_host a target is started on this machine and stopped again; draft and
+target then share its cores, so forwards, acceptance and bytes carry over to other machines and
+tokens/s do not. Settings: 4 is a chain of 4, 16x6 a tree of 16 nodes and depth 6.
 
 examples:
-  python compare_architectures.py                                                   the pair that ships here, in under three minutes
-  python compare_architectures.py --target_model DIR --draft_model DIR              a real pair
-  python compare_architectures.py --emulate llama-3.1-8b-trn1.2xlarge-roofline,llama-3.1-8b-trn1.2xlarge-measured --rtt 0,20,80 --out DIR
-  python compare_architectures.py --target_host HOST:PORT --draft_model DIR --tls_ca ca.pem --token_file token"""
+  python compare_architectures.py                                       the pair that ships here, in
+                                                                        under three minutes
+  python compare_architectures.py --target_model DIR --draft_model DIR  a real pair
+  python compare_architectures.py --rtt 0,20,80 --out DIR \\
+    --emulate llama-3.1-8b-trn1.2xlarge-roofline,llama-3.1-8b-trn1.2xlarge-measured
+  python compare_architectures.py --target_host HOST:PORT --draft_model DIR \\
+    --tls_ca ca.pem --token_file token"""
 
 
 def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     """The options of a command line; prints help or a usage error and exits as argparse does."""
     parser = argparse.ArgumentParser(
         prog="compare_architectures.py",
-        description="Architectures side by side: same prompts, seeds and limits, interleaved, each against its own target-only run.",
+        description=(
+            "Architectures side by side: same prompts, seeds and limits, interleaved, "
+            "each against its own target-only run."
+        ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -159,6 +174,7 @@ def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     _model_flags(parser.add_argument_group("models and devices"))
     _arm_flags(parser.add_argument_group("architectures and links"))
     _price_flags(parser.add_argument_group("prices and results"))
+    add_gone(parser, "fused", "the draft beside the target chooses its own trees")
     given = vars(parser.parse_args(arguments))
     try:
         return CompareOptions(**given)
@@ -228,7 +244,7 @@ def _arm_flags(group: argparse._ArgumentGroup) -> None:
     _add(
         group,
         "local",
-        "also the target alone in this process, without a network",
+        "also the target in this process, without a network: alone, and with a draft beside it",
         action="store_true",
     )
     _add(
@@ -244,13 +260,6 @@ def _arm_flags(group: argparse._ArgumentGroup) -> None:
         "the same for trees (default: 8x4,16x6,32x8)",
         type=_trees,
         metavar="NxD,...",
-    )
-    _add(
-        group,
-        "fused",
-        "the same for the draft beside the target (default: 4,8x4)",
-        type=_either,
-        metavar="SETTING,...",
     )
     _add(
         group,

@@ -1,4 +1,5 @@
-"""The pictures of a comparison: speeds with their intervals, time a token against the round trip, and which architecture wins where.
+"""The pictures of a comparison: speeds with their intervals, time a token against the round trip,
+and which architecture wins where.
 
 matplotlib is the optional extra `plots`.
 """
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inference.errors import MissingExtra
-from inference.planner import least_time
-from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED
-from outrider.comparison.landscape import DISTRIBUTED, landscape
+from outrider.comparison.arms import ARCHITECTURES, BASELINE, TREE
+from outrider.comparison.closed_forms import least_time
+from outrider.comparison.landscape import ROUNDS, landscape
 from outrider.comparison.measure import Comparison, network
 from outrider.comparison.options import CompareOptions
 
@@ -30,7 +31,9 @@ _STYLES = ("-", "--", "-.")  # of an architecture's settings
 
 
 def draw(directory: Path, options: CompareOptions, comparison: Comparison) -> list[Path]:
-    """PNG files; raises MissingExtra without matplotlib. A picture that has nothing to show is left out."""
+    """PNG files; raises MissingExtra without matplotlib. A picture that has nothing to show is
+    left out.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -91,10 +94,9 @@ def _round_trip(picture: Picture, options: CompareOptions, comparison: Compariso
             row.setting for row in comparison.rows if row.architecture == architecture.name
         )
         for setting, style in zip(settings, cycle(_STYLES)):  # styles do not end
-            if (costs := comparison.costs.get((architecture.name, setting))) is not None:
-                times = [
-                    architecture.time(costs, network(options, trip / 1e3)) * 1e3 for trip in trips
-                ]
+            costs, time = comparison.costs.get((architecture.name, setting)), architecture.time
+            if costs is not None and time is not None:
+                times = [time(costs, network(options, trip / 1e3)) * 1e3 for trip in trips]
                 name = f"{architecture.name} {setting}".strip()
                 axes.plot(
                     trips,
@@ -103,9 +105,7 @@ def _round_trip(picture: Picture, options: CompareOptions, comparison: Compariso
                     color=_colour(architecture.name),
                     label=f"{name}, predicted",
                 )
-    trees = [
-        costs for (name, _), costs in comparison.costs.items() if name == ARCHITECTURES[-1].name
-    ]
+    trees = [costs for (name, _), costs in comparison.costs.items() if name == TREE]
     if comparison.coverage is not None and trees:
         verify = min(costs.made.verify for costs in trees)
         least = [
@@ -124,37 +124,25 @@ def _round_trip(picture: Picture, options: CompareOptions, comparison: Compariso
 
 
 def _winners(picture: Picture, options: CompareOptions, comparison: Comparison) -> bool:
-    """The fastest by the closed forms, where the target's host drafts too, and where it does not."""
+    """The target alone, or synchronous rounds: which is faster by the closed forms."""
     known = landscape(comparison.costs)
     if known is None:
         return False
-    choices = [[BASELINE, DISTRIBUTED]] + (
-        [[BASELINE, DISTRIBUTED, FUSED]] if known.level_there is not None else []
-    )
-    titles = ["the target only verifies", "the target's host can draft, too"]
+    among = [BASELINE, ROUNDS]
     trips, acceptances = np.linspace(0, 2 * _span(options), _STEPS), np.linspace(0.3, 0.98, _STEPS)
-    for axes, among, title in zip(
-        picture.subplots(1, len(choices), squeeze=False)[0], choices, titles, strict=False
-    ):
-        winners = known.fastest(acceptances.tolist(), (trips / 1e3).tolist(), among)
-        shown = _paint_map(
-            axes,
-            winners,
-            among,
-            (0.0, float(trips[-1]), float(acceptances[0]), float(acceptances[-1])),
-        )
-        if comparison.acceptance is not None:
-            shown.append(
-                axes.axhline(
-                    comparison.acceptance,
-                    color="black",
-                    linewidth=1,
-                    linestyle="--",
-                    label="acceptance measured here",
-                )
+    axes: Axes = picture.subplots()
+    winners = known.fastest(acceptances.tolist(), (trips / 1e3).tolist(), among)
+    extent = (0.0, float(trips[-1]), float(acceptances[0]), float(acceptances[-1]))
+    shown = _paint_map(axes, winners, among, extent)
+    if comparison.acceptance is not None:
+        measured = "acceptance measured here"
+        shown.append(
+            axes.axhline(
+                comparison.acceptance, color="black", linewidth=1, linestyle="--", label=measured
             )
-        axes.set(title=title, xlabel="added round trip, ms", ylabel="acceptance of a guess")
-        axes.legend(handles=shown, loc="lower right", fontsize=8)
+        )
+    axes.set(xlabel="added round trip, ms", ylabel="acceptance of a guess")
+    axes.legend(handles=shown, loc="lower right", fontsize=8)
     return True
 
 
@@ -200,6 +188,6 @@ _COLOURS = (
 
 
 def _colour(name: str) -> str:
-    """The same in every picture; all that is distributed has one in the map."""
+    """The same in every picture; rounds have one in the map."""
     names = [architecture.name for architecture in ARCHITECTURES]
-    return "tab:cyan" if name == DISTRIBUTED else _COLOURS[names.index(name) % len(_COLOURS)]
+    return "tab:cyan" if name == ROUNDS else _COLOURS[names.index(name) % len(_COLOURS)]

@@ -1,7 +1,8 @@
-"""What the closed forms of inference/planner.py say about an arm, from what its sweep cost.
+"""What the closed forms say about a synchronous arm, or target-only, from what its sweep cost.
 
-A round's draft, pass, tokens and bytes are taken from all of an arm's sweep runs; none of these has the network in it. What both
-programs add to a round is taken at the first round trip of the comparison. The rest is computed.
+A round's draft, pass, tokens and bytes are taken from all of an arm's sweep runs; none of these has
+the network in it. What both programs add to a round is taken at the first round trip of the
+comparison. The rest is computed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from inference.planner import Round, acceptance_of, exchange, fused_time, synchronous_time
+from outrider.comparison.closed_forms import (
+    Round,
+    acceptance_of,
+    exchange,
+    synchronous_time,
+    time_at_the_target,
+)
 from outrider.completion import Completion
 
 
 class Network(NamedTuple):
-    """A link in seconds: of a round trip beyond the machine's own, and of a byte in either direction."""
+    """A link in seconds: of a round trip beyond the machine's own, and of a byte in either
+    direction.
+    """
 
     round_trip: float
     byte_time: float = 0.0
@@ -26,7 +35,8 @@ class Network(NamedTuple):
 class Costs:
     """One round of an arm on average, in seconds and bytes.
 
-    nodes: of the target's pass, the root included.  host: of both programs outside their models, the machine's own network included.
+    nodes: of the target's pass, the root included.  host: of both programs outside their models,
+    the machine's own network included.
     """
 
     made: Round
@@ -43,7 +53,7 @@ Time = Callable[[Costs, Network], float]
 
 def made_at_the_target(costs: Costs, network: Network) -> float:
     """No round crosses the network, whatever it is."""
-    return fused_time(costs.made, costs.queue + costs.host)
+    return time_at_the_target(costs.made, costs.queue + costs.host)
 
 
 def made_across(costs: Costs, network: Network) -> float:
@@ -63,7 +73,7 @@ class Decoding(NamedTuple):
     """Texts from their first chunk on: prefill and the opening of sessions are no part of it."""
 
     seconds: float
-    rounds: int
+    rounds: float
     tokens: int
 
     @property
@@ -72,21 +82,23 @@ class Decoding(NamedTuple):
 
 
 def decoding(texts: Sequence[Completion]) -> Decoding:
-    """Summed over texts."""
+    """Summed over texts. The first chunk has its part of the forwards by its tokens."""
     begun = [done for done in texts if done.arrivals]
     return Decoding(
         sum(done.arrivals[-1] - done.arrivals[0] for done in begun),
-        sum(len(done.arrivals) - 1 for done in begun),
+        sum(done.forwards * sum(done.chunk_tokens[1:]) / sum(done.chunk_tokens) for done in begun),
         sum(sum(done.chunk_tokens[1:]) for done in begun),
     )
 
 
 def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
-    """Of these runs of one arm; None where they were too short to tell. Times are medians over texts, which one stall does not move."""
-    told = [done for done in texts if len(done.arrivals) > 1]
+    """Of these runs of one arm; None where they were too short to tell. Times are medians over
+    texts, which one stall does not move.
+    """
+    told = [done for done in texts if _told(done)]
     if not told:
         return None
-    rounds, after_first = sum(done.rounds for done in told), decoding(told)
+    rounds, after_first = sum(done.forwards for done in told), decoding(told)
     drafting, verify, queue = (
         _median_of_round(told, name)
         for name in ("draft_seconds", "target_seconds", "queue_seconds")
@@ -96,7 +108,7 @@ def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
         for name in ("bytes_up", "bytes_down", "num_draft_tokens")
     )
     return Costs(
-        Round(drafting, verify, after_first.tokens / after_first.rounds),
+        Round(drafting, verify, max(after_first.tokens / after_first.rounds, 1.0)),
         1 + drafted,
         up,
         down,
@@ -106,25 +118,30 @@ def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
 
 
 def host_of(texts: Sequence[Completion], round_trip: float) -> float:
-    """Seconds of a round that neither a model nor the emulated network took, in runs at this round trip (0: none of the round crosses it)."""
+    """Seconds of a round that neither a model nor the emulated network took, in runs at this
+    round trip (0: none of the round crosses it).
+    """
     left = []
     for done in texts:
-        if len(done.arrivals) > 1:
-            spent = (done.draft_seconds + done.target_seconds + done.queue_seconds) / done.rounds
-            left.append(
-                (done.arrivals[-1] - done.arrivals[0]) / (len(done.arrivals) - 1)
-                - spent
-                - round_trip
-            )
+        if _told(done):
+            spent = (done.draft_seconds + done.target_seconds + done.queue_seconds) / done.forwards
+            each = (done.arrivals[-1] - done.arrivals[0]) / (done.forwards - 1)
+            left.append(each - spent - round_trip)
     return max(0.0, median(left)) if left else 0.0
 
 
+def _told(done: Completion) -> bool:
+    """It is long enough to tell."""
+    return len(done.arrivals) > 1 and done.forwards > 1
+
+
 def _median_of_round(texts: Sequence[Completion], name: str) -> float:
-    return float(median(getattr(done, name) / done.rounds for done in texts))
+    return float(median(getattr(done, name) / done.forwards for done in texts))
 
 
 def acceptance(texts: Sequence[Completion]) -> float:
-    """Chance that the target's next token is among the guesses for its position, where there are any.
+    """Chance that the target's next token is among the guesses for its position, where there are
+    any.
 
     A round whose path is as long as the longest of all did not miss, as far as can be told.
     """
@@ -135,4 +152,4 @@ def acceptance(texts: Sequence[Completion]) -> float:
         for done in texts
         if len(done.accepted_at_depth) == deepest and deepest
     )
-    return acceptance_of(accepted, sum(done.rounds for done in texts) - whole)
+    return acceptance_of(accepted, sum(done.forwards for done in texts) - whole)

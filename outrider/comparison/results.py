@@ -1,4 +1,6 @@
-"""--out DIR: report.md, results.json, results.csv and plots, with the environment and the resolved options beside the figures."""
+"""--out DIR: report.md, results.json, results.csv and plots, with the environment and the
+resolved options beside the figures.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from typing import Any
 
 from inference.errors import MissingExtra
 from inference.policy import BestFirst, Chain
+from inference.whole_file import write_whole
 from outrider.comparison.arms import label
 from outrider.comparison.measure import Comparison
 from outrider.comparison.options import CompareOptions
@@ -27,7 +30,9 @@ _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers", "openvino"
 def write_results(
     directory: Path, options: CompareOptions, comparison: Comparison, words: Sequence[str]
 ) -> list[Path]:
-    """The files, as far as they can be made: without matplotlib there are no plots, and one line on stderr says so."""
+    """The files, as far as they can be made: without matplotlib there are no plots, and one line
+    on stderr says so.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     records = [row.record() for row in comparison.rows]
     results = {
@@ -47,7 +52,7 @@ def write_results(
         "texts": comparison.texts,
     }
     paths = [directory / name for name in ("results.json", "results.csv", "report.md")]
-    paths[0].write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_whole(paths[0], json.dumps(results, indent=1) + "\n")
     _write_csv(paths[1], records)
     try:
         plots = draw(directory, options, comparison)
@@ -58,9 +63,9 @@ def write_results(
     made_with = json.dumps(
         {"environment": results["environment"], "options": results["options"]}, indent=1
     )
-    paths[2].write_text(
+    write_whole(
+        paths[2],
         f"{markdown(comparison, words)}\n{pictures}## Made with\n\n```json\n{made_with}\n```\n",
-        encoding="utf-8",
     )
     return [*paths, *plots]
 

@@ -1,26 +1,29 @@
-"""Everything that a comparison needs running: a target (started here unless one is named), emulated links to it, the draft, the requests."""
+"""Everything that a comparison needs running: a target (started here unless one is named),
+emulated links to it, the draft, the requests.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.backends import Model
-from inference.drafters.adaptive import MOST_RANKED
+from inference.drafters.growing import ROOM
 from inference.engine import Engine
 from inference.errors import InvalidRequest
-from inference.policy import Policy
-from outrider.comparison.arms import FUSED, Bench, setting_flags
+from outrider.comparison.arms import FUSED, Bench
 from outrider.comparison.options import CompareOptions
 from outrider.completion import Request
+from outrider.fused import with_draft
 from outrider.generate import connect_target, make_requests, session_length
 from outrider.link import Shape, shaped_link
 from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model
 from outrider.options import Options
 from outrider.profiles import user_profiles
+from outrider.serve import load_served
 from outrider.spawn import StartedTarget, started
 
 PROMPTS = (
@@ -62,7 +65,7 @@ class Rig:
             target = stack.enter_context(
                 connect_target(replace(self.common, target_host=address), self.checkpoint.tokenizer)
             )
-            chains, trees, fused = self.options.chains, self.options.trees, self.options.fused
+            chains, trees = self.options.chains, self.options.trees
             yield Bench(
                 target,
                 self.checkpoint.tokenizer,
@@ -70,14 +73,15 @@ class Rig:
                 self.draft_times,
                 chains,
                 trees,
-                fused,
                 self.local,
             )
 
 
 @contextmanager
 def rig(options: CompareOptions, profile: str | None) -> Iterator[Rig]:
-    """Start what is needed, and stop it. profile: the device whose times the started target takes."""
+    """Start what is needed, and stop it. profile: the device whose times the started target
+    takes.
+    """
     common = _draft_options(options)
     checkpoint, prompts = find_checkpoint(common, "draft"), read_prompts(options)
     with ExitStack() as stack:
@@ -91,7 +95,7 @@ def rig(options: CompareOptions, profile: str | None) -> Iterator[Rig]:
                 connection.description.stop_ids,
             )
         requests = make_requests(common, prompts, checkpoint.tokenizer, length, stop_ids)
-        room = max(MOST_RANKED, _largest((*options.chains, *options.trees)).most_ranked)
+        room = max(ROOM, *(one.most_ranked for one in (*options.chains, *options.trees)))
         draft = load_model(
             common,
             checkpoint,
@@ -144,16 +148,11 @@ def _draft_options(options: CompareOptions) -> Options:
 
 
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
-    """A target; where fused is compared, with a draft beside it that has room for all of its settings."""
+    """A target; where fused is compared, with a draft beside it."""
     flags = _target_flags(options, profile)
     if FUSED not in options.chosen:
         return started("target", flags)
-    return started("fused_target", [*flags, *setting_flags(_largest(options.fused))])
-
-
-def _largest(policies: Sequence[Policy]) -> Policy:
-    """The one whose trees need most room."""
-    return max(policies, key=lambda policy: policy.most_ranked)
+    return started("fused_target", flags)
 
 
 def _target_flags(options: CompareOptions, profile: str | None) -> list[str]:
@@ -172,17 +171,15 @@ def _target_flags(options: CompareOptions, profile: str | None) -> list[str]:
 
 
 def _local(options: CompareOptions, length: int) -> Engine:
-    """The target's model in this process, for itself."""
+    """The target's model in this process, with a draft beside it."""
     own = Options(
+        role="fused_target",
         target_model=options.target_model,
+        draft_model=options.draft_model,
         device=options.draft_device,
         dtype=options.dtype,
         threads=options.threads,
+        sequence_length=length,
+        batch=1,
     )
-    checkpoint = find_checkpoint(own, "target")
-    model = load_model(
-        own, checkpoint, rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES
-    )
-    return Engine(
-        model, sequence_length=length, max_tree_nodes=1, vocabulary=checkpoint.tokenizer.vocabulary
-    )
+    return load_served(own, with_draft).engine

@@ -1,4 +1,6 @@
-"""A row of the comparison: what one architecture did at one round trip, summed up from its texts. Pure."""
+"""A row of the comparison: what one architecture did at one round trip, summed up from its
+texts. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from outrider.comparison.margins import Difference
 from outrider.comparison.prediction import decoding
 from outrider.comparison.spread import Interval, Percentiles, bootstrap_median, percentiles
 
-_COUNTS = ("rounds", "num_draft_tokens", "num_accepted_tokens", "bytes_up", "bytes_down")
+_COUNTS = (
+    "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",
+    "bytes_up", "bytes_down", "messages_up", "messages_down",
+)  # fmt: skip
+_FIGURES = ("usd_per_million", "usd_per_million_by_forwards", "joules_per_token")
 _TIMES = ("draft_seconds", "queue_seconds", "target_seconds", "prefill_seconds")
 
 
@@ -22,11 +28,16 @@ _TIMES = ("draft_seconds", "queue_seconds", "target_seconds", "prefill_seconds")
 class Row:
     """Seconds, bytes and tokens over all texts of an arm.
 
-    ratio: of tokens per second, text by text, to the target-only run beside it; above 1 is faster. None where target-only was not run.
-    time_per_output_token: of each text, after its first chunk.  inter_chunk: between tokens that came together and the next ones.
-    acceptance_by_position: share of rounds that accepted a node of depth 1, 2, ...  wire_seconds: all that is neither model nor queue:
-    the network, both programs, the opening of sessions.  seconds_per_token: of all texts, after their first chunks; predicted is the same
-    by a closed form.  identical_texts: None without target-only runs.
+    ratio: of tokens per second, text by text, to the target-only run beside it; above 1 is faster.
+    None where target-only was not run. time_per_output_token: of each text, after its first chunk.
+    inter_chunk: between tokens that came together and the next ones. acceptance_length: tokens a
+    forward; acceptance_length_drafted: the same of forwards with candidates.
+    acceptance_by_position: share of forwards that accepted a candidate of depth 1, 2, ...
+    rest_seconds: in which the text was neither computed nor in line at the target: the network,
+    both programs, the opening of sessions, and drafting that the target waited for.
+    usd_per_million: the target is held all the time; usd_per_million_by_forwards: its forwards
+    alone are paid.  seconds_per_token: of all texts, after their first chunks; predicted is the
+    same by a closed form.  identical_texts: None without target-only runs.
     """
 
     architecture: str
@@ -39,18 +50,26 @@ class Row:
     time_to_first_token: Percentiles | None
     time_per_output_token: Percentiles | None
     inter_chunk: Percentiles | None
-    rounds: int
+    forwards: int
+    lone_forwards: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     acceptance_length: float
+    acceptance_length_drafted: float
     acceptance_rate: float
     acceptance_by_position: list[float]
+    draft_calls: int
     draft_seconds: float
-    wire_seconds: float
+    rest_seconds: float
     queue_seconds: float
     target_seconds: float
     prefill_seconds: float
     bytes_up: int
     bytes_down: int
+    messages_up: int
+    messages_down: int
     usd_per_million: Figure
+    usd_per_million_by_forwards: Figure
     joules_per_token: Figure
     memory_here: int | None
     memory_target: int | None
@@ -80,9 +99,7 @@ class Row:
             name: None if (value := getattr(self, name)) is None else value._asdict()
             for name in intervals
         }
-        figures = {
-            name: getattr(self, name).record() for name in ("usd_per_million", "joules_per_token")
-        }
+        figures = {name: getattr(self, name).record() for name in _FIGURES}
         return {
             **asdict(self),
             **named,
@@ -101,15 +118,15 @@ def summarise(
     differences: Sequence[Difference],
     predicted: float | None,
 ) -> Row:
-    """`baseline` holds the target-only readings of the same requests in the same order, `differences` where texts are not the same."""
+    """`baseline` holds the target-only readings of the same requests in the same order,
+    `differences` where texts are not the same.
+    """
     done = [reading.done for reading in readings]
     counts = {name: sum(getattr(text, name) for text in done) for name in _COUNTS}
     times = {name: sum(getattr(text, name) for text in done) for name in _TIMES}
-    rounds, drafted, accepted = (
-        counts["rounds"],
-        counts["num_draft_tokens"],
-        counts["num_accepted_tokens"],
-    )
+    forwards, tokens = counts["forwards"], sum(len(text.token_ids) for text in done)
+    with_candidates, accepted = forwards - counts["lone_forwards"], counts["num_accepted_tokens"]
+    there = sum(times[name] for name in ("queue_seconds", "target_seconds", "prefill_seconds"))
     depth = max(len(text.accepted_at_depth) for text in done)
     at_depth = [
         sum(text.accepted_at_depth[index] for text in done if index < len(text.accepted_at_depth))
@@ -128,21 +145,21 @@ def summarise(
         setting=arm.setting,
         rtt_ms=rtt_ms,
         texts=len(done),
-        tokens=sum(len(text.token_ids) for text in done),
+        tokens=tokens,
         tokens_per_second=bootstrap_median([text.tokens_per_second for text in done]),
         ratio=_ratio(readings, baseline),
         time_to_first_token=percentiles([text.time_to_first_token for text in done]),
         time_per_output_token=percentiles(per_token),
         inter_chunk=percentiles(gaps),
-        rounds=rounds,
-        acceptance_length=(accepted + rounds) / rounds if rounds else 0.0,
-        acceptance_rate=accepted / drafted if drafted else 0.0,
-        acceptance_by_position=[count / rounds for count in at_depth],
-        wire_seconds=max(0.0, sum(text.seconds for text in done) - sum(times.values())),
+        acceptance_length=tokens / forwards if forwards else 0.0,
+        acceptance_length_drafted=1 + accepted / with_candidates if with_candidates else 0.0,
+        acceptance_rate=accepted / max(counts["num_draft_tokens"], 1),
+        acceptance_by_position=[count / forwards for count in at_depth],
+        rest_seconds=max(0.0, sum(text.seconds for text in done) - there),
         **times,
-        bytes_up=counts["bytes_up"],
-        bytes_down=counts["bytes_down"],
+        **counts,
         usd_per_million=account.usd_per_million(arm.name, readings),
+        usd_per_million_by_forwards=account.usd_per_million(arm.name, readings, by_forwards=True),
         joules_per_token=account.joules_per_token(readings),
         memory_here=_most([reading.memory_here for reading in readings]),
         memory_target=_most([reading.memory_target for reading in readings]),

@@ -1,4 +1,6 @@
-"""How measured values spread: percentiles, and a median with its bootstrap interval. Pure and repeatable."""
+"""How measured values spread: percentiles, and a median with its bootstrap interval. Pure and
+repeatable.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Percentiles(NamedTuple):
 
 
 def bootstrap_median(values: Sequence[float]) -> Interval:
-    """The interval from DRAWS medians of values drawn with replacement (percentile bootstrap); the seed is fixed. One value has no width."""
+    """The interval from DRAWS medians of values drawn with replacement (percentile bootstrap);
+    the seed is fixed. One value has no width.
+    """
     if not values:
         raise ValueError("nothing was measured")
     measured = np.asarray(values, dtype=np.float64)
@@ -39,7 +43,9 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """None where there are no values, such as gaps between the chunks of a text that came in one."""
+    """None where there are no values, such as gaps between the chunks of a text that came in
+    one.
+    """
     return (
         Percentiles(*np.quantile(np.asarray(values, dtype=np.float64), [0.5, 0.9, 0.99]).tolist())
         if values

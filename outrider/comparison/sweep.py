@@ -1,4 +1,6 @@
-"""The best fixed setting of an architecture, found by halving: all try a few texts, the better half goes on to more."""
+"""The best fixed setting of an architecture, found by halving: all try a few texts, the better
+half goes on to more.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ STAGES = (1, 2)
 
 @dataclass
 class Trial:
-    """One setting in a sweep. seconds_per_token: whole texts, prefill included; what the sweep decides by."""
+    """One setting in a sweep. seconds_per_token: whole texts, prefill included; what the sweep
+    decides by.
+    """
 
     arm: Arm
     round_trip: float  # emulated, seconds
@@ -42,7 +46,9 @@ class Trial:
 def sweep(
     groups: Sequence[Sequence[Arm]], requests: Sequence[Request], round_trip: float
 ) -> list[Trial]:
-    """A trial for each arm, one of each group chosen. All groups take turns, text by text; each arm has warmed up before."""
+    """A trial for each arm, one of each group chosen. All groups take turns, text by text; each
+    arm has warmed up before.
+    """
     left = [[Trial(arm, round_trip) for arm in group] for group in groups]
     trials = [trial for group in left for trial in group]
     for trial in trials:

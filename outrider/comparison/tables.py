@@ -1,4 +1,6 @@
-"""The comparison as tables, once in words and numbers: shown on the terminal, and written as Markdown."""
+"""The comparison as tables, once in words and numbers: shown on the terminal, and written as
+Markdown.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +48,18 @@ _SPEED: list[Column] = [
 ]
 _WORK: list[Column] = [
     ("tokens", lambda row: str(row.tokens)),
-    ("rounds", lambda row: str(row.rounds)),
+    ("forwards", lambda row: str(row.forwards)),
+    ("lone", lambda row: f"{row.lone_forwards / row.forwards:.0%}" if row.forwards else "-"),
     ("length", lambda row: f"{row.acceptance_length:.2f}"),
+    ("drafted", lambda row: f"{row.acceptance_length_drafted:.2f}"),
     ("rate", lambda row: f"{row.acceptance_rate:.2f}"),
     (
         "by position",
         lambda row: " ".join(f"{share:.2f}" for share in row.acceptance_by_position) or "-",
     ),
+    ("calls", lambda row: f"{row.draft_calls / row.tokens:.2f}"),
     ("draft", lambda row: _share(row, row.draft_seconds)),
-    ("wire", lambda row: _share(row, row.wire_seconds)),
+    ("rest", lambda row: _share(row, row.rest_seconds)),
     ("queue", lambda row: _share(row, row.queue_seconds)),
     ("target", lambda row: _share(row, row.target_seconds)),
     (
@@ -66,7 +71,7 @@ _COST: list[Column] = [
     ("ms a token", lambda row: _time(row.seconds_per_token)),
     ("predicted", lambda row: _time(row.predicted)),
     ("error", lambda row: "-" if row.error is None else f"{row.error:+.0%}"),
-    ("$ per million", lambda row: figure(row.usd_per_million, 2)),
+    ("$ per million", lambda row: _dollars(row)),
     ("J a token", lambda row: figure(row.joules_per_token, 3)),
     (
         "memory here / target MB",
@@ -79,9 +84,19 @@ def tables(comparison: Comparison) -> list[Table]:
     """Speed, work, cost and the sweep."""
     rows = comparison.rows
     low = f"{CONFIDENCE:.0%} bootstrap interval over texts"
-    speed = f"Medians with their {low}; times are p50 / p90 / p99. Prompts are warm: the target holds their keys."
-    work = "ms a token of draft, wire (network, both programs, opening), queue and target; bytes a token; position 1 is the first guess."
-    cost = "Time after a text's first chunk. Memory: peak of the process, which holds the models of all its arms."
+    speed = (
+        f"Medians with their {low}; times are p50 / p90 / p99. Prompts are warm: the target "
+        "holds their keys."
+    )
+    work = (
+        "lone: forwards without candidates; length: tokens a forward; drafted: the same with "
+        "candidates; calls: of the draft, a token; ms a token of draft, rest (neither computed nor "
+        "in line at the target), queue and target; position 1 is the first guess; bytes a token."
+    )
+    cost = (
+        "Time after a text's first chunk. Memory: peak of the process, which holds the models "
+        "of all its arms."
+    )
     return [
         _of_rows("Speed", _SPEED, rows, speed),
         _of_rows("Work", _WORK, rows, work),
@@ -130,7 +145,9 @@ def markdown(comparison: Comparison, words: Sequence[str]) -> str:
 
 
 def differences(rows: Sequence[Row]) -> list[str]:
-    """The first difference of every text that is not the target-only one, and how near the two tokens were."""
+    """The first difference of every text that is not the target-only one, and how near the two
+    tokens were.
+    """
     lines = []
     for row in rows:
         for one in row.differences:
@@ -139,7 +156,10 @@ def differences(rows: Sequence[Row]) -> list[str]:
                 if one.margin.value is not None
                 else f"margin unavailable: {one.margin.source}"
             )
-            at = f"prompt {one.prompt} parts at token {one.at} ({one.ours} for {one.theirs}, {margin})"
+            at = (
+                f"prompt {one.prompt} parts at token {one.at} ({one.ours} for {one.theirs}, "
+                f"{margin})"
+            )
             lines.append(f"{row.architecture} {row.setting} at {row.rtt_ms:g} ms: {at}")
     return lines
 
@@ -178,7 +198,10 @@ def _of_trials(trials: Sequence[Trial]) -> Table:
         for trial in trials
     ]
     heads = ["added RTT ms", "architecture", "setting", "texts", "ms a token", ""]
-    note = "Whole texts, by halving: all settings try one text, the better half two more. Not in the rows above; predictions start here."
+    note = (
+        "Whole texts, by halving: all settings try one text, the better half two more. Not in "
+        "the rows above; predictions start here."
+    )
     return Table("Sweep", heads, cells, note)
 
 
@@ -215,6 +238,13 @@ def _time(seconds: float | None) -> str:
 
 def _share(row: Row, seconds: float) -> str:
     return f"{seconds / row.tokens * 1e3:.2f}"
+
+
+def _dollars(row: Row) -> str:
+    """Where the target is held all the time, and where its forwards alone are paid."""
+    if row.usd_per_million.value is None:
+        return figure(row.usd_per_million, 2)
+    return f"{figure(row.usd_per_million, 2)} ({figure(row.usd_per_million_by_forwards, 2)})"
 
 
 def _megabytes(size: int | None) -> str:

@@ -1,32 +1,37 @@
-"""The comparison in words: which architecture for which user, when distributing does not pay, how far predictions were off. Pure."""
+"""The comparison in words: which architecture for which user, when distributing does not pay,
+how far predictions were off. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-from inference.planner import (
+from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED, LOCAL
+from outrider.comparison.closed_forms import (
     break_even_round_trip,
     capacity_over_alone,
-    capacity_over_fused,
     least_time,
 )
-from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED, LOCAL
 from outrider.comparison.measure import Comparison, network
 from outrider.comparison.options import CompareOptions
 from outrider.comparison.prediction import Costs
 from outrider.comparison.rows import Row
 
 CROSSING = tuple(architecture.name for architecture in ARCHITECTURES if architecture.crosses)
+HERE = tuple(architecture.name for architecture in ARCHITECTURES if architecture.drafts_here)
 FEWEST = 6
-"""Texts from which a difference is claimed: all of fewer lie on one side of a true median too often (2 in 2**5 cases)."""
+"""Texts from which a difference is claimed: all of fewer lie on one side of a true median too
+often (2 in 2**5 cases).
+"""
 
 
 def verdict(options: CompareOptions, comparison: Comparison) -> list[str]:
     """A sentence or two each."""
     if not comparison.has_baseline:
         return [
-            "No speed-up is given and none is to be read out of these rows: target-only was not run.",
+            "No speed-up is given and none is to be read out of these rows: target-only was not "
+            "run.",
             *_errors(comparison.rows),
         ]
     words = [
@@ -44,7 +49,10 @@ def _at(rtt: float, rows: Sequence[Row]) -> str:
     """What was measured at one round trip."""
     fastest = max(rows, key=lambda row: row.tokens_per_second.median)
     said = [f"{_name(row)} {_against(row)}" for row in rows if row.architecture != BASELINE]
-    return f"At {rtt:g} ms of added round trip, {_name(fastest)} was fastest ({fastest.tokens_per_second.median:.1f} tokens/s): {'; '.join(said)}."
+    return (
+        f"At {rtt:g} ms of added round trip, {_name(fastest)} was fastest "
+        f"({fastest.tokens_per_second.median:.1f} tokens/s): {'; '.join(said)}."
+    )
 
 
 def _against(row: Row) -> str:
@@ -74,11 +82,12 @@ def _who(rows: Sequence[Row]) -> list[str]:
         beaten = [
             row.rtt_ms
             for row in fused
-            if _best(rows, row.rtt_ms, CROSSING) > row.tokens_per_second.median
+            if _best(rows, row.rtt_ms, HERE) > row.tokens_per_second.median
         ]
         where = f"except at {_list(beaten)} ms" if beaten else "at every round trip measured"
         words.append(
-            f"A user whose target's host can draft, too, is served best by fused, {where}; distributing then saves the host, not time."
+            f"A user whose target's host can draft, too, is served best by fused, {where}; "
+            "drafting here then saves the host, not time."
         )
     if paid:
         words.append(
@@ -86,22 +95,26 @@ def _who(rows: Sequence[Row]) -> list[str]:
         )
     if not_paid:
         words.append(
-            f"Distributing did not pay, or could not be told from target-only, at {_list(not_paid)} ms: such a user streams target-only."
+            "Drafting here did not pay, or could not be told from target-only, at "
+            f"{_list(not_paid)} ms: such a user streams target-only."
         )
     if any(row.architecture == LOCAL for row in rows):
         local = next(row for row in rows if row.architecture == LOCAL)
         words.append(
-            f"A user whose machine holds the target needs nobody: {local.tokens_per_second.median:.1f} tokens/s there, alone."
+            "A user whose machine holds the target needs nobody: "
+            f"{local.tokens_per_second.median:.1f} tokens/s there, alone."
         )
     return words
 
 
 def _paid(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Round trips at which the best distributed arm was faster than target-only beyond its interval, and the others."""
+    """Round trips at which the best arm that drafts here was faster than target-only beyond its
+    interval, and the others.
+    """
     paid: list[float] = []
     not_paid: list[float] = []
     for rtt in dict.fromkeys(row.rtt_ms for row in rows):
-        across = [row for row in rows if row.rtt_ms == rtt and row.architecture in CROSSING]
+        across = [row for row in rows if row.rtt_ms == rtt and row.architecture in HERE]
         if across:
             (paid if any(map(_is_faster, across)) else not_paid).append(rtt)
     return paid, not_paid
@@ -119,7 +132,7 @@ def _best(rows: Sequence[Row], rtt: float, names: Sequence[str]) -> float:
 
 
 def _window(comparison: Comparison) -> list[str]:
-    """The break-even of the best setting, from the rounds that were measured."""
+    """The break-even of the best synchronous setting, from the rounds that were measured."""
     ends = []
     for (rtt, name), costs in comparison.measured.items():
         alone = comparison.measured.get((rtt, BASELINE))
@@ -131,10 +144,12 @@ def _window(comparison: Comparison) -> list[str]:
         return []
     if max(ends) <= 0:
         return [
-            "By the rounds measured here distributing pays at no round trip, not even on loopback: the target is too fast for this draft."
+            "By the rounds measured here waiting for them pays at no round trip, not on loopback: "
+            "the target is too fast for this draft."
         ]
     return [
-        f"By the rounds measured here distributing pays below {max(ends) * 1e3:.0f} ms of added round trip, for one user and these settings."
+        f"By the rounds measured here waiting for them pays below {max(ends) * 1e3:.0f} ms of "
+        "added round trip, for one user and these settings."
     ]
 
 
@@ -151,20 +166,16 @@ def _bound(options: CompareOptions, comparison: Comparison) -> list[str]:
     least = least_time(miss, network(options, longest / 1e3).round_trip, min(passes)) * 1e3
     guesses = f"these guesses (a miss at {miss:.0%} of positions)"
     return [
-        f"At {longest:g} ms no lossless draft across the link with {guesses} takes less than {least:.1f} ms a token."
+        f"At {longest:g} ms no lossless draft across the link with {guesses} takes less than "
+        f"{least:.1f} ms a token."
     ]
 
 
 def _capacity(comparison: Comparison) -> list[str]:
-    """What distributing is for where it saves no time."""
+    """What rounds are for where they save no time."""
     first = min((rtt for rtt, _ in comparison.measured), default=0.0)
-    alone, fused = (comparison.measured.get((first, name)) for name in (BASELINE, FUSED))
+    alone = comparison.measured.get((first, BASELINE))
     words = []
-    if fused is not None and fused.made.verify > 0:
-        gain = capacity_over_fused(fused.made.drafting, fused.made.verify)
-        words.append(
-            f"Computed for a saturated target: {gain:.1f} times as many clients when they draft than when it drafts for them."
-        )
     across = [
         costs
         for (rtt, name), costs in comparison.measured.items()
@@ -176,7 +187,9 @@ def _capacity(comparison: Comparison) -> list[str]:
             for costs in across
         )
         words.append(
-            f"Against target-only: {gain:.1f} times, if passes of many sessions keep the proportion that passes of one have here."
+            f"Computed for a saturated target: {gain:.1f} times as many clients in synchronous "
+            "rounds as in target-only, if passes of many sessions keep the proportion that passes "
+            "of one have here."
         )
     return words
 
@@ -186,7 +199,8 @@ def _errors(rows: Sequence[Row]) -> list[str]:
     if not errors:
         return ["No prediction was made: the texts of the sweep were too short."]
     return [
-        f"Predictions of the time per token were off by {median(errors):.0%} (median of {len(errors)} cells), at worst {max(errors):.0%}."
+        f"Predictions of the time per token were off by {median(errors):.0%} (median of "
+        f"{len(errors)} cells), at worst {max(errors):.0%}."
     ]
 
 

@@ -1,4 +1,6 @@
-"""`python -m outrider.tradeoff`: measures the curve of --cs, shows it and, with --out, writes it."""
+"""`python -m outrider.tradeoff`: measures the curve of --cs, shows it and, with --out, writes
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The measurement: one draft model, one target, an adaptive drafter for each position of the knob, all on the same prompts in turn."""
+"""The measurement: one draft model, one target, a proposer for each position of the knob, all on
+the same prompts in turn.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,24 @@ from threading import Event
 from grpc_comm.client import Connection
 from inference.backends import Model
 from inference.cost import Rates
-from inference.drafters.adaptive import MOST_RANKED
+from inference.drafters.growing import ROOM, WIDEST
 from inference.energy_readers import find_readers
-from inference.navigator import Course
 from inference.objective import SPEED, Terms, Wish
 from inference.text import Tokenizer
-from outrider.adaptive import AdaptivePool, Aims
 from outrider.comparison.gauges import Gauges
 from outrider.comparison.rig import PROMPTS
-from outrider.completion import Completion, Request, speculate_adaptive
+from outrider.completion import Completion, Request, complete
+from outrider.drafting import Aims, GrowingPool, load_draft, read_aims
 from outrider.generate import connect_target, make_requests, read_prompts, session_length
 from outrider.link import Shape, shaped_link
-from outrider.models import PREFILL_NODES, find_checkpoint, load_model
+from outrider.models import find_checkpoint
 from outrider.options import Options
 from outrider.profiles import user_profiles
 from outrider.report import silent
 from outrider.spawn import StartedTarget, started
 from outrider.tradeoff.options import TradeoffOptions
 from outrider.tradeoff.points import Ledger, Point, Sample, marked, summarise
-from outrider.wishes import Stated, read_prices, read_terms, read_wish
+from outrider.wishes import Stated, read_prices
 
 OF_TARGET = (
     "model",
@@ -46,7 +47,9 @@ OF_TARGET = (
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """The measured curve. points: in the order of --cs.  objective: what the knob weighs speed against.  account: how it was charged."""
+    """The measured curve. points: in the order of --cs.  objective: what the knob weighs speed
+    against.  account: how it was charged.
+    """
 
     points: list[Point]
     objective: str
@@ -57,32 +60,24 @@ class Tradeoff:
 
 
 def measure_tradeoff(options: TradeoffOptions) -> Tradeoff:
-    """Run it. Raises InvalidRequest where the knob weighs what nobody has stated, before anything runs if the target is started here."""
+    """Run it. Raises InvalidRequest where the knob weighs what nobody has stated, before
+    anything runs if the target is started here.
+    """
     if options.target_host is None:
         stated = read_prices(options.draft, 0.0)
-        read_aims(options, stated.rates if stated is not None else None)
+        aims_of(options, stated.rates if stated is not None else None)
     with _rig(options) as rig:
         stated = read_prices(options.draft, rig.target.description.usd_per_hour)
-        aims = read_aims(options, stated.rates if stated is not None else None)
+        aims = aims_of(options, stated.rates if stated is not None else None)
         gauges = Gauges(find_readers(), rig.started.pid if rig.started else None)
         positions = [_Position(rig, aim) for aim in aims]
         _measure(positions, rig.requests, options.num_runs, gauges)
         return _sum_up(options, rig, positions, stated)
 
 
-def read_aims(options: TradeoffOptions, rates: Rates | None) -> list[Aims]:
+def aims_of(options: TradeoffOptions, rates: Rates | None) -> list[Aims]:
     """What each position of the knob asks for."""
-    aims = []
-    for knob in options.cs:
-        asked = replace(options.draft, cs=knob)
-        wish = read_wish(asked, rates)
-        terms = read_terms(asked, rates, wish)
-        if terms is not None and not wish.speed_alone:
-            terms.tariff(wish.objective)
-        aims.append(
-            Aims(wish, terms, asked.architecture == "auto", not asked.no_bets, asked.explain)
-        )
-    return aims
+    return [read_aims(replace(options.draft, cs=knob), rates) for knob in options.cs]
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,7 @@ def _rig(options: TradeoffOptions) -> Iterator[_Rig]:
         began = (
             None
             if options.target_host is not None
-            else stack.enter_context(started(_role(options.draft), _target_flags(options)))
+            else stack.enter_context(started("target", _target_flags(options)))
         )
         address = began.address if began else options.target_host or ""
         if options.rtt:
@@ -124,14 +119,7 @@ def _rig(options: TradeoffOptions) -> Iterator[_Rig]:
         requests = make_requests(
             texts, prompts, checkpoint.tokenizer, length, target.description.stop_ids
         )
-        draft = load_model(
-            texts,
-            checkpoint,
-            rows=1,
-            sequence_length=length,
-            spare=MOST_RANKED,
-            max_nodes=PREFILL_NODES,
-        )
+        draft = load_draft(texts, checkpoint, 1, length, ROOM, WIDEST)
         yield _Rig(
             target,
             checkpoint.tokenizer,
@@ -140,10 +128,6 @@ def _rig(options: TradeoffOptions) -> Iterator[_Rig]:
             requests,
             began,
         )
-
-
-def _role(draft: Options) -> str:
-    return "fused_target" if draft.architecture == "auto" else "target"
 
 
 def _target_flags(options: TradeoffOptions) -> list[str]:
@@ -161,44 +145,28 @@ class _Position:
 
     def __init__(self, rig: _Rig, aims: Aims) -> None:
         self.wish, self.samples = aims.wish, list[Sample]()
-        self._rig, self._pool = (
-            rig,
-            AdaptivePool(rig.draft, rig.draft_times, rig.target, aims, None),
-        )
+        self._rig = rig
+        self._pool = GrowingPool(rig.draft, rig.draft_times, rig.target, aims, None)
 
     def make(self, request: Request, gauges: Gauges) -> Sample:
         """Make the text and read what it took."""
-        rig, courses = self._rig, list[Course]()
-        with self._pool.drafter() as (drafter, navigator):
-            tell = navigator.tell
+        reading = gauges.read(self._complete, request)
+        return Sample(reading.done, reading.joules)
 
-            def hear(course: Course) -> None:
-                courses.append(course)
-                if tell is not None:
-                    tell(course)
-
-            navigator.tell = hear
-
-            def complete(request: Request) -> Completion:
-                return speculate_adaptive(
-                    request,
-                    drafter,
-                    rig.target.verifier(),
-                    navigator,
-                    rig.tokenizer,
-                    silent,
-                    Event(),
-                )
-
-            reading = gauges.read(complete, request)
-        return Sample(reading.done, reading.joules, courses[0].forecast)
+    def _complete(self, request: Request) -> Completion:
+        rig = self._rig
+        with self._pool.proposer() as proposer:
+            return complete(
+                request, rig.target.session(), [proposer], rig.tokenizer, silent, Event()
+            )
 
 
 def _measure(
     positions: Sequence[_Position], requests: Sequence[Request], runs: int, gauges: Gauges
 ) -> None:
-    """Every position on every prompt, `runs` times, in an order that turns. A first text of each position is not counted: what is known of
-    draft, link and target settles in it. Nor is a token of each prompt at each of its turns: the target then holds its keys for all.
+    """Every position on every prompt, `runs` times, in an order that turns. A first text of each
+    position is not counted: what is known of draft, link and target settles in it. Nor is a token
+    of each prompt at each of its turns: the target then holds its keys for all.
     """
     for position in positions:
         position.make(requests[0], gauges)
@@ -268,7 +236,8 @@ def _remarks(
     remarks = []
     if options.emulate:
         remarks.append(
-            "The target's passes take emulated times; the draft and both programs are this machine's."
+            "The target's passes take emulated times; the draft and both programs are this "
+            "machine's."
         )
     if options.target_host is None:
         remarks.append(
@@ -276,7 +245,8 @@ def _remarks(
         )
     if options.rtt:
         remarks.append(
-            f"A round trip of {options.rtt:g} ms is emulated by a proxy on this machine, beyond its own."
+            f"A round trip of {options.rtt:g} ms is emulated by a proxy on this machine, beyond "
+            "its own."
         )
     tariff = Terms(
         rates or Rates(0.0),
@@ -286,10 +256,12 @@ def _remarks(
     ).tariff(wish.objective)
     if tariff == SPEED.times(tariff.wall):
         remarks.append(
-            f"{wish.objective} is proportional to time here, so that every position of the knob asks for the same."
+            f"{wish.objective} is proportional to time here, so that every position of the knob "
+            "asks for the same."
         )
     differing = sum(point.texts - point.identical_texts for point in points)
     remarks.append(
-        f"Texts that differ from those of the first point: {differing} of {sum(point.texts for point in points)}."
+        f"Texts that differ from those of the first point: {differing} of "
+        f"{sum(point.texts for point in points)}."
     )
     return remarks

@@ -23,17 +23,20 @@ UNUSED = (
     "min_tps",
     "max_usd_per_1m",
     "max_joules_per_token",
+    "explain",
 )
 """Flags of a draft that mean nothing here."""
 
 
 @dataclass(frozen=True)
 class TradeoffOptions:
-    """What is measured, and how; argparse reads the defaults from here. Raises InvalidRequest for what cannot be measured.
+    """What is measured, and how; argparse reads the defaults from here. Raises InvalidRequest for
+    what cannot be measured.
 
-    draft: how texts are made; its prompts (neither given: four pieces of Python), seed (none given: 0), prices, watts and objective count.
-    cs: positions of the knob.  target_host: a running target; None starts one on this machine, with a draft beside it where
-    draft.architecture is auto.  emulate: the profile whose times that one takes.  rtt: milliseconds of a round trip to emulate.
+    draft: how texts are made; its prompts (neither given: four pieces of Python), seed (none given:
+    0), prices, watts and objective count. cs: positions of the knob.  target_host: a running
+    target; None starts one on this machine.  emulate: the profile whose times that one takes.  rtt:
+    milliseconds of a round trip to emulate.
     """
 
     draft: Options = field(default_factory=Options)
@@ -52,7 +55,8 @@ class TradeoffOptions:
             or not all(0 <= weight <= 1 for weight in weights)
         ):
             raise InvalidRequest(
-                f"--cs {','.join(self.cs)}: two or more different positions are needed, each tps, balanced, cost or 0 to 100"
+                f"--cs {','.join(self.cs)}: two or more different positions are needed, each tps, "
+                "balanced, cost or 0 to 100"
             )
         if self.num_runs < 1:
             raise InvalidRequest(f"--num_runs {self.num_runs}: at least one is needed")
@@ -62,9 +66,10 @@ class TradeoffOptions:
             raise InvalidRequest(
                 "--emulate is of a target that is started here: --target_host names one that runs"
             )
-        if self.draft.fixed_tree or self.draft.offline != Options.offline:
+        if self.draft.waits or self.draft.offline != Options.offline:
             raise InvalidRequest(
-                "--cs lets trees be chosen: --gamma, --tree_nodes, --tree_depth, --tree_rates and --offline draft fix them"
+                "--cs steers a draft that never waits: leave out --pace wait, --gamma, "
+                "--tree_nodes, --tree_depth, --tree_rates and --offline draft"
             )
         unused = [name for name in UNUSED if getattr(self.draft, name) != getattr(Options, name)]
         if unused:
@@ -73,22 +78,30 @@ class TradeoffOptions:
 
 _add = partial(add_flag, TradeoffOptions)
 
-_EPILOG = """and every flag of `main.py --role draft` that says how texts are made and what they cost: models, prompts, --objective,
---architecture auto, --usd_per_hour or --instance, --usd_per_kwh, --draft_watts, --target_watts, ...
+_EPILOG = """and every flag of `main.py --role draft` that says how texts are made and what they
+cost: models, prompts, --objective, --usd_per_hour or --instance, --usd_per_kwh, --draft_watts,
+--target_watts, ...
 
-Without --target_host a target is started on this machine and stopped again; draft and target then share its cores.
+Without --target_host a target is started on this machine and stopped again; draft and target then
+share its cores.
 
 examples:
-  python -m outrider.tradeoff --usd_per_hour 1.34 --usd_per_kwh 0.3 --usd_per_gb_up 0 --usd_per_gb_down 0.09 --draft_watts 30 --out DIR
-  python -m outrider.tradeoff --emulate llama-3.1-8b-trn1.2xlarge-roofline --rtt 20 --instance trn1.2xlarge --usd_per_kwh 0.3 --draft_watts 30
-  python -m outrider.tradeoff --target_host HOST:PORT --cs 0,50,100 --objective energy_total --draft_watts 30 --target_watts 400 --out DIR"""
+  python -m outrider.tradeoff --usd_per_hour 1.34 --usd_per_kwh 0.3 --usd_per_gb_up 0 \\
+    --usd_per_gb_down 0.09 --draft_watts 30 --out DIR
+  python -m outrider.tradeoff --emulate llama-3.1-8b-trn1.2xlarge-roofline --rtt 20 \\
+    --instance trn1.2xlarge --usd_per_kwh 0.3 --draft_watts 30
+  python -m outrider.tradeoff --target_host HOST:PORT --cs 0,50,100 \\
+    --objective energy_total --draft_watts 30 --target_watts 400 --out DIR"""
 
 
 def parse(arguments: Sequence[str] | None = None) -> TradeoffOptions:
     """The options of a command line; prints help or a usage error and exits as argparse does."""
     parser = argparse.ArgumentParser(
         prog="python -m outrider.tradeoff",
-        description="What each position of --cs costs and brings: tokens a second, dollars and joules a million tokens, measured side by side.",
+        description=(
+            "What each position of --cs costs and brings: tokens a second, dollars and "
+            "joules a million tokens, measured side by side."
+        ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,15 +1,13 @@
-"""A point of the curve: what one position of the knob brought and cost, beside what was predicted. Pure."""
+"""A point of the curve: what one position of the knob brought and cost. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from inference.cost import Rates, bill
 from inference.figures import Figure, total
-from inference.forecast import Forecast
 from inference.objective import PER_MILLION, Effort, Terms
 from outrider.comparison.prediction import decoding
 from outrider.comparison.spread import Interval, bootstrap_median
@@ -17,15 +15,16 @@ from outrider.completion import Completion
 
 
 class Sample(NamedTuple):
-    """One text. joules: of this machine while it was made.  expected: the forecast that it began with."""
+    """One text. joules: of this machine while it was made."""
 
     done: Completion
     joules: Figure
-    expected: Forecast
 
 
 class Spread(NamedTuple):
-    """A median over texts with its bootstrap interval; unavailable, with the reasons, where it is for one of them."""
+    """A median over texts with its bootstrap interval; unavailable, with the reasons, where it
+    is for one of them.
+    """
 
     median: Figure
     low: float | None
@@ -47,8 +46,9 @@ def spread(figures: Sequence[Figure]) -> Spread:
 
 @dataclass(frozen=True)
 class Ledger:
-    """How texts are charged. rates: None where no price was given.  whole: what is read on this machine is all that there is of joules,
-    draft and target together; else it is the draft's part.  untold: why what is read here says nothing; None where it does.
+    """How texts are charged. rates: None where no price was given.  whole: what is read on this
+    machine is all that there is of joules, draft and target together; else it is the draft's part.
+    untold: why what is read here says nothing; None where it does.
     """
 
     rates: Rates | None
@@ -65,7 +65,9 @@ class Ledger:
         return bill(self._terms.usage(tokens, effort), self.rates).known_cost.times(PER_MILLION)
 
     def joules_per_million(self, tokens: float, effort: Effort, read: Figure) -> Figure:
-        """Of draft and target: as read where that can be, else by the watts that were stated; never the one without the other."""
+        """Of draft and target: as read where that can be, else by the watts that were stated;
+        never the one without the other.
+        """
         if self.untold is not None:
             read = Figure.unavailable(self.untold)
         if self.whole and read.value is not None:
@@ -87,38 +89,23 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """By the forecasts that the texts began with, whose efforts are averaged: of the rounds, without opening and prefill."""
-
-    tokens_per_second: float
-    usd_per_million: Figure
-    joules_per_million: Figure
-
-    def record(self) -> dict[str, object]:
-        """As plain data for JSON."""
-        return {
-            "tokens_per_second": self.tokens_per_second,
-            "usd_per_million": self.usd_per_million.record(),
-            "joules_per_million": self.joules_per_million.record(),
-        }
-
-
-@dataclass(frozen=True)
 class Point:
-    """cs: 0 is speed alone, 100 cost alone.  tokens_per_second and the rest: of whole texts.  after_first_chunk: tokens a second from
-    each text's first chunk on, which is what `predicted` predicts; None where all came at once.  settings: that were decided on when texts began.
-    identical_texts: to those of the first point.  efficient: no other point is as good in everything and better in something.
+    """cs: 0 is speed alone, 100 cost alone.  tokens_per_second and the rest: of whole texts.
+    after_first_chunk: tokens a second from each text's first chunk on; None where all came at once.
+    draft_calls, forwards, bytes_up: a token.  identical_texts: to those of the first point.
+    efficient: no other point is as good in everything and better in something.
     """
 
     cs: float
-    settings: tuple[str, ...]
     texts: int
     tokens: int
     tokens_per_second: Interval
     usd_per_million: Spread
     joules_per_million: Spread
     after_first_chunk: float | None
-    predicted: Predicted
+    draft_calls: float
+    forwards: float
+    bytes_up: float
     identical_texts: int
     efficient: bool = False
 
@@ -131,11 +118,9 @@ class Point:
         }
         return {
             **plain,
-            "settings": list(self.settings),
             "tokens_per_second": self.tokens_per_second._asdict(),
             "usd_per_million": self.usd_per_million.record(),
             "joules_per_million": self.joules_per_million.record(),
-            "predicted": self.predicted.record(),
         }
 
 
@@ -144,49 +129,30 @@ def summarise(
 ) -> Point:
     """A point from its texts. first: the texts of the first point, in the same order."""
     texts = [sample.done for sample in samples]
-    rounds = decoding(texts).seconds_per_token
+    tokens = sum(len(done.token_ids) for done in texts)
+    after_first = decoding(texts).seconds_per_token
     return Point(
         cs=cs,
-        settings=tuple(
-            words for words, _ in Counter(sample.expected.words for sample in samples).most_common()
-        ),
         texts=len(texts),
-        tokens=sum(len(done.token_ids) for done in texts),
+        tokens=tokens,
         tokens_per_second=bootstrap_median([done.tokens_per_second for done in texts]),
         usd_per_million=spread(
-            [ledger.usd_per_million(len(done.token_ids), effort_of(done)) for done in texts]
+            [ledger.usd_per_million(len(done.token_ids), done.effort) for done in texts]
         ),
         joules_per_million=spread(
             [
-                ledger.joules_per_million(len(one.done.token_ids), effort_of(one.done), one.joules)
+                ledger.joules_per_million(len(one.done.token_ids), one.done.effort, one.joules)
                 for one in samples
             ]
         ),
-        after_first_chunk=1 / rounds if rounds else None,
-        predicted=_predicted([sample.expected for sample in samples], ledger),
+        after_first_chunk=1 / after_first if after_first else None,
+        draft_calls=sum(done.draft_calls for done in texts) / tokens,
+        forwards=sum(done.forwards for done in texts) / tokens,
+        bytes_up=sum(done.bytes_up for done in texts) / tokens,
         identical_texts=sum(
             ours.done.token_ids == theirs.done.token_ids
             for ours, theirs in zip(samples, first, strict=True)
         ),
-    )
-
-
-def effort_of(done: Completion) -> Effort:
-    """What a text took, all of it."""
-    return Effort(
-        done.seconds, done.draft_seconds + done.ahead_seconds, done.bytes_up, done.bytes_down
-    )
-
-
-def _predicted(expected: Sequence[Forecast], ledger: Ledger) -> Predicted:
-    effort = Effort()
-    for one in expected:
-        effort = effort.plus(one.effort.times(1 / len(expected)))
-    unread = Figure.unavailable("joules that can only be read are not predicted")
-    return Predicted(
-        1 / effort.wall,
-        ledger.usd_per_million(1.0, effort),
-        ledger.joules_per_million(1.0, effort, unread),
     )
 
 

@@ -1,4 +1,6 @@
-"""The curve as a table, as tradeoff.json and tradeoff.csv, and as a picture. matplotlib is the optional extra `plots`."""
+"""The curve as a table, as tradeoff.json and tradeoff.csv, and as a picture. matplotlib is the
+optional extra `plots`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inference.errors import MissingExtra
-from inference.figures import Figure as Known
+from inference.whole_file import write_whole
 from outrider.comparison.results import environment
 from outrider.comparison.spread import CONFIDENCE
 from outrider.comparison.tables import UNKNOWN, figure
@@ -22,25 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NOTE = (
-    f"Medians over texts with their {CONFIDENCE:.0%} bootstrap interval, opening and prefill included. "
-    "* Pareto: no other point is as good in everything and better in something. Predicted: by the forecasts that texts began with, "
-    "of the rounds alone, beside the tokens a second after the first chunk."
+    f"Medians over texts with their {CONFIDENCE:.0%} bootstrap interval, opening and prefill "
+    "included. * Pareto: no other point is as good in everything and better in something. Calls of "
+    "the draft, forwards and bytes up are those of a token."
 )
 
-Axis = tuple[str, Callable[[Point], Spread], Callable[[Point], Known]]
+Axis = tuple[str, Callable[[Point], Spread]]
 AXES: tuple[Axis, ...] = (
-    (
-        "$ per million tokens",
-        lambda point: point.usd_per_million,
-        lambda point: point.predicted.usd_per_million,
-    ),
-    (
-        "J per million tokens",
-        lambda point: point.joules_per_million,
-        lambda point: point.predicted.joules_per_million,
-    ),
+    ("$ per million tokens", lambda point: point.usd_per_million),
+    ("J per million tokens", lambda point: point.joules_per_million),
 )
-"""What speed is weighed against: its name, the measured and the predicted value."""
+"""What speed is weighed against: its name and the measured value."""
 
 
 def print_tradeoff(curve: Tradeoff) -> None:
@@ -52,11 +46,11 @@ def print_tradeoff(curve: Tradeoff) -> None:
         "--cs",
         "tokens/s",
         "after first chunk",
-        "predicted",
         "$ per million",
-        "predicted",
         "J per million",
-        "predicted",
+        "calls",
+        "forwards",
+        "bytes up",
         "",
     ]
     shown = Table(
@@ -68,17 +62,12 @@ def print_tradeoff(curve: Tradeoff) -> None:
     console.print(shown)
     for line in [f"$: {curve.account}.", *_unknown(curve), *curve.remarks]:
         console.print(f"- {line}", markup=False)
-    for point in curve.points:
-        others = (
-            f", and {len(point.settings) - 1} other settings" if len(point.settings) > 1 else ""
-        )
-        console.print(
-            f"- texts at {point.cs:g} began with: {point.settings[0]}{others}", markup=False
-        )
 
 
 def write_tradeoff(directory: Path, options: TradeoffOptions, curve: Tradeoff) -> list[Path]:
-    """tradeoff.json, .csv and .png, as far as they can be made: one line on stderr says why there is no picture."""
+    """tradeoff.json, .csv and .png, as far as they can be made: one line on stderr says why
+    there is no picture.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "tradeoff.json", directory / "tradeoff.csv"]
     results = {
@@ -91,7 +80,7 @@ def write_tradeoff(directory: Path, options: TradeoffOptions, curve: Tradeoff) -
         "points": [point.record() for point in curve.points],
         "texts": curve.texts,
     }
-    paths[0].write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_whole(paths[0], json.dumps(results, indent=1) + "\n")
     with paths[1].open("w", newline="", encoding="utf-8") as file:
         lines = [columns(point) for point in curve.points]
         writer = csv.DictWriter(file, fieldnames=list(lines[0]))
@@ -120,25 +109,26 @@ def columns(point: Point) -> dict[str, Any]:
     }
     line |= {
         "after_first_chunk": point.after_first_chunk,
-        "predicted_tokens_per_second": point.predicted.tokens_per_second,
+        "draft_calls": point.draft_calls,
+        "forwards": point.forwards,
+        "bytes_up": point.bytes_up,
     }
     for name in ("usd_per_million", "joules_per_million"):
-        measured, predicted = getattr(point, name), getattr(point.predicted, name)
+        measured = getattr(point, name)
         known = measured.median.value is not None
         line |= {
             name: measured.median.value if known else UNKNOWN,
             f"{name}_low": measured.low,
             f"{name}_high": measured.high,
         }
-        line |= {
-            f"{name}_source": measured.median.source,
-            f"predicted_{name}": UNKNOWN if predicted.value is None else predicted.value,
-        }
-    return {**line, "identical_texts": point.identical_texts, "settings": "; ".join(point.settings)}
+        line[f"{name}_source"] = measured.median.source
+    return {**line, "identical_texts": point.identical_texts}
 
 
 def draw(directory: Path, curve: Tradeoff) -> list[Path]:
-    """tradeoff.png, speed against each cost that is known, where one is; raises MissingExtra without matplotlib."""
+    """tradeoff.png, speed against each cost that is known, where one is; raises MissingExtra
+    without matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -163,10 +153,10 @@ def draw(directory: Path, curve: Tradeoff) -> list[Path]:
 
 
 def _panel(panel: Axes, axis: Axis, points: Sequence[Point]) -> None:
-    """Measured points with error bars, the Pareto set joined and filled, predictions as crosses."""
-    name, measured, predicted = axis
+    """Points with error bars, the Pareto set joined and filled."""
+    name, measured = axis
     for index, point in enumerate(points):
-        speed, cost, forecast = point.tokens_per_second, measured(point), predicted(point).value
+        speed, cost = point.tokens_per_second, measured(point)
         middle = cost.median.value or 0.0
         across, along = (
             _reach(middle, cost.low, cost.high),
@@ -189,8 +179,6 @@ def _panel(panel: Axes, axis: Axis, points: Sequence[Point]) -> None:
             textcoords="offset points",
             xytext=(6, 6 + 11 * (index % 3)),
         )
-        if forecast is not None:
-            panel.plot([forecast], [point.predicted.tokens_per_second], "x", color="tab:gray")
     best = sorted(
         (measured(point).median.value or 0.0, point.tokens_per_second.median)
         for point in points
@@ -206,7 +194,6 @@ def _panel(panel: Axes, axis: Axis, points: Sequence[Point]) -> None:
     )
     panel.plot([], [], "o", color="tab:blue", label="measured, Pareto set")
     panel.plot([], [], "o", color="tab:blue", markerfacecolor="white", label="measured, dominated")
-    panel.plot([], [], "x", color="tab:gray", label="predicted, rounds alone")
     panel.set(xlabel=name, ylabel="tokens a second")
     panel.legend(fontsize=8)
 
@@ -225,11 +212,11 @@ def _cells(point: Point) -> list[str]:
         f"{point.cs:g}",
         f"{speed.median:.1f} ({speed.low:.1f} to {speed.high:.1f})",
         "-" if point.after_first_chunk is None else f"{point.after_first_chunk:.1f}",
-        f"{point.predicted.tokens_per_second:.1f}",
         _spread(point.usd_per_million, 3),
-        figure(point.predicted.usd_per_million, 3),
         _spread(point.joules_per_million, 0),
-        figure(point.predicted.joules_per_million, 0),
+        f"{point.draft_calls:.2f}",
+        f"{point.forwards:.2f}",
+        f"{point.bytes_up:.0f}",
         "*" if point.efficient else "",
     ]
 
@@ -253,6 +240,6 @@ def _unknown(curve: Tradeoff) -> list[str]:
                 None,
             ),
         )
-        for name, measured, _ in AXES
+        for name, measured in AXES
     ]
     return [f"{name}: {UNKNOWN}: {known.source}" for name, known in reasons if known is not None]

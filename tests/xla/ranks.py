@@ -1,4 +1,6 @@
-"""One rank of a tensor-parallel target with collectives of our own choice: real ones between threads, or torch_xla's to be lowered."""
+"""One rank of a tensor-parallel target with collectives of our own choice: real ones between
+threads, or torch_xla's to be lowered.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class Ids(nn.Linear):
 def rank_graph(
     whole: StatefulGraph, bucket: Bucket, rank: int, collectives: Collectives
 ) -> StatefulGraph:
-    """This rank's share of a graph: its heads of the caches, its cut of every weight that is dealt out."""
+    """This rank's share of a graph: its heads of the caches, its cut of every weight that is
+    dealt out.
+    """
     config = parallel_config(whole.decoder.config, RANKS)
     layers = Layers(
         Column,

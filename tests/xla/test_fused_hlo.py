@@ -1,4 +1,6 @@
-"""What torch_xla makes of fused rounds: the rules of lowering, and the same results. Only `make test-xla` has torch_xla."""
+"""What torch_xla makes of fused rounds: the rules of lowering, and the same results. Only `make
+test-xla` has torch_xla.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What torch_xla makes of every kind of bucket: operations, types, aliasable state, and the same results."""
+"""What torch_xla makes of every kind of bucket: operations, types, aliasable state, and the same
+results.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ from tests.xla.ranks import RANKS, Threads, rank_graph
 
 # fmt: off
 ALLOWED = frozenset({
-    "add", "and", "broadcast", "compare", "concatenate", "constant", "convert", "divide", "dot", "exponential", "gather", "get-tuple-element",
-    "iota", "log", "logistic", "maximum", "minimum", "multiply", "negate", "or", "parameter", "reduce", "reduce-window", "reshape", "rsqrt",
-    "scatter", "select", "shift-left", "shift-right-arithmetic", "slice", "sort", "subtract", "transpose", "tuple", "xor",
+    "add", "and", "broadcast", "compare", "concatenate", "constant", "convert", "divide", "dot",
+    "exponential", "gather", "get-tuple-element", "iota", "log", "logistic", "maximum", "minimum",
+    "multiply", "negate", "or", "parameter", "reduce", "reduce-window", "reshape", "rsqrt",
+    "scatter", "select", "shift-left", "shift-right-arithmetic", "slice", "sort", "subtract",
+    "transpose", "tuple", "xor",
 })
 # fmt: on
 WIDE = (
@@ -35,7 +39,8 @@ WIDE = (
     r"s64\[\d\]\{0\} convert\(s32\[\d\]\{0\} ",  # top_k > 0
     r"s64\[\d\]\{0\} broadcast\(s64\[\] ",
     r"pred\[\d\]\{0\} compare\(s64\[\d\]\{0\} ",
-    r"s64\[[\d,]+\]\{[\d,]+\} convert\(s32\[",  # the indices of argmax and topk, widened and narrowed
+    # the indices of argmax and topk, widened and narrowed
+    r"s64\[[\d,]+\]\{[\d,]+\} convert\(s32\[",
     r"s32\[[\d,]+\]\{[\d,]+\} convert\(s64\[",
 )
 """Every instruction with a 64-bit type that is tolerated; Neuron makes them 32 bits wide."""
@@ -45,7 +50,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 @dataclass(frozen=True)
 class Hlo:
-    """A graph as torch_xla lowers it: its text, its counted opcodes, the operations that ran on the host, its results."""
+    """A graph as torch_xla lowers it: its text, its counted opcodes, the operations that ran on
+    the host, its results.
+    """
 
     text: str
     opcodes: Counter[str]
@@ -54,7 +61,9 @@ class Hlo:
 
 
 def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
-    """Moves the graph to the device, calls it once and reads what was recorded. Results come after a sync, else they may be wrong."""
+    """Moves the graph to the device, calls it once and reads what was recorded. Results come
+    after a sync, else they may be wrong.
+    """
     device = torch_xla.device()
     graph, inputs = graph.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
     torch_xla.sync()
@@ -107,7 +116,9 @@ def test_copying_a_row_lowers_to_two_gathers_and_equals_eager() -> None:
 
 
 def check_text(found: Hlo, case: Case) -> None:
-    """The rules of lowering: nothing on the host, no operation but the allowed, one sort for the top-k, 32 bits, fixed shapes."""
+    """The rules of lowering: nothing on the host, no operation but the allowed, one sort for the
+    top-k, 32 bits, fixed shapes.
+    """
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED
     assert found.opcodes["sort"] == int(case.sampled)
@@ -154,7 +165,9 @@ def test_a_division_in_place_of_a_shift_is_seen() -> None:
 
 
 class Lowered:
-    """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce would leave itself out), but not run."""
+    """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce
+    would leave itself out), but not run.
+    """
 
     def add(self, part: Tensor) -> Tensor:
         total: Tensor = torch_xla._XLAC._xla_all_reduce(

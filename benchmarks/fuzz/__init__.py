@@ -1,0 +1,1 @@
+"""A campaign of hostile messages against a target: python -m benchmarks.fuzz."""

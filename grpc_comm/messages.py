@@ -1,0 +1,154 @@
+"""What goes on within a session, into messages and back: candidates, orders, committed tokens.
+
+Beside translate.py nothing else touches message fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from grpc_comm.proto import verifier_pb2 as pb
+from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
+from inference.errors import InvalidRequest, LimitExceeded, Mismatch
+from inference.order import Decode, End, Pace, Progress
+from inference.proposer import COPY, DEVICE, MODEL, NOBODY
+
+MOST_STOP_IDS = 1024
+
+LEAST_RATE = 0.01
+"""Tokens a second; a slower target would look like one that hangs."""
+
+CLIENT_KINDS = frozenset({MODEL, COPY, DEVICE})
+"""Proposers that can be at the other end of a wire."""
+
+_STEPS = 16.0  # of a byte, to each halving of a chance
+_CHANCES = tuple(2.0 ** (-step / _STEPS) for step in range(256))
+
+
+def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
+    """As many messages as are needed; numbers within `nodes` follow each other."""
+    for start in range(0, len(nodes.proposals), MOST_CANDIDATES):
+        part = nodes.proposals[start : start + MOST_CANDIDATES]
+        yield pb.Nodes(
+            first=part[0].number,
+            base=nodes.base,
+            parents=[0 if one.parent == BASE else one.number - one.parent for one in part],
+            tokens=[one.token for one in part],
+            chances=bytes(_as_byte(one.chance) for one in part),
+            proposer=nodes.proposer,
+        )
+
+
+def read_nodes(message: pb.Nodes) -> Nodes:
+    """Raises InvalidRequest for what is no list of nodes."""
+    count = len(message.tokens)
+    if count > MOST_CANDIDATES:
+        raise LimitExceeded(f"{count} nodes at once: at most {MOST_CANDIDATES} are taken")
+    if not count == len(message.parents) == len(message.chances):
+        raise InvalidRequest(
+            f"each node has a token, a parent and a chance: got {count}, {len(message.parents)} "
+            f"and {len(message.chances)}"
+        )
+    if message.proposer not in CLIENT_KINDS:
+        raise InvalidRequest(f"a proposer is one of {sorted(CLIENT_KINDS)}: got {message.proposer}")
+    numbers = range(message.first, message.first + count)
+    if numbers.stop >= 2**32:
+        raise InvalidRequest("a stream has used up its numbers")
+    if any(back > number for number, back in zip(numbers, message.parents, strict=True)):
+        raise InvalidRequest("a node's parent has a number before its own, from 0")
+    described = zip(numbers, message.parents, message.tokens, message.chances, strict=True)
+    proposals = [
+        Proposal(number, number - back if back else BASE, token, _CHANCES[chance])
+        for number, back, token, chance in described
+    ]
+    return Nodes(message.base, proposals, message.proposer)
+
+
+def _as_byte(chance: float) -> int:
+    """-16 log2 of it; what is no chance counts as the least one."""
+    if not 0 < chance <= 1:
+        return 0 if chance > 1 else 255
+    return min(round(-_STEPS * math.log2(chance)), 255)
+
+
+def write_decode(order: Decode) -> pb.Decode:
+    return pb.Decode(
+        end=order.end,
+        stop_ids=sorted(order.stop_ids),
+        most_nodes=order.most_nodes,
+        tokens_per_second=order.tokens_per_second,
+        pace=pb.Decode.Pace.Name(order.pace.value),
+        credit=order.credit,
+        beside=order.beside,
+    )
+
+
+def read_decode(message: pb.Decode) -> Decode:
+    """Raises InvalidRequest for an order that cannot be followed."""
+    if len(message.stop_ids) > MOST_STOP_IDS:
+        raise LimitExceeded(f"{len(message.stop_ids)} stop ids: at most {MOST_STOP_IDS} are taken")
+    if message.pace not in pb.Decode.Pace.values():
+        raise InvalidRequest(f"a pace is GO_ON or WAIT: got {message.pace}")
+    if 0 < message.tokens_per_second < LEAST_RATE:
+        raise InvalidRequest(
+            f"tokens_per_second is 0 for no limit, or {LEAST_RATE} or more: got "
+            f"{message.tokens_per_second:g}"
+        )
+    return Decode(
+        message.end,
+        frozenset(message.stop_ids),
+        message.most_nodes,
+        message.tokens_per_second,
+        Pace(message.pace),
+        message.credit,
+        message.beside,
+    )
+
+
+def write_tokens(progress: Progress, end: End) -> pb.Tokens:
+    """end: what is said of it; a session that stands still has not ended."""
+    named = any(kind != NOBODY for kind in progress.proposers)
+    return pb.Tokens(
+        position=progress.position,
+        ids=progress.tokens,
+        proposers=bytes(progress.proposers) if named else b"",
+        known=progress.known,
+        held=progress.held,
+        acknowledged=progress.acknowledged,
+        nodes=progress.nodes,
+        forwards=progress.forwards,
+        lone=progress.lone,
+        queue_microseconds=round(progress.queue_seconds * 1e6),
+        model_microseconds=round(progress.model_seconds * 1e6),
+        share_microseconds=round(progress.share_seconds * 1e6),
+        sessions=progress.sessions,
+        room=progress.room,
+        end=pb.Tokens.End.Name(end.value),
+    )
+
+
+def read_tokens(message: pb.Tokens) -> Progress:
+    """Raises Mismatch for what no target says. CREDIT and EVICTED end nothing: they read as NOT."""
+    if len(message.proposers) not in (0, len(message.ids)):
+        raise Mismatch(f"sent {len(message.ids)} tokens and proposers of {len(message.proposers)}")
+    if message.end not in pb.Tokens.End.values():
+        raise Mismatch(f"ended its text in a way that is not known ({message.end})")
+    end = End(message.end)
+    return Progress(
+        message.position,
+        tuple(message.ids),
+        tuple(message.proposers) or (NOBODY,) * len(message.ids),
+        message.known,
+        message.held,
+        message.acknowledged,
+        message.nodes,
+        message.forwards,
+        message.lone,
+        message.queue_microseconds / 1e6,
+        message.model_microseconds / 1e6,
+        message.share_microseconds / 1e6,
+        message.sessions,
+        message.room,
+        End.NOT if end in (End.CREDIT, End.EVICTED) else end,
+    )

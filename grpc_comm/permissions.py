@@ -1,0 +1,46 @@
+"""Files that let in whoever writes or reads them: who may, and the line that puts it right."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from inference.errors import InvalidRequest
+
+_GROUP_OR_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS_READ = stat.S_IROTH
+
+
+def read_guarded(path: Path) -> bytes:
+    """A file that its owner alone may write.
+
+    Raises InvalidRequest if others may, OSError if it cannot be read.
+    """
+    content, mode = _content_and_mode(path)
+    if mode & _GROUP_OR_OTHERS_WRITE:
+        remedy = f"and so let anyone in: chmod go-w {shlex.quote(str(path))}"
+        raise InvalidRequest(f"{path}: others may write it (mode {mode:04o}), {remedy}")
+    return content
+
+
+def read_secret(path: Path) -> bytes:
+    """A file that its owner alone may write, and its owner and group alone may read.
+
+    The group may, for that is how container platforms hand a secret to a process that is not root.
+    Raises InvalidRequest if others may, OSError if it cannot be read.
+    """
+    content, mode = _content_and_mode(path)
+    if mode & (_GROUP_OR_OTHERS_WRITE | _OTHERS_READ):
+        remedy = f"chmod 600 {shlex.quote(str(path))} (a container's mounted secret: mode 0440)"
+        raise InvalidRequest(f"{path}: others may read or write it (mode {mode:04o}): {remedy}")
+    return content
+
+
+def _content_and_mode(path: Path) -> tuple[bytes, int]:
+    """Of the same file, whatever becomes of the path meanwhile; mode 0 where modes mean nothing."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        guarded = os.name == "posix" and stat.S_ISREG(status.st_mode)
+        return file.read(), stat.S_IMODE(status.st_mode) if guarded else 0

@@ -1,0 +1,199 @@
+"""Values of a JSON file that know where they lie: what is wrong with one names file and field.
+
+    settings = read_json(path, InvalidRequest)
+    rows = settings.field("rows").integer(least=1)
+
+A reader says what it refuses bad files with. No value that is taken from here is of another type,
+is too large to compute with, is no number (NaN, Infinity) or cannot be printed.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from inference.errors import OutriderError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEEPEST = 64
+"""Levels of lists and objects in a file. What walks a value by recursion fails at many more."""
+
+LARGEST = 2**31 - 1
+"""Of the integers that are read, unless a reader says otherwise."""
+
+_FIGURES = 1e300  # a number beyond has no sum and no product
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+_REPR.maxlist = _REPR.maxdict = 4
+_REPR.maxlevel = 2
+
+
+@dataclass(frozen=True)
+class Json:
+    """A value of a file. where: the file, and the field in it.  refusal: what bad values raise."""
+
+    value: Any
+    where: str
+    refusal: type[OutriderError]
+    outermost: bool = True
+
+    def refuse(self, needed: str) -> NoReturn:
+        """Raise, saying what was got and what is needed."""
+        raise self.refusal(f"{self.where} is {shown(self.value)}: {needed} is needed")
+
+    @property
+    def absent(self) -> bool:
+        """Whether it is null, or an object has no such field."""
+        return self.value is None
+
+    def field(self, name: str) -> Json:
+        """Of an object; null where it has none of this name."""
+        return self._inner(self.dictionary().get(name), _spelt(name))
+
+    def fields(self) -> dict[str, Json]:
+        """All of an object, by name."""
+        return {name: self.field(name) for name in self.dictionary()}
+
+    def keys(self, needed: Collection[str], optional: Collection[str] = ()) -> Json:
+        """This object itself, once it has all the fields that are needed and no unknown ones."""
+        names = self.dictionary().keys()
+        missing, unknown = set(needed) - names, names - set(needed) - set(optional)
+        if missing or unknown:
+            parts = [f"no {', '.join(sorted(missing))}"] * bool(missing)
+            parts += [f"unknown {_some(unknown)}"] * bool(unknown)
+            fields = ", ".join([*needed, *optional])
+            raise self.refusal(f"{self.where} has {' and '.join(parts)}: its fields are {fields}")
+        return self
+
+    def items(self) -> list[Json]:
+        """Of a list."""
+        if not isinstance(self.value, list):
+            self.refuse("a list")
+        return [self._inner(each, f"[{index}]") for index, each in enumerate(self.value)]
+
+    def each(self, read: Callable[[Json], T]) -> tuple[T, ...]:
+        """What `read` makes of the items of a list."""
+        return tuple(read(item) for item in self.items())
+
+    def dictionary(self) -> dict[str, Any]:
+        """An object as it is, its values unchecked."""
+        if not isinstance(self.value, dict):
+            self.refuse("an object")
+        return self.value
+
+    def text(self) -> str:
+        """A string without NUL that can be written as UTF-8."""
+        if not isinstance(self.value, str) or "\0" in self.value or not _encodes(self.value):
+            self.refuse("a text")
+        return self.value
+
+    def line(self) -> str:
+        """A text of printable characters, one at least: what a message may name."""
+        if not isinstance(self.value, str) or not self.value or not self.value.isprintable():
+            self.refuse("a line of text")
+        return self.value
+
+    def texts(self) -> dict[str, str]:
+        """An object of strings."""
+        return {name: value.text() for name, value in self.fields().items()}
+
+    def integer(self, least: int = 0, most: int = LARGEST) -> int:
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.refuse(f"an integer from {least} to {most}")
+        return value
+
+    def number(self) -> float:
+        value = self.value
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not real or not abs(value) <= _FIGURES:
+            self.refuse("a number")
+        return float(value)
+
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            self.refuse("true or false")
+        return self.value
+
+    def make(self, build: Callable[P, T], *parts: P.args, **named: P.kwargs) -> T:
+        """What is made of values from here; an error in that is told with the file and field."""
+        try:
+            return build(*parts, **named)
+        except (OutriderError, ValueError) as error:
+            raise self.refusal(f"{self.where}: {error}") from error
+
+    def _inner(self, value: Any, name: str) -> Json:
+        if self.outermost:
+            return Json(value, f"{self.where} field {name}", self.refusal, False)
+        joint = "" if name.startswith("[") else "."
+        return Json(value, f"{self.where}{joint}{name}", self.refusal, False)
+
+
+def read_json(path: Path, refusal: type[OutriderError]) -> Json:
+    """The value in a file; whatever keeps it from being read is told as a `refusal`."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refusal(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        at = f"{error.reason} at byte {error.start}"
+        raise refusal(f"{path} is not JSON: it is not UTF-8 ({at})") from error
+    except json.JSONDecodeError as error:
+        raise refusal(f"{path} is not JSON: {error}") from error
+    except ValueError as error:
+        what = "is not JSON that is read here: a number in it has too many digits"
+        raise refusal(f"{path} {what}") from error
+    except RecursionError as error:
+        raise refusal(_too_deep(path)) from error
+    if _deeper(value, DEEPEST):
+        raise refusal(_too_deep(path))
+    return Json(value, str(path), refusal)
+
+
+def shown(value: Any) -> str:
+    """A value for a message: on one line, cut where it is long."""
+    return _REPR.repr(value)
+
+
+def _too_deep(path: Path) -> str:
+    return f"{path} is not JSON that is read here: it nests more than {DEEPEST} levels deep"
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects nest more than so many levels deep. Does not recurse."""
+    layer: list[Any] = [value]
+    for _ in range(levels + 1):
+        inner = [value for outer in layer for value in _children(outer)]
+        layer = [value for value in inner if isinstance(value, list | dict)]
+        if not layer:
+            return False
+    return True
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _spelt(name: str) -> str:
+    return name if name.isidentifier() else shown(name)
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(map(_spelt, names))
+    return ", ".join([*ordered[:4], *["..."] * (len(ordered) > 4)])

@@ -1,0 +1,123 @@
+"""--explain: what a token costs now, what limits it, and what would change it. All of it is told
+from what was measured while the text was made.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+
+from inference.objective import Terms, price_words
+from outrider.completion import Completion
+
+AGAIN = 16
+"""Tokens after which it is looked whether something else limits the text now."""
+
+BUSY, OFTEN_ALONE = 0.8, 0.25
+"""Part of the time that a draft which limits the text is busy, and part of the forwards without
+candidates from which on these are what limits it.
+"""
+
+
+class Limit(Enum):
+    """What would have to change for a quicker text; its value says how."""
+
+    NO_DRAFT = (
+        "limited by the target: nobody proposes anything, so that each token takes a forward; a "
+        "draft whose tokens it takes would change that"
+    )
+    USELESS = (
+        "limited by the target: it takes hardly any token of the draft; another draft would "
+        "change that"
+    )
+    DRAFT = (
+        "limited by the draft: its calls do not keep up with the target; a quicker one, or a "
+        "device of its own, would change that"
+    )
+    LINK = (
+        "limited by the link: candidates come too late for many forwards; a nearer target would "
+        "change that"
+    )
+    TARGET = (
+        "limited by the target: its forwards have candidates; a quicker target, or a draft that "
+        "agrees with it more often, would change that"
+    )
+
+
+def limit_of(done: Completion, round_trip: float) -> Limit:
+    """What limits a text that is made like this."""
+    if not done.draft_calls:
+        return Limit.NO_DRAFT
+    if done.num_accepted_tokens < 0.05 * len(done.token_ids):
+        return Limit.USELESS
+    call = done.draft_seconds / done.draft_calls
+    if done.lone_forwards >= OFTEN_ALONE * done.forwards:
+        return Limit.LINK if round_trip > call else Limit.DRAFT
+    busy = done.draft_seconds >= BUSY * done.seconds
+    return Limit.DRAFT if busy else Limit.TARGET
+
+
+def explained(done: Completion, round_trip: float, terms: Terms | None, objective: str) -> str:
+    """A short block. round_trip: of the link, in seconds."""
+    tokens, forwards = len(done.token_ids), max(done.forwards, 1)
+    lines = [f"a token takes {_ms(done.seconds / tokens)} ms{_price(done, terms, objective)}"]
+    if done.draft_calls:
+        lines.append(
+            f"  draft: {done.draft_calls / tokens:.2f} calls a token of "
+            f"{_ms(done.draft_seconds / done.draft_calls)} ms, "
+            f"{done.draft_seconds / done.seconds:.0%} of the time"
+        )
+    lines.append(
+        f"  target: {forwards / tokens:.2f} forwards a token of "
+        f"{_ms(done.target_seconds / forwards)} ms, {done.lone_forwards / forwards:.0%} of them "
+        "without candidates"
+    )
+    lines.append(f"  link: a round trip of {_ms(round_trip)} ms")
+    return "\n".join([*lines, f"  {limit_of(done, round_trip).value}"])
+
+
+@dataclass
+class Explainer:
+    """Says it on stderr: when something else begins to limit a text, and at its end.
+
+    streamed: the text stands on the terminal, perhaps in the middle of a line.
+    """
+
+    round_trip: float
+    terms: Terms | None
+    objective: str
+    streamed: bool
+    _limit: Limit | None = None
+    _looked: int = field(default=0)
+
+    def tell(self, done: Completion) -> None:
+        """Tokens came."""
+        if len(done.token_ids) < self._looked + AGAIN:
+            return
+        self._looked = len(done.token_ids)
+        if limit_of(done, self.round_trip) is not self._limit:
+            self.say(done)
+
+    def say(self, done: Completion) -> None:
+        """How it is now."""
+        if not done.token_ids:
+            return
+        self._limit = limit_of(done, self.round_trip)
+        said = explained(done, self.round_trip, self.terms, self.objective)
+        if self.streamed:
+            said = said if done.text.endswith("\n") else f"\n{said}"
+        else:
+            said = f"prompt {done.index}: {said}"
+        print(said, file=sys.stderr, flush=True)
+
+
+def _price(done: Completion, terms: Terms | None, objective: str) -> str:
+    if terms is None:
+        return ""
+    price = terms.price(objective, len(done.token_ids), done.effort)
+    return "" if price.value is None else f", {price_words(objective, price.value)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}"

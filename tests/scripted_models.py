@@ -1,0 +1,108 @@
+"""A target and drafts without weights: what they say is a hash of the whole prefix.
+
+The model keeps keys as a real one does (a token and a position in each slot) and reads the prefix
+of a node from what it sees, so that wrong bookkeeping is a gap in the prefix or another answer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from inference.backends import Segment
+from inference.policy import Ranked
+from inference.tree import IntArray
+
+VOCABULARY = 40
+
+Prefix = tuple[int, ...]
+Says = Callable[[Prefix], tuple[list[int], list[float]]]
+"""The children of a prefix, best first, with their scores (eight of each)."""
+
+
+def dice(prefix: Sequence[int], seed: int) -> int:
+    """A number below 2**32 that depends on every token."""
+    return zlib.crc32(np.array(prefix, dtype=np.int32).tobytes(), seed)
+
+
+def target_token(prefix: Sequence[int]) -> int:
+    """What the target says after these tokens."""
+    return dice(prefix, 7) % VOCABULARY
+
+
+def own_text(prompt: Sequence[int], tokens: int) -> list[int]:
+    """What the target says alone."""
+    said = list(prompt)
+    while len(said) < len(prompt) + tokens:
+        said.append(target_token(said))
+    return said[len(prompt) :]
+
+
+def _after(token: int) -> list[int]:
+    """Other tokens: never this one."""
+    return [(token + step) % VOCABULARY for step in range(1, 9)]
+
+
+def perfect(prefix: Prefix) -> tuple[list[int], list[float]]:
+    token = target_token(prefix)
+    return [token, *_after(token)[:7]], [-0.02, *[-5.0 - rank for rank in range(7)]]
+
+
+def useless(prefix: Prefix) -> tuple[list[int], list[float]]:
+    return _after(target_token(prefix)), [-1.5 - 0.3 * rank for rank in range(8)]
+
+
+def disagreeing(prefix: Prefix) -> tuple[list[int], list[float]]:
+    """Right in 7 of 10 cases, second in 1.5, elsewhere wrong; less sure where it is wrong."""
+    token, chance = target_token(prefix), dice(prefix, 11) % 100
+    others = _after(token)
+    scores = [-0.5 if chance < 70 else -1.0, *[-2.0 - 0.5 * rank for rank in range(7)]]
+    if chance < 70:
+        return [token, *others[:7]], scores
+    if chance < 85:
+        return [others[0], token, *others[1:7]], scores
+    return others, scores
+
+
+class ScriptedModel:
+    """A Model that says what a script says."""
+
+    copies_rows = False
+
+    def __init__(
+        self, says: Says, *, rows: int = 1, capacity: int = 1200, max_nodes: int = 64
+    ) -> None:
+        self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
+        self.calls = 0
+        self._says = says
+        self._tokens, self._positions = np.full((2, rows, capacity), -1, dtype=np.int32)
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return [ranked.ids[:, 0] for ranked in self.rank(segments, 1)]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.calls += 1
+        return [self._rank(segment, k) for segment in segments]
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        raise NotImplementedError
+
+    def _rank(self, segment: Segment, k: int) -> Ranked:
+        tokens, positions = self._tokens[segment.row], self._positions[segment.row]
+        tokens[segment.slots], positions[segment.slots] = segment.tokens, segment.positions
+        ids, scores = list[list[int]](), list[list[float]]()
+        for node in segment.pick.tolist():
+            context = segment.context[0 if len(segment.context) == 1 else node]
+            earlier = np.flatnonzero(context)
+            seen = np.concatenate([earlier, segment.slots[segment.tree_mask[node]]])
+            order = seen[np.argsort(positions[seen])]
+            assert positions[order].tolist() == list(range(len(order))), "a gap, or a key too many"
+            named, given = self._says(tuple(tokens[order].tolist()))
+            ids.append(named[:k])
+            scores.append(given[:k])
+        return Ranked(np.array(ids, dtype=np.int32), np.array(scores, dtype=np.float32))

@@ -1,0 +1,320 @@
+"""The candidate tree: what is kept of what proposers say, in any order and however late, and the
+order in which it is worth computing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.accept import accept_match
+from inference.candidates import (
+    BASE,
+    REMEMBERED_NUMBERS,
+    BestFirst,
+    Candidate,
+    CandidateTree,
+    Nodes,
+    Proposal,
+    Snapshot,
+)
+
+ROOT = 2  # position of the last of PROMPT
+PROMPT = [5, 6, 7]
+Path = tuple[int, ...]
+
+
+def believed(proposer: int, depth: int, claimed: float) -> float:
+    """Every claim, as it is."""
+    return claimed
+
+
+def planted(most: int = 1024) -> CandidateTree:
+    """A tree below PROMPT that listens to the streams 1 and 2."""
+    tree = CandidateTree(list(PROMPT), most)
+    for stream in (1, 2):
+        tree.join(stream)
+    return tree
+
+
+def say(
+    tree: CandidateTree,
+    *nodes: tuple[int, int, int, float],
+    base: int = ROOT,
+    stream: int = 1,
+    proposer: int = 0,
+) -> int:
+    """Append (number, parent, token, chance)."""
+    said = Nodes(base, [Proposal(*node) for node in nodes], proposer)
+    return tree.append(stream, said, believed)
+
+
+def paths(tree: CandidateTree) -> dict[Path, float]:
+    """Tokens below the root to each candidate, and its value, the most valuable first."""
+    walk, found = tree.best(99), list[Path]()
+    for node, parent in zip(walk.upto(10_000), walk.parents, strict=True):
+        found.append((*found[parent], node.token) if parent >= 0 else ())
+    return dict(zip(found[1:], walk.values[1:], strict=True))
+
+
+def test_nodes_hang_below_the_root_and_below_each_other() -> None:
+    tree = planted()
+    assert say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 12, 0.4)) == 3
+    assert paths(tree) == {(10,): 0.5, (12,): 0.4, (10, 11): 0.25}
+    assert tree.live == 3
+
+
+def test_the_same_node_of_two_proposers_is_one_and_worth_what_the_bolder_one_says() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 2**-16), (1, 0, 11, 0.9))
+    say(tree, (0, BASE, 10, 0.9), (1, 0, 12, 0.1), stream=2, proposer=3)
+    assert tree.live == 3
+    assert paths(tree) == pytest.approx({(10,): 0.9, (10, 11): 0.81, (10, 12): 0.09})
+    assert tree.root.children[10].claims == {0: 2**-16, 3: 0.9}
+
+
+def test_a_late_node_that_names_a_committed_token_becomes_that_position() -> None:
+    tree = planted()
+    tree.advance([10, 11])
+    assert say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, 1, 12, 0.5)) == 1
+    assert paths(tree) == {(12,): 0.5}
+
+
+def test_a_late_node_that_names_another_token_takes_its_children_with_it() -> None:
+    tree = planted()
+    tree.advance([10, 11])
+    assert say(tree, (0, BASE, 10, 0.5), (1, 0, 99, 0.5), (2, 1, 12, 0.5), (3, 2, 13, 0.5)) == 0
+    assert tree.live == 0
+
+
+def test_children_of_a_pruned_node_are_dropped() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, BASE, 20, 0.5), (2, 1, 21, 0.5))
+    tree.advance([10])
+    assert say(tree, (3, 1, 22, 0.5), (4, 2, 23, 0.5), (5, 0, 11, 0.5)) == 1
+    assert paths(tree) == {(11,): 0.5}
+
+
+def test_children_of_a_node_that_was_committed_live_on() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, 1, 12, 0.5))
+    tree.advance([10, 11])
+    assert say(tree, (3, 1, 13, 0.25), (4, 0, 11, 0.5)) == 1
+    assert paths(tree) == {(12,): 0.5, (13,): 0.25}
+
+
+def test_what_hangs_on_nothing_is_dropped() -> None:
+    tree = planted()
+    assert say(tree, (7, 6, 10, 0.5)) == 0  # 6 was never said
+    assert say(tree, (8, 7, 10, 0.5)) == 0  # 7 was said, and hung nowhere
+    assert say(tree, (9, BASE, 10, 0.5), base=ROOT + 1) == 0  # beyond the text
+    assert say(tree, (10, BASE, 10, 0.5), base=-3) == 0
+    assert say(tree, (0, BASE, 10, 0.5), stream=3) == 0  # nobody joined as 3
+    assert tree.live == 0
+
+
+def test_numbers_are_those_of_one_stream() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5))
+    assert say(tree, (1, 0, 11, 0.5), stream=2) == 0
+    tree.leave(1)
+    tree.join(1)
+    assert say(tree, (1, 0, 11, 0.5)) == 0
+    assert tree.live == 1  # what hangs there stays when its stream leaves
+
+
+def test_the_latest_numbers_are_remembered_and_older_ones_are_unknown() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.5))
+    say(tree, (REMEMBERED_NUMBERS, BASE, 12, 0.5))  # takes the place of 0
+    assert say(tree, (REMEMBERED_NUMBERS + 1, 0, 13, 0.5)) == 0
+    assert say(tree, (REMEMBERED_NUMBERS + 2, REMEMBERED_NUMBERS, 13, 0.5)) == 1
+
+
+def test_beyond_the_cap_the_least_valuable_are_shed() -> None:
+    tree = planted(most=8)
+    say(tree, *((number, BASE, 10 + number, 0.9 - number / 20) for number in range(9)))
+    assert list(paths(tree)) == [(10,), (11,), (12,), (13,), (14,), (15,)]
+    assert tree.live == 6
+    assert say(tree, (9, 8, 30, 0.5)) == 0  # 8 was shed
+
+
+def test_what_a_forward_holds_is_not_shed() -> None:
+    tree = planted(most=8)
+    say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
+    tree.take(tree.best(9).upto(64))
+    say(tree, *((number, BASE, 10 + number, 0.9) for number in range(4, 12)))
+    assert {(10,), (11,), (12,), (13,)} < set(paths(tree))
+    tree.advance([13])
+    say(tree, *((number, 3, 10 + number, 0.9) for number in range(20, 29)))
+    assert tree.live == 6
+
+
+def test_an_advance_beside_all_candidates_leaves_none() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5))
+    tree.advance([12, 11])
+    assert tree.live == 0
+    assert (tree.root.token, tree.root.position) == (11, ROOT + 2)
+
+
+@st.composite
+def growths(draw: st.DrawFn) -> tuple[Nodes, list[float]]:
+    """Nodes of a random tree of distinct siblings, and the value of each."""
+    proposals, values = list[Proposal](), list[float]()
+    for number in range(draw(st.integers(0, 24))):
+        parent = draw(st.integers(-1, number - 1))
+        chance = draw(st.sampled_from([0.0, 2.0**-16, 0.25, 0.5, 0.9, 1.0]))
+        proposals.append(Proposal(number, parent, 100 + number, chance))
+        values.append(chance * (values[parent] if parent >= 0 else 1.0))
+    return Nodes(ROOT, proposals), values
+
+
+@given(growths(), st.integers(1, 30))
+def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
+    growth: tuple[Nodes, list[float]], most: int
+) -> None:
+    nodes, values = growth
+    tree = planted()
+    tree.append(1, nodes, believed)
+    walk = BestFirst(tree.root)
+    assert len(walk.upto(most)) == min(most, 1 + len(values))
+    assert walk.values[1:most] == sorted(values, reverse=True)[: most - 1]
+    assert all(parent < index for index, parent in enumerate(walk.parents))
+    assert walk.upto(99)[:most] == BestFirst(tree.root).upto(most)  # it goes on where it stopped
+
+
+@given(growths(), st.integers(0, 4))
+def test_no_node_lies_deeper_than_a_forward_may_go(
+    growth: tuple[Nodes, list[float]], depth: int
+) -> None:
+    tree = planted()
+    tree.append(1, growth[0], believed)
+    found = tree.best(depth).upto(99)
+    every = BestFirst(tree.root).upto(99)
+    assert set(found) == {node for node in every if node.position <= ROOT + depth}
+
+
+CHANCES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+SAID = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(-1, 40), st.integers(0, 2), CHANCES), max_size=6
+)
+EVENTS = st.one_of(
+    st.tuples(st.just("say"), st.integers(1, 2), st.integers(ROOT - 1, ROOT + 8), SAID),
+    st.tuples(st.just("advance"), st.lists(st.integers(0, 2), min_size=1, max_size=3)),
+)
+
+
+@given(st.lists(EVENTS, max_size=25))
+def test_the_tree_holds_just_the_texts_that_may_still_come_true(
+    events: list[tuple[Any, ...]],
+) -> None:
+    """Beside a second way to keep it: the whole text of every number, and what was claimed of it.
+    Numbers come late, twice, or never.
+    """
+    tree = planted()
+    tokens, texts, chances = list(PROMPT), dict[tuple[int, int], Path](), dict[Path, float]()
+    for event in events:
+        if event[0] == "advance":
+            tree.advance(event[1])
+            tokens += event[1]
+            continue
+        _, stream, base, said = event
+        say(tree, *said, base=base, stream=stream)
+        for number, parent, token, chance in said:
+            below = tuple(tokens[: base + 1]) if base < len(tokens) else None
+            above = below if parent == BASE else texts.get((stream, parent))
+            texts.pop((stream, number), None)
+            if above is not None:
+                text = texts[stream, number] = (*above, token)
+                chances[text] = max(chances.get(text, 0.0), chance)
+    root = len(tokens)
+    alive = {text for text in chances if len(text) > root and text[:root] == tuple(tokens)}
+    expected = {
+        text[root:]: math.prod(chances[text[: end + 1]] for end in range(root, len(text)))
+        for text in alive
+    }
+    assert paths(tree) == pytest.approx(expected)
+    assert tree.live == len(alive)
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    """Lines of Python that a call takes."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_an_advance_costs_what_it_prunes_and_not_what_it_keeps() -> None:
+    small, large = planted(), planted()
+    for tree, kept in ((small, 10), (large, 900)):
+        say(tree, (0, BASE, 10, 0.9), (1, BASE, 11, 0.1))
+        say(tree, *((2 + number, 0, 20 + number, 0.5) for number in range(kept)))
+    assert lines_run(lambda: large.advance([10])) == lines_run(lambda: small.advance([10]))
+    assert (small.live, large.live) == (10, 900)
+
+
+def test_looking_at_a_few_of_many_costs_a_few() -> None:
+    tree = planted()
+    say(tree, *((number, number - 1, 10, 0.9) for number in range(900)))
+    assert lines_run(lambda: tree.best(999).upto(8)) < 20 * 8 + 100
+
+
+def test_a_verdict_says_who_named_what_and_what_came_of_their_claims() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
+    say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
+    snapshot = Snapshot(tree.best(9), 9)
+    assert snapshot.tree.tokens.tolist() == [7, 10, 20, 11, 21]
+    chosen = np.array([10, 12, 0, 0, 0])
+    verdict = accept_match(snapshot.tree, chosen)
+    assert snapshot.named(verdict.path) == [1]
+    assert sorted(snapshot.claims(chosen, verdict)) == [
+        (0, 1, 0.4, False),
+        (0, 1, 0.5, True),
+        (0, 2, 0.5, False),
+        (1, 1, 0.6, True),
+    ]
+
+
+def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5))
+    snapshot = Snapshot(tree.best(9), 9)
+    say(tree, (1, 0, 11, 0.9), (2, BASE, 12, 0.9))
+    assert snapshot.tree.tokens.tolist() == [7, 10]
+
+
+def test_children_stand_in_order_of_chance_when_one_is_raised() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.4))
+    assert [node.token for node in tree.root.ordered] == [10, 11]
+    say(tree, (0, BASE, 11, 0.6), stream=2)
+    assert [node.token for node in tree.root.ordered] == [11, 10]
+    assert isinstance(tree.root, Candidate)
+
+
+def test_without_branches_only_the_likeliest_line_is_computed() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 8, 0.3), (1, BASE, 9, 0.6), (2, 1, 4, 0.2), (3, 1, 5, 0.7), (4, 0, 3, 0.9))
+    line = tree.best(5, branches=False).upto(10)
+    assert [node.token for node in line] == [7, 9, 5]

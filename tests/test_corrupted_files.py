@@ -1,0 +1,478 @@
+"""Every JSON file that is read here, spoilt in every way: one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from compile.build import build_artifact
+from compile.load import read_load
+from compile.neuron_cache import cost_of_building
+from deploy.price import NoPrice, Offer, Price, TransferPrice
+from deploy.price_cache import PriceCache
+from deploy.price_table import SCHEMA, price_row, read_table, transfer_row
+from grpc_comm.server import BackgroundServer
+from inference.acceptance import SHIPPED, read_acceptance
+from inference.artifact import (
+    MANIFEST,
+    DraftBucket,
+    FusedPart,
+    RoundBucket,
+    read_manifest,
+    write_manifest,
+)
+from inference.backends.timed import PROFILES, find_profile
+from inference.branches import Branches
+from inference.errors import BadArtifact, InvalidRequest, OutriderError, UnsupportedModel
+from inference.json_file import read_json
+from inference.model.checkpoint import weight_files
+from inference.model.config import parse_config, read_config
+from inference.profile_cache import Subject, keep_profile, load_profile
+from inference.text import Tokenizer
+from outrider.cli import main
+from outrider.listed import read_listed
+from outrider.models import EMBEDDED
+from outrider.options import Options
+from outrider.serve import load_target
+from tests.artifacts import FakeBuilder, build, checkpoint, small_spec
+from tests.corruption import VALUES, WHOLE, Steps, spoilt, stripped
+from tests.models import TINY
+
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+OFFER = Offer("trn1.2xlarge", "us-east-1")
+PRICE = Price(OFFER, 1.34, date(2026, 9, 24), "a test")
+TRAFFIC = TransferPrice("us-east-1", 0.0, 0.09, date(2026, 9, 24), "a test")
+RECORD = {
+    "prompt_tokens": 30,
+    "token_ids": [1] * 12,
+    "rounds": 4,
+    "num_draft_tokens": 61,
+    "num_accepted_tokens": 8,
+}
+LOAD = {
+    "what": "x",
+    "sessions": [[4, 4]],
+    "tree_sizes": {"4": 1},
+    "concurrent": {"1": 1},
+    "acceptance_length": 2.0,
+}
+SUBJECT = Subject("draft", "cpu", "f0", "float32", 1, 256, 1, 64, "1")
+
+
+class Kind(NamedTuple):
+    """A file that is read here. content: sound.  read: reads it, in a directory of its own."""
+
+    name: str
+    content: Any
+    read: Callable[[Path], object]
+
+
+def _in_directory(read: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda path: read(path.parent)
+
+
+def _model(path: Path) -> object:
+    (path.parent / "config.json").write_text(json.dumps(TINY))
+    return read_config(path.parent)
+
+
+def _indexed(path: Path) -> object:
+    (path.parent / "a.safetensors").touch()
+    return weight_files(path.parent)
+
+
+@cache
+def _manifest() -> Any:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        plain = build(Path(directory) / "out")
+        rounds = (RoundBucket.of(Branches((2, 1)), 2, 40, 47, sampled=True),)
+        beside = FusedPart("draft", "f1", TINY, (DraftBucket(2, 8, 40, 1, 1, False, 47),), rounds)
+        write_manifest(Path(directory), replace(plain, fused=beside, host={"machine": "any"}))
+        return json.loads((Path(directory) / MANIFEST).read_text())
+
+
+def _read_artifact(path: Path) -> object:
+    manifest = read_manifest(path.parent)
+    assert manifest.fused is None or parse_config(manifest.fused.config)
+    return parse_config(manifest.config), manifest.digest()
+
+
+def _listed() -> Any:
+    entry = {
+        "name": "a",
+        "model": str(EMBEDDED / "draft"),
+        "device": "cpu",
+        "dtype": "float32",
+        "rows": 2,
+        "sequence_length": 64,
+    }
+    return {"models": [entry | {"max_tree_nodes": 8}, {"name": "b", "artifact": "/nowhere"}]}
+
+
+def _prices() -> Any:
+    return {"schema": SCHEMA, "prices": [price_row(PRICE)], "transfers": [transfer_row(TRAFFIC)]}
+
+
+KINDS = {
+    "config": lambda: Kind(
+        "config.json",
+        TINY | {"head_dim": 4, "rope_scaling": LLAMA_3, "sliding_window": 8},
+        _in_directory(read_config),
+    ),
+    "generation config": lambda: Kind("generation_config.json", {"eos_token_id": [1, 2]}, _model),
+    "index": lambda: Kind(
+        "model.safetensors.index.json", {"weight_map": {"x": "a.safetensors"}}, _indexed
+    ),
+    "manifest": lambda: Kind(MANIFEST, _manifest(), _read_artifact),
+    "models": lambda: Kind(
+        "list.json",
+        {"models": _listed()["models"][1:]},
+        lambda path: read_listed(path, Options(role="target")),
+    ),
+    "prices": lambda: Kind("prices.json", _prices(), lambda path: read_table(path, "file")),
+    "time profile": lambda: Kind(
+        "own.json", _sound(next(PROFILES.glob("*.json"))), lambda path: find_profile(str(path))
+    ),
+    "acceptance": lambda: Kind("pair.json", _small_acceptance(), read_acceptance),
+    "load": lambda: Kind("load.json", LOAD, read_load),
+    "records": lambda: Kind("outrider-profile.json", [RECORD, RECORD], read_load),
+}
+
+
+def _sound(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _small_acceptance() -> Any:
+    return {name: value for name, value in _sound(SHIPPED).items() if name != "origin"}
+
+
+def one_line(error: Exception, path: Path) -> None:
+    """What a user is shown of an error: it can be printed, and says which file."""
+    said = str(error)
+    said.encode()
+    assert len(said.splitlines()) == 1
+    assert len(said) < 1000
+    names = (path.name, path.parent.name, "config.json")  # whose contents a manifest holds
+    assert any(name in said for name in names)
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """A file may be understood all the same, and is else refused in one line."""
+    try:
+        yield
+    except OutriderError as error:
+        one_line(error, path)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    made: Kind = KINDS[request.param]()
+    return made
+
+
+def test_the_sound_file_is_read(kind: Kind, tmp_path: Path) -> None:
+    path = tmp_path / kind.name
+    path.write_text(json.dumps(kind.content))
+    if kind.name == "list.json":  # its artefact is none
+        with pytest.raises(InvalidRequest, match="is not an artefact"):
+            kind.read(path)
+        path.write_text(json.dumps({"models": _listed()["models"][:1]}))
+    kind.read(path)
+
+
+@pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)
+def test_a_file_that_is_spoilt_as_a_whole_is_one_line(
+    kind: Kind, content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / kind.name
+    path.write_bytes(content)
+    with refusing(path):
+        kind.read(path)
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_a_file_with_one_value_replaced_is_read_or_one_line(
+    kind: Kind, value: str, tmp_path: Path
+) -> None:
+    path = tmp_path / kind.name
+    for _, content in spoilt(kind.content, value):
+        path.write_bytes(content)
+        with refusing(path):
+            kind.read(path)
+
+
+def test_a_file_without_one_of_its_values_is_read_or_one_line(kind: Kind, tmp_path: Path) -> None:
+    path = tmp_path / kind.name
+    for _, content in stripped(kind.content):
+        path.write_bytes(content)
+        with refusing(path):
+            kind.read(path)
+
+
+def test_a_directory_in_the_place_of_a_file_is_one_line(kind: Kind, tmp_path: Path) -> None:
+    (tmp_path / kind.name).mkdir()
+    with refusing(tmp_path / kind.name):
+        kind.read(tmp_path / kind.name)
+
+
+NAMED: list[tuple[str, Steps, str, str]] = [
+    (
+        "config",
+        ("rms_norm_eps",),
+        "1e999",
+        "config.json field rms_norm_eps is inf: a number is needed",
+    ),
+    (
+        "config",
+        ("rope_scaling", "factor"),
+        "NaN",
+        "config.json field rope_scaling.factor is nan: a number is needed",
+    ),
+    ("config", ("vocab_size",), "9" * 400, "config.json field vocab_size is 9999"),
+    (
+        "config",
+        ("num_key_value_heads",),
+        "3",
+        "num_key_value_heads is 3: a divisor of num_attention_heads (4) is needed",
+    ),
+    (
+        "generation config",
+        ("eos_token_id", 0),
+        '"x"',
+        "generation_config.json field eos_token_id[0] is 'x': an integer",
+    ),
+    (
+        "index",
+        ("weight_map", "x"),
+        '"../a.safetensors"',
+        "weight_map.x is '../a.safetensors': the name of a file",
+    ),
+    (
+        "manifest",
+        ("rows",),
+        "[]",
+        "manifest.json field rows is []: an integer from 1 to 2147483647 is needed",
+    ),
+    (
+        "manifest",
+        ("buckets", 0, "sampled"),
+        "1",
+        "manifest.json field buckets[0].sampled is 1: true or false is needed",
+    ),
+    (
+        "prices",
+        ("prices", 0, "usd_per_hour"),
+        '"1"',
+        "prices.json field prices[0].usd_per_hour is '1': a number is needed",
+    ),
+    ("time profile", ("rows", 0), "1.5", "own.json field rows[0] is 1.5: an integer"),
+    ("acceptance", ("rates", "tries", 0), "9" * 400, "pair.json field rates.tries[0] is 9999"),
+    (
+        "load",
+        ("tree_sizes", "4"),
+        "null",
+        "load.json field tree_sizes.'4' is None: a number is needed",
+    ),
+    (
+        "records",
+        (0, "rounds"),
+        "true",
+        "outrider-profile.json field [0].rounds is True: an integer",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("which", "steps", "value", "words"),
+    NAMED,
+    ids=[f"{which} {steps}" for which, steps, *_ in NAMED],
+)
+def test_what_is_refused_names_file_and_field(
+    which: str, steps: Steps, value: str, words: str, tmp_path: Path
+) -> None:
+    kind = KINDS[which]()
+    path = tmp_path / kind.name
+    (content,) = [changed for place, changed in spoilt(kind.content, value) if place == steps]
+    path.write_bytes(content)
+    with pytest.raises(OutriderError) as refused:
+        kind.read(path)
+    assert words in str(refused.value)
+
+
+# --- tokenizers, which a library reads --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_spoilt_tokenizer_is_one_line(name: str, tmp_path: Path) -> None:
+    directory = Path(
+        shutil.copytree(
+            EMBEDDED / "draft", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")
+        )
+    )
+    sound = _sound(directory / name)
+    changes = [
+        json.dumps(sound | {field: value}).encode()
+        for field in sound
+        for value in (None, 7, [[[]]], {"x": 1})
+    ]
+    for content in [*WHOLE.values(), *changes]:
+        (directory / name).write_bytes(content)
+        with refusing(directory):
+            Tokenizer(directory).fingerprint()
+
+
+# --- what is kept for the next run ------------------------------------------------------------
+
+
+def test_a_spoilt_profile_is_told_of_once_and_measured_again(tmp_path: Path) -> None:
+    keep_profile(tmp_path, SUBJECT, {(1, 1): 0.5})
+    path = SUBJECT.path(tmp_path)
+    sound = _sound(path)
+    for content in [
+        *WHOLE.values(),
+        *(content for value in VALUES.values() for _, content in spoilt(sound, value)),
+    ]:
+        path.write_bytes(content)
+        told: list[str] = []
+        times = load_profile(tmp_path, SUBJECT, told.append)
+        assert [len(line.splitlines()) for line in told] == [1] * (times is None)
+        assert times is not None or (
+            path.name in told[0] and told[0].endswith("it is measured again")
+        )
+
+
+def test_a_spoilt_price_is_told_of_once_and_passed_over(tmp_path: Path) -> None:
+    told: list[str] = []
+    prices = PriceCache(tmp_path, told.append)
+    prices.keep(PRICE)
+    (path,) = tmp_path.rglob("*.json")
+    sound = _sound(path)
+    for content in [
+        *WHOLE.values(),
+        *(content for value in VALUES.values() for _, content in spoilt(sound, value)),
+    ]:
+        path.write_bytes(content)
+        told.clear()
+        try:
+            prices.price(OFFER)
+        except NoPrice:
+            assert [len(line.splitlines()) for line in told] in ([], [1])
+
+
+@pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)
+def test_spoilt_notes_of_a_build_are_built_again(content: bytes, tmp_path: Path) -> None:
+    build(tmp_path / "out")
+    for path in (tmp_path / "out" / ".build").glob("*.json"):
+        path.write_bytes(content)
+    (tmp_path / "out" / MANIFEST).write_bytes(content)
+    builder = FakeBuilder()
+    build(tmp_path / "out", builder)
+    assert builder.asked[0] == "weights"
+    assert builder.asked[-1] == "joint"
+    path.write_bytes(content)
+    assert list(cost_of_building(small_spec(), parse_config(TINY), tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"\0", b"9" * 10_000], ids=["nested", "NUL", "digits"]
+)
+def test_target_and_draft_start_beside_spoilt_caches_and_replace_them(
+    content: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def run() -> tuple[str, str]:
+        options = Options(role="target", port=0, batch=1, max_tree_nodes=4)
+        with BackgroundServer(load_target(options)) as server:
+            command = [
+                "--role",
+                "draft",
+                "--port",
+                str(server.address.port),
+                "--max_new_tokens",
+                "8",
+            ]
+            assert main([*command, "--prompt", "def f():"]) == 0
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    text, _ = run()
+    kept = list(tmp_path.rglob("*.json"))
+    assert {path.parent.name for path in kept} == {"profiles", "acceptance"}
+    for path in kept:
+        path.write_bytes(content)
+    again, said = run()
+    assert again == text
+    assert [
+        sum(path.name in line for line in said.splitlines() if " not used" in line) for path in kept
+    ] == [1] * len(kept)
+    for path in kept:
+        read_json(path, InvalidRequest).field(
+            "version" if path.parent.name == "acceptance" else "seconds"
+        )
+    assert " not used" not in run()[1]
+
+
+# --- what a manifest may name -----------------------------------------------------------------
+
+OUTSIDE = [
+    "./manifest.json",
+    "MANIFEST.json",
+    "manifest.json/x",
+    "a//b",
+    "./a",
+    "a/",
+    ".",
+    "a/./b",
+    "a\nb",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_manifest_that_names_itself_or_a_file_twice_is_refused(name: str, tmp_path: Path) -> None:
+    write_manifest(tmp_path, replace(build(tmp_path / "out"), files={name: "0" * 64}))
+    with pytest.raises(BadArtifact, match="which is not a file of an artefact"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_that_names_a_file_below_another_is_refused(tmp_path: Path) -> None:
+    write_manifest(
+        tmp_path, replace(build(tmp_path / "out"), files={"a": "0" * 64, "a/b": "0" * 64})
+    )
+    with pytest.raises(BadArtifact, match="names 'a', which is not a file"):
+        read_manifest(tmp_path)
+
+
+def test_a_checkpoint_whose_config_is_spoilt_is_not_built_from(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "checkpoint")
+    (source.directory / "config.json").write_bytes(WHOLE["100,000 lists"])
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"config\.json is not JSON that is read here: it nests more than 64 levels",
+    ):
+        read_config(source.directory)
+    assert build_artifact(
+        small_spec(), source, FakeBuilder(), tmp_path / "out", command="", say=lambda line: None
+    )

@@ -1,0 +1,103 @@
+"""The commands of README, docs/ and the help texts are understood by the programs they name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from compile import options as compiling
+from compile import smoke
+from deploy import __main__ as deploying
+from outrider import options as running
+from outrider.comparison import options as comparing
+from outrider.tradeoff import options as trading
+from outrider.tradeoff.measure import aims_of
+from outrider.wishes import read_prices
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HELP = [
+    "compile/options.py",
+    "deploy/__main__.py",
+    "outrider/comparison/options.py",
+    "outrider/options.py",
+    "outrider/tradeoff/options.py",
+]
+
+PARSERS: dict[str, Callable[[list[str]], object]] = {
+    "main.py": running.parse,
+    "compare_architectures.py": comparing.parse,
+    "-m compile": compiling.parse,
+    "-m compile.smoke": smoke._parse,
+    "-m deploy": deploying._parse,
+    "-m outrider.tradeoff": trading.parse,
+}
+PLACEHOLDERS = {"D": "int8", "T": "trn1", "N": "2"}
+"""What a page has the reader put in where not any text will do."""
+
+EXITS = {"main.py --help"}
+"""What prints and ends."""
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """Each `python ...` on a line or between backticks, without comment or redirection."""
+    whole = text.replace("\\\n", " ")
+    for line in re.findall(r"(?m)^ *(?:.*; )?python (.*)$", whole):
+        yield re.split(r"\s#|\s>|\s2>", line)[0]
+    yield from re.findall(r"`python ([^`]*)`", whole)
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for command in commands_of(page.read_text(encoding="utf-8")):
+            yield page.name, command.strip()
+    for name in HELP:
+        source = (ROOT / name).read_text(encoding="utf-8")
+        text = re.sub(r" \\\\\n *", " ", source)  # a line that goes on
+        for line in re.findall(r"(?m)^  python (.*)$", text):
+            yield name, re.split(r" {2,}", line.removesuffix('"""'))[0].strip()
+
+
+def split(command: str) -> tuple[str, list[str]]:
+    """The program, and its arguments."""
+    words = shlex.split(command)
+    count = 2 if words[0] == "-m" else 1
+    return " ".join(words[:count]), [PLACEHOLDERS.get(word, word) for word in words[count:]]
+
+
+DOCUMENTED = sorted(set(documented()))
+
+
+def test_the_pages_have_commands_of_every_program() -> None:
+    assert {split(command)[0] for _, command in DOCUMENTED} >= set(PARSERS)
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), DOCUMENTED, ids=[f"{page}: {command}" for page, command in DOCUMENTED]
+)
+def test_a_documented_command_is_understood(page: str, command: str) -> None:
+    program, arguments = split(command)
+    if program not in PARSERS:
+        module = arguments[0] if program == "-m pytest" else program.removeprefix("-m ")
+        assert (ROOT / module).exists() or find_spec(module) is not None
+    elif command in EXITS:
+        with pytest.raises(SystemExit) as ended:
+            PARSERS[program](arguments)
+        assert ended.value.code == 0
+    elif arguments:
+        PARSERS[program](arguments)
+
+
+@pytest.mark.parametrize(
+    "command",
+    sorted({command for _, command in DOCUMENTED if command.startswith("-m outrider.tradeoff ")}),
+)
+def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
+    options = trading.parse(split(command)[1])
+    stated = read_prices(options.draft, 0.0)
+    assert len(aims_of(options, stated.rates if stated is not None else None)) == len(options.cs)

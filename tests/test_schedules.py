@@ -1,0 +1,298 @@
+"""Whatever proposers say and whenever it comes, whoever joins, leaves, is evicted or cut off: every
+text is the target's own, and ends, credit and budgets hold at every moment.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inference.candidates import BASE, Nodes, Proposal
+from inference.engine import Engine
+from inference.order import Decode, End, Pace
+from inference.proposer import NOBODY
+from inference.sampling import SamplingParams
+from inference.session import MOST_CREDIT, Session
+from tests.exact import Clock, Exact, exact_engine, own_text, text_of
+
+KINDS = 3
+"""Tokens that the target chooses among: guesses come true often."""
+
+LONGEST = 60
+"""Of a session, prompt included."""
+
+
+@dataclass
+class Client:
+    """One text, what was said of it, and what its reader has."""
+
+    engine: Engine
+    session: Session
+    own: list[int]
+    order: Decode
+    streams: list[int] = field(default_factory=list)
+    sent: list[tuple[int, Nodes]] = field(default_factory=list)  # with the stream
+    numbers: int = 0
+    read: list[int] = field(default_factory=list)
+    most_nodes: list[int] = field(default_factory=list)  # nodes it may come to, 0 for no limit
+
+    @property
+    def length(self) -> int:
+        """Of the text that its reader has."""
+        return self.session.prompt_length + len(self.read)
+
+    def follow(self) -> None:
+        """Read what is there; it must go on where the last ended."""
+        now = self.engine.progress(self.session, self.length)
+        assert now.position == self.length
+        assert len(now.proposers) == len(now.tokens)
+        self.read += now.tokens
+        assert not now.tokens or now.proposers[-1] == NOBODY
+
+    def check(self) -> None:
+        session, order = self.session, self.order
+        made = text_of(session)
+        assert made == self.own[: len(made)]
+        assert session.length <= max(order.end, session.prompt_length) <= LONGEST
+        assert session.length <= session.acknowledged + MOST_CREDIT
+        assert not order.most_nodes or session.spent.nodes <= max(self.most_nodes)
+        assert not order.stop_ids & set(made[:-1])
+        assert self.read == made[: len(self.read)]
+
+
+class World:
+    """An engine and its clients. What is said may be kept back, lost, or said twice."""
+
+    def __init__(self, rows: int, cost: float) -> None:
+        self.engine: Engine
+        self.model: Exact
+        self.clock: Clock
+        self.engine, self.model, self.clock = exact_engine(
+            rows,
+            kinds=KINDS,
+            sequence_length=LONGEST,
+            max_tree_nodes=8,
+            cost=lambda rows, nodes: 0.010 * (1 + cost * rows * nodes),
+        )
+        self.clients: list[Client] = []
+
+    def open(self, prompt: list[int], seed: int, tenant: str, order: Decode) -> None:
+        if len(self.clients) == 4:
+            return
+        params = SamplingParams(0.7 if seed else 0.0, seed=seed)
+        session, _ = self.engine.open(prompt, params, tenant=tenant)
+        own = own_text(prompt, LONGEST, params, KINDS)
+        client = Client(self.engine, session, own, order, most_nodes=[order.most_nodes])
+        self.engine.decode(session, order)
+        client.streams.append(self.engine.join(session))
+        self.clients.append(client)
+
+    def happen(self, what: str, who: int, dice: list[int]) -> None:
+        """One event; dice decide what is left open."""
+        if what == "forward":
+            before = {client.session: client.session.length for client in self.clients}
+            self.engine.step()  # a prompt's chunk, or trees
+            for client in self.clients:
+                grown = client.session.length - before[client.session]
+                credit = client.order.credit or MOST_CREDIT
+                assert grown <= max(
+                    client.session.acknowledged + credit - before[client.session], 0
+                )
+        elif what == "wait":
+            self.clock.now += dice[0] % 7
+        elif self.clients:
+            client = self.clients[who % len(self.clients)]
+            if client.session.closed is None:
+                getattr(self, what)(client, dice)
+
+    def propose(self, client: Client, dice: list[int]) -> None:
+        """A mixture of the truth and of anything, below any committed token."""
+        session = client.session
+        base = max(session.length - 1 + dice[0] % 5 - 3, 0)
+        proposals = list[Proposal]()
+        for die in dice:
+            above = [BASE, client.numbers - 2][die % 2] if die < 20 else client.numbers - 1
+            parent = max(above, BASE) if proposals else BASE
+            at = base + 1 - session.prompt_length + len(proposals)
+            token = client.own[max(at, 0) % LONGEST] if die % 7 else die % KINDS
+            chance = [1.0, 0.9, 0.5, 0.0, 2.0**-16][die % 5]
+            proposals.append(Proposal(client.numbers, parent, token, chance))
+            client.numbers += 1
+        client.sent.append((client.streams[-1], Nodes(base, proposals, dice[0] % 3)))
+        if dice[0] % 5:
+            self.deliver(client, [-1])
+
+    def deliver(self, client: Client, dice: list[int]) -> None:
+        """Something that was said arrives: late, or once more."""
+        if client.sent:
+            stream, nodes = client.sent[dice[0] % len(client.sent)]
+            self.engine.append(client.session, stream, nodes)
+
+    def rejoin(self, client: Client, dice: list[int]) -> None:
+        """The stream is gone, and another comes, whose numbers begin anew."""
+        if dice[0] % 2:
+            self.engine.leave(client.session, client.streams[-1])
+        client.streams.append(self.engine.join(client.session))
+        client.numbers = 0
+
+    def read(self, client: Client, dice: list[int]) -> None:
+        client.follow()
+        if dice[0] % 4:
+            behind = dice[0] % 3
+            self.engine.acknowledge(
+                client.session, max(client.length - behind, client.session.prompt_length)
+            )
+
+    def detach(self, client: Client, dice: list[int]) -> None:
+        self.engine.detach(client.session)
+
+    def attach(self, client: Client, dice: list[int]) -> None:
+        self.engine.attach(client.session)
+
+    def go(self, client: Client, dice: list[int]) -> None:
+        self.engine.go(client.session, client.session.length - 1 + dice[0] % 2)
+
+    def ask(self, client: Client, dice: list[int]) -> None:
+        """The same again, or more."""
+        order, more = client.order, dice[0] % 4
+        client.order = Decode(
+            min(order.end + more, LONGEST),
+            order.stop_ids,
+            order.most_nodes and order.most_nodes + more,
+            order.tokens_per_second,
+            order.pace,
+            order.credit,
+        )
+        client.most_nodes.append(client.order.most_nodes)
+        self.engine.decode(client.session, client.order)
+
+    def close(self, client: Client, dice: list[int]) -> None:
+        if dice[0] % 3 == 0:
+            self.engine.close(client.session)
+
+    def finish(self) -> None:
+        """All clients read on to their ends."""
+        for client in self.clients:
+            if client.session.closed is None:
+                self.engine.attach(client.session)
+        for _ in range(600):
+            self.engine.step()
+            self.clock.now += 1.0
+            for client in self.clients:
+                if client.session.closed is None:
+                    client.follow()
+                    self.engine.acknowledge(client.session, client.length)
+                    self.engine.go(client.session, client.session.length - 1)
+                    if client.session.end is not End.NOT:
+                        client.check()
+                        self.engine.close(client.session)
+            if all(client.session.closed for client in self.clients):
+                return
+        raise AssertionError([client.session.end for client in self.clients])
+
+
+WEIGHTS = {
+    "forward": 6,
+    "propose": 5,
+    "deliver": 2,
+    "read": 3,
+    "go": 2,
+    "attach": 2,
+    "ask": 2,
+    **dict.fromkeys(("wait", "rejoin", "detach", "close"), 1),
+}
+WHATS = [what for what, weight in WEIGHTS.items() for _ in range(weight)]
+ENDS, CREDITS = [60, 40, 20, 5], [0, 0, 30, 3]
+STOPS: list[frozenset[int]] = [frozenset(), frozenset(), frozenset(), frozenset({1})]
+BUDGETS, RATES = [0, 0, 0, 40, 9, 1], [0.0, 0.0, 0.0, 20.0]
+
+ORDERS = st.builds(
+    Decode,
+    end=st.sampled_from(ENDS),
+    stop_ids=st.sampled_from(STOPS),
+    most_nodes=st.sampled_from(BUDGETS),
+    tokens_per_second=st.sampled_from(RATES),
+    pace=st.sampled_from(Pace),
+    credit=st.sampled_from(CREDITS),
+)
+OPENINGS = st.tuples(
+    st.lists(st.integers(0, KINDS - 1), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.sampled_from("ab"),
+    ORDERS,
+)
+DICE = st.lists(st.integers(0, 99), min_size=4, max_size=6)
+EVENTS = st.tuples(st.sampled_from(WHATS), st.integers(0, 3), DICE)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.1, 1.0]),
+    st.lists(OPENINGS, min_size=1, max_size=4),
+    st.lists(EVENTS, min_size=60, max_size=120),
+)
+def test_any_schedule_gives_the_targets_own_texts(
+    rows: int,
+    cost: float,
+    openings: list[tuple[list[int], int, str, Decode]],
+    events: list[tuple[str, int, list[int]]],
+) -> None:
+    live_through(World(rows, cost), openings, events)
+
+
+def test_long_schedules_give_the_targets_own_texts() -> None:
+    """Dice in place of hypothesis, so that sessions come far, and much of it is proposed."""
+    named = made = 0
+    for seed in range(40):
+        dice = random.Random(seed)
+        openings = [
+            (
+                [dice.randrange(KINDS) for _ in range(1 + dice.randrange(6))],
+                dice.randrange(3),
+                dice.choice("ab"),
+                Decode(
+                    dice.choice(ENDS),
+                    dice.choice(STOPS),
+                    dice.choice(BUDGETS),
+                    dice.choice(RATES),
+                    dice.choice(list(Pace)),
+                    dice.choice(CREDITS),
+                ),
+            )
+            for _ in range(4)
+        ]
+        events = [
+            (dice.choice(WHATS), dice.randrange(4), [dice.randrange(100) for _ in range(6)])
+            for _ in range(400)
+        ]
+        world = World(1 + seed % 3, [0.0, 0.1, 1.0][seed % 3])
+        live_through(world, openings, events)
+        for client in world.clients:
+            made += len(client.session.proposers)
+            named += sum(kind != NOBODY for kind in client.session.proposers)
+    assert named > made / 6 > 200
+
+
+def live_through(
+    world: World,
+    openings: list[tuple[list[int], int, str, Decode]],
+    events: list[tuple[str, int, list[int]]],
+) -> None:
+    """All events, looking at everything after each, and then to the end."""
+    for index, event in enumerate(events):
+        if index % 5 == 0 and openings:
+            world.open(*openings.pop())
+        world.happen(*event)
+        for client in world.clients:
+            client.check()
+    world.finish()
+    world.engine.step()
+    assert world.engine.free_rows == world.model.rows
+    for client in world.clients:
+        session = client.session
+        if session.end is End.MAX_TOKENS:
+            assert session.length == max(client.order.end, session.prompt_length)

@@ -1,0 +1,101 @@
+"""Whatever happens to links and targets, at any moment, the text is the target's own."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from grpc_comm.client import connect
+from grpc_comm.remote import Patience
+from grpc_comm.server import BackgroundServer
+from inference.backends import Segment
+from inference.backends.eager import EagerModel
+from inference.engine import Engine
+from inference.local import LocalSession
+from inference.order import Decode, Pace
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+from outrider.link import ShapedLink, shaped_link
+from tests import pairs
+from tests.drafts import proposers_of, text_of
+from tests.wire_fixtures import LOOPBACK, WAIT, background
+
+PROMPT, END = [7, 3, 30], 123
+PATIENCE = Patience(WAIT)
+
+
+class Unhurried(EagerModel):
+    """A forward takes some milliseconds, so that there is time for something to happen."""
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        time.sleep(0.004)
+        return super().choose(segments)
+
+
+def engine() -> Engine:
+    model = Unhurried(pairs.decoder(1), rows=2, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64)
+    return Engine(
+        model,
+        sequence_length=pairs.SEQUENCE_LENGTH,
+        max_tree_nodes=64,
+        vocabulary=pairs.VOCABULARY,
+    )
+
+
+class Weather:
+    """Two targets, each behind a link, and what happens to them on a thread of its own."""
+
+    def __init__(self, seed: int, stack: ExitStack) -> None:
+        self._chance, self._over = random.Random(seed), threading.Event()
+        self._servers: list[BackgroundServer] = [background(engine()) for _ in range(2)]
+        self.links: list[ShapedLink] = [
+            stack.enter_context(shaped_link(str(server.address))) for server in self._servers
+        ]
+        self.events: list[str] = []
+        self._thread = threading.Thread(target=self._rage)
+
+    def __enter__(self) -> Weather:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(WAIT)
+        for server in self._servers:
+            server.stop()
+
+    def _rage(self) -> None:
+        while not self._over.wait(self._chance.uniform(0.02, 0.25)):
+            event = self._chance.choice(["cut", "cut", "drain", "stop", "end"])
+            self.events.append(event)
+            which = self._chance.randrange(2)
+            if event == "cut":
+                self.links[which].cut()
+            elif event == "end":  # of all sessions, as if their leases had run out
+                running = self._servers[which]._target.engine
+                for session in running.sessions:
+                    running.close(session)
+            else:
+                server = self._servers[which]
+                server.stop(grace=2.0 if event == "drain" else None)
+                address = LOOPBACK._replace(port=server.address.port)
+                self._servers[which] = background(engine(), address)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_text_over_broken_links_and_targets_that_come_and_go(seed: int) -> None:
+    params = SamplingParams((0.0, 0.7, 1.0)[seed % 3], seed=seed)
+    pace = Pace(seed % 2)
+    alone = text_of(PROMPT, params, LocalSession(pairs.engine(pairs.decoder(1))), Decode(END))
+    with ExitStack() as stack, Weather(seed, stack) as weather:
+        addresses = ",".join(link.address for link in weather.links)
+        with connect(addresses, timeout=WAIT, patience=PATIENCE) as connection:
+            for draft in ("close", "none"):
+                session, order = connection.session(), Decode(END, pace=pace)
+                text = text_of(PROMPT, params, session, order, proposers_of(draft, pace))
+                assert text == alone, weather.events

@@ -1,0 +1,142 @@
+"""Where nothing more can be written, what was there stays whole and nothing is left beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from compile.store import DiskObjects, pull, push
+from deploy.price import Offer, Price
+from deploy.price_cache import PriceCache
+from inference.acceptance import read_acceptance, write_acceptance
+from inference.artifact import read_manifest, write_manifest
+from inference.command import FAILED, run_command
+from inference.profile_cache import Subject, keep_profile
+from inference.whole_file import replacing, write_whole
+from tests.artifacts import build
+
+ROOM = 50
+"""Bytes of each file that can be written."""
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """The kernel lets no file grow beyond ROOM."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def keep_price(directory: Path) -> None:
+    price = Price(Offer("trn1.2xlarge", "us-east-1"), 1.34, date(2026, 9, 24), "a test")
+    PriceCache(directory, lambda line: None).keep(price)
+
+
+def keep_times(directory: Path) -> None:
+    keep_profile(
+        directory, Subject("draft", "cpu", "f0", "float32", 1, 256, 1, 64, "1"), {(1, 1): 0.5}
+    )
+
+
+def keep_learned(directory: Path) -> None:
+    write_acceptance(read_acceptance(), directory / "pair.json")
+
+
+def keep_object(directory: Path) -> None:
+    path = directory.parent / "large"
+    if not path.exists():
+        path.write_bytes(b"x" * 200)
+    DiskObjects(directory).put("files/x", path, hashlib.sha256(b"x" * 200).hexdigest())
+
+
+def keep_name(directory: Path) -> None:
+    DiskObjects(directory).put_once("builds/x", b"x" * 200)
+
+
+@pytest.mark.parametrize("keep", [keep_price, keep_times, keep_learned, keep_object, keep_name])
+def test_a_full_disk_leaves_no_temporary_file(keep: Callable[[Path], None], tmp_path: Path) -> None:
+    directory = tmp_path / "kept"
+    directory.mkdir()
+    (tmp_path / "large").write_bytes(b"x" * 200)
+    with full_disk(), suppress(OSError):
+        keep(directory)
+    assert contents(directory) == {}
+    keep(directory)
+    before = contents(directory)
+    assert len(before) == 1
+    with full_disk(), suppress(OSError):
+        keep(directory)
+    assert contents(directory) == before
+
+
+def test_a_manifest_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    manifest = build(tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        write_manifest(tmp_path / "out", manifest)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_build_on_a_full_disk_leaves_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        build(tmp_path / "out")
+    build(tmp_path / "whole")
+    assert contents(tmp_path / "out").keys() <= contents(tmp_path / "whole").keys()
+
+
+def test_a_full_disk_is_one_line_to_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write() -> int:
+        write_whole(tmp_path / "file", "x" * 200)
+        return 0
+
+    with full_disk():
+        assert run_command(write, debug=False) == FAILED
+    assert capsys.readouterr().err == "error: [Errno 27] File too large\n"
+
+
+def test_a_pull_on_a_full_disk_leaves_whole_files_only(tmp_path: Path) -> None:
+    build(tmp_path / "out")
+    store = DiskObjects(tmp_path / "store")
+    digest = push(tmp_path / "out", store, lambda line: None).digest
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        pull(store, digest, tmp_path / "taken", lambda line: None)
+    assert [kept for path in tmp_path.glob("taken*") for kept in contents(path)] == []
+    pull(store, digest, tmp_path / "taken", lambda line: None)
+    assert read_manifest(tmp_path / "taken").digest() == digest
+    assert not list(tmp_path.glob("taken.*"))
+
+
+def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, "old")
+    with replacing(path) as part:
+        part.write_text("ne")
+        assert path.read_text() == "old"
+        part.write_text("new")
+    assert contents(tmp_path) == {"file": b"new"}
+
+
+def test_a_failure_of_any_kind_removes_the_new_file(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file"):
+        raise KeyboardInterrupt
+    assert contents(tmp_path) == {}
