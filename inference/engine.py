@@ -233,8 +233,8 @@ class Engine:
                 if not self.step():
                     with self._lock:
                         seconds = self._idle_seconds(self._clock())
-                        if seconds is None or seconds > 0:
-                            self._lock.wait_for(stopped.is_set, 0) or self._lock.wait(seconds)
+                        if not stopped.is_set() and (seconds is None or seconds > 0):
+                            self._lock.wait(seconds)
         finally:
             self._stop()
 
