@@ -24,7 +24,7 @@ class Inbox:
         self._waiting_since: float | None = None
 
     async def first(self, seconds: float) -> pb.ClientMessage | None:
-        """As take(); raises Gone when none has come after so many seconds."""
+        """The first message. Raises Gone when none has come after so many seconds."""
         taking = asyncio.ensure_future(self.take())
         await asyncio.wait({taking}, timeout=seconds)
         if not taking.done():

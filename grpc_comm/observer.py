@@ -113,7 +113,7 @@ class ServiceObservers(ServiceObserver):
 
 
 class _EngineObservers(Observer):
-    """The same for what an engine tells."""
+    """Hands on what an engine tells, to each of several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)

@@ -49,22 +49,17 @@ _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 
 @dataclass(frozen=True)
 class Target:
-    """What is served, where and to whom.
-
-    listed: further models by name, loaded when first asked for.  observer: hears what happens.
-    share_prefixes: sessions may start from rows of other keys.  reflection: tell callers the
-    protocol.  lease_seconds: how long a session is held without a word from its client.
-    """
+    """What is served, where and to whom."""
 
     engine: Engine
     description: Description
     address: Address
     security: SecurityOptions = PLAINTEXT
-    listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)
+    listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)  # loaded on demand
     observer: ServiceObserver = field(default_factory=ServiceObserver)
-    share_prefixes: bool = False
-    reflection: bool = False
-    lease_seconds: float = LEASE_SECONDS
+    share_prefixes: bool = False  # sessions may start from rows of other keys
+    reflection: bool = False  # tell callers the protocol
+    lease_seconds: float = LEASE_SECONDS  # a silent client's session is held for so long
 
 
 def serve(
@@ -91,7 +86,7 @@ def serve(
 
 
 class BackgroundServer:
-    """The same on a thread of its own; a context manager. `address` is the bound one."""
+    """A target served on a thread of its own; a context manager. `address` is the bound one."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
