@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.regret import models
-from benchmarks.regret.arms import ALONE, ARMS, Player
-from benchmarks.regret.dial import Text
-from benchmarks.regret.models import ModelStudy, PlayedTruly, agreement, alone
+from benchmarks.regret.arms import ALONE, ARMS, GROWING, Player
+from benchmarks.regret.dial import Agreement, Text
+from benchmarks.regret.models import Asked, ModelStudy, agreement, alone, ask, chosen_arms
+from benchmarks.regret.models_report import PlayedTruly, markdown, record, write
 from benchmarks.regret.stage import CallTimes, Drafting, Stage, serve
-from benchmarks.regret.study import Cell, read
-from benchmarks.regret.texts import PROMPTS
-from benchmarks.regret.two_cores import Bench, Chosen, bench
+from benchmarks.regret.study import Cell, Reading, Result, read
+from benchmarks.regret.two_cores import Bench, Chosen, bench, busy
 from inference.backends.eager import EagerModel
 from inference.errors import InvalidRequest
 from inference.local import LocalSession
@@ -91,11 +91,28 @@ def test_a_draft_that_is_the_target_foresees_every_token(temperature: float) -> 
     assert (said.first, said.covered) == (1.0, 1.0)
 
 
-def test_cells_are_named_by_round_trip_and_temperature() -> None:
-    assert [str(cell) for cell in models.cells()] == [
-        f"{trip}:pair:{temperature}" for temperature in ("0", "0.8") for trip in (0, 20, 80, 300)
-    ]
-    assert models.cells(["40:*:0"]) == [Cell(40, "pair", 0.0)]
+def test_target_only_is_always_among_the_arms() -> None:
+    assert chosen_arms("growing") == [ALONE, GROWING]
+    assert chosen_arms("target-only,growing") == [ALONE, GROWING]
+
+
+def test_an_unknown_arm_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no arm 'shrinking'"):
+        chosen_arms("shrinking")
+
+
+def made(seconds: float, tokens: int) -> Reading:
+    """A text of so many tokens after its first round."""
+    return Reading(seconds, tokens, tokens, tokens + 1, None, seconds, *[0] * 9)
+
+
+def test_speeds_are_told_apart_by_kind_and_go_by_the_token() -> None:
+    results = {
+        ALONE.name: Result((made(4.0, 8), made(4.0, 8), made(1.0, 4))),
+        GROWING.name: Result((made(2.0, 8), made(3.0, 6), made(0.0, 0))),
+    }
+    played = PlayedTruly(CELL, Agreement(1, 1), results, ("code", "chat", "chat"), (0.0, 0.0))
+    assert played.speeds(GROWING.name) == {"code": [2.0], "chat": [1.0]}
 
 
 def test_all_compared_arms_exist() -> None:
@@ -113,7 +130,8 @@ def embedded() -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def played(embedded: Bench) -> PlayedTruly:
     arms = [arm for arm in ARMS if arm.name in FEW]
-    return next(ModelStudy(embedded, arms, PROMPTS[1:2], TOKENS).play([CELL]))
+    asked = ask(embedded.tokenizer, None, 2)[1:]
+    return next(ModelStudy(embedded, arms, asked, TOKENS).play([CELL]))
 
 
 @needs_two_cores
@@ -146,10 +164,12 @@ def test_draft_and_target_have_a_core_each(embedded: Bench) -> None:
 def test_what_was_played_is_told_and_written(
     embedded: Bench, played: PlayedTruly, tmp_path: Path
 ) -> None:
-    figures, shown = models.record(embedded, [played]), models.markdown(embedded, [played])
-    models.write(tmp_path, figures, shown)
+    figures, shown = record(embedded, [played]), markdown(embedded, [played])
+    write(tmp_path, figures, shown)
     said = json.loads((tmp_path / "models.json").read_text())
-    assert f"| 0 of {len(FEW)} |" in (tmp_path / "models.md").read_text()
+    told = (tmp_path / "models.md").read_text()
+    assert f"| 0 of {len(FEW)} |" in told
+    assert "| 5:0.8 | python | growing | 1 |" in told
     assert said["models"]["dtype"] == "float32"
     assert said["cells"][0]["arms"].keys() == FEW
     assert said["columns"][0] == "seconds"
@@ -157,6 +177,16 @@ def test_what_was_played_is_told_and_written(
 
 @needs_two_cores
 def test_texts_of_one_round_are_too_short_for_the_study(embedded: Bench) -> None:
-    study = ModelStudy(embedded, [ALONE], PROMPTS[:1], 1)
+    study = ModelStudy(embedded, [ALONE], [Asked("python", (1, 2, 3))], 1)
     with pytest.raises(InvalidRequest, match="made every text in one round"):
         next(study.play([CELL]))
+
+
+@needs_two_cores
+def test_busy_processes_end_with_their_context() -> None:
+    with busy(1) as said:
+        children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+        assert any(b"while True" in Path("/proc", pid, "cmdline").read_bytes() for pid in children)
+    assert said.startswith("Foreign busy processes beside: 1.")
+    left = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+    assert not any(b"while True" in Path("/proc", pid, "cmdline").read_bytes() for pid in left)

@@ -1,36 +1,38 @@
 """The study on real models, in real time: what a token takes across an emulated link, with several
 arms on the same texts.
 
-    python -m benchmarks.regret.models TARGET DRAFT [--dtype float32] [--cells 80:*:0,...]
+    python -m benchmarks.regret.models TARGET DRAFT [--dtype bfloat16] [--round_trips 20,180]
+    [--prompts DIR --each 4] [--arms target-only,growing] [--busy 1]
 
 The arms take turns on every text, in an order that changes; what one has learnt in a text serves
 its next, within a cell. The target has the prompt's keys before every turn, and a text counts from
 its first round's tokens on, as on the virtual clock. Each is compared with what the target says
 alone. In bfloat16 a near-tie may fall otherwise in a pass of another shape: such texts are counted,
-and their times kept.
+and their times kept. With --prompts texts are of three kinds (benchmarks/prompts.py), each prompt
+the first turn of a chat; without, they go on after pieces of Python.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.regret.arms import ALONE, ARMS, GROWING, Arm
+from benchmarks.prompts import read_prompts
+from benchmarks.regret.arms import ALONE, ARMS, Arm
 from benchmarks.regret.dial import GUESSES, Agreement, Text
+from benchmarks.regret.models_report import PlayedTruly, markdown, record, write
 from benchmarks.regret.stage import Stage
-from benchmarks.regret.study import ROUND_TRIPS, TEMPERATURES, Cell, Reading, Result, read
+from benchmarks.regret.study import Cell, Reading, Result, read
 from benchmarks.regret.texts import PROMPTS
-from benchmarks.regret.two_cores import Bench, Chosen, bench
+from benchmarks.regret.two_cores import Bench, Chosen, bench, busy
 from inference.backends import Model
 from inference.command import run_command
 from inference.decode import decode
@@ -38,14 +40,12 @@ from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
+from inference.text import Tokenizer
 from inference.tree import TokenTree
 from outrider.options import PRECISIONS
 
 LEVEL = "pair"
 """The agreement of every cell: that of the two models."""
-
-CELLS = tuple(f"{trip}:{LEVEL}:*" for trip in (0, 20, 80, 300))
-"""Those that are played unless others are asked for."""
 
 TOKENS = 32
 """Of each text."""
@@ -61,7 +61,14 @@ _NAMES = (
     *("one bet (SpecEdge)", "AutoDraft, round trip known", "UCB-SpecStop"),
 )
 COMPARED = tuple(arm for arm in ARMS if arm.name in _NAMES)
-"""The arms that are played: in real time every one of them costs minutes."""
+"""The arms that are played unless others are asked for: in real time every one costs minutes."""
+
+
+class Asked(NamedTuple):
+    """A prompt and what kind of text it asks for."""
+
+    kind: str
+    ids: tuple[int, ...]
 
 
 class Said(NamedTuple):
@@ -71,44 +78,19 @@ class Said(NamedTuple):
     agreement: Agreement
 
 
-@dataclass(frozen=True)
-class PlayedTruly:
-    """What every arm made of a cell, and how well its pair agrees on its texts."""
-
-    cell: Cell
-    agreement: Agreement
-    results: dict[str, Result]
-
-    @property
-    def differing(self) -> dict[str, int]:
-        """Texts that are not the target's own, by the arms that made any."""
-        counts = {
-            name: sum(one.differs_at is not None for one in result.readings)
-            for name, result in self.results.items()
-        }
-        return {name: count for name, count in counts.items() if count}
-
-    @property
-    def texts(self) -> int:
-        """Of all arms."""
-        return sum(len(result.readings) for result in self.results.values())
-
-
 class ModelStudy:
-    """Arms on the models of a bench. prompts: as text.  tokens: of each text, fewer where the
-    target ends it. Texts are made once for each temperature. Raises InvalidRequest where there is
-    nothing to say.
+    """Arms on the models of a bench. tokens: of each text, fewer where the target ends it. Texts
+    are made once for each temperature. Raises InvalidRequest where there is nothing to say.
     """
 
     def __init__(
-        self, bench: Bench, arms: Sequence[Arm], prompts: Sequence[str], tokens: int
+        self, bench: Bench, arms: Sequence[Arm], asked: Sequence[Asked], tokens: int
     ) -> None:
-        if not prompts or tokens < 1:
+        if not asked or tokens < 1:
             raise InvalidRequest(
-                f"a text and a token are needed at least: got {len(prompts)} texts of {tokens} "
-                "tokens"
+                f"a text and a token are needed at least: got {len(asked)} texts of {tokens} tokens"
             )
-        self._bench, self._arms, self._prompts, self._tokens = bench, arms, prompts, tokens
+        self._bench, self._arms, self._asked, self._tokens = bench, arms, asked, tokens
         self._said: dict[float, Said] = {}
 
     def play(self, among: Sequence[Cell]) -> Iterator[PlayedTruly]:
@@ -123,7 +105,7 @@ class ModelStudy:
     def _play(self, cell: Cell, stage: Stage) -> PlayedTruly:
         if cell.temperature not in self._said:
             self._said[cell.temperature] = self._listen(stage, cell.temperature)
-        said = self._said[cell.temperature]
+        said, load = self._said[cell.temperature], os.getloadavg()[0]
         for arm in self._arms:
             read(
                 arm.begin(stage),
@@ -142,21 +124,15 @@ class ModelStudy:
             raise InvalidRequest(
                 f"{short[0]} made every text in one round: longer ones are needed (--tokens)"
             )
-        return PlayedTruly(cell, said.agreement, results)
+        kinds = tuple(asked.kind for asked in self._asked)
+        return PlayedTruly(cell, said.agreement, results, kinds, (load, os.getloadavg()[0]))
 
     def _listen(self, stage: Stage, temperature: float) -> Said:
         """The target's own texts after the prompts."""
-        texts = []
-        for index, prompt in enumerate(self._prompts):
-            ids = tuple(self._bench.tokenizer.encode(prompt))
+        texts, stop_ids = [], self._bench.description.stop_ids
+        for index, (_, ids) in enumerate(self._asked):
             params = SamplingParams(temperature, seed=11 + index).on_the_wire()
-            texts.append(
-                Text(
-                    ids,
-                    params,
-                    alone(stage, ids, params, self._tokens, self._bench.description.stop_ids),
-                )
-            )
+            texts.append(Text(ids, params, alone(stage, ids, params, self._tokens, stop_ids)))
         return Said(tuple(texts), agreement(stage.draft, texts))
 
 
@@ -192,66 +168,25 @@ def agreement(draft: Model, texts: Sequence[Text]) -> Agreement:
     return Agreement(first / total, covered / total)
 
 
-def cells(patterns: Sequence[str] = CELLS) -> list[Cell]:
-    """Those of the grid whose names (RTT:pair:TEMPERATURE) match a pattern, as `80:*:0`."""
-    grid = [
-        Cell(trip, LEVEL, temperature) for temperature, trip in product(TEMPERATURES, ROUND_TRIPS)
+def ask(tokenizer: Tokenizer, prompts: Path | None, each: int) -> list[Asked]:
+    """So many prompts of each kind, from this directory's collections; or pieces of Python."""
+    if prompts is None:
+        return [Asked("python", tuple(tokenizer.encode(text))) for text in PROMPTS[:each]]
+    return [
+        Asked(prompt.kind, tuple(tokenizer.encode(prompt.text, chat=True)))
+        for prompt in read_prompts(prompts, each)
     ]
-    return [cell for cell in grid if any(fnmatch(str(cell), pattern) for pattern in patterns)]
 
 
-def record(bench: Bench, studied: Sequence[PlayedTruly]) -> dict[str, Any]:
-    """Everything, for JSON: a row of Reading for each text, in seconds."""
-    times, described = bench.times, bench.description
-    return {
-        "models": bench.chosen._asdict(),
-        "device": described.device,
-        "conditions": bench.words,
-        "draft_call": times.here,
-        "target_forward": [
-            {"rows": rows, "nodes": nodes, "seconds": seconds}
-            for (rows, nodes), seconds in times.target.items()
-        ],
-        "draft_call_beside": times.beside,
-        "columns": Reading._fields,
-        "cells": [
-            {
-                **played.cell._asdict(),
-                "agreement": vars(played.agreement),
-                "differing": played.differing,
-                "arms": {name: list(made.readings) for name, made in played.results.items()},
-            }
-            for played in studied
-        ],
-    }
-
-
-def markdown(bench: Bench, studied: Sequence[PlayedTruly]) -> str:
-    """A row for each cell, under what it was measured with."""
-    times = bench.times
-    target = {nodes: seconds for (_, nodes), seconds in times.target.items()}
-    here, beside = _milliseconds(times.here), _milliseconds(times.beside)
-    lines = [
-        bench.words,
-        "",
-        f"- The target's forward, ms by nodes: {_milliseconds(target)}",
-        f"- A call of the draft, ms by width: {here}; beside the target: {beside}",
-        f"- Milliseconds a token, of {len(studied[0].results[ALONE.name].readings)} texts",
-        "",
-    ]
-    names = ["RTT ms:T", *studied[0].results, "growing, of target-only", "texts that differ"]
-    lines += ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    for played in studied:
-        each = [f"{result.token_ms:.1f}" for result in played.results.values()]
-        speed = played.results[ALONE.name].token_ms / played.results[GROWING.name].token_ms
-        differing = f"{sum(played.differing.values())} of {played.texts}"
-        cell = f"{played.cell.round_trip}:{played.cell.temperature:g}"
-        lines.append("| " + " | ".join([cell, *each, f"{speed:.2f}x", differing]) + " |")
-    return "\n".join([*lines, ""])
-
-
-def _milliseconds(seconds: Mapping[int, float]) -> str:
-    return ", ".join(f"{size} {1e3 * each:.3g}" for size, each in seconds.items())
+def chosen_arms(names: str) -> list[Arm]:
+    """By names with commas between them; target-only is among them. Raises InvalidRequest for an
+    unknown one.
+    """
+    known = {arm.name: arm for arm in ARMS}
+    wanted = [ALONE.name, *(name for name in names.split(",") if name != ALONE.name)]
+    if unknown := [name for name in wanted if name not in known]:
+        raise InvalidRequest(f"--arms: no arm {unknown[0]!r}; there are {', '.join(known)}")
+    return [known[name] for name in wanted]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -261,40 +196,40 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("models", nargs=2, metavar="MODEL", help="the target and the draft")
     parser.add_argument("--dtype", choices=PRECISIONS, default=Chosen._field_defaults["dtype"])
     parser.add_argument(
-        "--cells",
-        default=",".join(CELLS),
-        metavar="RTT:pair:TEMPERATURE,...",
-        help="patterns, as 80:*:0 (default: round trips of 0, 20, 80 and 300 ms)",
+        "--round_trips", default="0,20,80,300", metavar="MS,...", help="default: %(default)s"
     )
+    parser.add_argument("--temperatures", default="0", metavar="T,...", help="default: 0")
+    parser.add_argument("--arms", metavar="NAME,...", help="default: one of each group")
+    parser.add_argument("--prompts", type=Path, metavar="DIR", help="see benchmarks/prompts.py")
+    parser.add_argument("--each", type=int, default=3, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each text")
-    parser.add_argument("--texts", type=int, choices=range(1, 4), default=3, help="in each cell")
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="processes that compute beside, all along"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="models.json and models.md")
     return parser
 
 
 def main() -> int:
-    parser = _parser()
-    given = parser.parse_args()
-    among = cells(given.cells.split(","))
-    if not among:
-        parser.error(f"--cells {given.cells}: no cell of the grid matches")
+    given = _parser().parse_args()
+    arms = chosen_arms(given.arms) if given.arms else COMPARED
+    trips, temperatures = given.round_trips.split(","), given.temperatures.split(",")
+    among = [
+        Cell(int(trip), LEVEL, float(temperature))
+        for temperature, trip in product(temperatures, trips)
+    ]
     target, draft = given.models
-    with bench(Chosen(target, draft, given.dtype)) as ready:
+    with bench(Chosen(target, draft, given.dtype)) as ready, busy(given.busy) as beside:
+        asked = ask(ready.tokenizer, given.prompts, given.each)
         studied = list[PlayedTruly]()
-        for played in ModelStudy(ready, COMPARED, PROMPTS[: given.texts], given.tokens).play(among):
+        for played in ModelStudy(ready, arms, asked, given.tokens).play(among):
             studied.append(played)
-            print(markdown(ready, studied), file=sys.stderr, flush=True)
+            shown = f"{markdown(ready, studied)}\n{beside}\n"
+            print(shown, file=sys.stderr, flush=True)
             if given.out:
-                write(given.out, record(ready, studied), markdown(ready, studied))
-        print(markdown(ready, studied))
+                write(given.out, record(ready, studied), shown)
+        print(shown)
     return 0
-
-
-def write(out: Path, figures: object, shown: str) -> None:
-    """What there is so far."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "models.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    (out / "models.md").write_text(shown, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ a thread runs on.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -140,6 +142,18 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
             here,
             words,
         )
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[str]:
+    """So many foreign processes that compute without end on all of these cores; says so."""
+    with ExitStack() as stack:
+        for _ in range(processes):
+            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            os.sched_setaffinity(process.pid, range(os.cpu_count() or 1))
+        yield f"Foreign busy processes beside: {processes}. Niceness: {os.nice(0)}."
 
 
 def _move(cores: Collection[int]) -> None:
