@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.capacity import __main__ as command
-from benchmarks.capacity import parts
+from benchmarks.capacity import parts, processes
 from benchmarks.capacity.client import ALONE, Came
 from benchmarks.capacity.parts import Cell, rate
 from benchmarks.capacity.script import (
@@ -80,12 +80,14 @@ def test_a_rate_counts_from_the_first_event_of_the_window_to_its_last() -> None:
 def test_a_tiny_run_of_every_part_prints_its_rows_and_finds_every_text_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parts, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "CLIENT_PROCESSES", 1)
+    monkeypatch.setattr(parts, "ARRIVING_TOKENS", 4)
+    monkeypatch.setattr(parts, "SETTLE_SECONDS", 0.2)
     monkeypatch.setattr(parts, "WARM_UP_SECONDS", 0.1)
     monkeypatch.setattr(command, "CELLS", (Cell("neuron", 32, 0.0, 3),))
     monkeypatch.setattr(command, "CURVES", ("steep",))
     file = tmp_path / "capacity.json"
-    flags = ["--slower=1", "--rounds=1", "--seconds=0.5", "--users=4", f"--json={file}"]
+    flags = ["--slower=1", "--rounds=1", "--seconds=0.4", "--users=4", f"--json={file}"]
     assert command.main(flags) == 0
     said = capsys.readouterr().out
     assert said.count("| neuron:32:0:3 |") == 3

@@ -57,15 +57,16 @@ class Cell(NamedTuple):
 class Crowd(NamedTuple):
     """What an arm made of a crowd: medians over rounds.
 
-    rate: tokens a second of all.  of_alone: times target-only's.  least: the slowest user, of
-    target-only's median user.  served: users with the rates of WANTED.  forward_ms: emulated.
-    nodes: padded, of a row in a forward.  cpu_ms: of the target's process, a forward.  late: part
-    of the emulated time by which forwards took longer.
+    rate: tokens a second of all; rates: in each round.  of_alone: times target-only's.  least: the
+    slowest user, of target-only's median user.  served: users with the rates of WANTED.
+    forward_ms: emulated.  nodes: padded, of a row in a forward.  cpu_ms: of the target's process,
+    a forward.  late: part of the emulated time by which forwards took longer.
     """
 
     cell: Cell
     arm: str
     rate: float
+    rates: list[float]
     of_alone: float
     least: float
     served: tuple[float, ...]
@@ -186,6 +187,7 @@ def _crowd(
         cell,
         arm,
         median(one.total for one in stays),
+        [one.total for one in stays],
         median(one.total / max(base.total, 1e-9) for one, base in both),
         median(min(one.rates) / max(median(base.rates), 1e-9) for one, base in both),
         tuple(median(sum(r >= least for r in one.rates) for one in stays) for least in WANTED),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -16,7 +14,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.capacity.client import Came, User
 from inference.errors import Unavailable
-from outrider.serve import READY
 from outrider.spawn import role_environment
 
 CLIENT_PROCESSES = 2
@@ -26,13 +23,12 @@ _STOP_SECONDS = 10.0
 class Spoken:
     """A process of ours that answers a line of JSON with a line of JSON."""
 
-    def __init__(self, module: str, *arguments: str, stderr: int | None = None) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self._name = module
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=stderr,
             text=True,
             cwd=Path(__file__).parents[2],
             env=role_environment(),
@@ -106,19 +102,9 @@ def fleet(curve: str, slower: float, rows: int, length: int, *more: str) -> Iter
     """Everything started, and ended with the context. more: flags of the target."""
     flags = [curve, f"--slower={slower}", f"--rows={rows}", f"--length={length}", *more]
     with ExitStack() as stack:
-        target = Spoken("benchmarks.capacity.target", *flags, stderr=subprocess.PIPE)
+        target = Spoken("benchmarks.capacity.target", *flags)
         stack.callback(target.end)
-        said = target.process.stderr
-        assert said is not None
-        lines = []
-        for line in said:
-            if line.startswith(READY):
-                break
-            lines.append(line)
-        else:
-            raise Unavailable(f"the target did not start: {''.join(lines)}")
-        address = line.removeprefix(READY).split()[0]
-        threading.Thread(target=deque, args=(said, 0), daemon=True).start()  # a full pipe stops it
+        address = target.answer()
         clients = [Spoken("benchmarks.capacity.client") for _ in range(CLIENT_PROCESSES)]
         for client in clients:
             stack.callback(client.end)

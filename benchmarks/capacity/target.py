@@ -1,7 +1,7 @@
 """The target as a process of its own: `python -m benchmarks.capacity.target CURVE --slower 5`.
 
-It says on stderr where it listens and serves until a signal. For every line on stdin it says on
-stdout, as JSON, what it has done so far and what it holds.
+It says on stdout where it listens and serves until a signal. For every line on stdin it says there
+what it has done so far and what it holds. All as lines of JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from inference.command import run_command
 from inference.engine import Engine
 from inference.profiling import emulated_target
 from inference.tree import IntArray
-from outrider.serve import READY
 
 NODES = 64
 """Of one session in a forward, the root included."""
@@ -134,15 +133,15 @@ def main() -> int:
         times=tuple(times.items()),
     )
 
-    def answer() -> None:
+    def answer(address: Address) -> None:
+        print(json.dumps(str(address)), flush=True)
         for _ in sys.stdin:
             print(json.dumps(tell(model)), flush=True)
 
-    threading.Thread(target=answer, daemon=True).start()
     security = SecurityOptions(keys_file=given.keys_file) if given.keys_file else PLAINTEXT
     serve(
         Target(engine, description, Address("127.0.0.1", 0), security=security),
-        lambda address: print(f"{READY}{address}", file=sys.stderr, flush=True),
+        lambda address: threading.Thread(target=answer, args=(address,), daemon=True).start(),
     )
     return 0
 
