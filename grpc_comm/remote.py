@@ -42,6 +42,11 @@ back-off of a second.
 LONGEST_SILENCE, SHORTEST_SILENCE = 30.0, 3.0
 """Seconds without a word after which a target is not there; a live one speaks every second."""
 
+LEAST_LEASE = 3.0
+"""Seconds for which any target is believed to hold who waits for a row in silence: it says how long
+that is only with its answer.
+"""
+
 ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
 """Tokens: early enough for a target that is far away not to use up its credit."""
 
@@ -144,8 +149,7 @@ class RemoteSession(ListeningSession):
         """
         call, held = self._open_call(), self._held
         if call is not None and not self._closed.is_set():
-            if held is not None:
-                call.heartbeat(held.lease_seconds / 3)
+            call.heartbeat((LEAST_LEASE if held is None else held.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
 
     # What comes. On the reader's thread, with the lock.

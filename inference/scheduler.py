@@ -149,11 +149,15 @@ class Turns:
         return Turn(rounds=wanting.in_graph) if kind == 2 else Turn(feeds=wanting.unfed)
 
     def record(self, padded: Shape, seconds: float) -> None:
-        """A forward of this padded shape took so long, the engine's own work included."""
+        """A forward of this padded shape took so long, the engine's own work included.
+
+        A chunk of a prompt may be wider than all that was profiled. Its first time counts at once:
+        a chunk that only seems too long for those who decode would never be made again.
+        """
         self.times.observe(*padded, seconds)
         samples = self._samples.setdefault(padded, deque(maxlen=KEPT))
         samples.append(seconds)
-        if len(samples) >= TRUSTED:
+        if len(samples) >= TRUSTED or self.times.beyond(*padded):
             self._medians[padded] = median(samples)
         since, most = self._explore.get(padded[0], (0, FIRST_EXPLORE))
         if padded[1] == self._padded(1, 1)[1]:

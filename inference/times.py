@@ -246,6 +246,10 @@ class TargetTimes:
         """UNKNOWN while nothing is known."""
         return self._times.estimate(self._shape(rows, nodes))
 
+    def beyond(self, rows: int, nodes: int) -> bool:
+        """Whether such a forward is larger than every profiled one."""
+        return bool(self._profile) and self._shape(rows, nodes) not in self._profile
+
     def _shape(self, rows: int, nodes: int) -> Shape:
         """What it is computed as, where that is in the profile."""
         asked = rows, nodes

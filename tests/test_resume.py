@@ -198,6 +198,24 @@ def test_heartbeats_keep_a_session_that_has_nothing_to_say(monkeypatch: pytest.M
         session.close()
 
 
+def test_who_waits_for_a_row_longer_than_a_lease_is_not_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(remote, "LEAST_LEASE", 0.3)
+    engine = tiny_engine()
+    with connected(engine, lease_seconds=0.6) as connection, ThreadPoolExecutor() as pool:
+        session = connection.session()
+        halting(engine).halt = 1
+        text = pool.submit(made, session, SAMPLINGS[0])
+        assert halting(engine).halted.wait(WAIT)
+        held_up = time.monotonic() + 1.5
+        eventually(lambda: time.monotonic() > held_up)
+        halting(engine).gate.set()
+        assert text.result(WAIT) == alone(SAMPLINGS[0])
+        session.close()
+
+
 @pytest.mark.parametrize("params", SAMPLINGS)
 def test_a_session_whose_lease_ran_out_is_opened_anew(
     params: SamplingParams, monkeypatch: pytest.MonkeyPatch

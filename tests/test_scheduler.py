@@ -275,6 +275,20 @@ def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
         assert linear(1, size) <= PREFILL_SHARE * linear(1, width)
 
 
+def test_the_first_whole_chunk_tells_what_one_takes_where_no_profile_does() -> None:
+    """By the largest profiled shape, of 4 rows, it seems to take seven times as long."""
+
+    def curve(rows: int, nodes: int) -> float:
+        return 0.020 + 0.001 * rows * nodes
+
+    wanting, busy = Wanting([on_a_row(500)], [session()], []), turns(curve)
+    for seconds, size in ((None, LEAST_CHUNK), (0.040, Exact.max_nodes)):
+        if seconds is not None:
+            busy.record((1, Exact.max_nodes), seconds)
+        made = [busy.next(wanting) for _ in range(4)]
+        assert {len(chunk) for turn in made[1:] for _, chunk in turn.chunks} == {size}
+
+
 def test_short_prompts_share_a_forward() -> None:
     short = [on_a_row(21) for _ in range(4)]
     turn = turns(flat).next(Wanting(short, [], []))

@@ -1,0 +1,297 @@
+"""A target and drafts by script: texts that need no model, and guesses at them of a set quality.
+
+The target's token depends on seed, position and the token before it, so a client can compute the
+text that it should get, and a draft can be right as often as it is told to. What that takes on this
+machine is nothing next to the emulated times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from inference.backends import Segment
+from inference.candidates import BASE, Nodes, Proposal
+from inference.policy import Ranked
+from inference.proposer import MODEL, Notice
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+
+VOCABULARY = 32_000
+FLOOR = 0.005
+"""Least value of a node below which a draft looks no further, as the growing tree's usual floor."""
+
+LEVELS, ROUND_LEVELS, ROUND_NODES = 24, 5, 7
+"""How deep a growing tree becomes; levels and nodes of a synchronous one: with its root it fills a
+bucket of 8.
+"""
+
+WIDE_GUESSES, WIDE_LEVELS = 8, 8
+"""Of the tenant whose trees are full."""
+
+DECOY_CHANCE = 0.9
+"""What a draft claims of each next token on a wrong way."""
+
+_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_WORD = 2**64
+_GUESS_SALT, _SURE_SALT = 0x5851F42D4C957F2D, 0x14057B7EF767814F
+
+
+def mixed(seed: int, position: int, token: int) -> int:
+    """64 bits, evenly spread."""
+    word = (seed + position * _FACTORS[0] + token * _FACTORS[1]) % _WORD
+    word = (word ^ (word >> 30)) * _FACTORS[1] % _WORD
+    word = (word ^ (word >> 27)) * _FACTORS[2] % _WORD
+    return word ^ (word >> 31)
+
+
+def next_token(seed: int, position: int, token: int) -> int:
+    """What the target chooses behind this token, which stands at this position."""
+    return mixed(seed, position, token) % VOCABULARY
+
+
+def next_tokens(seeds: IntArray, positions: IntArray, tokens: IntArray) -> IntArray:
+    """The same for many nodes. All are [n]."""
+    word = seeds.astype(np.uint64) + positions.astype(np.uint64) * np.uint64(_FACTORS[0])
+    word += tokens.astype(np.uint64) * np.uint64(_FACTORS[1])
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(_FACTORS[1])
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(_FACTORS[2])
+    word ^= word >> np.uint64(31)
+    return np.asarray(word % np.uint64(VOCABULARY), dtype=np.int32)
+
+
+class ScriptedTarget:
+    """A Model that chooses by next_token()."""
+
+    copies_rows = True
+
+    def __init__(self, rows: int, capacity: int, max_nodes: int) -> None:
+        self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        counts = [len(segment.pick) for segment in segments]
+        seeds = np.repeat([segment.params.seed for segment in segments], counts)
+        positions, tokens = (
+            np.concatenate([getattr(segment, name)[segment.pick] for segment in segments])
+            for name in ("positions", "tokens")
+        )
+        return np.split(next_tokens(seeds, positions, tokens), np.cumsum(counts)[:-1])
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        raise NotImplementedError("this model is a target")
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """There are no keys."""
+
+
+class Text:
+    """The tokens that the target makes of a prompt."""
+
+    def __init__(self, prompt: Sequence[int], seed: int) -> None:
+        self.seed, self._start, self._tokens = seed, len(prompt) - 1, [prompt[-1]]
+
+    def at(self, position: int) -> int:
+        while len(self._tokens) <= position - self._start:
+            place = self._start + len(self._tokens) - 1
+            self._tokens.append(next_token(self.seed, place, self._tokens[-1]))
+        return self._tokens[position - self._start]
+
+
+class Skill(NamedTuple):
+    """How often a draft is right. It is sure of a share of all positions.
+
+    sure, unsure: the chance that the target's token is its first guess, its second, ...; what is
+    missing to 1 are misses.
+    """
+
+    share: float
+    sure: tuple[float, ...]
+    unsure: tuple[float, ...]
+
+
+SKILLS = {
+    0.0: Skill(0.70, (0.97, 0.02), (0.57, 0.20, 0.10)),
+    0.8: Skill(0.45, (0.97, 0.02), (0.52, 0.22, 0.12)),
+}
+"""By temperature, near the study's draft that misses: right at once at 85 % and 72 % of all
+positions, none of its guesses right at 5 % and 8 %.
+"""
+
+
+@dataclass(eq=False)
+class Node:
+    """A node of a draft's tree. value: product of the chances from the text's beginning."""
+
+    above: Node | None
+    token: int
+    chance: float
+    value: float
+    number: int | None = None
+
+
+class Guesses(NamedTuple):
+    """Children of a node on the text's own way. right: index of the target's token, if any is."""
+
+    tokens: Sequence[int]
+    chances: Sequence[float]
+    right: int | None
+
+
+class GrowingDraft:
+    """A Proposer that looks one level further with every call and sends what it found at once.
+
+    call_seconds: of a call, which it sleeps.  levels: below the root.
+    """
+
+    kind, decoy_chance = MODEL, DECOY_CHANCE
+
+    _line: dict[int, Node]  # by position: the root, and what follows it on the text's own way
+    _decoys: list[tuple[int, Node]]  # ends of wrong ways, and where they left the text's
+    _found: list[Node]  # not sent yet
+    _lost: bool  # none of the guesses behind the line is right
+
+    def __init__(self, skill: Skill, call_seconds: float, levels: int = LEVELS) -> None:
+        self.calls, self.drafting = 0, 0.0
+        self._skill, self._call_seconds, self._levels = skill, call_seconds, levels
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        self._text = Text(prompt, params.seed)
+        self._begin(len(prompt) - 1)
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+        root = position + len(tokens) - 1
+        if root not in self._line:
+            self._begin(root)
+        self._root = root
+        for place in [place for place in self._line if place < root]:
+            del self._line[place]
+        self._decoys = [(fork, node) for fork, node in self._decoys if fork >= root]
+
+    def work(self, now: float) -> bool:
+        tip = max(self._line)
+        least = FLOOR * self._line[self._root].value
+        on_way = self._line[tip].value >= least and not self._lost
+        wrong = [(fork, node) for fork, node in self._decoys if node.value >= least]
+        if self._depth >= self._levels or not (on_way or wrong):
+            return False
+        time.sleep(self._call_seconds)
+        self.calls, self.drafting = self.calls + 1, self.drafting + self._call_seconds
+        self._decoys = [
+            (fork, self._add(node, (7 * node.token + 1) % VOCABULARY, self.decoy_chance))
+            for fork, node in wrong
+        ]
+        if on_way:
+            self._go_on(tip)
+        self._deepest += 1
+        return True
+
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        found, self._found = self._found, []
+        return self._nodes(found, next_number)
+
+    def resend(self) -> None:
+        self._begin(self._root)
+
+    def path(self, most: int) -> list[int]:
+        return []
+
+    def close(self) -> None: ...
+
+    def _begin(self, root: int) -> None:
+        """Nothing is known but the root."""
+        self._root = self._deepest = root
+        self._line = {root: Node(None, self._text.at(root), 1.0, 1.0)}
+        self._decoys, self._found, self._lost = [], [], False
+
+    @property
+    def _depth(self) -> int:
+        return self._deepest - self._root
+
+    def _go_on(self, tip: int) -> None:
+        """Children of the last node that is on the text's way."""
+        guesses, above = self._guess(tip + 1), self._line[tip]
+        children = [
+            self._add(above, token, chance)
+            for token, chance in zip(guesses.tokens, guesses.chances, strict=True)
+        ]
+        if guesses.right != 0:
+            self._decoys.append((tip, children[0]))
+        self._lost = guesses.right is None
+        if guesses.right is not None:
+            self._line[tip + 1] = children[guesses.right]
+
+    def _guess(self, position: int) -> Guesses:
+        """At the target's token for this position."""
+        seed, right = self._text.seed, self._text.at(position)
+        sure = mixed(seed ^ _SURE_SALT, position, right) < self._skill.share * _WORD
+        chances = self._skill.sure if sure else self._skill.unsure
+        drawn, rank = mixed(seed ^ _GUESS_SALT, position, right) / _WORD, 0
+        while rank < len(chances) and drawn >= chances[rank]:
+            drawn, rank = drawn - chances[rank], rank + 1
+        tokens = [(right + 1 + index) % VOCABULARY for index in range(len(chances))]
+        if rank == len(chances):
+            return Guesses(tokens, chances, None)
+        tokens[rank] = right
+        return Guesses(tokens, chances, rank)
+
+    def _add(self, above: Node, token: int, chance: float) -> Node:
+        node = Node(above, token, chance, above.value * chance)
+        self._found.append(node)
+        return node
+
+    def _nodes(self, found: Sequence[Node], next_number: Callable[[], int]) -> Nodes | None:
+        proposals = list[Proposal]()
+        for node in found:
+            above, node.number = node.above, next_number()
+            assert above is not None, "the root is not sent"
+            parent = BASE if above.number is None else above.number
+            proposals.append(Proposal(node.number, parent, node.token, node.chance))
+        return Nodes(self._root, proposals, self.kind) if proposals else None
+
+
+class RoundDraft(GrowingDraft):
+    """A draft for a target that waits: the most valuable nodes of a few levels, sent together."""
+
+    def __init__(self, skill: Skill, call_seconds: float) -> None:
+        super().__init__(skill, call_seconds, ROUND_LEVELS)
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+        self._begin(position + len(tokens) - 1)
+        self._growing = True
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        super().open(prompt, params, end)
+        self._growing = True
+
+    def work(self, now: float) -> bool:
+        self._growing = super().work(now)
+        return self._growing
+
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        if self._growing:
+            return None
+        best = sorted(self._found, key=lambda node: -node.value)[:ROUND_NODES]
+        self._found = []
+        return self._nodes(best, next_number)
+
+
+class WideDraft(GrowingDraft):
+    """A tenant that wants the whole forward: full trees at once, every node claimed as certain."""
+
+    decoy_chance = 1.0
+
+    def __init__(self, skill: Skill) -> None:
+        super().__init__(skill, 0.0, WIDE_LEVELS)
+
+    def _guess(self, position: int) -> Guesses:
+        honest = super()._guess(position)
+        more = range(len(honest.tokens), WIDE_GUESSES)
+        tokens = [*honest.tokens, *((honest.tokens[0] + 100 + one) % VOCABULARY for one in more)]
+        return Guesses(tokens, [1.0] * WIDE_GUESSES, honest.right)
