@@ -295,7 +295,7 @@ class Engine:
         for session in ready:
             session.stands_by(now)
         graphs = self._graphs
-        in_graph = [one for one in ready if graphs is not None and graphs.serves(one)]
+        in_graph = [] if graphs is None else graphs.takes(ready, self._turns.seconds)
         unfed = [one for one in in_graph if graphs is not None and graphs.lacks(one)]
         return Wanting(
             [session for session in wanting if session.missing],

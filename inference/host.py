@@ -3,14 +3,17 @@
 Its calls hold the target's device, so it works between forwards, on the engine's thread, and one
 call serves all of its sessions. A call is made while the tokens that it is expected to bring are
 worth more than the seconds that it takes. A session that did not ask for it is never held up by
-more than what it is ahead of root-only forwards, and one that asked falls behind them by a
-token or so. When the draft fails, sessions go on without it.
+more than what it is ahead of root-only forwards. One that asked keeps 0.98 of them, too, over its
+text: a call is paid for from what it is ahead, or is on loan if the rest of the text repays it.
+A key whose drafts brought less than they took gets no loan. When the draft fails, sessions go on
+without it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,8 +34,11 @@ from inference.session import MOST_AHEAD, Session
 
 log = logging.getLogger(__name__)
 
-MOST_DEBT = -1.0
-"""Tokens that a session may be behind root-only forwards for what the draft was asked for it."""
+MOST_LOAN = 1.0
+"""Tokens that a session may be behind what it was promised for what the draft was asked for it."""
+
+RECORD_BOUND = 1.0
+"""Tokens by which the record of a key is good or bad at most, so that it can soon turn."""
 
 USUAL_NODES = 16
 """Of a forward by which the time of a candidate is told."""
@@ -52,7 +58,9 @@ class Board(Protocol):
 class _Guest:
     """A session and what the draft knows of it. end: of its text, as the draft was told.
     heard: its length when it was last looked at.  fed: the draft has its text.
-    ahead: tokens, of root-only forwards in the time of its forwards and of the draft's calls.
+    ahead: tokens, of what it was promised in the time of its forwards and of the draft's calls.
+    gained: tokens that the latest calls brought it, less what they and its longer forwards took in
+    root-only ones; None where there was no call since it was last looked at.
     """
 
     session: Session
@@ -63,18 +71,24 @@ class _Guest:
     heard: int
     fed: bool = False
     ahead: float = 0.0
+    gained: float | None = None
     forwards: int = 0
     seconds: float = 0.0
     numbers: int = 0
 
-    def hear(self, now: float, root_only: float) -> None:
-        """What the target has committed since. root_only: seconds of a forward of roots alone."""
+    def hear(self, now: float, root_only: float) -> bool:
+        """What the target has committed since; whether there was anything. root_only: seconds of a
+        forward of roots alone.
+        """
         session, spent = self.session, self.session.spent
         tokens = session.tokens[self.heard :]
         if not tokens or session.end is not End.NOT:
-            return
+            return False
         forwards, took = max(spent.forwards - self.forwards, 1), spent.model_seconds - self.seconds
         self.bank(len(tokens) - LEAST_RATE * took / root_only)
+        if self.gained is not None:
+            named = session.proposers[-len(tokens) :].count(HOST)
+            self.gained += named - max(took / root_only - forwards, 0.0)
         notice = Notice(
             now,
             took / forwards,
@@ -85,10 +99,21 @@ class _Guest:
         self.proposer.hear(self.heard, tokens, now, notice)
         self.heard, self.forwards = session.length, spent.forwards
         self.seconds = spent.model_seconds
+        return True
 
     def bank(self, tokens: float) -> None:
         """So many more, or fewer, than root-only forwards had made in the same time."""
         self.ahead = min(self.ahead + tokens, MOST_AHEAD)
+
+    def called(self, tokens: float) -> None:
+        """A call was made for it, in which so many tokens could have been made."""
+        self.bank(-LEAST_RATE * tokens)
+        self.gained = (self.gained or 0.0) - tokens
+
+    @property
+    def repays(self) -> float:
+        """Tokens that the rest of its text gives back, one forward after the other."""
+        return (1 - LEAST_RATE) * max(self.end - self.session.length, 0)
 
     def deliver(self, now: float, board: Board) -> None:
         """Append what the proposer has to send."""
@@ -132,6 +157,7 @@ class Host:
         self._free = list(range(model.rows))
         self._guests: dict[Session, _Guest] = {}
         self._failed: WeakSet[Session] = WeakSet()
+        self._records: defaultdict[str, float] = defaultdict(float)  # tokens gained, by key
         self._around = 0.0  # seconds in which the last call's answers were taken up
 
     @property
@@ -160,23 +186,39 @@ class Host:
                 self._feed(guest, board)
                 _wait(others, self._clock() - began, root_only)
             if guest.fed:
-                guest.hear(self._clock(), root_only)
+                if guest.hear(self._clock(), root_only):
+                    self._keep_record(guest)
                 guest.deliver(self._clock(), board)
         while _are_ahead(others):
             began = self._clock()
-            calling = [guest for guest in guests if self._wants_call(guest, began)]
+            calling = [guest for guest in guests if self._wants_call(guest, began, root_only)]
             if not calling:
                 return
             self._call(calling, began, board)
             seconds = self._clock() - began
             _wait(others, seconds, root_only)
             for guest in calling:
-                guest.bank(-LEAST_RATE * seconds / root_only)
+                guest.called(seconds / root_only)
 
-    def _wants_call(self, guest: _Guest, now: float) -> bool:
-        """It has something to ask, and is not behind already for what it asked before."""
-        here = guest.fed and guest.session in self._guests
-        return here and guest.ahead > MOST_DEBT and bool(guest.proposer.choose(now))
+    def _wants_call(self, guest: _Guest, now: float, root_only: float) -> bool:
+        """It has something to ask that it can pay for."""
+        if not guest.fed or guest.session not in self._guests:
+            return False
+        purse = guest.ahead + self._loan(guest)
+        return bool(guest.proposer.choose(now, purse * root_only / LEAST_RATE))
+
+    def _loan(self, guest: _Guest) -> float:
+        """Tokens that it may be behind; none where drafts of its key bring less than they take."""
+        good = self._records[guest.session.tenant] >= 0
+        return min(MOST_LOAN, guest.repays) if good else 0.0
+
+    def _keep_record(self, guest: _Guest) -> None:
+        """Of the key, of what the latest calls have come to."""
+        if guest.gained is not None:
+            tenant = guest.session.tenant
+            record = self._records[tenant] + guest.gained
+            self._records[tenant] = min(max(record, -RECORD_BOUND), RECORD_BOUND)
+            guest.gained = None
 
     def _invite(self, session: Session, root_only: float, board: Board) -> None:
         """Give the session a row, if it asks for the draft and there is one."""

@@ -368,29 +368,30 @@ def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
     assert served.free_rows == 3
 
 
-def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_forwards_of_others() -> None:
+def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() -> None:
     model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3))
     served, order = served_by(model), list[str]()
-    for name, one in (("draft", model.draft), ("target", model)):
-        call = one.choose
+    for one, name in ((model.draft, "choose"), (model, "rounds")):
+        call = getattr(one, name)
 
         def watched(segments: Sequence[Segment], name: str = name, call=call) -> list[IntArray]:  # type: ignore[no-untyped-def]
             order.append(name)
             return list(call(segments))
 
-        one.choose = watched  # type: ignore[method-assign]
+        setattr(one, name, watched)
     first, _ = served.open(PROMPT, SAMPLINGS[0])
     second, opened = served.open([index % 200 for index in range(80)], SAMPLINGS[0])
     served.finish(opened)
     order.clear()
-    served.decode(first, Decode(len(PROMPT) + TOKENS))
+    served.decode(first, beside())
+    served.step()
     served.decode(second, Decode(90, beside=True))
     text = finished(served, first)
     finished(served, second)
     assert text == alone(SAMPLINGS[0])
-    fed = [index for index, name in enumerate(order) if name == "draft"]
+    fed = [index for index, name in enumerate(order) if name == "choose"][1:]
     assert len(fed) > 2
-    assert all(order[index + 1] == "target" for index in fed)
+    assert all(order[index + 1] == "rounds" for index in fed)
 
 
 def test_a_session_that_was_drafted_for_elsewhere_shares_the_target() -> None:

@@ -161,12 +161,14 @@ class ModelProposer:
         self._call()
         return True
 
-    def choose(self, now: float) -> Sequence[Prospect]:
-        """The nodes that the next call ranks; none if no call is worth it. segment() and take()
-        follow, or another choose().
+    def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[Prospect]:
+        """The nodes that the next call ranks; none if no call is worth it, or takes at most so
+        long. segment() and take() follow, or another choose().
         """
         self._list_children()
         nodes = self._list.unranked.first(min(WIDEST, self._model.max_nodes, self._free))
+        while nodes and self._whole_seconds(len(nodes)) > most_seconds:
+            nodes = nodes[: len(nodes) // 2]
         again = self._silent >= TRIES_AGAIN and nodes[:1] == [self._list.root]
         call = self._seconds(1)
         overtaken = not self._prices.holds_target and call >= self._times.forward > 0
@@ -349,6 +351,11 @@ class ModelProposer:
         if width not in self._call_seconds:
             self._call_seconds[width] = self._known.draft.seconds(width)
         return self._call_seconds[width]
+
+    def _whole_seconds(self, width: int) -> float:
+        """The same with these tokens, in as many parts as the model takes."""
+        nodes, most = width + self._sequence.length - self._sequence.cached, self._model.max_nodes
+        return -(-nodes // most) * self._seconds(min(nodes, most))
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
         """Nodes worth sending that ranking each of these finds: by the rates of the ranks, as far
