@@ -282,7 +282,7 @@ class ModelProposer:
     def _look(self) -> None:
         """At prices and times, which change slowly."""
         self._call_seconds.clear()
-        self._floor = self._prices.least_value(self._seconds(1))
+        self._floor = self._prices.least_value()
 
     @property
     def _free(self) -> int:
