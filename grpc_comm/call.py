@@ -15,7 +15,7 @@ import grpc
 from grpc_comm import translate
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import Mismatch, OutriderError, Unavailable
-from inference.stats import Traffic
+from inference.stats import FRAMING_BYTES, Traffic
 
 CLOSE_SECONDS = 2.0
 
@@ -68,7 +68,7 @@ class Call:
         with self._sending:
             self._last_sent = time.monotonic()
             self._traffic.messages_up += 1
-            self._traffic.bytes_up += message.ByteSize()
+            self._traffic.bytes_up += message.ByteSize() + FRAMING_BYTES
         self._outbox.put(message)
 
     def heartbeat(self, seconds: float) -> None:
@@ -111,7 +111,7 @@ class Call:
             for message in self._call:
                 self.heard_at = time.monotonic()
                 self._traffic.messages_down += 1
-                self._traffic.bytes_down += message.ByteSize()
+                self._traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
                 self._listener.heard(self, message)
         except grpc.RpcError as error:
             failure = translate.status_error(error, f"the target at {self.address} went away")

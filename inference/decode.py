@@ -155,7 +155,7 @@ class Loop:
         clock: Callable[[], float],
     ) -> None:
         self._session, self._order, self._clock = session, order, clock
-        self._proposers = proposers
+        self._proposers = list(proposers)  # whose turn it is to make a call comes first
         self.length, self.ended = len(prompt), order.end <= len(prompt)
         session.open(prompt, params)
         session.decode(order)
@@ -188,23 +188,28 @@ class Loop:
         return Step(progress.tokens, progress.proposers, progress.end)
 
     def _propose(self) -> bool:
-        """Let every proposer make one call, and send what it found; False when none had one to
-        make.
+        """Send what proposers have found, then let one of them make a call; False when none had one
+        to make.
+
+        What was found waits until everything that came meanwhile was heard: a new root makes some
+        of it worthless, and other nodes worth sending.
         """
         if self._session.stream != self._stream:
             self._stream, self._told = self._session.stream, -1
             for proposer in self._proposers:
                 proposer.resend()
-        worked = False
         for proposer in self._proposers:
-            worked |= proposer.work(self._clock())
             nodes = proposer.flush(self._clock(), self._session.next_number)
             if nodes is not None:
                 self._session.propose(nodes)
-        if not worked and self._order.pace is Pace.WAIT and self._told != self.length:
+        for index, proposer in enumerate(self._proposers):
+            if proposer.work(self._clock()):
+                self._proposers.append(self._proposers.pop(index))  # others come before it now
+                return True
+        if self._order.pace is Pace.WAIT and self._told != self.length:
             self._session.go(self.length - 1)
             self._told = self.length
-        return worked
+        return False
 
 
 def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from inference.objective import SPEED, Effort, Tariff
+from inference.stats import FRAMING_BYTES
 
 REMEMBERED_TOKENS = 100.0
 """Tokens after which a token counts for 1/e in the price of one."""
@@ -19,18 +20,16 @@ REMEMBERED_TOKENS = 100.0
 LEAST_GAIN = 0.005
 """Expected tokens for which a call is made, however cheap it is."""
 
-USUAL_FLOOR, LEAST_FLOOR, MOST_FLOOR = 0.005, 0.001, 0.01
-"""Of a sent node's value, where time alone has a price: before the draft's calls were measured, and
-the bounds. A quick draft has time to look at unlikely nodes, so it may send them, too.
+BYTES_A_TOKEN = 1000.0
+"""Bytes that may be sent for a token that they are expected to bring, where nobody states their
+price. Most of what a quick draft finds is unlikely: sent whole, it takes two to three times the
+bytes and saves a few percent of the time.
 """
-
-FLOOR_A_SECOND = 0.5
-"""The floor of a draft whose call takes a second, were it not bounded."""
 
 BATTERY_PRICE = 0.03
 """Seconds of waiting that a second of drafting is worth on a battery, or where nobody knows."""
 
-NODE_BYTES, MESSAGE_BYTES = 5.0, 40.0
+NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
 """On the way to the target: of a node, and of a message that carries some."""
 
 
@@ -87,10 +86,11 @@ class Prices:
                 best, most = width, rate
         return best
 
-    def least_value(self, call: float) -> float:
-        """Of a node that is worth sending, where one call of the draft takes so long."""
-        floor = min(max(FLOOR_A_SECOND * call, LEAST_FLOOR), MOST_FLOOR) if call else USUAL_FLOOR
-        token = self.token
+    def least_value(self) -> float:
+        """Of a node that is worth sending: its bytes, and its share of a forward where the text
+        waits for that, against the worth of a token.
+        """
+        floor, token = NODE_BYTES / BYTES_A_TOKEN, self.token
         price = NODE_BYTES * self.tariff.byte_up + self.node_seconds * self.tariff.wall
         return max(floor, min(price / token, 1.0)) if token else floor
 

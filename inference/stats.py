@@ -8,12 +8,18 @@ from dataclasses import dataclass, field, replace
 from inference.order import Progress
 from inference.proposer import NOBODY
 
+FRAMING_BYTES = 88
+"""Around each message on its way, as an estimate: gRPC's prefix 5, HTTP/2's frame 9, TLS 1.3's
+record 22, the headers of TCP (with time stamps) and IPv4 52. Messages that leave together share
+some of it; acknowledgements of TCP are not in it.
+"""
+
 
 @dataclass
 class Traffic:
     """What a text's sessions have cost so far; zeros where nothing is counted.
 
-    bytes_up, bytes_down: of message bodies.
+    bytes_up, bytes_down: of messages and, estimated, of what is put around each (FRAMING_BYTES).
     queue_seconds: of waiting for a row and for forwards.
     model_seconds: of forwards that the session took part in.
     share_seconds: the session's part of these, which is less where others took part.

@@ -214,7 +214,7 @@ def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """Of message bodies, and how many messages."""
+    """Of messages with what is put around them, and how many messages."""
     up, down, sent, got = (
         sum(getattr(done, name) for done in completions)
         for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")

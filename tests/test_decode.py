@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from inference.candidates import BASE, Nodes, Proposal
-from inference.decode import Step, decode
+from inference.decode import NOTHING, Loop, Step, decode
 from inference.engine import Engine
 from inference.local import LocalSession
 from inference.order import Decode, End, Pace
@@ -165,3 +165,32 @@ def test_traffic_adds_up_what_the_session_cost() -> None:
     assert session.traffic.model_seconds == pytest.approx(0.010 * len(steps))
     assert session.traffic.nodes >= 40
     assert session.traffic.prefill_seconds == pytest.approx(0.010)
+
+
+def test_what_was_found_is_sent_after_what_came_meanwhile_was_heard() -> None:
+    engine, _, _ = exact_engine()
+    session, proposer = Told(engine), Foreteller(TEXT[:40])
+    loop = Loop(PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), [proposer], lambda: 0)
+    while not proposer.heard:
+        loop.step(1.0)
+    assert loop.step(0.0) == NOTHING  # a call is made
+    found, sent = proposer.named, proposer.sent
+    assert found > sent
+    engine.step()
+    assert loop.step(0.0).tokens
+    assert proposer.sent == max(sent, proposer.base + 1)
+    loop.step(0.0)
+    assert proposer.sent == found
+    assert session.proposed[-1].base == proposer.base
+    session.close()
+
+
+def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
+    engine, _, _ = exact_engine()
+    session, both = Told(engine), [Foreteller(TEXT[:40], step=1) for _ in range(2)]
+    loop = Loop(PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), both, lambda: 0)
+    for _ in range(4):
+        loop._propose()
+    assert [one.named - len(PROMPT) for one in both] == [2, 2]
+    assert len(session.proposed) == 3
+    session.close()

@@ -3,7 +3,8 @@ real proposers, with models that take what profiles say.
 
 The target goes on with its forwards while the client drafts: both are threads that take turns on
 the clock. Messages are those of grpc_comm and cross one after the other. Everything else takes no
-time. Not modelled: HTTP/2 and TLS around the messages, lost packets, a machine's own work.
+time. What HTTP/2 and TLS put around messages is counted as bytes and takes no time. Not modelled:
+lost packets, a machine's own work.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from inference.order import Decode, End, Progress
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.session import Session
-from inference.stats import Traffic
+from inference.stats import FRAMING_BYTES, Traffic
 from inference.tree import IntArray
 
 
@@ -158,7 +159,7 @@ class VirtualSession:
     def _hear(self, message: pb.ServerMessage) -> None:
         """Tokens have come to the client's reader, whatever its loop is busy with."""
         received = self._received
-        self.traffic.bytes_down += message.ByteSize()
+        self.traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
         self.traffic.messages_down += 1
         received.take(messages.read_tokens(message.tokens))
         if received.length - received.acknowledged >= ACKNOWLEDGED_AT_ONCE:
@@ -169,7 +170,7 @@ class VirtualSession:
         self._clock.notify(received.news)
 
     def _send(self, message: Message, arrive: Callable[[], None]) -> None:
-        self.traffic.bytes_up += self._up.send(message, arrive)
+        self.traffic.bytes_up += self._up.send(message, arrive) + FRAMING_BYTES
         self.traffic.messages_up += 1
 
     @property

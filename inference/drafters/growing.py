@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.acceptance import features
 from inference.backends import Model, Segment
-from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
+from inference.candidates import MOST_CANDIDATES, Nodes
+from inference.drafters.outbox import Outbox
 from inference.knowledge import Knowledge
 from inference.objective import Effort
 from inference.policy import Ranked
@@ -26,7 +27,7 @@ from inference.prospects import Prospect, Prospects
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.times import TRUSTED
-from inference.timetable import AT_ROOT, Timetable, Walk
+from inference.timetable import Timetable
 
 WIDTH, WIDEST = 8, 32
 """Children named for a node, and nodes ranked in one call."""
@@ -36,9 +37,6 @@ ROOM = 768
 
 WORTH_RANKING = 0.6
 """Part of the least value of a sent node from which children of a node are looked at, too."""
-
-WINDOW = 64
-"""Levels below the root to which a line that was made alone is sent at a time."""
 
 TRIES_AGAIN = 64
 """Committed tokens after which a draft that seems of no use is asked once more."""
@@ -87,11 +85,8 @@ class ModelProposer:
     _prompt: Sequence[int]  # but its last token
     _chosen: Sequence[Prospect]
     _calling: Sequence[Prospect]  # under way: nothing moves meanwhile
-    _line: list[Prospect]  # made alone, root's child first
-    _late: list[Prospect]  # would not be there in time, as far as is known
     _heard: list[tuple[int, Sequence[int], float, Notice]]  # while a call was under way
     _call_seconds: dict[int, float]
-    _epoch: int  # of the timetable
     _silent: int  # committed tokens since the last call
     _hits: float  # how often the draft named the target's token lately
     _accounted: tuple[float, float] | None  # when, and seconds drafted by then
@@ -148,12 +143,7 @@ class ModelProposer:
             self._advance(fresh)
         if not self._prices.holds_target:  # else it waits, and nothing is late
             self._times.heard(notice)
-        self._epoch += 1
-        for node in self._late:
-            self._list.unsent.add(node)  # unless it died meanwhile
-        self._late = []
-        if notice.held < sum(number < notice.known for number in self._list.sent):
-            self.resend()  # some that had arrived are not there
+        self._outbox.heard(notice)
 
     def work(self, now: float) -> bool:
         if not self.choose(now):
@@ -175,9 +165,7 @@ class ModelProposer:
         if overtaken and self.calls >= TRUSTED:
             # it never catches up with a target that is ahead
             arrives = self._times.arrival(now + call)
-            nodes = [
-                one for one in nodes if not self._times.step(self._walk(one, arrives), arrives)[1]
-            ]
+            nodes = self._outbox.in_time(nodes, arrives)
         root = self._list.root.log
         values = np.exp([node.log - root for node in nodes])
         gains: list[float] = np.cumsum(self._gains(values)).tolist()
@@ -219,34 +207,18 @@ class ModelProposer:
             self.hear(*told)
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        if self._calling or len(self._list.sent) >= self.most:
+        if self._calling:
             return None
         self._list_children()
-        arrives, proposals = self._times.arrival(now), list[Proposal]()
-        waiting = self._list.unsent.take(self._list.log_of(self._floor) - 1e-9)
-        for index, node in enumerate(waiting):
-            if node.number is not None:
-                continue  # it went with another, which is below it
-            if self._times.step(self._walk(node.parent, arrives), arrives)[1]:
-                self._late.append(node)
-                continue
-            line = self._unsent_line(node)
-            if len(self._list.sent) + len(line) > self.most:
-                for one in waiting[index:]:
-                    self._list.unsent.add(one)
-                break
-            proposals += [self._send(one, arrives, next_number()) for one in line]
-        proposals += self._flush_line(arrives, next_number)
+        proposals = self._outbox.take(now, self._floor, self.most, next_number)
         if not proposals:
             return None
-        self._times.sent(proposals[-1].number, now)
         self.proposed += len(proposals)
         self._bytes_up += MESSAGE_BYTES + NODE_BYTES * len(proposals)
         return Nodes(self._list.root.position, proposals, self.kind)
 
     def resend(self) -> None:
-        self._times.forget()
-        self._list.recall()
+        self._outbox.resend()
 
     def path(self, most: int) -> list[int]:
         """What the draft itself would say. What was not ranked is, as far as there is room: a text
@@ -261,8 +233,7 @@ class ModelProposer:
                 self._call()
             node = self._list.child(node, node.named[0])
             said.append(node.token)
-            if node.number is None and node not in self._line:
-                self._line.append(node)
+            self._outbox.insist(node)
         return said
 
     def close(self) -> None:
@@ -275,16 +246,16 @@ class ModelProposer:
         self._sequence = ModelSequence(self._model, self._row, params)
         self._list, self._places = Prospects(prompt[-1], len(prompt) - 1, end), _Places()
         self._times = Timetable(known.target.seconds(1, 1), known.link.seconds(0))
-        self._chosen, self._calling, self._late, self._heard = [], [], [], []
-        self._line, self._prompt = [], []
-        self._epoch, self._silent, self._hits = 0, 0, 1.0
+        self._outbox = Outbox(self._list, self._times)
+        self._chosen, self._calling, self._heard, self._prompt = [], [], [], []
+        self._silent, self._hits = 0, 1.0
         self._accounted, self._bytes_up = None, 0.0
         self._look()
 
     def _look(self) -> None:
         """At prices and times, which change slowly."""
         self._call_seconds.clear()
-        self._floor = self._prices.least_value(self._seconds(1))
+        self._floor = self._prices.least_value()
 
     @property
     def _free(self) -> int:
@@ -365,49 +336,3 @@ class ModelProposer:
         rates = rates * min(self._hits / float(rates.sum()), 1.0)
         found = values[:, None] * rates - self._floor / 2
         return np.asarray(np.maximum(found, 0.0).sum(axis=1))
-
-    def _walk(self, node: Prospect | None, arrives: float) -> Walk:
-        """Of this node: as it was sent, else as if it arrived at that time."""
-        line = list[Prospect]()
-        while node is not None and node.parent is not None and node.epoch != self._epoch:
-            line.append(node)
-            node = node.parent
-        assert node is not None, "only the root has no parent"
-        walk = node.walk if node.parent is not None else AT_ROOT
-        for one in reversed(line):
-            walk = self._times.step(walk, min(one.arrives, arrives))
-            if one.number is not None:
-                one.walk, one.epoch = walk, self._epoch
-        return walk
-
-    def _flush_line(self, arrives: float, next_number: Callable[[], int]) -> Iterator[Proposal]:
-        """The next part of the line that was made alone."""
-        self._line = [node for node in self._line if node.alive and node.parent is not None]
-        for node in self._line:
-            fits = len(self._list.sent) < self.most
-            if node.position > self._list.root.position + WINDOW or not fits:
-                return
-            if node.number is None and _can_follow(node.parent):
-                yield self._send(node, arrives, next_number())
-
-    def _unsent_line(self, node: Prospect) -> list[Prospect]:
-        """It and its ancestors, as far as they were not sent; ancestors first."""
-        line = [node]
-        while (above := line[-1].parent) is not self._list.root:
-            if above is None or above.number is not None:
-                break
-            line.append(above)
-        return line[::-1]
-
-    def _send(self, node: Prospect, arrives: float, number: int) -> Proposal:
-        above = node.parent
-        assert above is not None, "the root is not sent"
-        node.arrives, node.epoch = arrives, -1
-        self._list.send(node, number)
-        parent = BASE if above is self._list.root or above.number is None else above.number
-        return Proposal(number, parent, node.token, math.exp(node.log - above.log))
-
-
-def _can_follow(above: Prospect | None) -> bool:
-    """Whether the target knows this node, as the root or as one that was sent."""
-    return above is not None and (above.parent is None or above.number is not None)

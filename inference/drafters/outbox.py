@@ -1,0 +1,128 @@
+"""Which nodes of a list are sent, and when: once, with their unsent ancestors, where they are worth
+it and will be there before the target has passed them. Pure: no model, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from inference.candidates import BASE, Proposal
+from inference.proposer import Notice
+from inference.prospects import Prospect, Prospects
+from inference.timetable import AT_ROOT, Timetable, Walk
+
+WINDOW = 64
+"""Levels below the root to which a line that was made alone is sent at a time."""
+
+_ROUNDING = 1e-9  # of a logarithm
+
+
+class Outbox:
+    """Of one text: what is below its last committed token, and when the target comes where."""
+
+    def __init__(self, nodes: Prospects, times: Timetable) -> None:
+        self._list, self._times = nodes, times
+        self._epoch = 0  # of the timetable
+        self._late: list[Prospect] = []  # would not be there in time, as far as is known
+        self._line: list[Prospect] = []  # made alone, root's child first
+
+    def heard(self, notice: Notice) -> None:
+        """The timetable is another one, and what was late may be in time."""
+        self._epoch += 1
+        for node in self._late:
+            self._list.unsent.add(node)  # unless it died meanwhile
+        self._late = []
+        if notice.held < sum(number < notice.known for number in self._list.sent):
+            self.resend()  # some that had arrived are not there
+
+    def resend(self) -> None:
+        """What was sent is lost."""
+        self._times.forget()
+        self._list.recall()
+
+    def insist(self, node: Prospect) -> None:
+        """It is sent whatever it is worth, behind those that were insisted on before."""
+        if node.number is None and node not in self._line:
+            self._line.append(node)
+
+    def in_time(self, nodes: Sequence[Prospect], arrives: float) -> list[Prospect]:
+        """Those of them whose children would be there before the target is past them."""
+        return [
+            node for node in nodes if not self._times.step(self._walk(node, arrives), arrives)[1]
+        ]
+
+    def take(
+        self, now: float, least: float, most: int, next_number: Callable[[], int]
+    ) -> list[Proposal]:
+        """What is sent now: nodes of at least this value, while the target has no more than `most`
+        of all that were sent.
+        """
+        if len(self._list.sent) >= most:
+            return []
+        arrives, proposals = self._times.arrival(now), list[Proposal]()
+        waiting = self._list.unsent.take(self._list.log_of(least) - _ROUNDING)
+        for index, node in enumerate(waiting):
+            if node.number is not None:
+                continue  # it went with another, which is below it
+            if self._times.step(self._walk(node.parent, arrives), arrives)[1]:
+                self._late.append(node)
+                continue
+            line = self._unsent_line(node)
+            if len(self._list.sent) + len(line) > most:
+                for one in waiting[index:]:
+                    self._list.unsent.add(one)
+                break
+            proposals += [self._send(one, arrives, next_number()) for one in line]
+        proposals += self._take_line(arrives, most, next_number)
+        if proposals:
+            self._times.sent(proposals[-1].number, now)
+        return proposals
+
+    def _walk(self, node: Prospect | None, arrives: float) -> Walk:
+        """Of this node: as it was sent, else as if it arrived at that time."""
+        line = list[Prospect]()
+        while node is not None and node.parent is not None and node.epoch != self._epoch:
+            line.append(node)
+            node = node.parent
+        assert node is not None, "only the root has no parent"
+        walk = node.walk if node.parent is not None else AT_ROOT
+        for one in reversed(line):
+            walk = self._times.step(walk, min(one.arrives, arrives))
+            if one.number is not None:
+                one.walk, one.epoch = walk, self._epoch
+        return walk
+
+    def _take_line(
+        self, arrives: float, most: int, next_number: Callable[[], int]
+    ) -> Iterator[Proposal]:
+        """The next part of the line that was made alone."""
+        self._line = [node for node in self._line if node.alive and node.parent is not None]
+        for node in self._line:
+            fits = len(self._list.sent) < most
+            if node.position > self._list.root.position + WINDOW or not fits:
+                return
+            if node.number is None and _can_follow(node.parent):
+                yield self._send(node, arrives, next_number())
+
+    def _unsent_line(self, node: Prospect) -> list[Prospect]:
+        """It and its ancestors, as far as they were not sent; ancestors first."""
+        line = [node]
+        while (above := line[-1].parent) is not self._list.root:
+            if above is None or above.number is not None:
+                break
+            line.append(above)
+        return line[::-1]
+
+    def _send(self, node: Prospect, arrives: float, number: int) -> Proposal:
+        above = node.parent
+        assert above is not None, "the root is not sent"
+        node.arrives, node.epoch = arrives, -1
+        self._list.send(node, number)
+        parent = BASE if above is self._list.root or above.number is None else above.number
+        return Proposal(number, parent, node.token, math.exp(node.log - above.log))
+
+
+def _can_follow(above: Prospect | None) -> bool:
+    """Whether the target knows this node, as the root or as one that was sent."""
+    return above is not None and (above.parent is None or above.number is not None)
