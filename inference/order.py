@@ -90,3 +90,16 @@ class Progress(NamedTuple):
     sessions: int
     room: int
     end: End
+
+
+@dataclass
+class Spent:
+    """What was computed for a session. Fields as in Progress."""
+
+    nodes: int = 0
+    forwards: int = 0
+    lone: int = 0
+    queue_seconds: float = 0.0
+    model_seconds: float = 0.0
+    share_seconds: float = 0.0
+    sessions: int = 0
