@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from inference.accept import accept_match
 from inference.acceptance import read_acceptance
 from inference.backends import Segment
 from inference.candidates import CandidateTree, Nodes
@@ -22,6 +23,7 @@ from inference.policy import Ranked
 from inference.prices import Prices
 from inference.proposer import Notice
 from inference.sampling import SamplingParams
+from inference.snapshot import best_of
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from inference.tree import IntArray
 
@@ -115,15 +117,12 @@ def append(tree: CandidateTree, nodes: Nodes) -> None:
 
 def walk(tree: CandidateTree) -> list[int]:
     """One forward that has room for everything."""
-    node, made = tree.root, list[int]()
-    while True:
-        token, position = np.array([node.token]), np.array([node.position])
-        made.append(int(hashed(token, position)[0]))
-        below = node.children.get(made[-1])
-        if below is None:
-            tree.advance(made)
-            return made
-        node = below
+    everything = tree.live + 1
+    nodes = best_of([tree], [everything], [everything]).snapshots(everything)[0].tree
+    verdict = accept_match(nodes, hashed(nodes.tokens, tree.position + nodes.depths))
+    made = [*nodes.tokens[list(verdict.path)].tolist(), verdict.next_token]
+    tree.advance(made)
+    return made
 
 
 def outside_the_model(watch: Stopwatch, proposer: ModelProposer) -> float:

@@ -100,9 +100,12 @@ class Stream:
             )
         self._service.check_room(self.key)
         self._leases.check_name(message.session_id, self.key.name)
-        tenant = self._service.prefix_tenant(self.key)
         session, opening = served.engine.open(
-            list(message.prompt), params, tenant=tenant, limit=description.sequence_length
+            list(message.prompt),
+            params,
+            tenant=self.key.name,
+            sharing=self._service.prefix_tenant(self.key),
+            limit=description.sequence_length,
         )
         held = Held(message.session_id, self.key.name, served.engine, session)
         self._leases.add(held)

@@ -23,7 +23,11 @@ class Verdict(NamedTuple):
 def accept_match(tree: TokenTree, chosen: IntArray) -> Verdict:
     """Walk from the root while the token chosen at a node is one of its children.  chosen: [n]"""
     node, path = 0, []
-    while (child := tree.child(node, int(chosen[node]))) is not None:
-        path.append(child)
-        node = child
+    if len(tree) > 1:
+        parents = tree.parents[1:]
+        matching = (tree.tokens[1:] == chosen[parents]).nonzero()[0]
+        for child, parent in zip(matching.tolist(), parents[matching].tolist(), strict=True):
+            if parent == node:  # at most one: siblings are distinct, and stand after their parent
+                node = child + 1
+                path.append(node)
     return Verdict(tuple(path), int(chosen[node]))

@@ -6,6 +6,8 @@ same key and the same kind of proposer, level by level. Pure.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 CAUTION = 0.8
 """What a claim of an unknown proposer is worth: this part of it."""
 
@@ -25,6 +27,20 @@ _LEVELS = (1, 2, 4, 8)
 """Depths from which a class of levels begins."""
 
 
+class Claims(NamedTuple):
+    """What a proposer claimed of the children of a node that the target came to.
+
+    depth: of the children.  named: how many.  claimed: the sum of their chances.
+    taken: the target took one of them.
+    """
+
+    proposer: int
+    depth: int
+    named: int
+    claimed: float
+    taken: bool
+
+
 class _Record:
     """Of one class: what was claimed and taken lately, and the factor that follows from it."""
 
@@ -34,9 +50,10 @@ class _Record:
         self.claimed = self.taken = 0.0
         self.factor = CAUTION
 
-    def observe(self, claimed: float, taken: bool) -> None:
-        self.claimed = FADING * self.claimed + claimed
-        self.taken = FADING * self.taken + taken
+    def observe(self, named: int, claimed: float, taken: bool) -> None:
+        fading = FADING**named
+        self.claimed = fading * self.claimed + claimed
+        self.taken = fading * self.taken + taken
         factor = (CAUTION * WORTH + self.taken) / (WORTH + self.claimed)
         self.factor = min(factor, MOST_TRUST)
 
@@ -45,34 +62,43 @@ class Calibration:
     """The record of one key. Classes are kinds of proposers by level: deep claims err more."""
 
     def __init__(self) -> None:
-        self._records: dict[tuple[int, int], _Record] = {}
+        self._records: dict[int, list[_Record]] = {}  # of a kind, by depth
 
     @property
     def factors(self) -> dict[tuple[int, int], float]:
         """By kind of proposer and least depth of the class."""
-        return {kind: record.factor for kind, record in self._records.items()}
+        return {
+            (kind, depth): records[depth].factor
+            for kind, records in self._records.items()
+            for depth in _LEVELS
+            if records[depth].claimed
+        }
 
     def trusted(self, proposer: int, depth: int, claimed: float) -> float:
         """The chance of an edge `depth` levels below the root, as far as its claim is trusted."""
-        return min(claimed * self.factor(proposer, depth), HIGHEST)
+        chance = claimed * self.factor(proposer, depth)
+        return chance if chance < HIGHEST else HIGHEST
 
-    def observe(self, proposer: int, depth: int, claimed: float, taken: bool) -> None:
-        """The target came to the edge's parent, and took the edge or did not."""
-        kind = proposer, _level(depth)
-        record = self._records.get(kind)
-        if record is None:
-            record = self._records[kind] = _Record()
-        record.observe(claimed, taken)
+    def observe(self, claims: Claims) -> None:
+        """The target came to the parent of these edges, and took one of them or did not."""
+        records = self._records.get(claims.proposer)
+        if records is None:
+            records = self._records[claims.proposer] = _records()
+        depth = claims.depth if claims.depth < _LEVELS[-1] else _LEVELS[-1]
+        records[depth].observe(claims.named, claims.claimed, claims.taken)
 
     def factor(self, proposer: int, depth: int) -> float:
         """What a claim of this kind is multiplied by."""
-        record = self._records.get((proposer, _level(depth)))
-        return CAUTION if record is None else record.factor
+        records = self._records.get(proposer)
+        if records is None:
+            return CAUTION
+        return records[depth if depth < _LEVELS[-1] else _LEVELS[-1]].factor
 
 
-_CLASSES = [max(level for level in _LEVELS if level <= max(depth, 1)) for depth in range(9)]
-
-
-def _level(depth: int) -> int:
-    """The class of a depth."""
-    return _CLASSES[depth] if depth < len(_CLASSES) else _LEVELS[-1]
+def _records() -> list[_Record]:
+    """By depth up to the last class's; depths of one class share theirs."""
+    by_class = {level: _Record() for level in _LEVELS}
+    return [
+        by_class[max(level for level in _LEVELS if level <= max(depth, 1))]
+        for depth in range(_LEVELS[-1] + 1)
+    ]

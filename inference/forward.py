@@ -8,10 +8,10 @@ from functools import partial
 from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from inference.backends import Segment
-from inference.candidates import BestFirst, Snapshot
 from inference.errors import OutriderError
 from inference.scheduler import Seconds, Turn
 from inference.session import Opened, Session
+from inference.snapshot import Snapshot
 from inference.tree import IntArray, TokenTree
 
 Tell = Callable[[], None]
@@ -98,9 +98,9 @@ class ChunkShare(Share):
 class TreeShare(Share):
     """The root and the best candidates of a session."""
 
-    def __init__(self, session: Session, best: BestFirst, most: int) -> None:
-        self._snapshot = Snapshot(best, most)
-        super().__init__(session, self._snapshot.tree, session.begin(self._snapshot))
+    def __init__(self, session: Session, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        super().__init__(session, snapshot.tree, session.begin(snapshot))
 
     def settle(self, answer: IntArray, took: Took, part: float) -> Commit:
         queue = charge(self.session, len(self.tree), took, part)
@@ -178,7 +178,7 @@ def prepare(turn: Turn, in_graph: InGraph | None) -> tuple[list[Share], list[Fai
     """Everybody's share, and whoever cannot take part."""
     makers: list[tuple[Session, Callable[[], Share]]] = [
         *((one, partial(ChunkShare, one, chunk)) for one, chunk in turn.chunks),
-        *((one, partial(TreeShare, one, best, most)) for one, best, most in turn.trees),
+        *((one, partial(TreeShare, one, snapshot)) for one, snapshot in turn.trees),
     ]
     if in_graph is not None:
         makers += [(one, partial(in_graph.share, one)) for one in turn.rounds]

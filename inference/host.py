@@ -51,7 +51,7 @@ class Board(Protocol):
 
     def leave(self, session: Session, stream: int) -> None: ...
 
-    def append(self, session: Session, stream: int, nodes: Nodes) -> None: ...
+    def append(self, session: Session, stream: int, nodes: Nodes) -> object: ...
 
 
 @dataclass
@@ -92,7 +92,7 @@ class _Guest:
         notice = Notice(
             now,
             took / forwards,
-            session.known(self.stream),
+            session.streams.known(self.stream),
             session.candidates.live,
             session.room,
         )

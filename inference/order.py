@@ -77,3 +77,16 @@ class Progress(NamedTuple):
     sessions: int  # in the last forward
     room: int  # candidates that a forward has for this session at present
     end: End
+
+
+@dataclass
+class Spent:
+    """What was computed for a session. Fields as in Progress."""
+
+    nodes: int = 0
+    forwards: int = 0
+    lone: int = 0
+    queue_seconds: float = 0.0
+    model_seconds: float = 0.0
+    share_seconds: float = 0.0
+    sessions: int = 0

@@ -72,7 +72,7 @@ class Roster:
         """Give rows to those in line; returns who lost a row for it."""
         evicted = []
         while line := self.line:
-            row = self.pool.take(line[0].tokens, line[0].tenant)
+            row = self.pool.take(line[0].tokens, line[0].sharing)
             if row is not None:
                 line[0].starts_on(row, self._model, now)
                 continue

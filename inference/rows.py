@@ -1,8 +1,8 @@
 """The rows of a target's KV cache: who holds one, and what the others still remember.
 
 A row that is given back keeps its keys, so a later session that begins with the same tokens starts
-from them. A prefix that lies in a row somebody uses is copied, where the model copies rows. Only a
-tenant's own rows are looked at.
+from them. A prefix that lies in a row somebody uses is copied, where the model copies rows. Only
+rows of those who share theirs are looked at.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Row:
         self.index = index
         self.slots = Slots(capacity)
         self.tokens: list[int] = []
-        self.tenant = ""
+        self.sharing = ""  # name of those who may start from it
         self.given_back = 0  # order of being given back; the least is the longest unused
         self.held = False
 
@@ -56,7 +56,7 @@ class RowPool:
         """Tokens remembered by rows that nobody holds."""
         return sum(len(row.tokens) for row in self._rows if not row.held)
 
-    def take(self, tokens: Sequence[int], tenant: str) -> Row | None:
+    def take(self, tokens: Sequence[int], sharing: str) -> Row | None:
         """A row for a sequence of these tokens, holding as long a prefix of them as any row has;
         None when all are held.
         """
@@ -67,7 +67,7 @@ class RowPool:
         shared = {
             row.index: common_prefix(row.tokens, wanted)
             for row in self._rows
-            if row.tenant == tenant and row.tokens
+            if row.sharing == sharing and row.tokens
         }
         source = max(self._rows, key=lambda row: (shared.get(row.index, 0), not row.held))
         length = shared.get(source.index, 0)
@@ -86,7 +86,7 @@ class RowPool:
             else:
                 length = 0
         row.keep(length)
-        row.held, row.tenant = True, tenant
+        row.held, row.sharing = True, sharing
         return row
 
     def give_back(self, row: Row) -> None:

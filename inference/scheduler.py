@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+import numpy as np
 
 from inference.backends import Model
-from inference.candidates import BestFirst
 from inference.order import Pace
 from inference.session import Session
+from inference.snapshot import FloatArray, Selection, Snapshot, best_of, lines_of
 from inference.times import KEPT, TRUSTED, Shape, TargetTimes
 
 LEAST_RATE = 0.98
@@ -38,56 +40,28 @@ Seconds = Callable[[int, int], float]
 """Seconds of a forward of so many rows and nodes of each, padding included."""
 
 
-class Offer(Protocol):
-    """What a session can use of a forward."""
-
-    def upto(self, nodes: int) -> int:
-        """Nodes that it has, the root included, of at most so many."""
-        ...
-
-    def tokens(self, nodes: int) -> float:
-        """Tokens expected of the first `nodes` nodes; the root alone brings one."""
-        ...
-
-    @property
-    def banked(self) -> float:
-        """Tokens that it is ahead of root-only forwards."""
-        ...
-
-
-class Candidates(NamedTuple):
-    """The offer of a session with candidates. most: nodes that it may have in a forward."""
-
-    best: BestFirst
-    most: int
-    banked: float
-
-    def upto(self, nodes: int) -> int:
-        return len(self.best.upto(min(nodes, self.most)))
-
-    def tokens(self, nodes: int) -> float:
-        return sum(self.best.values[: self.upto(nodes)])
-
-
-def plan_width(offers: Sequence[Offer], seconds: Seconds, most: int) -> int:
+def plan_width(values: FloatArray, banked: FloatArray, seconds: Seconds, most: int) -> int:
     """Nodes of each row in the next forward, the root included.
+
+    values: [rows, longest] tokens that each node of a row is expected to bring: the root's 1, then
+    falling, and 0 beyond its last.  banked: [rows] tokens that each is ahead of root-only forwards.
 
     It maximises expected tokens a second over powers of two, and `most`. A width is allowed where
     every session's expected tokens, with what it has banked, come to LEAST_RATE of what root-only
     forwards would bring it in the same time.
     """
-    rows = len(offers)
+    expected = values.cumsum(axis=1)  # of a row's first 1, 2, ... nodes
+    rows, longest = expected.shape
     root_only = seconds(rows, 1)
     best, best_rate = 1, rows / max(root_only, 1e-9)
     width = 1
-    while width < most and any(offer.upto(width + 1) > width for offer in offers):
+    while width < min(most, longest):
         width = min(2 * width, most)
         cost = seconds(rows, width)
-        tokens = [offer.tokens(width) for offer in offers]
-        needed = LEAST_RATE * cost / max(root_only, 1e-9)
-        if any(one + offer.banked < needed for one, offer in zip(tokens, offers, strict=True)):
+        tokens = expected[:, min(width, longest) - 1]
+        if (tokens + banked).min() < LEAST_RATE * cost / max(root_only, 1e-9):
             continue
-        rate = sum(tokens) / max(cost, 1e-9)
+        rate = float(tokens.sum()) / max(cost, 1e-9)
         if rate > LEAST_GAIN * best_rate:
             best, best_rate = width, rate
     return best
@@ -95,11 +69,11 @@ def plan_width(offers: Sequence[Offer], seconds: Seconds, most: int) -> int:
 
 class Turn(NamedTuple):
     """What one forward is made of: one of chunks of prompts, sessions' trees, rounds in a graph,
-    and chunks for the draft in it. trees: whose, and the most nodes of each, the root included.
+    and chunks for the draft in it.
     """
 
     chunks: Sequence[tuple[Session, list[int]]] = ()
-    trees: Sequence[tuple[Session, BestFirst, int]] = ()
+    trees: Sequence[tuple[Session, Snapshot]] = ()
     rounds: Sequence[Session] = ()
     feeds: Sequence[Session] = ()
 
@@ -180,27 +154,27 @@ class Turns:
         return self.times.seconds(*padded) if known is None else known
 
     def _trees(self, ready: Sequence[Session]) -> Turn:
-        offers = [self._offer(session) for session in ready]
-        width = self._last_width = self._width(ready, offers)
+        selection = (best_of if self._branches else lines_of)(
+            [session.candidates for session in ready],
+            [self._most_nodes(session) for session in ready],
+            [max(session.allowed - 1, 0) for session in ready],
+        )
+        width = self._last_width = self._width(ready, selection)
         useful = max(width, self._useful_width(len(ready)))
         for session in ready:
             waits = session.order is not None and session.order.pace is Pace.WAIT
             most = self._most if waits else useful
             session.room = min(most, session.tree_nodes or most) - 1
-        return Turn(
-            trees=[
-                (session, offer.best, min(width, offer.most))
-                for session, offer in zip(ready, offers, strict=True)
-            ]
-        )
+        return Turn(trees=list(zip(ready, selection.snapshots(width), strict=True)))
 
-    def _width(self, ready: Sequence[Session], offers: Sequence[Candidates]) -> int:
+    def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):
-            return max(offer.upto(self._most) for offer in offers)  # they pay by the forward
+            return selection.longest  # they pay by the forward
         since, most = self._explore.get(self._padded(len(ready), 1)[0], (0, FIRST_EXPLORE))
         if since >= most:
             return 1
-        return plan_width(offers, self.seconds, self._most)
+        banked = np.array([session.banked for session in ready])
+        return plan_width(selection.values(), banked, self.seconds, self._most)
 
     def _useful_width(self, rows: int) -> int:
         """The widest forward that could be worth making, were all candidates certain."""
@@ -209,12 +183,12 @@ class Turns:
             width //= 2
         return width
 
-    def _offer(self, session: Session) -> Candidates:
+    def _most_nodes(self, session: Session) -> int:
+        """Nodes that a session may have in a forward."""
         order, most = session.order, min(self._most, session.tree_nodes or self._most)
         if order is not None and order.most_nodes:
             most = min(most, max(order.most_nodes - session.spent.nodes, 1))
-        best = session.candidates.best(max(session.allowed - 1, 0), branches=self._branches)
-        return Candidates(best, most, session.banked)
+        return most
 
     def _chunk_size(self, decoding: int) -> int:
         """Prompt tokens in one forward: as many as the model takes, fewer while others decode."""

@@ -6,22 +6,23 @@ The engine alone changes a session, under its lock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, NamedTuple
 
 from inference.accept import Verdict, accept_match
 from inference.backends import Model, Segment
 from inference.calibration import Calibration
-from inference.candidates import CandidateTree, Nodes, Snapshot
+from inference.candidates import CandidateTree, Dropped, Nodes
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.order import Decode, End, Pace, Progress
+from inference.order import Decode, End, Pace, Progress, Spent
 from inference.proposer import NOBODY
 from inference.rows import Row
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
+from inference.snapshot import Snapshot
+from inference.streams import Streams
 from inference.tree import IntArray, TokenTree
 
 LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
@@ -60,23 +61,11 @@ class Opening:
     future: Future[Opened] = field(default_factory=promise)
 
 
-@dataclass
-class Spent:
-    """What was computed for a session. Fields as in Progress."""
-
-    nodes: int = 0
-    forwards: int = 0
-    lone: int = 0
-    queue_seconds: float = 0.0
-    model_seconds: float = 0.0
-    share_seconds: float = 0.0
-    sessions: int = 0
-
-
 class Session:
     """A session is its tokens; everything else can be lost and made again.
 
     tokens: all committed ones; the last is the root of the candidates.
+    sharing: name of those whose rows it may start from, and who may start from its own.
     proposers: [tokens beyond the prompt] who had named each.
     limit: tokens it may come to.
     row, sequence: where its keys are; None while it waits for a row.
@@ -91,8 +80,10 @@ class Session:
         tenant: str,
         limit: int,
         calibration: Calibration,
+        sharing: str | None = None,
     ) -> None:
         self.tokens, self.params, self.tenant, self.limit = list(prompt), params, tenant, limit
+        self.sharing = tenant if sharing is None else sharing
         self.prompt_length = self.acknowledged = len(prompt)
         self.proposers: list[int] = []
         self.candidates, self.calibration = CandidateTree(self.tokens), calibration
@@ -108,10 +99,7 @@ class Session:
         self._drained = self._in_forward = False
         self.spent, self.banked, self.room = Spent(), 0.0, 0
         self.ready_since = self.got_row = 0.0
-        self._streams = count(1)
-        self._arrived: dict[int, int] = {}  # stream -> nodes that have come
-        self._known: dict[int, int] = {}  # the same when the last forward began
-        self._wakes: dict[int, Callable[[], None]] = {}  # by stream
+        self.streams = Streams(self.candidates)
         self._next_at, self._rate, self._last_at = 0.0, 0.0, 0.0
 
     @property
@@ -169,10 +157,6 @@ class Session:
         """A draft beside the target works for it, too."""
         return self.order is not None and self.order.beside
 
-    def may_go(self, now: float) -> bool:
-        """The next forward can take it along."""
-        return self.decoding and not self.waits_until(now)
-
     def waits_until(self, now: float) -> float:
         """Seconds until the rate that the client asked for allows the next forward."""
         return max(0.0, self._next_at - now)
@@ -210,39 +194,10 @@ class Session:
         if not self._in_forward:
             self.end = self._ended()
 
-    def join(self) -> int:
-        """A stream of proposals begins: its id."""
-        stream = next(self._streams)
-        self.candidates.join(stream)
-        self._arrived[stream] = self._known[stream] = 0
-        return stream
-
-    def leave(self, stream: int) -> None:
-        """The stream's numbers mean nothing any more; its candidates stay."""
-        self.candidates.leave(stream)
-        self._arrived.pop(stream, None)
-        self._known.pop(stream, None)
-        self._wakes.pop(stream, None)
-
-    def listen(self, stream: int, wake: Callable[[], None]) -> None:
-        """Call `wake` when there is progress, as long as the stream is there."""
-        if stream in self._arrived:
-            self._wakes[stream] = wake
-
-    @property
-    def listeners(self) -> list[Callable[[], None]]:
-        return list(self._wakes.values())
-
-    def known(self, stream: int) -> int:
-        """Nodes of a stream that had arrived when the last forward began."""
-        return self._known.get(stream, 0)
-
-    def append(self, stream: int, nodes: Nodes) -> None:
-        """Candidates came."""
-        if stream in self._arrived and nodes.proposals:
-            self.candidates.append(stream, nodes, self.calibration.trusted)
-            arrived = nodes.proposals[-1].number + 1
-            self._arrived[stream] = max(self._arrived[stream], arrived)
+    def append(self, stream: int, nodes: Nodes) -> Dropped:
+        """Candidates came; returns what was of no use."""
+        self.streams.arrived(stream, nodes)
+        return self.candidates.append(stream, nodes, self.calibration.trusted)
 
     def progress(self, cursor: int, stream: int) -> Progress:
         """What lies beyond the first `cursor` tokens."""
@@ -253,7 +208,7 @@ class Session:
             cursor,
             tokens,
             proposers,
-            self.known(stream),
+            self.streams.known(stream),
             self.candidates.live,
             self.acknowledged,
             spent.nodes,
@@ -267,10 +222,13 @@ class Session:
             self.end,
         )
 
-    def stands_by(self, now: float) -> None:
-        """From now on it waits for a forward, if it can use one and did not wait already."""
-        ready = self.opening is None and self.may_go(now)
+    def stands_by(self, now: float) -> bool:
+        """Whether the next forward can take it along. If it can, it waits from now on, or did so
+        already.
+        """
+        ready = self.opening is None and now >= self._next_at and self.decoding
         self.ready_since = (self.ready_since or now) if ready else 0.0
+        return ready
 
     # What forwards do.
 
@@ -294,12 +252,12 @@ class Session:
 
     def begin(self, snapshot: Snapshot) -> Segment:
         """The session's share of a forward that starts now."""
-        self.candidates.take(snapshot.nodes)
+        self.candidates.take(snapshot.places)
         return self.prepare(snapshot.tree)
 
     def prepare(self, tree: TokenTree) -> Segment:
         """A forward over this tree starts now."""
-        self._known = dict(self._arrived)
+        self.streams.forward_begins()
         self._in_forward = True
         return self.live.prepare(tree)
 
@@ -309,8 +267,8 @@ class Session:
         chosen: [n] the target's token at each node.
         """
         verdict = accept_match(snapshot.tree, chosen)
-        for claim in snapshot.claims(chosen, verdict):
-            self.calibration.observe(*claim)
+        for claims in snapshot.claims(verdict):
+            self.calibration.observe(claims)
         return self.takes(snapshot.tree, verdict, snapshot.named(verdict.path), now)
 
     def takes(

@@ -78,14 +78,6 @@ class TokenTree:
         ids = _int32(tokens, "tokens")
         return cls(ids, np.arange(-1, len(ids) - 1, dtype=np.int32))
 
-    @classmethod
-    def trusted(cls, tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
-        """A tree that is known to be one: nothing is checked, as forwards are made of thousands."""
-        tree = object.__new__(cls)
-        object.__setattr__(tree, "tokens", np.array(tokens, dtype=np.int32))
-        object.__setattr__(tree, "parents", np.array(parents, dtype=np.int32))
-        return tree
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -109,7 +101,7 @@ class TokenTree:
     @cached_property
     def mask(self) -> NDArray[np.bool_]:  # [n, n]
         """mask[i, j]: node i sees node j, that is, j is i or an ancestor of i."""
-        return sight(self, range(len(self)))
+        return _sight(self.parents)
 
     def prefix(self, nodes: int) -> TokenTree:
         """The tree of the first `nodes` nodes at most."""
@@ -134,20 +126,56 @@ def select(tree: Nodes, nodes: Sequence[int]) -> TokenTree:
     )
 
 
+def trees_of(
+    tokens: IntArray, parents: IntArray, depths: IntArray, sizes: Sequence[int]
+) -> list[TokenTree]:
+    """A tree of each row, whose first nodes it is. They are known to be trees: nothing is checked,
+    and their masks are made at once, as a forward has thousands of nodes.
+
+    tokens, parents, depths: [rows, most].  sizes: [rows] nodes of each tree.
+    """
+    rows, most = parents.shape
+    starts = np.arange(rows, dtype=np.int32)[:, None] * most
+    above = np.where(parents < 0, -1, parents + starts)
+    mask = _sight(above.ravel(), np.repeat(starts[:, 0], most)).reshape(rows, most, most)
+    trees = list[TokenTree]()
+    for row, size in enumerate(sizes):
+        tree = object.__new__(TokenTree)
+        tree.__dict__.update(
+            tokens=tokens[row, :size],
+            parents=parents[row, :size],
+            depths=depths[row, :size],
+            mask=mask[row, :size, :size],
+        )
+        trees.append(tree)
+    return trees
+
+
 def sight(tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
     """The mask of these nodes among themselves. Each stands after its parent, where that or any
     other ancestor is among them.
     """
-    seen, bits = dict[int, int](), list[int]()  # by node: a bit for each node that it sees
-    for row, node in enumerate(nodes):
-        seen[node] = seen.get(tree.parents[node], 0) | 1 << row
-        bits.append(seen[node])
-    width = (len(nodes) + 7) // 8
-    packed = np.frombuffer(b"".join(each.to_bytes(width, "little") for each in bits), np.uint8)
-    rows = np.unpackbits(
-        packed.reshape(len(nodes), width), axis=1, count=len(nodes), bitorder="little"
-    )
-    return rows.view(np.bool_)
+    places = {node: index for index, node in enumerate(nodes)}
+    parents = [places.get(tree.parents[node], -1) for node in nodes]
+    return _sight(np.array(parents, dtype=np.int32))
+
+
+def _sight(parents: IntArray, first: IntArray | int = 0) -> NDArray[np.bool_]:  # [n, widest]
+    """mask[i, j]: node i sees the j-th node of its own tree, that is, j is i or an ancestor of i.
+
+    parents: [n] -1 or less where a node has none.  first: [n] the first node of each node's tree.
+    """
+    every = np.arange(len(parents))
+    columns = every - first
+    mask = np.zeros((len(parents), int(columns.max(initial=-1)) + 1), dtype=np.bool_)
+    mask[every, columns] = True
+    above = np.where(parents < 0, every, parents)  # then the grandparents, and so on, by doubling
+    while True:
+        further = above[above]
+        mask |= mask[above]
+        if np.array_equal(further, above):
+            return mask
+        above = further
 
 
 def _int32(values: ArrayLike, name: str) -> IntArray:

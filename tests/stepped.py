@@ -12,12 +12,13 @@ import numpy as np
 
 from inference.accept import accept_match
 from inference.acceptance import read_acceptance
-from inference.candidates import BASE, CandidateTree, Nodes, Proposal, Snapshot
+from inference.candidates import BASE, CandidateTree, Nodes, Proposal
 from inference.drafters.growing import ModelProposer
 from inference.knowledge import Knowledge
 from inference.prices import Prices
 from inference.proposer import Notice, Proposer
 from inference.sampling import SamplingParams
+from inference.snapshot import best_of
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from tests.scripted_models import Says, ScriptedModel, target_token
 
@@ -89,8 +90,8 @@ class SteppedTarget:
         if self.may < 1:
             return None
         before, known = len(self.tokens), dict(self.arrived)
-        snapshot = Snapshot(self.tree.best(self.may - 1), most)
-        self.tree.take(snapshot.nodes)
+        [snapshot] = best_of([self.tree], [most], [self.may - 1]).snapshots(most)
+        self.tree.take(snapshot.places)
         tree, prefixes = snapshot.tree, [tuple(self.tokens)]
         for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
             prefixes.append((*prefixes[parent], token))
@@ -98,7 +99,7 @@ class SteppedTarget:
         verdict = accept_match(tree, chosen)
         self.tree.advance([*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
         self.forwards, self.accepted = self.forwards + 1, self.accepted + len(verdict.path)
-        self.lone += len(snapshot) == 1
+        self.lone += len(tree) == 1
         return Told(before, self.tokens[before:], known, self.tree.live)
 
 

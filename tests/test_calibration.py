@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.calibration import CAUTION, HIGHEST, MOST_TRUST, Calibration
+from inference.calibration import CAUTION, HIGHEST, MOST_TRUST, Calibration, Claims
 
 
 def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Calibration:
@@ -18,7 +18,7 @@ def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Cal
     record = Calibration()
     for index in range(times):
         came = int((index + 1) * taken) > int(index * taken)
-        record.observe(0, depth, claimed, came)
+        record.observe(Claims(0, depth, 1, claimed, came))
     return record
 
 
@@ -53,7 +53,7 @@ def test_kinds_of_proposers_and_depths_have_records_of_their_own() -> None:
 def test_a_record_fades() -> None:
     record = after(1.0, 0.0)
     for _ in range(1200):
-        record.observe(0, 1, 1.0, True)
+        record.observe(Claims(0, 1, 1, 1.0, True))
     assert record.factor(0, 1) > 0.95
 
 
@@ -65,8 +65,8 @@ def test_a_trusted_chance_is_a_chance_and_never_certain(
     seen: list[tuple[int, int, float, bool]], claimed: float
 ) -> None:
     record = Calibration()
-    for claim in seen:
-        record.observe(*claim)
+    for proposer, depth, claim, taken in seen:
+        record.observe(Claims(proposer, depth, 1, claim, taken))
     for depth in (1, 3, 9):
         assert 0 <= record.trusted(0, depth, claimed) <= HIGHEST
 
@@ -75,5 +75,5 @@ def test_a_random_record_ends_near_the_truth() -> None:
     record, dice = Calibration(), random.Random(1)
     for _ in range(3000):
         claimed = dice.random()
-        record.observe(0, 2, claimed, dice.random() < 0.6 * claimed)
+        record.observe(Claims(0, 2, 1, claimed, dice.random() < 0.6 * claimed))
     assert record.factor(0, 2) == pytest.approx(0.6, abs=0.1)

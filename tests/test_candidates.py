@@ -16,16 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.accept import accept_match
+from inference.calibration import HIGHEST
 from inference.candidates import (
     BASE,
+    PLACE,
     REMEMBERED_NUMBERS,
-    BestFirst,
-    Candidate,
     CandidateTree,
+    Dropped,
     Nodes,
     Proposal,
-    Snapshot,
 )
+from inference.snapshot import Selection, Snapshot, best_of, lines_of
+from inference.tree import TokenTree
 
 ROOT = 2  # position of the last of PROMPT
 PROMPT = [5, 6, 7]
@@ -52,23 +54,39 @@ def say(
     stream: int = 1,
     proposer: int = 0,
 ) -> int:
-    """Append (number, parent, token, chance)."""
+    """Append (number, parent, token, chance); returns how many became, or met, a candidate."""
     said = Nodes(base, [Proposal(*node) for node in nodes], proposer)
-    return tree.append(stream, said, believed)
+    return len(nodes) - tree.append(stream, said, believed).late
+
+
+def best(tree: CandidateTree, most: int = 9999, depth: int = 99) -> Selection:
+    return best_of([tree], [most], [depth])
+
+
+def snapshot_of(tree: CandidateTree, most: int = 9999, depth: int = 99) -> Snapshot:
+    return best(tree, most, depth).snapshots(most)[0]
+
+
+def root_of(tree: CandidateTree) -> tuple[int, int]:
+    """Its token and position."""
+    return tree.columns.tokens.item(tree.root & PLACE), tree.position
 
 
 def paths(tree: CandidateTree) -> dict[Path, float]:
     """Tokens below the root to each candidate, and its value, the most valuable first."""
-    walk, found = tree.best(99), list[Path]()
-    for node, parent in zip(walk.upto(10_000), walk.parents, strict=True):
-        found.append((*found[parent], node.token) if parent >= 0 else ())
-    return dict(zip(found[1:], walk.values[1:], strict=True))
+    selection, found = best(tree), list[Path]()
+    nodes = selection.snapshots(9999)[0].tree
+    for token, parent in zip(nodes.tokens.tolist(), nodes.parents.tolist(), strict=True):
+        found.append((*found[parent], token) if parent >= 0 else ())
+    values = selection.values()[0].tolist()
+    return dict(zip(found[1:], values[1:], strict=True))
 
 
 def test_nodes_hang_below_the_root_and_below_each_other() -> None:
     tree = planted()
     assert say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 12, 0.4)) == 3
-    assert paths(tree) == {(10,): 0.5, (12,): 0.4, (10, 11): 0.25}
+    assert list(paths(tree)) == [(10,), (12,), (10, 11)]
+    assert paths(tree) == pytest.approx({(10,): 0.5, (12,): 0.4, (10, 11): 0.25})
     assert tree.live == 3
 
 
@@ -78,14 +96,16 @@ def test_the_same_node_of_two_proposers_is_one_and_worth_what_the_bolder_one_say
     say(tree, (0, BASE, 10, 0.9), (1, 0, 12, 0.1), stream=2, proposer=3)
     assert tree.live == 3
     assert paths(tree) == pytest.approx({(10,): 0.9, (10, 11): 0.81, (10, 12): 0.09})
-    assert tree.root.children[10].claims == {0: 2**-16, 3: 0.9}
+    family = tree.family(tree.root & PLACE)
+    assert family is not None
+    assert family.claims == {0: {10: 2**-16}, 3: {10: 0.9}}
 
 
 def test_a_late_node_that_names_a_committed_token_becomes_that_position() -> None:
     tree = planted()
     tree.advance([10, 11])
     assert say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, 1, 12, 0.5)) == 1
-    assert paths(tree) == {(12,): 0.5}
+    assert paths(tree) == pytest.approx({(12,): 0.5})
 
 
 def test_a_late_node_that_names_another_token_takes_its_children_with_it() -> None:
@@ -100,7 +120,7 @@ def test_children_of_a_pruned_node_are_dropped() -> None:
     say(tree, (0, BASE, 10, 0.5), (1, BASE, 20, 0.5), (2, 1, 21, 0.5))
     tree.advance([10])
     assert say(tree, (3, 1, 22, 0.5), (4, 2, 23, 0.5), (5, 0, 11, 0.5)) == 1
-    assert paths(tree) == {(11,): 0.5}
+    assert paths(tree) == pytest.approx({(11,): 0.5})
 
 
 def test_children_of_a_node_that_was_committed_live_on() -> None:
@@ -108,7 +128,7 @@ def test_children_of_a_node_that_was_committed_live_on() -> None:
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, 1, 12, 0.5))
     tree.advance([10, 11])
     assert say(tree, (3, 1, 13, 0.25), (4, 0, 11, 0.5)) == 1
-    assert paths(tree) == {(12,): 0.5, (13,): 0.25}
+    assert paths(tree) == pytest.approx({(12,): 0.5, (13,): 0.25})
 
 
 def test_what_hangs_on_nothing_is_dropped() -> None:
@@ -150,7 +170,7 @@ def test_beyond_the_cap_the_least_valuable_are_shed() -> None:
 def test_what_a_forward_holds_is_not_shed() -> None:
     tree = planted(most=8)
     say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
-    tree.take(tree.best(9).upto(64))
+    tree.take(snapshot_of(tree).places)
     say(tree, *((number, BASE, 10 + number, 0.9) for number in range(4, 12)))
     assert {(10,), (11,), (12,), (13,)} < set(paths(tree))
     tree.advance([13])
@@ -163,7 +183,7 @@ def test_an_advance_beside_all_candidates_leaves_none() -> None:
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5))
     tree.advance([12, 11])
     assert tree.live == 0
-    assert (tree.root.token, tree.root.position) == (11, ROOT + 2)
+    assert root_of(tree) == (11, ROOT + 2)
 
 
 @st.composite
@@ -185,11 +205,13 @@ def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
     nodes, values = growth
     tree = planted()
     tree.append(1, nodes, believed)
-    walk = BestFirst(tree.root)
-    assert len(walk.upto(most)) == min(most, 1 + len(values))
-    assert walk.values[1:most] == sorted(values, reverse=True)[: most - 1]
-    assert all(parent < index for index, parent in enumerate(walk.parents))
-    assert walk.upto(99)[:most] == BestFirst(tree.root).upto(most)  # it goes on where it stopped
+    selection = best(tree, most)
+    taken = selection.snapshots(most)[0].tree
+    assert len(taken) == min(most, 1 + len(values))
+    found = selection.values()[0][1 : len(taken)].tolist()
+    assert found == pytest.approx(sorted(values, reverse=True)[: most - 1], abs=1e-5)
+    assert TokenTree(taken.tokens, taken.parents).mask.tolist() == taken.mask.tolist()
+    assert np.array_equal(taken.depths, taken.mask.sum(axis=1) - 1)
 
 
 @given(growths(), st.integers(0, 4))
@@ -198,9 +220,34 @@ def test_no_node_lies_deeper_than_a_forward_may_go(
 ) -> None:
     tree = planted()
     tree.append(1, growth[0], believed)
-    found = tree.best(depth).upto(99)
-    every = BestFirst(tree.root).upto(99)
-    assert set(found) == {node for node in every if node.position <= ROOT + depth}
+    every, found = snapshot_of(tree).tree, snapshot_of(tree, depth=depth).tree
+    assert sorted(found.tokens) == sorted(every.tokens[every.depths <= depth])
+
+
+@given(
+    st.lists(st.tuples(growths(), st.integers(1, 30), st.integers(0, 4)), min_size=1, max_size=4)
+)
+def test_many_sessions_are_each_answered_as_if_alone(
+    asked: list[tuple[tuple[Nodes, list[float]], int, int]],
+) -> None:
+    trees = [planted() for _ in asked]
+    for tree, ((nodes, _), _, _) in zip(trees, asked, strict=True):
+        tree.append(1, nodes, lambda proposer, depth, claimed: min(claimed, HIGHEST))
+    most, depths = [one[1] for one in asked], [one[2] for one in asked]
+    together = best_of(trees, most, depths)
+    alone = [best(*one) for one in zip(trees, most, depths, strict=True)]
+    for row, own in enumerate(alone):
+        values = together.values()[row]
+        assert values[: own.longest].tolist() == own.values()[0].tolist()
+        assert not values[own.longest :].any()
+    for width in (1, 3, 30):
+        for snapshot, own in zip(together.snapshots(width), alone, strict=True):
+            assert_same(snapshot.tree, own.snapshots(width)[0].tree)
+
+
+def assert_same(tree: TokenTree, other: TokenTree) -> None:
+    for name in ("tokens", "parents", "depths", "mask"):
+        np.testing.assert_array_equal(getattr(tree, name), getattr(other, name))
 
 
 CHANCES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
@@ -273,48 +320,69 @@ def test_an_advance_costs_what_it_prunes_and_not_what_it_keeps() -> None:
     assert (small.live, large.live) == (10, 900)
 
 
-def test_looking_at_a_few_of_many_costs_a_few() -> None:
-    tree = planted()
-    say(tree, *((number, number - 1, 10, 0.9) for number in range(900)))
-    assert lines_run(lambda: tree.best(999).upto(8)) < 20 * 8 + 100
+def test_looking_at_a_few_of_many_costs_no_more_than_at_a_few() -> None:
+    small, large = planted(), planted()
+    for tree, nodes in ((small, 20), (large, 900)):
+        say(tree, *((number, number - 1, 10, 0.9) for number in range(nodes)))
+    assert lines_run(lambda: snapshot_of(large, 8)) < 30 + lines_run(lambda: snapshot_of(small, 8))
 
 
 def test_a_verdict_says_who_named_what_and_what_came_of_their_claims() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
     say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
-    snapshot = Snapshot(tree.best(9), 9)
+    snapshot = snapshot_of(tree)
     assert snapshot.tree.tokens.tolist() == [7, 10, 20, 11, 21]
-    chosen = np.array([10, 12, 0, 0, 0])
-    verdict = accept_match(snapshot.tree, chosen)
+    verdict = accept_match(snapshot.tree, np.array([10, 12, 0, 0, 0]))
     assert snapshot.named(verdict.path) == [1]
-    assert sorted(snapshot.claims(chosen, verdict)) == [
-        (0, 1, 0.4, False),
-        (0, 1, 0.5, True),
-        (0, 2, 0.5, False),
-        (1, 1, 0.6, True),
+    assert sorted(snapshot.claims(verdict)) == [
+        (0, 1, 2, pytest.approx(0.9), True),  # 10 of 10 and 20
+        (0, 2, 1, 0.5, False),
+        (1, 1, 1, 0.6, True),
     ]
+
+
+def test_a_proposer_is_not_credited_with_what_another_one_named() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5))
+    say(tree, (0, BASE, 11, 0.5), stream=2, proposer=1)
+    snapshot = snapshot_of(tree)
+    verdict = accept_match(snapshot.tree, np.array([11, 0, 0]))
+    assert sorted(snapshot.claims(verdict)) == [(0, 1, 1, 0.5, False), (1, 1, 1, 0.5, True)]
 
 
 def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
-    snapshot = Snapshot(tree.best(9), 9)
+    snapshot = snapshot_of(tree)
     say(tree, (1, 0, 11, 0.9), (2, BASE, 12, 0.9))
     assert snapshot.tree.tokens.tolist() == [7, 10]
 
 
-def test_children_stand_in_order_of_chance_when_one_is_raised() -> None:
+def test_what_lies_below_a_node_is_worth_more_when_its_chance_is_raised() -> None:
     tree = planted()
-    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.4))
-    assert [node.token for node in tree.root.ordered] == [10, 11]
+    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.4), (2, 1, 12, 0.9), (3, 2, 13, 0.9))
+    assert list(paths(tree)) == [(10,), (11,), (11, 12), (11, 12, 13)]
     say(tree, (0, BASE, 11, 0.6), stream=2)
-    assert [node.token for node in tree.root.ordered] == [11, 10]
-    assert isinstance(tree.root, Candidate)
+    say(tree, (4, 3, 14, 0.5))
+    below = {(11, 12): 0.54, (10,): 0.5, (11, 12, 13): 0.486, (11, 12, 13, 14): 0.243}
+    assert paths(tree) == pytest.approx({(11,): 0.6, **below})
+    assert list(paths(tree)) == [(11,), *below]
+
+
+def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
+    tree = planted(most=8)
+    nodes = [Proposal(number, BASE, 10 + number, 0.5) for number in range(9)]
+    assert tree.append(1, Nodes(ROOT, nodes), believed) == Dropped(late=0, shed=3)
+    tree.advance([10, 99])
+    late = [Proposal(20, BASE, 10, 0.5), Proposal(21, 20, 11, 0.5), Proposal(22, 9, 12, 0.5)]
+    assert tree.append(1, Nodes(ROOT, late), believed) == Dropped(late=3, shed=0)
+    assert tree.append(7, Nodes(ROOT, late), believed) == Dropped(late=3, shed=0)
 
 
 def test_without_branches_only_the_likeliest_line_is_computed() -> None:
     tree = planted()
     say(tree, (0, BASE, 8, 0.3), (1, BASE, 9, 0.6), (2, 1, 4, 0.2), (3, 1, 5, 0.7), (4, 0, 3, 0.9))
-    line = tree.best(5, branches=False).upto(10)
-    assert [node.token for node in line] == [7, 9, 5]
+    [line] = lines_of([tree], [10], [5]).snapshots(10)
+    assert line.tree.tokens.tolist() == [7, 9, 5]
+    assert lines_of([tree], [10], [1]).snapshots(10)[0].tree.tokens.tolist() == [7, 9]

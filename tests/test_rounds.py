@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inference.candidates import CandidateTree
 from inference.drafters.rounds import RoundProposer
 from inference.policy import BestFirst, Chain, Policy, Static
 from inference.proposer import Notice
@@ -33,7 +34,8 @@ def test_rounds_give_the_targets_own_text(policy: Policy, most: int) -> None:
         assert proposer.flush(0.0, lambda: next(numbers)) is None
         told = target.forward(most)
         assert told is not None
-        target.tree._prune(target.tree.root)  # what is left of a tree is not waited for
+        target.tree = CandidateTree(target.tokens)  # what is left of a tree is not waited for
+        target.tree.join(0)
         notice = Notice(0.0, 0.03, 0, 0, 8)
         proposer.hear(told.position, told.tokens, 0.0, notice)
     assert target.tokens == [*PROMPT, *own_text(PROMPT, 60)]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,16 +54,20 @@ def flat(rows: int, nodes: int) -> float:
 
 
 class Bringing(NamedTuple):
-    """An Offer: a node brings as much as `rates` say, the root one token."""
+    """A session: a node brings as much as `rates` say, the root one token."""
 
     rates: tuple[float, ...]
     banked: float = 0.0
 
-    def upto(self, nodes: int) -> int:
-        return min(nodes, 1 + len(self.rates))
-
     def tokens(self, nodes: int) -> float:
         return 1 + sum(self.rates[: nodes - 1])
+
+
+def width_of(offers: Sequence[Bringing], seconds: Seconds, most: int) -> int:
+    values = np.zeros((len(offers), 1 + max(len(offer.rates) for offer in offers)))
+    for row, offer in zip(values, offers, strict=True):
+        row[: 1 + len(offer.rates)] = [1.0, *offer.rates]
+    return plan_width(values, np.array([offer.banked for offer in offers]), seconds, most)
 
 
 LONE = Bringing(())
@@ -70,33 +75,33 @@ SURE = Bringing((0.9,) * 31)
 
 
 def test_candidates_that_cost_nothing_are_all_computed() -> None:
-    assert plan_width([SURE], flat, MOST) == MOST
+    assert width_of([SURE], flat, MOST) == MOST
 
 
 def test_candidates_that_bring_less_than_they_cost_are_not() -> None:
-    assert plan_width([Bringing((0.5,) * 31)], cpu, MOST) == 1
-    assert plan_width([Bringing((0.02,) * 31)], neuron, MOST) == 1
+    assert width_of([Bringing((0.5,) * 31)], cpu, MOST) == 1
+    assert width_of([Bringing((0.02,) * 31)], neuron, MOST) == 1
 
 
 def test_nobody_is_held_up_by_anothers_candidates_on_any_curve() -> None:
     """Sessions without candidates keep a root-only forward; one that is ahead may be held up."""
     for curve in (cpu, neuron):
-        assert plan_width([SURE, LONE, LONE, LONE], curve, MOST) == 1
-    assert plan_width([SURE, LONE, LONE, LONE], flat, MOST) == MOST
+        assert width_of([SURE, LONE, LONE, LONE], curve, MOST) == 1
+    assert width_of([SURE, LONE, LONE, LONE], flat, MOST) == MOST
     ahead = Bringing((), banked=1.0)
-    assert plan_width([SURE, ahead, ahead, ahead], neuron, MOST) == 16
+    assert width_of([SURE, ahead, ahead, ahead], neuron, MOST) == 16
 
 
 def test_an_uncertain_time_within_the_promise_is_no_reason_to_stay_narrow() -> None:
     def little_more(rows: int, nodes: int) -> float:
         return ONE * (1.0 if nodes == 1 else 0.99 / LEAST_RATE)
 
-    assert plan_width([SURE, LONE], little_more, MOST) == MOST
+    assert width_of([SURE, LONE], little_more, MOST) == MOST
 
 
 def test_a_gain_within_the_noise_of_times_is_none() -> None:
     little = Bringing((LEAST_GAIN - 1.001,))
-    assert plan_width([little], flat, MOST) == 1
+    assert width_of([little], flat, MOST) == 1
 
 
 OFFERS = st.lists(
@@ -127,7 +132,7 @@ def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
         needed = LEAST_RATE * seconds(1, width) / ONE
         return all(offer.tokens(width) + offer.banked >= needed for offer in offers)
 
-    width = plan_width(offers, seconds, 16)
+    width = width_of(offers, seconds, 16)
     assert width == 1 or (kept(width) and rate(width) > rate(1))
     widest = max(len(offer.rates) for offer in offers) + 1
     for other in (2, 4, 8, 16):
@@ -161,7 +166,7 @@ def trees(*ready: Session) -> Wanting:
 
 def sizes_of(turn: Turn) -> list[int]:
     """Nodes of each tree."""
-    return [len(best.upto(most)) for _, best, most in turn.trees]
+    return [len(snapshot.tree) for _, snapshot in turn.trees]
 
 
 def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:

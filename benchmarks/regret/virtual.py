@@ -265,7 +265,7 @@ class _Served:
         nodes = messages.read_nodes(message)
         self._change(lambda session: self._engine.append(session, self._own, nodes))
 
-    def _change(self, change: Callable[[Session], None]) -> None:
+    def _change(self, change: Callable[[Session], object]) -> None:
         if not self._closing and self._session is not None:
             change(self._session)
             self._clock.notify(self._asked)
