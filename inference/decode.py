@@ -198,18 +198,22 @@ class Loop:
             self._stream, self._told = self._session.stream, -1
             for proposer in self._proposers:
                 proposer.resend()
-        for proposer in self._proposers:
-            nodes = proposer.flush(self._clock(), self._session.next_number)
-            if nodes is not None:
-                self._session.propose(nodes)
+        self._flush()
         for index, proposer in enumerate(self._proposers):
             if proposer.work(self._clock()):
                 self._proposers.append(self._proposers.pop(index))  # others come before it now
                 return True
+        self._flush()  # what was found without a call
         if self._order.pace is Pace.WAIT and self._told != self.length:
             self._session.go(self.length - 1)
             self._told = self.length
         return False
+
+    def _flush(self) -> None:
+        for proposer in self._proposers:
+            nodes = proposer.flush(self._clock(), self._session.next_number)
+            if nodes is not None:
+                self._session.propose(nodes)
 
 
 def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:

@@ -4,9 +4,7 @@ them.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -110,23 +108,3 @@ class Growth:
         growth.values = [self.values[old] / value for old in place]
         growth.depths = [self.depths[old] - depth for old in place]
         return Subtree(growth, place)
-
-
-class Frontier:
-    """Nodes of a Growth whose children are not known yet, most valuable first; equals by index."""
-
-    def __init__(self, growth: Growth, nodes: Iterable[int]) -> None:
-        self._growth = growth
-        self._nodes = sorted((-growth.values[node], node) for node in nodes)
-
-    def add(self, node: int) -> None:
-        insort(self._nodes, (-self._growth.values[node], node))
-
-    def best(self, most: int, depth: int) -> list[int]:
-        """Up to `most` nodes that are less deep than `depth`."""
-        depths = self._growth.depths
-        return list(islice((node for _, node in self._nodes if depths[node] < depth), max(most, 0)))
-
-    def remove(self, node: int) -> None:
-        """A node that is in it."""
-        del self._nodes[bisect_left(self._nodes, (-self._growth.values[node], node))]

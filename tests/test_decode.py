@@ -194,3 +194,18 @@ def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
     assert [one.named - len(PROMPT) for one in both] == [2, 2]
     assert len(session.proposed) == 3
     session.close()
+
+
+class Silent(Foreteller):
+    """It finds what it finds without a call."""
+
+    def work(self, now: float) -> bool:
+        super().work(now)
+        return False
+
+
+def test_a_target_that_waits_goes_on_with_what_was_found_without_a_call() -> None:
+    engine, model, _ = exact_engine()
+    steps = made(Told(engine), Silent(TEXT[:40], step=6), pace=Pace.WAIT)
+    assert tokens_of(steps) == TEXT[:40]
+    assert [nodes for _, nodes in model.calls[1:-1]] == [7] * (len(steps) - 1)

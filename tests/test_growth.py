@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from inference.growth import Frontier, Growth
+from inference.growth import Growth
 from inference.tree import sight
 
 
@@ -79,25 +79,6 @@ def test_a_child_is_found_by_its_token() -> None:
         growth.child(second, 6),
         growth.child(0, 7),
     ) == (second, below_first, None, None)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_frontier_gives_the_most_valuable_of_its_nodes_however_they_came_and_went(
-    seed: int,
-) -> None:
-    growth, dice = grown(seed), random.Random(seed)
-    inside = set(range(20))
-    frontier = Frontier(growth, inside)
-    for node in range(20, len(growth)):
-        frontier.add(node)
-        inside.add(node)
-        gone = dice.choice(sorted(inside))
-        frontier.remove(gone)
-        inside.remove(gone)
-        ordered = sorted(inside, key=lambda one: (-growth.values[one], one))
-        assert frontier.best(5, 100) == ordered[:5]
-        assert frontier.best(5, 3) == [one for one in ordered if growth.depths[one] < 3][:5]
-    assert frontier.best(0, 100) == frontier.best(-1, 100) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
