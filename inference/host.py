@@ -15,7 +15,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
 
@@ -26,6 +26,7 @@ from inference.forward import ask_each
 from inference.knowledge import Knowledge
 from inference.objective import Effort
 from inference.order import End
+from inference.others import Others, token_seconds
 from inference.policy import Ranked
 from inference.prices import Prices
 from inference.proposer import HOST, Notice
@@ -75,6 +76,7 @@ class _Guest:
     forwards: int = 0
     seconds: float = 0.0
     numbers: int = 0
+    others: Others = field(default_factory=Others)
 
     def hear(self, now: float, root_only: float) -> bool:
         """What the target has committed since; whether there was anything. root_only: seconds of a
@@ -96,6 +98,7 @@ class _Guest:
             session.candidates.live,
             session.room,
         )
+        self.others.hear(session.length, session.proposers[-len(tokens) :], forwards)
         self.proposer.hear(self.heard, tokens, now, notice)
         self.heard, self.forwards = session.length, spent.forwards
         self.seconds = spent.model_seconds
@@ -158,6 +161,7 @@ class Host:
         self._guests: dict[Session, _Guest] = {}
         self._failed: WeakSet[Session] = WeakSet()
         self._records: defaultdict[str, float] = defaultdict(float)  # tokens gained, by key
+        self._sufficed: dict[str, bool] = {}  # what others proposed for the key's last text
         self._around = 0.0  # seconds in which the last call's answers were taken up
 
     @property
@@ -202,10 +206,18 @@ class Host:
 
     def _wants_call(self, guest: _Guest, now: float, root_only: float) -> bool:
         """It has something to ask that it can pay for."""
-        if not guest.fed or guest.session not in self._guests:
+        if not guest.fed or guest.session not in self._guests or self._adds_nothing(guest):
             return False
         purse = guest.ahead + self._loan(guest)
         return bool(guest.proposer.choose(now, purse * root_only / LEAST_RATE))
+
+    def _adds_nothing(self, guest: _Guest) -> bool:
+        """What others propose makes the text faster than the draft would."""
+        known = self._known[guest.row]
+        forward, call = known.target.seconds(1, 1), known.draft.seconds(USUAL_NODES)
+        level = float(known.acceptance.mean_edges(WIDTH).sum())
+        token = token_seconds(forward, call, level)
+        return guest.others.suffice(guest.session.length, forward, token)
 
     def _loan(self, guest: _Guest) -> float:
         """Tokens that it may be behind; none where drafts of its key bring less than they take."""
@@ -244,7 +256,9 @@ class Host:
         )
         proposer.begin(list(session.tokens), session.params, order.end)
         stream = board.join(session)
-        self._guests[session] = _Guest(session, proposer, stream, row, order.end, session.length)
+        guest = _Guest(session, proposer, stream, row, order.end, session.length)
+        guest.others.silent = self._sufficed.get(session.tenant, False)
+        self._guests[session] = guest
 
     def _feed(self, guest: _Guest, board: Board) -> None:
         """Let the draft see a part of the guest's text; forwards go on meanwhile."""
@@ -279,6 +293,7 @@ class Host:
 
     def _dismiss(self, guest: _Guest, board: Board) -> None:
         """Its row is for others."""
+        self._sufficed[guest.session.tenant] = guest.others.silent
         del self._guests[guest.session]
         board.leave(guest.session, guest.stream)
         self._free.append(guest.row)
