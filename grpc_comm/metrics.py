@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpc_comm.ledger import Entry, Ledger
-from grpc_comm.observer import Ending, ServiceObserver
+from grpc_comm.observer import Drop, Ending, ServiceObserver
 from grpc_comm.translate import Description
 from inference.engine import Engine
 from inference.errors import MissingExtra
@@ -82,9 +82,14 @@ class Metrics(ServiceObserver):
         )
         self._dropped = Counter(
             "outrider_dropped_candidates",
-            "Candidates that came faster than their key may send them.",
+            "Candidates that will never be computed: they came faster than their key may send them "
+            "(rate), after the target had passed their place (late), or were the least valuable "
+            "of a session that has too many (cap).",
+            ["reason"],
             registry=self.registry,
         )
+        for why in Drop:
+            self._dropped.labels(why.value)
         self._draining = Gauge(
             "outrider_draining", "1 once no new sessions are taken.", registry=self.registry
         )
@@ -118,8 +123,8 @@ class Metrics(ServiceObserver):
     def bytes_down(self, count: int) -> None:
         self._down.inc(count)
 
-    def dropped(self, candidates: int) -> None:
-        self._dropped.inc(candidates)
+    def dropped(self, candidates: int, why: Drop) -> None:
+        self._dropped.labels(why.value).inc(candidates)
 
     def draining(self) -> None:
         self.health = "draining"

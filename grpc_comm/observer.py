@@ -26,6 +26,14 @@ class Ending(Enum):
     DRAINED = "drained"  # the target ended
 
 
+class Drop(Enum):
+    """Why candidates were dropped."""
+
+    RATE = "rate"  # they came faster than their key may send them, and were not looked at
+    LATE = "late"  # the target had passed their place, or it was pruned
+    CAP = "cap"  # the least valuable of a session that has too many
+
+
 class ServiceObserver:
     """Hears what happens at a target. This one does nothing."""
 
@@ -57,8 +65,8 @@ class ServiceObserver:
     def bytes_down(self, count: int) -> None:
         """A message of so many bytes was sent."""
 
-    def dropped(self, candidates: int) -> None:
-        """So many came faster than their key may send them, and were not looked at."""
+    def dropped(self, candidates: int, why: Drop) -> None:
+        """So many will not be computed."""
 
     def draining(self) -> None:
         """No new sessions are taken; those that are here are asked to leave."""
@@ -103,9 +111,9 @@ class ServiceObservers(ServiceObserver):
         for observer in self._observers:
             observer.bytes_down(count)
 
-    def dropped(self, candidates: int) -> None:
+    def dropped(self, candidates: int, why: Drop) -> None:
         for observer in self._observers:
-            observer.dropped(candidates)
+            observer.dropped(candidates, why)
 
     def draining(self) -> None:
         for observer in self._observers:

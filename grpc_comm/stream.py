@@ -17,7 +17,7 @@ from grpc_comm import messages, translate
 from grpc_comm.inbox import Inbox
 from grpc_comm.keys import Grant, Key
 from grpc_comm.leases import Held
-from grpc_comm.observer import Ending
+from grpc_comm.observer import Drop, Ending
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.reading import BREAK_SECONDS
 from grpc_comm.sender import Send, Sender
@@ -207,7 +207,7 @@ class Stream:
             if early == 0 or kind != "nodes":
                 self._obey(held, stream, kind, message)
             else:
-                self._service.observer.dropped(len(message.nodes.tokens))
+                self._service.observer.dropped(len(message.nodes.tokens), Drop.RATE)
             if early > 0:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
@@ -215,7 +215,11 @@ class Stream:
     def _obey(self, held: Held, stream: int, kind: str | None, message: pb.ClientMessage) -> None:
         engine, session = held.engine, held.session
         if kind == "nodes":
-            engine.append(session, stream, messages.read_nodes(message.nodes))
+            late, shed = engine.append(session, stream, messages.read_nodes(message.nodes))
+            if late:
+                self._service.observer.dropped(late, Drop.LATE)
+            if shed:
+                self._service.observer.dropped(shed, Drop.CAP)
         elif kind == "ack":
             engine.acknowledge(session, message.ack.length)
         elif kind == "decode":

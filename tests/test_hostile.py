@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from grpc_comm.catalogue import Served
-from grpc_comm.observer import ServiceObserver
+from grpc_comm.observer import Drop, ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
 from grpc_comm.transport import Address
@@ -268,8 +268,8 @@ def test_candidates_that_come_too_fast_are_dropped_and_counted(
     class Counting(ServiceObserver):
         dropped_candidates = 0
 
-        def dropped(self, candidates: int) -> None:
-            self.dropped_candidates += candidates
+        def dropped(self, candidates: int, why: Drop) -> None:
+            self.dropped_candidates += candidates if why is Drop.RATE else 0
 
     monkeypatch.setattr("grpc_comm.allowance.NODES_PER_SECOND", 40)
     observer = Counting()
@@ -435,3 +435,16 @@ def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative
         record.getMessage() + str(record.exc_text or "") for record in caplog.records
     )
     assert not [token for token in (*secret, 3_444, 5_555) if re.search(rf"\b{token}\b", logged)]
+
+
+def test_candidates_that_come_late_are_counted() -> None:
+    late: list[int] = []
+
+    class Counting(ServiceObserver):
+        def dropped(self, candidates: int, why: Drop) -> None:
+            late.append(candidates if why is Drop.LATE else 0)
+
+    with background(successor_engine(), observer=Counting()) as server:
+        wrong = chain_of([9, 9], base=1)  # below a token that another one follows
+        assert say(server.address, [opening(), wrong, decode_to(6)]).code is CODES.OK
+    assert late == [2]

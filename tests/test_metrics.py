@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from grpc_comm.metrics import Metrics
-from grpc_comm.observer import Ending, ServiceObserver, ServiceObservers
+from grpc_comm.observer import Drop, Ending, ServiceObserver, ServiceObservers
 from grpc_comm.scrape import serve_metrics
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
@@ -69,7 +69,9 @@ def samples() -> list[Sample]:
     metrics.bytes_up(130)
     metrics.bytes_up(70)
     metrics.bytes_down(40)
-    metrics.dropped(17)
+    metrics.dropped(17, Drop.RATE)
+    metrics.dropped(5, Drop.LATE)
+    metrics.dropped(3, Drop.CAP)
     metrics.rejected("RESOURCE_EXHAUSTED", TENANT)
     metrics.rejected("RESOURCE_EXHAUSTED")
     metrics.session_lost(first)
@@ -133,7 +135,10 @@ def test_what_the_server_tells_is_counted(samples: list[Sample]) -> None:
     assert value(samples, "outrider_wire_bytes_total", direction="up") == 200
     assert value(samples, "outrider_wire_bytes_total", direction="down") == 40
     assert value(samples, "outrider_rejected_total", code="RESOURCE_EXHAUSTED") == 2
-    assert value(samples, "outrider_dropped_candidates_total") == 17
+    dropped = "outrider_dropped_candidates_total"
+    assert value(samples, dropped, reason="rate") == 17
+    assert value(samples, dropped, reason="late") == 5
+    assert value(samples, dropped, reason="cap") == 3
     assert value(samples, "outrider_streams_lost_total") == 1
     assert value(samples, "outrider_sessions_resumed_total") == 1
     assert {

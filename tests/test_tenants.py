@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from grpc_comm.client import connect
 from grpc_comm.keys import WATCH_SECONDS
-from grpc_comm.observer import ServiceObserver
+from grpc_comm.observer import Drop, ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server import BackgroundServer
@@ -308,11 +308,11 @@ def test_a_lowered_limit_holds_for_the_next_message_of_a_stream_under_way(
 
 
 def test_a_keys_own_rate_of_candidates_holds_for_all_its_sessions(file: Path) -> None:
-    dropped: list[int] = []
+    dropped: list[tuple[int, Drop]] = []
 
     class Counting(ServiceObserver):
-        def dropped(self, candidates: int) -> None:
-            dropped.append(candidates)
+        def dropped(self, candidates: int, why: Drop) -> None:
+            dropped.append((candidates, why))
 
     keys_file(file, alice={"nodes_per_second": 20})
     options = SecurityOptions(keys_file=file)
@@ -324,7 +324,7 @@ def test_a_keys_own_rate_of_candidates_holds_for_all_its_sessions(file: Path) ->
             one.put(chain)
             eventually(lambda: engine.sessions[0].candidates.live == 15)
             other.put(chain)
-            eventually(lambda: dropped == [15])
+            eventually(lambda: dropped == [(15, Drop.RATE)])
             assert engine.sessions[1].candidates.live == 0
 
 
