@@ -81,10 +81,19 @@ class MessageSent(NamedTuple):
     size: int  # bytes
 
 
+class Drop(Enum):
+    """Why candidates were dropped."""
+
+    RATE = "rate"  # they came faster than their key may send them, and were not looked at
+    LATE = "late"  # the target had passed their place, or it was pruned
+    CAP = "cap"  # the least valuable of a session that has too many
+
+
 class CandidatesDropped(NamedTuple):
-    """Candidates came faster than their key may send them, and were not looked at."""
+    """So many candidates will not be computed."""
 
     candidates: int
+    why: Drop
 
 
 class Draining(NamedTuple):

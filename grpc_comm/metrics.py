@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from grpc_comm.events import Ending, Event, ModelServed, OfModel, SessionEnded
+from grpc_comm.events import Drop, Ending, Event, ModelServed, OfModel, SessionEnded
 from grpc_comm.statistics import Entry, ModelTotals, Statistics, occupancy
 from inference.errors import MissingExtra
 from inference.forward import Commit, EngineEvent, Forward, Prefilled
@@ -40,11 +40,6 @@ OF_TARGET = (
         "outrider_sessions_resumed",
         "sessions_resumed",
         "Sessions that another stream went on with.",
-    ),
-    (
-        "outrider_dropped_candidates",
-        "dropped",
-        "Candidates that came faster than their key may send them.",
     ),
 )
 """Counters of the whole target: name, field of Statistics, help."""
@@ -196,6 +191,15 @@ def _counters(target: Statistics) -> Iterator[Metric]:
     )
     for reason in Ending:
         ended.add_metric([reason.value], target.ended[reason])
+    dropped = CounterMetricFamily(
+        "outrider_dropped_candidates",
+        "Candidates that will never be computed: they came faster than their key may send them "
+        "(rate), after the target had passed their place (late), or were the least valuable of a "
+        "session that has too many (cap).",
+        labels=["reason"],
+    )
+    for why in Drop:
+        dropped.add_metric([why.value], target.dropped[why])
     wire = CounterMetricFamily(
         "outrider_wire_bytes",
         "Bytes of messages, up from clients and down to them.",
@@ -203,7 +207,7 @@ def _counters(target: Statistics) -> Iterator[Metric]:
     )
     wire.add_metric(["up"], target.bytes_up)
     wire.add_metric(["down"], target.bytes_down)
-    yield from (rejected, ended, wire)
+    yield from (rejected, ended, dropped, wire)
     yield GaugeMetricFamily(
         "outrider_draining", "1 once no new sessions are taken.", value=target.draining
     )

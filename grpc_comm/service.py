@@ -95,7 +95,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         return replace(description, sequence_length=length, max_tree_nodes=nodes)
 
     def prefix_tenant(self, key: Key) -> str:
-        """Whose rows a session may start from."""
+        """The name of those who start from each other's rows."""
         return "" if self._share_prefixes else key.name
 
     def check_room(self, key: Key) -> None:

@@ -19,6 +19,7 @@ from grpc_comm.events import (
     CallRejected,
     CandidatesDropped,
     Draining,
+    Drop,
     Ending,
     Event,
     Listener,
@@ -176,7 +177,8 @@ class Statistics:
         self.listeners = list(listeners)
         self.engines: list[ModelServed] = []
         self.models: dict[str, ModelTotals] = {}
-        self.bytes_up = self.bytes_down = self.dropped = 0
+        self.bytes_up = self.bytes_down = 0
+        self.dropped: Counter[Drop] = Counter()
         self.streams_lost = self.sessions_resumed = 0
         self.ended: Counter[Ending] = Counter()
         self.rejected: Counter[str] = Counter()  # by gRPC status code
@@ -193,8 +195,8 @@ class Statistics:
                 self.bytes_up += size
             case MessageSent(size):
                 self.bytes_down += size
-            case CandidatesDropped(count):
-                self.dropped += count
+            case CandidatesDropped(candidates, why):
+                self.dropped[why] += candidates
             case SessionOpened(session, session_id, tenant):
                 entry = self.entry(session)
                 entry.session_id, entry.tenant = session_id, tenant

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from grpc_comm import messages, translate
-from grpc_comm.events import CandidatesDropped, Ending, MessageSent, SessionOpened
+from grpc_comm.events import CandidatesDropped, Drop, Ending, MessageSent, SessionOpened
 from grpc_comm.inbox import Inbox
 from grpc_comm.keys import Grant, Key
 from grpc_comm.leases import Held
@@ -207,7 +207,7 @@ class Stream:
             if early == 0 or kind != "nodes":
                 self._obey(held, stream, kind, message)
             else:
-                self._service.emit(CandidatesDropped(len(message.nodes.tokens)))
+                self._service.emit(CandidatesDropped(len(message.nodes.tokens), Drop.RATE))
             if early > 0:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
@@ -215,7 +215,11 @@ class Stream:
     def _obey(self, held: Held, stream: int, kind: str | None, message: pb.ClientMessage) -> None:
         engine, session = held.engine, held.session
         if kind == "nodes":
-            engine.append(session, stream, messages.read_nodes(message.nodes))
+            late, shed = engine.append(session, stream, messages.read_nodes(message.nodes))
+            if late:
+                self._service.emit(CandidatesDropped(late, Drop.LATE))
+            if shed:
+                self._service.emit(CandidatesDropped(shed, Drop.CAP))
         elif kind == "ack":
             engine.acknowledge(session, message.ack.length)
         elif kind == "decode":

@@ -37,8 +37,8 @@ def test_the_hosts_draft_makes_the_targets_own_text(
     (record,) = [json.loads(line) for line in said.out.splitlines()]
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert record["text"] == record["baseline"]["text"]
-    assert record["accepted_by"] == {"host": record["num_accepted_tokens"]}
-    assert record["num_accepted_tokens"] > 0
+    accepted = record["num_accepted_tokens"]  # none, where the host's draft does not pay
+    assert record["accepted_by"] == ({"host": accepted} if accepted else {})
     assert record["baseline"]["accepted_by"] == {}
     assert (record["draft_calls"], record["draft_seconds"]) == (0, 0.0)  # none of them here
     assert "with outrider-embedded-draft beside it" in said.err

@@ -19,6 +19,7 @@ import pytest
 from grpc_comm.catalogue import Served
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
+from grpc_comm.events import Drop
 from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from tests.hostile import SESSION, Neighbour, Outbox, RawPeer, eventually, neighbour, say
@@ -273,7 +274,7 @@ def test_candidates_that_come_too_fast_are_dropped_and_counted(
             [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)],
         )
     assert said.code is CODES.OK
-    assert statistics.dropped == 30
+    assert statistics.dropped[Drop.RATE] == 30
 
 
 def _still(outbox: Outbox) -> bool:
@@ -429,3 +430,11 @@ def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative
         record.getMessage() + str(record.exc_text or "") for record in caplog.records
     )
     assert not [token for token in (*secret, 3_444, 5_555) if re.search(rf"\b{token}\b", logged)]
+
+
+def test_candidates_that_come_late_are_counted() -> None:
+    statistics = Statistics()
+    with background(successor_engine(), listener=statistics) as server:
+        wrong = chain_of([9, 9], base=1)  # below a token that another one follows
+        assert say(server.address, [opening(), wrong, decode_to(6)]).code is CODES.OK
+    assert statistics.dropped == {Drop.LATE: 2}

@@ -18,6 +18,7 @@ from grpc_comm.events import (
     CallRejected,
     CandidatesDropped,
     Draining,
+    Drop,
     Ending,
     MessageReceived,
     MessageSent,
@@ -80,7 +81,9 @@ def samples() -> list[Sample]:
         MessageReceived(130),
         MessageReceived(70),
         MessageSent(40),
-        CandidatesDropped(17),
+        CandidatesDropped(17, Drop.RATE),
+        CandidatesDropped(5, Drop.LATE),
+        CandidatesDropped(3, Drop.CAP),
         CallRejected("RESOURCE_EXHAUSTED", TENANT),
         CallRejected("RESOURCE_EXHAUSTED"),
         StreamLost(first),
@@ -146,7 +149,10 @@ def test_what_the_server_tells_is_counted(samples: list[Sample]) -> None:
     assert value(samples, "outrider_wire_bytes_total", direction="up") == 200
     assert value(samples, "outrider_wire_bytes_total", direction="down") == 40
     assert value(samples, "outrider_rejected_total", code="RESOURCE_EXHAUSTED") == 2
-    assert value(samples, "outrider_dropped_candidates_total") == 17
+    dropped = "outrider_dropped_candidates_total"
+    assert value(samples, dropped, reason="rate") == 17
+    assert value(samples, dropped, reason="late") == 5
+    assert value(samples, dropped, reason="cap") == 3
     assert value(samples, "outrider_streams_lost_total") == 1
     assert value(samples, "outrider_sessions_resumed_total") == 1
     assert {

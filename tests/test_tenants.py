@@ -20,6 +20,7 @@ from grpc_comm.keys import WATCH_SECONDS
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server import BackgroundServer
+from grpc_comm.events import Drop
 from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from inference.order import Decode, Pace
@@ -319,7 +320,7 @@ def test_a_keys_own_rate_of_candidates_holds_for_all_its_sessions(file: Path) ->
             one.put(chain)
             eventually(lambda: engine.sessions[0].candidates.live == 15)
             other.put(chain)
-            eventually(lambda: statistics.dropped == 15)
+            eventually(lambda: statistics.dropped[Drop.RATE] == 15)
             assert engine.sessions[1].candidates.live == 0
 
 
