@@ -11,7 +11,7 @@ import pytest
 from benchmarks.capacity import __main__ as command
 from benchmarks.capacity import parts, processes
 from benchmarks.capacity.client import ALONE, Came
-from benchmarks.capacity.parts import Cell, rate
+from benchmarks.capacity.parts import Cell, rate, tenancy
 from benchmarks.capacity.script import (
     ROUND_NODES,
     SKILLS,
@@ -85,7 +85,7 @@ def test_a_tiny_run_of_every_part_prints_its_rows_and_finds_every_text_right(
     monkeypatch.setattr(parts, "SETTLE_SECONDS", 0.2)
     monkeypatch.setattr(parts, "WARM_UP_SECONDS", 0.1)
     monkeypatch.setattr(command, "CELLS", (Cell("neuron", 32, 0.0, 3),))
-    monkeypatch.setattr(command, "CURVES", ("steep",))
+    monkeypatch.setattr(command, "TENANCIES", (tenancy("steep"),))
     file = tmp_path / "capacity.json"
     flags = ["--slower=1", "--rounds=1", "--seconds=0.4", "--users=4", f"--json={file}"]
     assert command.main(flags) == 0

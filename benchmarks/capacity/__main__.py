@@ -33,6 +33,7 @@ from benchmarks.capacity.parts import (
     Visits,
     arrivals,
     crowd,
+    tenancy,
     tenants,
 )
 from benchmarks.capacity.target import CURVES
@@ -45,6 +46,7 @@ CELLS = (
     *(Cell("cpu", 256, heat, 64) for heat in (0.0, 0.8)),
     Cell("cpu", 2048, 0.0, 64),
 )
+TENANCIES = tuple(tenancy(curve) for curve in CURVES)
 ARRIVING = 120
 """Users who come and go, in each round of an arm."""
 
@@ -58,9 +60,9 @@ def name(cell: Cell) -> str:
     return f"{cell.curve}:{cell.context}:{cell.temperature:g}:{cell.sessions}"
 
 
-def cells(patterns: Sequence[str]) -> list[Cell]:
-    """Those of CELLS whose names match a pattern, as `cpu:*`."""
-    return [cell for cell in CELLS if any(fnmatch(name(cell), pattern) for pattern in patterns)]
+def matching(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """Those whose names match a pattern, as `cpu:*`."""
+    return [cell for cell in among if any(fnmatch(name(cell), pattern) for pattern in patterns)]
 
 
 def slowed(curve: str, slower: float) -> float:
@@ -71,14 +73,14 @@ def slowed(curve: str, slower: float) -> float:
 def measure(given: argparse.Namespace) -> Iterator[Row]:
     """Everything that was asked for, as it comes."""
     if "crowd" in given.parts:
-        for cell in cells(given.cells):
+        for cell in matching(CELLS, given.cells):
             yield from crowd(cell, given.rounds, given.seconds, slowed(cell.curve, given.slower))
     if "arrivals" in given.parts:
         yield from arrivals(0.0, given.users, given.rounds, given.slower, rows=64)
     if "tenants" in given.parts:
-        for curve in CURVES:
-            slower = slowed(curve, min(given.slower, TENANTS_SLOWER))
-            yield from tenants(curve, given.rounds, given.seconds, slower)
+        for cell in matching(TENANCIES, given.cells):
+            slower = slowed(cell.curve, min(given.slower, TENANTS_SLOWER))
+            yield from tenants(cell.curve, given.rounds, given.seconds, slower)
 
 
 def columns(row: Row) -> dict[str, str]:
@@ -160,8 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = asking.parse_args(arguments)
     if unknown := set(given.parts) - set(PARTS):
         asking.error(f"--parts: got {', '.join(sorted(unknown))}, there are {', '.join(PARTS)}")
-    if not cells(given.cells):
-        asking.error(f"--cells: none matches; there are {', '.join(map(name, CELLS))}")
+    if not matching((*CELLS, *TENANCIES), given.cells):
+        there = ", ".join(map(name, (*CELLS, *TENANCIES)))
+        asking.error(f"--cells: none matches; there are {there}")
     rows = list[Row]()
     for row in measure(given):
         rows.append(row)

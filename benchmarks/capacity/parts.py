@@ -39,8 +39,8 @@ MOST_OUTPUT = 1024
 LOAD, ARRIVING_TOKENS, ARRIVING_CONTEXT = 0.7, 48, 256
 """Part of the capacity that users who come and go ask for; tokens of each, and of its prompt."""
 
-NARROW = 3
-"""Tenants beside the wide one."""
+NARROW, TENANTS_CONTEXT = 3, 16
+"""Tenants beside the wide one; short prompts, for every key has to prefill its own."""
 
 _numbers = count(1)
 
@@ -282,9 +282,14 @@ def _p99(values: Sequence[float]) -> float:
     return quantiles(values, n=100, method="inclusive")[98]
 
 
+def tenancy(curve: str) -> Cell:
+    """The wide tenant and the narrow ones."""
+    return Cell(curve, TENANTS_CONTEXT, 0.0, 1 + NARROW)
+
+
 def tenants(curve: str, rounds: int, seconds: float, slower: float) -> Iterator[Tenancy]:
     """A wide tenant beside narrow ones, who draft honestly or not at all."""
-    cell = Cell(curve, 256, 0.0, 1 + NARROW)
+    cell = tenancy(curve)
     with tempfile.TemporaryDirectory() as folder:
         keys, tokens = keys_file(Path(folder), cell.sessions)
         more = f"--keys_file={keys}"

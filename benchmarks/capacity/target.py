@@ -1,14 +1,16 @@
 """The target as a process of its own: `python -m benchmarks.capacity.target CURVE --slower 5`.
 
-It says on stdout where it listens and serves until a signal. For every line on stdin it says there
-what it has done so far and what it holds. All as lines of JSON.
+It says on stdout where it listens, and serves until a signal, or the end of stdin. For every line
+on stdin it says what it has done so far and what it holds. All are lines of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -137,6 +139,7 @@ def main() -> int:
         print(json.dumps(str(address)), flush=True)
         for _ in sys.stdin:
             print(json.dumps(tell(model)), flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # whoever asked is gone
 
     security = SecurityOptions(keys_file=given.keys_file) if given.keys_file else PLAINTEXT
     serve(
