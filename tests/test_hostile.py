@@ -17,9 +17,9 @@ import grpc
 import pytest
 
 from grpc_comm.catalogue import Served
+from grpc_comm.events import Drop
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
-from grpc_comm.events import Drop
 from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from tests.hostile import SESSION, Neighbour, Outbox, RawPeer, eventually, neighbour, say
