@@ -6,8 +6,8 @@ node that names the token which the target has committed there becomes that posi
 children live on. Pure: no clock, no model, no network.
 
 A tree is a few flat arrays, because sessions have tens of thousands of candidates together: what
-forwards ask of all nodes is answered for all sessions at once (inference/snapshot.py). Ranks count
-from the beginning of the text, so that a new root changes none of them.
+forwards ask of all nodes is answered for all sessions at once (inference/engine/snapshot.py).
+Ranks count from the beginning of the text, so that a new root changes none of them.
 """
 
 from __future__ import annotations

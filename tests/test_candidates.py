@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.accept import accept_match
-from inference.calibration import HIGHEST
 from inference.candidates import (
     BASE,
     PLACE,
@@ -26,7 +25,8 @@ from inference.candidates import (
     Nodes,
     Proposal,
 )
-from inference.snapshot import Selection, Snapshot, best_of, lines_of
+from inference.engine.calibration import HIGHEST
+from inference.engine.snapshot import Selection, Snapshot, best_of, lines_of
 from inference.tree import TokenTree
 
 ROOT = 2  # position of the last of PROMPT

@@ -24,8 +24,8 @@ from benchmarks.capacity.script import (
     next_tokens,
 )
 from inference.decode import decode
-from inference.engine import Engine
-from inference.local import LocalSession
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 

@@ -11,15 +11,15 @@ from itertools import product
 import pytest
 
 from inference.backends import Segment
-from inference.branches import Branches
-from inference.engine import Engine
-from inference.graph_rounds import GraphRounds
+from inference.engine.engine import Engine
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.scheduler import LEAST_RATE
+from inference.engine.session import MOST_BEHIND, Session
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
 from inference.sampling import SamplingParams
-from inference.scheduler import LEAST_RATE
-from inference.session import MOST_BEHIND, Session
 from inference.tree import IntArray
+from inference.tree_shape import Branches
 from tests.exact import Clock, Cost, chain, free, opened, text_of
 from tests.fused_models import eager_fused
 from tests.pairs import VOCABULARY, decoder, engine, perturbed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.others import LEFT_ALONE, WATCHED, Others, token_seconds
+from inference.engine.other_proposers import LEFT_ALONE, WATCHED, Others, token_seconds
 from inference.proposer import HOST, MODEL, NOBODY
 
 FORWARD = 0.040

@@ -23,7 +23,7 @@ from benchmarks.capacity.script import (
     Text,
     WideDraft,
 )
-from grpc_comm.client import Connection, connect
+from grpc_comm.client.connection import Connection, connect
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from inference.decode import decode
 from inference.errors import OutriderError

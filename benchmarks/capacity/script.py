@@ -16,7 +16,7 @@ import numpy as np
 
 from inference.backends import Segment
 from inference.candidates import BASE, Nodes, Proposal
-from inference.policy import Ranked
+from inference.drafters.tree_policies import Ranked
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
 from inference.tree import IntArray

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from benchmarks.capacity.script import VOCABULARY, ScriptedTarget
 from grpc_comm.security import PLAINTEXT, SecurityOptions
-from grpc_comm.server import Target, serve
+from grpc_comm.server.server import Target, serve
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends import Segment
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import run_command
-from inference.engine import Engine
-from inference.profiling import emulated_target
+from inference.engine.engine import Engine
+from inference.planner.profiling import emulated_target
 from inference.tree import IntArray
 
 NODES = 64

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from inference.candidates import BASE, Proposal
+from inference.drafters.prospects import Prospect, Prospects
+from inference.drafters.timetable import AT_ROOT, Timetable, Walk
 from inference.proposer import Notice
-from inference.prospects import Prospect, Prospects
-from inference.timetable import AT_ROOT, Timetable, Walk
 
 WINDOW = 64
 """Levels below the root to which a line that was made alone is sent at a time."""

@@ -1,0 +1,238 @@
+"""Many sessions on one target: rows lent, prompts prefilled in chunks, and forwards without end.
+
+Whenever the model is free it makes a forward in which every decoding session takes part with its
+root and its best candidates. Sessions are spoken to from any thread; one thread at a time makes the
+forwards. One session's fault, or end, touches no other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from inference.backends import Model
+from inference.engine.admission import Roster
+from inference.engine.forward import (
+    Ask,
+    EngineEvent,
+    Evicted,
+    Prefilled,
+    Share,
+    Tell,
+    Took,
+    ask_each,
+    ignore,
+    prepare,
+)
+from inference.engine.frontend import Reception
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.host import Host
+from inference.engine.scheduler import Turns, Wanting
+from inference.engine.session import Opened, Session
+from inference.errors import Unavailable
+from inference.times import Shape, TargetTimes
+from inference.tree import IntArray
+
+LONGEST_WAIT = 60.0
+"""Seconds; a rate that allows the next token in a million years is no number for a lock."""
+
+
+class Engine(Reception):
+    """Sessions on the rows of a model.
+
+    max_tree_nodes: of one session in one forward, the root included.
+    vocabulary: ids the tokenizer knows.
+    waiting: sessions that may stand in line for a row.
+    times: seconds of a forward by rows and nodes, as measured before.
+    branches: whether a forward may hold trees; else it holds each session's likeliest line.
+    host: the draft beside the target.  graphs: the draft within the target's graphs.
+    clock: seconds.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        sequence_length: int,
+        max_tree_nodes: int,
+        vocabulary: int,
+        waiting: int = 64,
+        times: Mapping[Shape, float] | None = None,
+        branches: bool = True,
+        host: Host | None = None,
+        graphs: GraphRounds | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(Roster(model, waiting), sequence_length, vocabulary, clock)
+        self.model, self.max_tree_nodes = model, max_tree_nodes
+        self.on_event: Callable[[EngineEvent], None] = ignore  # on the thread of the forwards
+        self._host, self._graphs = host, graphs
+        self._turns = Turns(model, TargetTimes(times), max_tree_nodes, branches=branches)
+        self._running = False
+        self._step_began: float | None = None
+
+    # Forwards.
+
+    def run(self, stopped: threading.Event) -> None:
+        """Make forwards until `stopped` is set; stop() sets it and wakes this up."""
+        self._running = True
+        try:
+            while not stopped.is_set():
+                if not self.step():
+                    with self._lock:
+                        seconds = self._idle_seconds(self._clock())
+                        if not stopped.is_set() and (seconds is None or seconds > 0):
+                            self._lock.wait(seconds)
+        finally:
+            self._stop()
+
+    def stop(self, stopped: threading.Event) -> None:
+        """End run()."""
+        with self._lock:
+            stopped.set()
+            self._lock.notify_all()
+
+    def finish(self, future: Future[Any]) -> None:
+        """Wait until the future is done; makes the forwards here when no thread runs the engine."""
+        while not future.done():
+            if self._running:
+                future.exception()
+            elif not self.step():
+                with self._lock:
+                    self._lock.wait(self._idle_seconds(self._clock()))
+
+    @property
+    def running(self) -> bool:
+        """A thread makes the forwards."""
+        return self._running
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step in hand has taken so far; 0 where none is."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
+
+    def step(self) -> bool:
+        """At most one forward, for those who are ready; False when nobody was."""
+        self._step_began = begun = self._clock()
+        with self._lock:
+            tell = self._bury()
+            evicted = self._roster.hand_out_rows(begun)
+            tell += [partial(self.on_event, Evicted(session)) for session in evicted]
+            opened = [one for one in self._roster.on_rows if one.opening and not one.missing]
+            tell += [self._answer_opening(session, begun) for session in opened]
+            ready = self._wanting(begun).decoding if self._host is not None else ()
+        for call in tell:
+            call()
+        if self._host is not None:
+            self._host.work(ready, self._turns.seconds(max(len(ready), 1), 1), self)
+        made = self._make_forward(self._clock())
+        self._step_began = None
+        return made or bool(tell)
+
+    def _wanting(self, now: float) -> Wanting:
+        """Sessions on rows that want a forward now."""
+        filling, ready = list[Session](), list[Session]()
+        for session in self._roster.on_rows:
+            if session.missing:
+                if session.wants_row:
+                    filling.append(session)
+            elif session.stands_by(now):
+                ready.append(session)
+        if self._graphs is None:
+            return Wanting(filling, ready, [])
+        in_graph = self._graphs.takes(ready, self._turns.seconds)
+        trees, rounds, unfed = list[Session](), list[Session](), list[Session]()
+        for session in ready:
+            if session not in in_graph:
+                trees.append(session)
+            else:
+                (unfed if self._graphs.lacks(session) else rounds).append(session)
+        return Wanting(filling, trees, rounds, unfed)
+
+    def _make_forward(self, begun: float) -> bool:
+        with self._lock:
+            turn = self._turns.next(self._wanting(begun))
+            shares, failed = prepare(turn, self._graphs)
+            tell = [call for session, error in failed for call in self._fail(session, error)]
+            self._in_hand = bool(shares)
+        for call in tell:
+            call()
+        if shares:
+            ask = self._graphs.asked(turn) if self._graphs else self.model.choose
+            self._forward(shares, ask, begun)
+        return bool(shares or tell)
+
+    def _forward(self, shares: Sequence[Share], ask: Ask, begun: float) -> None:
+        started = self._clock()
+        results = ask_each(ask, [share.segment for share in shares])
+        ended = self._clock()
+        padded = self.model.padded(len(shares), max(len(share.tree) for share in shares))
+        took = Took(shares, padded, started, ended)
+        tell: list[Tell] = []
+        with self._lock:
+            self._in_hand = False
+            if ask == self.model.choose and not any(isinstance(one, Exception) for one in results):
+                self._turns.record(padded, ended - begun)
+            parts = took.parts(self._turns.seconds)
+            owed = self._turns.owed(padded, len(shares), took.seconds)
+            for share, result, part in zip(shares, results, parts, strict=True):
+                tell += self._settle(share, result, took, part, owed)
+        for call in tell:
+            call()
+        seconds = self._clock() - begun - (ended - started)
+        self.on_event(took.told(seconds))
+
+    def _settle(
+        self, share: Share, result: IntArray | Exception, took: Took, part: float, owed: float
+    ) -> list[Tell]:
+        """Commit what a forward brought; returns what tells client and listener.
+
+        part: seconds that the session is charged.  owed: tokens that it was promised.
+        """
+        session = share.session
+        if isinstance(result, Exception):
+            return self._fail(session, result)
+        commit = share.settle(result, took, part)
+        session.stands_by(took.ended)
+        if commit is None:
+            return []
+        session.bank(len(commit.tokens) - owed)
+        return [partial(self.on_event, commit), *session.streams.listeners]
+
+    def _answer_opening(self, session: Session, now: float) -> Tell:
+        opening = session.opening
+        assert opening is not None
+        queue = max(0.0, now - opening.asked - session.prefill_seconds)
+        opened = Opened(session.reused, queue, session.prefill_seconds)
+        session.opening = None
+
+        def tell() -> None:
+            self.on_event(Prefilled(session, opened))
+            opening.future.set_result(opened)
+
+        return tell
+
+    def _idle_seconds(self, now: float) -> float | None:
+        """Until the next step may find something to do; None: until somebody says something."""
+        roster = self._roster
+        if roster.closing or (roster.pool.free and roster.line) or any(self._wanting(now)):
+            return 0.0
+        waits = [one.waits_until(now) for one in roster.on_rows if one.decoding]
+        change = roster.next_change(now)
+        seconds = [*waits, *([] if change is None else [change])]
+        return min([*seconds, LONGEST_WAIT]) if seconds else None
+
+    def _stop(self) -> None:
+        """No more forwards will be made, for whatever reason: nobody is left waiting."""
+        with self._lock:
+            self._running = False
+            for session in self._roster.sessions:
+                session.closed = session.closed or Unavailable("the target has stopped")
+            tell = self._bury()
+        for call in tell:
+            call()

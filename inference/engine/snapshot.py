@@ -1,0 +1,158 @@
+"""The candidates of one forward: what was there when it began, of all its sessions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.accept import Verdict
+from inference.candidates import NOBODY, PLACE, CandidateTree
+from inference.engine.calibration import Claims
+from inference.tree import TokenTree, trees_of
+
+T = TypeVar("T", bound=np.generic)
+
+FloatArray = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+
+class Selection:
+    """The root and the best candidates of each session: a row of nodes, the most valuable first.
+    Every beginning of a row is a tree.
+
+    sizes: [rows] nodes of each.  longest: the greatest of them.
+    """
+
+    def __init__(
+        self, trees: Sequence[CandidateTree], places: Places, ranks: FloatArray, sizes: Places
+    ) -> None:
+        self.sizes, self.longest = sizes, int(sizes.max())
+        self._trees = trees
+        self._places, self._ranks = places[:, : self.longest], ranks[:, : self.longest]
+
+    def values(self) -> FloatArray:  # [rows, longest]
+        """The probability that the target comes to a node: the root's is 1."""
+        values: FloatArray = np.exp(self._ranks[:, :1] - self._ranks)
+        values[np.arange(self.longest) >= self.sizes[:, None]] = 0.0
+        return values
+
+    def snapshots(self, width: int) -> list[Snapshot]:
+        """Of the first `width` nodes of each row."""
+        sizes, places = np.minimum(self.sizes, width), self._places[:, :width]
+        columns = [tree.columns for tree in self._trees]
+        tokens, above, positions = (
+            np.take_along_axis(_stacked(arrays, 0), places, axis=1)
+            for arrays in (
+                [one.tokens for one in columns],
+                [one.above for one in columns],
+                [one.positions for one in columns],
+            )
+        )
+        every = np.arange(places.shape[1], dtype=np.int32)
+        own = np.where(every < sizes[:, None], places, -1)  # padding has a column for itself
+        index = np.zeros((len(places), 1 + max(len(one.ranks) for one in columns)), dtype=np.int32)
+        np.put_along_axis(index, own, np.broadcast_to(every, own.shape), axis=1)
+        parents = np.take_along_axis(index, above, axis=1)
+        parents[:, 0] = -1
+        trees = trees_of(tokens, parents, positions - positions[:, :1], sizes.tolist())
+        return [
+            Snapshot(tree, row[: len(nodes)], nodes)
+            for tree, row, nodes in zip(self._trees, places, trees, strict=True)
+        ]
+
+
+def best_of(
+    trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
+) -> Selection:
+    """Of each tree so many nodes at most, the root included, and so many levels below it."""
+    ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
+    limits = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
+    if any(limit < tree.deepest for limit, tree in zip(limits, trees, strict=True)):
+        positions = _stacked([tree.columns.positions for tree in trees], 0)[:, : ranks.shape[1]]
+        ranks[positions > np.array(limits)[:, None]] = NOBODY
+    wanted = min(max(most), ranks.shape[1])
+    bounds = np.partition(ranks, wanted - 1, axis=1)[:, wanted - 1, None]
+    rows, places = np.divmod(np.flatnonzero((ranks <= bounds) & (ranks < NOBODY)), ranks.shape[1])
+    return _sorted(trees, ranks, rows, places, np.array(most))
+
+
+def lines_of(
+    trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
+) -> Selection:
+    """The same without branches: of each tree the likeliest line."""
+    ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
+    lines = [
+        _line(tree, min(nodes, depth + 1))
+        for tree, nodes, depth in zip(trees, most, depths, strict=True)
+    ]
+    rows = np.repeat(np.arange(len(trees)), [len(line) for line in lines])
+    return _sorted(trees, ranks, rows, np.concatenate(lines), np.array(most))
+
+
+def _line(tree: CandidateTree, most: int) -> list[int]:
+    line, ranks = [tree.root & PLACE], tree.ranks()
+    while len(line) < most and (family := tree.family(line[-1])) and family.children:
+        places = [mark & PLACE for mark in family.children.values()]
+        line.append(min(places, key=ranks.__getitem__))
+    return line
+
+
+def _sorted(
+    trees: Sequence[CandidateTree], ranks: FloatArray, rows: Places, places: Places, most: Places
+) -> Selection:
+    """These nodes in order of rank.  rows, places: of each, row after row."""
+    sizes = np.bincount(rows, minlength=len(trees))
+    filled = np.arange(sizes.max()) < sizes[:, None]
+    own_ranks, own_places = np.full(filled.shape, NOBODY), np.zeros(filled.shape, dtype=np.intp)
+    own_ranks[filled], own_places[filled] = ranks[rows, places], places
+    order = own_ranks.argsort(axis=1, kind="stable")
+    sizes = np.minimum(sizes, most)  # more, where some rank alike
+    return Selection(
+        trees,
+        np.take_along_axis(own_places, order, axis=1),
+        np.take_along_axis(own_ranks, order, axis=1),
+        sizes,
+    )
+
+
+def _stacked(columns: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [columns, longest]
+    """One row each, filled up to the longest."""
+    stacked = np.full(
+        (len(columns), max(len(column) for column in columns)), fill, dtype=columns[0].dtype
+    )
+    for row, column in zip(stacked, columns, strict=True):
+        row[: len(column)] = column
+    return stacked
+
+
+class Snapshot:
+    """A session's part of a forward. tree: its nodes.  places: of each, in the candidate tree."""
+
+    def __init__(self, candidates: CandidateTree, places: Places, tree: TokenTree) -> None:
+        self._candidates, self.places, self.tree = candidates, places, tree
+
+    def named(self, path: Sequence[int]) -> list[int]:
+        """Who named each of these nodes of a walk: the proposer that claimed most."""
+        above = [0, *path[:-1]]
+        return [self._boldest(*edge) for edge in zip(above, path, strict=False)]
+
+    def _boldest(self, above: int, node: int) -> int:
+        family = self._candidates.family(self.places.item(above))
+        assert family is not None, "it has a child"
+        claims, token = family.claims, self.tree.tokens.item(node)
+        return max(claims, key=lambda proposer: claims[proposer].get(token, -1.0))
+
+    def claims(self, verdict: Verdict) -> Iterator[Claims]:
+        """What proposers claimed along the walk, of nodes in this forward and of others: the
+        target has chosen among all of them. To be asked before the candidates advance.
+        """
+        path, tokens = verdict.path, self.tree.tokens
+        chosen = [*(tokens.item(node) for node in path), verdict.next_token]
+        for depth, (node, token) in enumerate(zip((0, *path), chosen, strict=True), 1):
+            family = self._candidates.family(self.places.item(node))
+            for proposer, claimed in family.claims.items() if family else ():
+                sum_claimed = sum(claimed.values())
+                yield Claims(proposer, depth, len(claimed), sum_claimed, token in claimed)
