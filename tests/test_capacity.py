@@ -81,7 +81,7 @@ def test_a_tiny_run_of_every_part_prints_its_rows_and_finds_every_text_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(processes, "CLIENT_PROCESSES", 1)
-    monkeypatch.setattr(parts, "ARRIVING_TOKENS", 4)
+    monkeypatch.setattr(parts, "ARRIVING_TOKENS", 26)
     monkeypatch.setattr(parts, "SETTLE_SECONDS", 0.2)
     monkeypatch.setattr(parts, "WARM_UP_SECONDS", 0.1)
     monkeypatch.setattr(command, "CELLS", (Cell("neuron", 32, 0.0, 3),))
