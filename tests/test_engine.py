@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from inference.candidates import BASE, Nodes, Proposal
+from inference.engine import admission as roster
 from inference.engine.admission import SILENT_SECONDS, TURN_SECONDS
 from inference.engine.engine import Engine
-from inference.engine.engine import admission as roster
 from inference.engine.scheduler import LEAST_RATE
 from inference.engine.session import LEAST_CREDIT, MOST_BEHIND, MOST_CREDIT, Session
 from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable

@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.server import BackgroundServer, sender
+from grpc_comm.server import sender
+from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from inference.engine.engine import Engine
 from inference.engine.session import LEAST_CREDIT, MOST_CREDIT
