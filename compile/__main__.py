@@ -15,7 +15,7 @@ from inference.command import run_command
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from compile.build import Builder
+    from compile.build.build import Builder
     from compile.request import Checkpoint
     from compile.spec import CompileSpec
     from inference.artifact import Manifest
@@ -49,7 +49,7 @@ def _run(options: Options, arguments: Sequence[str]) -> int:
 
 
 def _build(options: Options, arguments: Sequence[str]) -> None:
-    from compile.build import build_artifact, planned_manifest, read_source
+    from compile.build.build import build_artifact, planned_manifest, read_source
     from inference.artifact import MANIFEST
 
     out = _out(options)
@@ -84,33 +84,33 @@ def _say_if_pushed(store: str, planned: Manifest) -> None:
 def _builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
     """Builders are imported when they build: each brings its own compiler."""
     if spec.dtype == "int8":
-        from compile.openvino import OpenVinoBuilder
+        from compile.build.openvino import OpenVinoBuilder
 
         return OpenVinoBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
     if spec.fused is not None:
         return _fused_builder(options, spec, checkpoint)
     if spec.target == "cpu":
-        from compile.cpu import CpuBuilder
+        from compile.build.cpu import CpuBuilder
 
         return CpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
     if options.trace:
-        from compile.neuron_trace import TraceBuilder
+        from compile.build.neuron_trace import TraceBuilder
 
         return TraceBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
-    from compile.neuron import NeuronBuilder
+    from compile.build.neuron import NeuronBuilder
 
     return NeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
 
 
 def _fused_builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
-    from compile.fused import draft_directory
+    from compile.plan.fused import draft_directory
 
     draft = draft_directory(options)
     if spec.target == "cpu":
-        from compile.cpu_fused import FusedCpuBuilder
+        from compile.build.cpu_fused import FusedCpuBuilder
 
         return FusedCpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
-    from compile.neuron_fused import FusedNeuronBuilder
+    from compile.build.neuron_fused import FusedNeuronBuilder
 
     return FusedNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
 
@@ -153,8 +153,8 @@ def _out(options: Options) -> Path:
 
 def _spec_of(options: Options) -> tuple[CompileSpec, Checkpoint]:
     """The spec, checked against the device's memory; prints the plan."""
-    from compile.memory import check_fits
-    from compile.report import describe
+    from compile.plan.memory import check_fits
+    from compile.plan.report import describe
     from compile.request import find_checkpoint, make_request
 
     checkpoint = find_checkpoint(options)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import inference
-from compile.fused import fused_part
-from compile.graphs import (
+from compile.options import Options
+from compile.plan.buckets import (
     CHUNK,
     Sizes,
     buckets_of,
@@ -18,10 +18,10 @@ from compile.graphs import (
     plan_graphs,
     samplings_of,
 )
-from compile.load import Limits, read_load
-from compile.memory import check_fits
-from compile.options import Options
-from compile.planner import Budget
+from compile.plan.fused import fused_part
+from compile.plan.memory import check_fits
+from compile.plan.planner import Budget
+from compile.plan.workload import Limits, read_load
 from compile.spec import CompileSpec, check_positive, least_nodes, takes_all_rows
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config

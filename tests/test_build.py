@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import compile.__main__ as command_line
-from compile.build import Builder
+from compile.build.build import Builder
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
 from inference.errors import BadArtifact, InvalidRequest
@@ -155,7 +155,7 @@ def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -
     lock = tmp_path / "out" / ".build" / "lock"
     lock.parent.mkdir(parents=True)
     code = (
-        f"from compile.lock import *\nwith building_alone(Path({str(lock)!r}), 'it'): "
+        f"from compile.build.lock import *\nwith building_alone(Path({str(lock)!r}), 'it'): "
         "print('held', flush=True); import time; time.sleep(60)"
     )
     with subprocess.Popen(

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from compile.build import Source, build_artifact
-from compile.neuron import NeuronBuilder
-from compile.neuron_trace import TraceBuilder
+from compile.build.build import Source, build_artifact
+from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_trace import TraceBuilder
 from compile.spec import verify_bucket
 from inference.backends import Model
 from inference.backends.cuda import CudaModel
@@ -67,7 +67,7 @@ def timed(checkpoint: Path, folder: Path) -> Model:
 
 def openvino(checkpoint: Path, folder: Path) -> Model:
     pytest.importorskip("openvino", reason="outrider[openvino] is not installed")
-    from compile.openvino import OpenVinoBuilder
+    from compile.build.openvino import OpenVinoBuilder
     from inference.backends.openvino import load_openvino
 
     checkpoint = write_checkpoint(folder / "wide", hidden_size=64, intermediate_size=96)

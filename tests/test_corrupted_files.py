@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compile.build import build_artifact
-from compile.load import read_load
-from compile.neuron_cache import cost_of_building
+from compile.build.build import build_artifact
+from compile.build.neuron_cache import cost_of_building
+from compile.plan.workload import read_load
 from deploy.price import NoPrice, Offer, Price, TransferPrice
 from deploy.price_cache import PriceCache
 from deploy.price_table import SCHEMA, price_row, read_table, transfer_row

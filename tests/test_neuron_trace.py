@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from compile.__main__ import main
-from compile.neuron_trace import TraceBuilder
+from compile.build.neuron_trace import TraceBuilder
 from grpc_comm.client import connect
 from grpc_comm.server import BackgroundServer
 from inference.artifact import Manifest, check_files, read_manifest

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS, imitate
 from compile.__main__ import main
-from compile.graphs import Sizes, graphs_of, plan_graphs
-from compile.load import Calls, Limits, Load, Shape, calls_of, read_load
-from compile.memory import check_fits, check_sharding, footprint, work
-from compile.planner import Budget, expected_cost, grid, plan, powers_of_two, serving
+from compile.plan.buckets import Sizes, graphs_of, plan_graphs
+from compile.plan.memory import check_fits, check_sharding, footprint, work
+from compile.plan.planner import Budget, expected_cost, grid, plan, powers_of_two, serving
+from compile.plan.workload import Calls, Limits, Load, Shape, calls_of, read_load
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded
@@ -235,7 +235,7 @@ def test_ranks_share_weights_and_repeat_the_heads_they_lack() -> None:
 
 
 def test_reading_the_weights_once_takes_what_the_reference_says() -> None:
-    from compile.device import device_of
+    from compile.plan.device import device_of
 
     config, spec = parse_config(LLAMA_8B), spec_of()
     call = work(config, spec, rows=1, nodes=1, slots=1, picks=1)
@@ -329,7 +329,7 @@ def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(
 
 
 def test_a_planned_spec_explains_itself() -> None:
-    from compile.graphs import explain
+    from compile.plan.buckets import explain
 
     budget = Budget(10)
     planned = plan_graphs(

@@ -3,7 +3,7 @@ one decoder of any shape.
 
 OpenVINO computes logits, new keys and new values; the choice is made here, by inference/choice.py.
 The caches are bound, not copied. It compiles for the CPU it is loaded on, and is checked
-(compile/openvino.py) on the one it is built on.
+(compile/build/openvino.py) on the one it is built on.
 """
 
 from __future__ import annotations

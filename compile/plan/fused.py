@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 
 import inference
-from compile.graphs import Sizes, samplings_of, slots_of
-from compile.load import Limits
 from compile.options import Options
+from compile.plan.buckets import Sizes, samplings_of, slots_of
+from compile.plan.workload import Limits
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.branches import Branches
 from inference.errors import InvalidRequest, Mismatch

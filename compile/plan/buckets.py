@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from compile.device import device_of
-from compile.load import Calls, Limits, Load, Shape, calls_of
-from compile.memory import work
-from compile.planner import Budget, Cost, Plan, plan, serving
+from compile.plan.device import device_of
+from compile.plan.memory import work
+from compile.plan.planner import Budget, Cost, Plan, plan, serving
+from compile.plan.workload import Calls, Limits, Load, Shape, calls_of
 from compile.spec import CompileSpec, least_nodes, prefill_bucket, takes_all_rows, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest

@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from compile.lock import building_alone
+from compile.build.lock import building_alone
 from compile.spec import CompileSpec
 from inference.artifact import (
     MANIFEST,

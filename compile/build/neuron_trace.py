@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from compile.neuron import Toolchain, render
+from compile.build.neuron import Toolchain, render
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.compiled import empty_caches
@@ -26,7 +26,7 @@ from inference.model.graph import AliasedGraph, example_inputs
 
 
 class TraceBuilder:
-    """The Builder of a spec with one graph and one core; see compile.build."""
+    """The Builder of a spec with one graph and one core; see compile.build.build."""
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         if len(spec.buckets) != 1 or spec.tensor_parallel != 1:

@@ -1,7 +1,7 @@
 """What a spec needs of each rank, by counting: weights, KV cache, the largest activation, and a
 call's work; and what would fit.
 
-Sharding as compile/parallel.py does it: matrices, embeddings and head are cut into
+Sharding as compile/build/parallel.py does it: matrices, embeddings and head are cut into
 `tensor_parallel` parts, key-value heads too, or repeated where there are fewer heads than ranks; on
 Neuron the head is a table of its own. Small vectors are counted whole.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from compile.device import GIB, Device, device_of, neuron_targets
+from compile.plan.device import GIB, Device, device_of, neuron_targets
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest, LimitExceeded

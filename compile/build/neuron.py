@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compile.parallel import parallel_config, parallel_layers, parallel_tensors
+from compile.build.parallel import parallel_config, parallel_layers, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
@@ -92,7 +92,7 @@ class Toolchain:
 
 
 class NeuronBuilder:
-    """The Builder for Neuron targets; see compile.build."""
+    """The Builder for Neuron targets; see compile.build.build."""
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         self.target, self._tools = spec.target, Toolchain(spec, "model_builder")

@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from compile.load import Calls, Limits, Shape
-from compile.search import Problem, solve
+from compile.plan.search import Problem, solve
+from compile.plan.workload import Calls, Limits, Shape
 from inference.errors import InvalidRequest
 
 Cost = Callable[[Shape], float]

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from compile.build import Say, build_artifact, read_source
-from compile.memory import check_fits, footprint, gib
-from compile.neuron import NeuronBuilder
-from compile.report import describe
+from compile.build.build import Say, build_artifact, read_source
+from compile.build.neuron import NeuronBuilder
+from compile.plan.memory import check_fits, footprint, gib
+from compile.plan.report import describe
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, read_manifest
 from inference.errors import BadArtifact
