@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from compile.plan.buckets import CHUNK, Sizes, graphs_of, limits_of, roofline_cost
-from compile.plan.planner import Budget, Cost, Plan, expected_cost, plan, powers_of_two
+from compile.plan.search import Budget, Cost, Plan, expected_cost, plan, powers_of_two
 from compile.plan.workload import Calls, Limits, Load, calls_of, read_load
 from compile.spec import CompileSpec, least_nodes, takes_all_rows
 from inference.model.config import ModelConfig, parse_config

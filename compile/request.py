@@ -20,7 +20,7 @@ from compile.plan.buckets import (
 )
 from compile.plan.fused import fused_part
 from compile.plan.memory import check_fits
-from compile.plan.planner import Budget
+from compile.plan.search import Budget
 from compile.plan.workload import Limits, read_load
 from compile.spec import CompileSpec, check_positive, least_nodes, takes_all_rows
 from inference.errors import InvalidRequest

@@ -18,7 +18,7 @@ from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS, imitate
 from compile.__main__ import main
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.memory import check_fits, check_sharding, footprint, work
-from compile.plan.planner import Budget, expected_cost, grid, plan, powers_of_two, serving
+from compile.plan.search import Budget, expected_cost, grid, plan, powers_of_two, serving
 from compile.plan.workload import Calls, Limits, Load, Shape, calls_of, read_load
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket

@@ -8,7 +8,7 @@ from itertools import product
 
 from compile.plan.device import device_of
 from compile.plan.memory import work
-from compile.plan.planner import Budget, Cost, Plan, plan, serving
+from compile.plan.search import Budget, Cost, Plan, plan, serving
 from compile.plan.workload import Calls, Limits, Load, Shape, calls_of
 from compile.spec import CompileSpec, least_nodes, prefill_bucket, takes_all_rows, verify_bucket
 from inference.artifact import Bucket

@@ -1,227 +1,265 @@
-"""Choosing shapes under a budget so that demands cost least in all: a p-median problem with sizes,
-solved to a known gap.
+"""Which few graphs serve a load with the least work: an integer program, solved with a bound that
+says how far from the best the answer can be.
 
-A first set by greedy addition and swaps; a bound by Lagrange multipliers (every demand is paid
-`prices` for being served, so shapes can be judged one by one); then branch and bound on what the
-bound leaves open. Everything is arrays: [demands, shapes].
+A cost of a shape comes in as a function (roofline or measured times), so nothing here knows models
+or devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compile.plan.workload import Calls, Limits, Shape
+from inference.errors import InvalidRequest, MissingExtra
+
+Cost = Callable[[Shape], float]
 Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-_ROUNDS, _VISITS = 200, 1000
-_EXACT = 1 - 1e-9
-_SLACK = 1e-9  # sums of seconds in another order differ in the last digits
+_SIZES = 14
+"""Sizes tried on one axis, besides powers of two; a load with more has its sizes rounded up to
+these.
+"""
+_PREFILL_STEP, _SLOT_STEP = 16, 64
+_MOST_SECONDS = 60.0
+"""Of the solver, which then answers with its best so far; the slowest case of
+benchmarks/buckets.py takes 6.
+"""
+_TOLERANCE = 1e-7  # of an optimum: the solver computes in floating point
+_SLACK = 1e-9  # of a budget: sums of seconds in another order differ in the last digits
+_SCALE = 1e4  # of the objective: the solver's tolerances are absolute, seconds are small
 
 
 @dataclass(frozen=True)
-class Problem:
-    """costs: of a demand on a shape, infinite where it does not fit.  graphs, seconds: what a
-    shape takes of the budget.
+class Budget:
+    """graphs: how many may be built, greedy and sampled counted apart.  seconds: compile time in
+    all.  of: one shape's compile time, for one graph.  samplings: graphs that a verify shape is
+    built as (2: greedy and sampled).
     """
 
-    costs: Floats  # [demands, shapes]
-    graphs: Floats  # [shapes]
-    seconds: Floats  # [shapes]
-    most_graphs: float
-    most_seconds: float
+    graphs: int
+    seconds: float = float("inf")
+    of: Cost = field(default=lambda shape: 0.0)
+    samplings: int = 2
 
-    def expected(self, chosen: Sequence[int]) -> float:
-        return float(self.costs[:, chosen].min(axis=1).sum())
+    def count(self, shape: Shape) -> int:
+        """Graphs of a shape: prompts are always greedy."""
+        return 1 if shape.prefill else self.samplings
 
-    def affordable(self, chosen: Sequence[int]) -> bool:
-        return bool(
-            self.graphs[chosen].sum() <= self.most_graphs + _SLACK
-            and self.seconds[chosen].sum() <= self.most_seconds + _SLACK
-        )
-
-    def fits(self, chosen: Sequence[int]) -> Flags:  # [shapes]
-        """The shapes that the budget allows beside `chosen`."""
-        by_graphs = self.graphs <= self.most_graphs - self.graphs[chosen].sum() + _SLACK
-        return np.asarray(
-            by_graphs & (self.seconds <= self.most_seconds - self.seconds[chosen].sum() + _SLACK)
-        )
-
-    def gains(self, chosen: Sequence[int]) -> Floats:  # [shapes]
-        """What adding each shape alone would save."""
-        present = self.costs[:, chosen].min(axis=1, keepdims=True)
-        saved: Floats = np.maximum(present - self.costs, 0).sum(axis=0)
-        return saved
-
-    def fill(self, chosen: Sequence[int], gains: Floats) -> Filled:
-        """The greatest sum of gains beside `chosen`, when the last shape may be taken in part;
-        of two budgets the one that binds.
+    def rows(self, shapes: Sequence[Shape]) -> tuple[Floats, Floats]:
+        """What each shape takes of graphs and of seconds [2, shapes], and how much there is [2];
+        without the seconds where they are not limited.
         """
-        by_graphs = _fill(gains, self.graphs, self.most_graphs - self.graphs[chosen].sum())
-        if np.isinf(self.most_seconds):
-            return by_graphs
-        by_seconds = _fill(gains, self.seconds, self.most_seconds - self.seconds[chosen].sum())
-        return min(by_graphs, by_seconds, key=lambda filled: filled.gain)
+        graphs = [float(self.count(shape)) for shape in shapes]
+        seconds = [self.count(shape) * self.of(shape) for shape in shapes]
+        limited = 1 if math.isinf(self.seconds) else 2
+        room = np.array([self.graphs, self.seconds][:limited]) + _SLACK
+        return np.array([graphs, seconds][:limited]), room
+
+    def affords(self, shapes: Sequence[Shape]) -> bool:
+        takes, room = self.rows(shapes)
+        return bool((takes.sum(axis=1) <= room).all())
 
 
-class Filled(NamedTuple):
-    """taken: share of each shape.  least: what the room taken by each shape would have gained
-    otherwise.
+@dataclass(frozen=True)
+class Plan:
+    """shapes: the graphs to build.  expected: cost of the load's mean session with them.  exact:
+    the same without any padding. bound: no choice of the sizes tried, within the budget, costs
+    less.
     """
 
-    gain: float
-    taken: Floats  # [shapes]
-    least: Floats  # [shapes]
-
-
-class Solution(NamedTuple):
-    """bound: no affordable set that holds the forced shapes costs less."""
-
-    chosen: list[int]
+    shapes: tuple[Shape, ...]
+    expected: float
+    exact: float
     bound: float
 
+    @property
+    def padding(self) -> float:
+        """Cost that padding adds, as a share of the cost without."""
+        return self.expected / self.exact - 1 if self.exact else 0.0
 
-class _Prices(NamedTuple):
-    """The best multipliers found: their bound, their sum, what each shape earns at them, and
-    shapes that could still be in the best set.
+    @property
+    def optimal(self) -> bool:
+        return self.expected <= self.bound * (1 + _TOLERANCE)
+
+
+def plan(
+    calls: Calls, limits: Limits, cost: Cost, budget: Budget, sizes: Iterable[Shape] | None = None
+) -> Plan:
+    """The shapes that serve `calls`, and whatever else the limits allow, at the least expected
+    cost.
+
+    sizes: shapes to choose from (default: every combination of the sizes that occur, rounded up to
+    a few).
     """
-
-    bound: float
-    total: float
-    earned: Floats  # [shapes]
-    open: Flags  # [shapes]
-
-
-def solve(problem: Problem, forced: Sequence[int]) -> Solution:
-    """The cheapest affordable set that holds `forced`, which serves every demand; exact unless
-    the search runs out of visits.
-    """
-    best = _improve(problem, forced)
-    prices = _prices(problem, forced, best)
-    return _branch(problem, list(forced), best, prices)
-
-
-def _fill(gains: Floats, sizes: Floats, room: float) -> Filled:
-    density = np.divide(gains, sizes, out=np.full_like(gains, np.inf), where=sizes > 0)
-    order = np.argsort(-density)
-    before = np.cumsum(sizes[order]) - sizes[order]
-    share = np.clip(
-        np.divide(room - before, sizes[order], out=np.ones_like(gains), where=sizes[order] > 0),
-        0,
-        1,
+    required = tuple(dict.fromkeys(limits.required()))
+    shapes = list(dict.fromkeys([*required, *(grid(calls, limits) if sizes is None else sizes)]))
+    if not budget.affords(required):
+        raise InvalidRequest(_too_small(required, budget))
+    costs = _costs(calls, shapes, cost)
+    chosen, bound = _choose(costs, shapes, budget, forced=len(required))
+    expected = float(costs[:, chosen].min(axis=1).sum())
+    exact = sum(weight * cost(call) for call, weight in calls.items())
+    used = {chosen[position] for position in costs[:, chosen].argmin(axis=1).tolist()}
+    used.update(range(len(required)))
+    return Plan(
+        tuple(sorted(shapes[index] for index in used)), expected, exact, min(bound, expected)
     )
-    taken = np.empty_like(gains)
-    taken[order] = share
-    cut = order[share < 1]
-    edge = float(density[cut[0]]) if len(cut) else 0.0
-    return Filled(float((gains * taken).sum()), taken, edge * sizes)
 
 
-def _improve(problem: Problem, forced: Sequence[int]) -> list[int]:
-    """Add what saves most for its size until nothing fits, then take one out and refill while
-    that helps.
+def serving(shapes: Iterable[Shape], call: Shape, cost: Cost) -> Shape:
+    """The cheapest of the shapes that serves a call; raises ValueError when none does."""
+    return min((shape for shape in shapes if shape.serves(call)), key=cost)
+
+
+def expected_cost(shapes: Sequence[Shape], calls: Calls, cost: Cost) -> float:
+    """Cost of the mean session when every call runs on the cheapest of `shapes` that serves it."""
+    return sum(weight * cost(serving(shapes, call, cost)) for call, weight in calls.items())
+
+
+def grid(calls: Calls, limits: Limits) -> list[Shape]:
+    """Every combination of the sizes that occur, rounded up to a few sizes an axis; the limits
+    are among them.
     """
-    chosen = _add(problem, list(forced))
-    while True:
-        without = [[kept for kept in chosen if kept != out] for out in chosen if out not in forced]
-        trials = [_add(problem, rest) for rest in without] + [
-            _add(problem, rest, by_size=False) for rest in without
+    shapes: list[Shape] = []
+    for prefill in (True, False):
+        steps = ((1, 1), (2, _PREFILL_STEP if prefill else 1), (3, _SLOT_STEP))
+        weights = {call: weight for call, weight in calls.items() if call.prefill == prefill}
+        most = [shape for shape in limits.required() if shape.prefill == prefill]
+        axes = [
+            _sizes(
+                [(call[axis], weight) for call, weight in weights.items()],
+                {shape[axis] for shape in most},
+                step,
+            )
+            for axis, step in steps
         ]
-        best = min(trials, key=problem.expected, default=chosen)
-        if problem.expected(best) >= problem.expected(chosen) * _EXACT:
-            return chosen
-        chosen = best
+        shapes += [Shape(prefill, *sizes) for sizes in product(*axes)]
+    return shapes
 
 
-def _add(problem: Problem, chosen: list[int], *, by_size: bool = True) -> list[int]:
-    while True:
-        gains = problem.gains(chosen)
-        fits = problem.fits(chosen)
-        worth = np.where(fits, gains / problem.graphs if by_size else gains, 0)
-        index = int(worth.argmax())
-        if worth[index] <= 0:
-            return chosen
-        chosen = [*chosen, index]
+def powers_of_two(limits: Limits) -> list[Shape]:
+    """What is commonly done: all powers of two up to the limits, and the limits."""
+    shapes: list[Shape] = []
+    for largest in limits.required()[:2]:
+        axes = [
+            [
+                *(1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most),
+                most,
+            ]
+            for most in largest[1:]
+        ]
+        axes[2] = [slots for slots in axes[2] if slots >= min(64, largest.slots)]
+        axes[1] = [nodes for nodes in axes[1] if nodes >= limits.least_nodes]
+        axes[0] = axes[0][-1:] if limits.all_rows else axes[0]
+        shapes += [Shape(largest.prefill, *sizes) for sizes in product(*axes)]
+    return shapes
 
 
-def _prices(problem: Problem, forced: Sequence[int], best: Sequence[int]) -> _Prices:
-    """Subgradient ascent from what the demands cost at present; steps shrink when they do not
-    help.
+def _sizes(found: Sequence[tuple[int, float]], needed: set[int], step: int) -> list[int]:
+    """The needed sizes and, as multiples of `step`, all that occur; of many, weighted quantiles
+    and powers of two.
     """
-    least, step = problem.expected(best), 1.0
-    paid = problem.costs[:, best].min(axis=1)
-    found = _Prices(
-        -np.inf, 0.0, np.zeros(len(problem.graphs)), np.ones(len(problem.graphs), dtype=np.bool_)
-    )
-    stalled = 0
-    for _ in range(_ROUNDS):
-        served = np.minimum(problem.costs - paid[:, None], 0)
-        earned = -served.sum(axis=0)
-        filled = problem.fill(forced, _without(earned, forced))
-        bound = float(paid.sum() - earned[list(forced)].sum() - filled.gain)
-        possible = bound - (earned - filled.least) * (filled.taken < 1) < least * _EXACT
-        improved, stalled = bound > found.bound, 0 if bound > found.bound else stalled + 1
-        still = found.open & (possible | (filled.taken > 0))
-        found = (
-            _Prices(bound, float(paid.sum()), earned, still)
-            if improved
-            else found._replace(open=still)
+    found = [(min(-(-size // step) * step, max(needed)), weight) for size, weight in found]
+    distinct = sorted({size for size, _ in found})
+    if len(distinct) > _SIZES:
+        order = sorted(found)
+        shares = np.cumsum([weight for _, weight in order])
+        marks = np.searchsorted(shares, shares[-1] * np.arange(1, _SIZES + 1) / _SIZES)
+        quantiles = {order[min(int(mark), len(order) - 1)][0] for mark in marks}
+        distinct = sorted(
+            quantiles
+            | {
+                1 << exponent
+                for exponent in range(4, max(needed).bit_length())
+                if 1 << exponent <= distinct[-1]
+            }
         )
-        if stalled == 8:
-            step, stalled = step / 2, 0
-        taken = filled.taken.copy()
-        taken[list(forced)] = 1
-        slope: Floats = 1.0 - (served < 0).astype(np.float64) @ taken
-        size = float(slope @ slope)
-        if size == 0 or bound >= least * _EXACT:
-            break
-        paid = paid + step * (least - bound) / size * slope
-    return found
+    return sorted({*distinct, *needed})
 
 
-def _without(earned: Floats, chosen: Sequence[int]) -> Floats:
-    rest: Floats = earned.copy()
-    rest[list(chosen)] = 0
-    return rest
+def _costs(calls: Calls, shapes: Sequence[Shape], cost: Cost) -> Floats:  # [demands, shapes]
+    """What each demand costs on each shape, infinite where it does not fit.
 
-
-def _branch(problem: Problem, forced: list[int], best: list[int], prices: _Prices) -> Solution:
-    """Depth first, with the shape first that saves most."""
-    least = problem.expected(best)
-    stack = [(prices.bound, forced, prices.open)]
-    for _ in range(_VISITS):
-        while stack and stack[-1][0] >= least * _EXACT:
-            stack.pop()
-        if not stack:
-            break
-        bound, chosen, allowed = stack.pop()
-        fits = problem.fits(chosen)
-        gains = np.where(allowed & fits, problem.gains(chosen), 0)
-        index = int((gains / problem.graphs).argmax())
-        if gains[index] <= 0:
-            continue
-        allowed = (gains > 0) & (np.arange(len(gains)) != index)
-        with_it = [*chosen, index]
-        if problem.expected(with_it) < least:
-            best, least = with_it, problem.expected(with_it)
-        stack.append((max(bound, _bound(problem, chosen, allowed, prices)), chosen, allowed))
-        stack.append((max(bound, _bound(problem, with_it, allowed, prices)), with_it, allowed))
-    return Solution(best, min([least, *(bound for bound, _, _ in stack)]))
-
-
-def _bound(problem: Problem, chosen: Sequence[int], allowed: Flags, prices: _Prices) -> float:
-    """The better of two: a set saves at most the sum of what its shapes save alone; and the
-    multipliers'.
+    Calls that the same shapes serve are one demand. Raises InvalidRequest for a call that none
+    serves.
     """
-    alone = (
-        problem.expected(chosen)
-        - problem.fill(chosen, np.where(allowed, problem.gains(chosen), 0)).gain
+    table = np.array(shapes, dtype=np.int64)
+    costs = np.array([cost(shape) for shape in shapes])
+    demands: dict[bytes, float] = {}
+    for call, weight in calls.items():
+        fits = (table[:, 0] == call.prefill) & (table[:, 1:] >= np.array(call[1:])).all(axis=1)
+        if not fits.any():
+            raise InvalidRequest(f"the load has a call beyond the limits: {call}")
+        demands[fits.tobytes()] = demands.get(fits.tobytes(), 0.0) + weight
+    return np.array(
+        [
+            np.where(np.frombuffer(fits, dtype=np.bool_), weight * costs, np.inf)
+            for fits, weight in demands.items()
+        ]
     )
-    earned = np.where(allowed, _without(prices.earned, chosen), 0)
-    return max(
-        alone,
-        prices.total - float(prices.earned[list(chosen)].sum()) - problem.fill(chosen, earned).gain,
+
+
+def _choose(
+    costs: Floats, shapes: Sequence[Shape], budget: Budget, forced: int
+) -> tuple[list[int], float]:
+    """The affordable shapes at which the demands cost least, the first `forced` among them, and
+    what no affordable choice can go below.
+
+    A p-median problem with budgets: built[s] says whether a shape is built, served[d, s] which part
+    of a demand runs on it, for pairs in which that saves something over the forced shapes.
+    """
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+    except ImportError as error:
+        raise MissingExtra(
+            "choosing graphs for a load needs scipy: pip install 'outrider[compile]'"
+        ) from error
+    alone = costs[:, :forced].min(axis=1)  # [demands]
+    saved = np.maximum(alone[:, None] - costs, 0.0)
+    demand, shape = np.nonzero(saved)  # of each pair
+    count, pairs = len(shapes), len(demand)
+    if not pairs:
+        return list(range(forced)), float(alone.sum())
+    scale = _SCALE / alone.sum()
+    pair, ones = count + np.arange(pairs), np.ones(pairs)
+    size = count + pairs
+    once = csr_array((ones, (demand, pair)), shape=(len(alone), size))
+    only_if_built = csr_array(
+        (np.r_[ones, -ones], (np.tile(np.arange(pairs), 2), np.r_[pair, shape])),
+        shape=(pairs, size),
+    )
+    takes, room = budget.rows(shapes)
+    found = milp(
+        np.r_[np.zeros(count), -saved[demand, shape] * scale],
+        integrality=np.r_[np.ones(count), np.zeros(pairs)],
+        bounds=Bounds(np.r_[np.ones(forced), np.zeros(size - forced)], np.ones(size)),
+        constraints=[
+            LinearConstraint(once, ub=1.0),
+            LinearConstraint(only_if_built, ub=0.0),
+            LinearConstraint(np.pad(takes, ((0, 0), (0, pairs))), ub=room),
+        ],
+        options={"mip_rel_gap": 0.0, "time_limit": _MOST_SECONDS},
+    )
+    if found.x is None:  # out of time before the first answer
+        return list(range(forced)), 0.0
+    chosen = [index for index in range(count) if index < forced or found.x[index] > 0.5]
+    return chosen, float(alone.sum() + found.mip_dual_bound / scale)
+
+
+def _too_small(required: Sequence[Shape], budget: Budget) -> str:
+    graphs = sum(budget.count(shape) for shape in required)
+    seconds = sum(budget.count(shape) * budget.of(shape) for shape in required)
+    need = f"{graphs} graphs" + (f" and {seconds / 60:.0f} minutes" if seconds else "")
+    have = f"{budget.graphs} graphs" + (
+        f" and {budget.seconds / 60:.0f} minutes" if seconds else ""
+    )
+    return (
+        f"a target needs {need} at least (prompts, the largest tree, the target alone): the "
+        f"budget is {have}"
     )
