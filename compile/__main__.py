@@ -93,10 +93,6 @@ def _builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Bui
         from compile.build.cpu import CpuBuilder
 
         return CpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
-    if options.trace:
-        from compile.build.neuron_trace import TraceBuilder
-
-        return TraceBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
     from compile.build.neuron import NeuronBuilder
 
     return NeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from compile.spec import DTYPES, TARGETS
-from inference.command import add_flag
+from inference.command import add_flag, add_gone
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class Options:
     max_tree_nodes: int = 64
     dtype: str | None = None
     tensor_parallel: int = 1
-    trace: bool = False
     flag: tuple[str, ...] = ()
     fused: bool = False
     draft_model: str | None = None
@@ -91,6 +90,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "print the plan, memory and roofline times, and build nothing",
         action="store_true",
     )
+    add_gone(parser, "trace", "one core is built for as several are, with --tensor_parallel 1")
     _add(parser, "debug", "show the traceback of an error", action="store_true")
     given = {
         name: value
@@ -134,13 +134,6 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
         "tensor_parallel",
         "NeuronCores that share the model (default: %(default)s)",
         type=int,
-    )
-    _add(
-        group,
-        "trace",
-        "for one NeuronCore, through torch_neuronx.trace: one graph, as large as the largest tree, "
-        "which prompts go through as well",
-        action="store_true",
     )
     _add(
         group,

@@ -14,7 +14,6 @@ from compile.plan.buckets import (
     buckets_of,
     explain,
     graphs_of,
-    one_graph,
     plan_graphs,
     samplings_of,
 )
@@ -69,11 +68,7 @@ def _vocabulary(directory: Path) -> int:
 
 
 def make_request(options: Options, checkpoint: Checkpoint) -> Request:
-    """What is to be built; the graphs are those of the given sizes, planned for --load, or for
-    --trace the one that serves everything.
-    """
-    if options.trace:
-        _check_trace(options)
+    """What is to be built; the graphs are those of the given sizes, or planned for --load."""
     sizes = Sizes(
         _numbers("prefill_nodes", options.prefill_nodes),
         _numbers("tree_nodes", options.tree_nodes),
@@ -126,7 +121,7 @@ def _spec(options: Options, checkpoint: Checkpoint, limits: Limits, sizes: Sizes
         model=checkpoint.name,
         target=options.target or "cpu",
         vocabulary=checkpoint.vocabulary,
-        buckets=one_graph(limits, sizes.sampling) if options.trace else graphs_of(sizes, limits),
+        buckets=graphs_of(sizes, limits),
         rows=options.rows,
         sequence_length=limits.sequence_length,
         max_tree_nodes=options.max_tree_nodes,
@@ -135,23 +130,6 @@ def _spec(options: Options, checkpoint: Checkpoint, limits: Limits, sizes: Sizes
         compiler_flags=_flags(options.flag),
         fused=fused_part(options, limits, sizes, checkpoint.directory),
     )
-
-
-def _check_trace(options: Options) -> None:
-    """Traces share no state, so that there is one graph, and no other core."""
-    if not takes_all_rows(options.target or "cpu"):
-        raise InvalidRequest("--trace is for trn1, inf2 and trn2: leave it out for --target cpu")
-    if options.tensor_parallel != 1:
-        raise InvalidRequest(
-            "--trace makes a graph for one core: leave it out for --tensor_parallel "
-            f"{options.tensor_parallel}"
-        )
-    for name in ("prefill_nodes", "tree_nodes", "slots", "load"):
-        if getattr(options, name) is not None:
-            raise InvalidRequest(
-                "--trace makes one graph, of --max_tree_nodes and the whole context: leave out "
-                f"--{name}"
-            )
 
 
 def _dtype(options: Options) -> str:

@@ -425,6 +425,12 @@ def test_bad_flags_get_one_line(
     assert error.count("\n") == 1
 
 
+def test_a_flag_that_is_gone_says_what_replaced_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "trn1", "--trace", "--dry-run"])
+    assert "--trace is gone" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("library", ["torch", "transformers", "numpy", "boto3"])
 def test_the_command_line_of_compile_starts_without_heavy_libraries(library: str) -> None:
     code = (

@@ -75,18 +75,6 @@ def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
     return sizes.slots or (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
 
 
-def one_graph(limits: Limits, sampling: str) -> tuple[Bucket, ...]:
-    """A graph that serves everything the limits allow, prompts in pieces of a tree's size;
-    greedy only where nothing else is asked for.
-    """
-    nodes = max(limits.least_nodes, limits.tree_nodes)
-    return (
-        verify_bucket(
-            limits.rows, nodes, limits.capacity, limits.capacity, sampled=samplings_of(sampling)[-1]
-        ),
-    )
-
-
 def plan_graphs(
     load: Load, config: ModelConfig, spec: CompileSpec, budget: Budget, chunk: int
 ) -> Planned:

@@ -67,8 +67,6 @@ def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> 
     if not options.fused:
         _check_unfused(options)
         return None
-    if options.trace:
-        raise InvalidRequest("--trace makes one graph, of the target: leave it out for --fused")
     directory, shape, capacity = draft_directory(options), shape_of(options), limits.capacity
     positions = read_config(directory).max_positions
     if limits.sequence_length > positions:
