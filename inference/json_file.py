@@ -27,7 +27,9 @@ DEEPEST = 64
 LARGEST = 2**31 - 1
 """Of the integers that are read, unless a reader says otherwise."""
 
-_FIGURES = 1e300  # a number beyond has no sum and no product
+GREATEST = 1e300
+"""Of the numbers: one beyond has no sum and no product."""
+
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 _REPR.maxlist = _REPR.maxdict = 4
@@ -112,7 +114,7 @@ class Json:
     def number(self) -> float:
         value = self.value
         real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not real or not abs(value) <= _FIGURES:
+        if not real or not abs(value) <= GREATEST:
             self.refuse("a number")
         return float(value)
 

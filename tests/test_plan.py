@@ -24,6 +24,7 @@ from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.config import parse_config
+from outrider.completion import Completion
 from tests.models import TINY, tiny_decoder
 
 ROOT = Path(__file__).parents[1]
@@ -159,14 +160,13 @@ def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> No
     ("change", "said"),
     [
         ({"sessions": []}, "a load needs sessions"),
-        ({"sessions": [[0, 5]]}, r"sessions\[0\]\[0\] is 0: an integer from 1"),
-        ({"tree_sizes": {"0": 1}}, "tree_sizes maps sizes of at least 1"),
-        (
-            {"concurrent": {"one": 1}},
-            "concurrent is .*: an object of sizes and their shares is needed",
-        ),
+        ({"sessions": [[0, 5]]}, r"field sessions\[0\]\[0\] is 0"),
+        ({"sessions": [[1, 5, 2]]}, r"field sessions\[0\] is \[1, 5, 2\]"),
+        ({"tree_sizes": {"0": 1}}, "field tree_sizes has a field '0'"),
+        ({"tree_sizes": {"1": 0}}, "tree_sizes maps sizes of at least 1"),
+        ({"concurrent": {"one": 1}}, "field concurrent has a field 'one'"),
         ({"acceptance_length": 0.5}, "a round makes at least the target's own token"),
-        ({"surprise": 1}, "has unknown surprise: its fields are what, sessions"),
+        ({"surprise": 1}, "has an unknown field 'surprise'"),
     ],
 )
 def test_a_bad_load_is_refused_in_one_line(
@@ -180,21 +180,19 @@ def test_a_bad_load_is_refused_in_one_line(
 
 def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
     path = tmp_path / "outrider-profile.json"
-    one = {
-        "prompt_tokens": 30,
-        "token_ids": [1] * 12,
-        "rounds": 4,
-        "num_draft_tokens": 61,
-        "num_accepted_tokens": 8,
-    }
-    two = {
-        "prompt_tokens": 9,
-        "token_ids": [1] * 4,
-        "rounds": 2,
-        "num_draft_tokens": 14,
-        "num_accepted_tokens": 2,
-    }
-    path.write_text(json.dumps([one, two, one | {"rounds": 0}]))
+    one = Completion(
+        0,
+        "x",
+        0,
+        prompt_tokens=30,
+        token_ids=[1] * 12,
+        forwards=4,
+        num_draft_tokens=61,
+        num_accepted_tokens=8,
+    )
+    two = replace(one, prompt_tokens=9, token_ids=[1] * 4, forwards=2, num_draft_tokens=14)
+    two.num_accepted_tokens = 2
+    path.write_text(json.dumps([asdict(one), asdict(two), asdict(replace(one, forwards=0))]))
     load = read_load(path)
     assert (load.sessions, load.tree_sizes, load.concurrent) == (
         ((30, 12), (9, 4)),
@@ -203,7 +201,7 @@ def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
     )
     assert load.acceptance_length == pytest.approx(16 / 6)
     path.write_text("[{}]")
-    with pytest.raises(InvalidRequest, match=r"field \[0\].rounds is None: an integer"):
+    with pytest.raises(InvalidRequest, match=r"field \[0\] has no prompt_tokens"):
         read_load(path)
 
 

@@ -30,6 +30,7 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.errors import BadArtifact, InvalidRequest
+from inference.file_model import Number, Record, Text, read_record
 from inference.json_file import read_json
 from inference.whole_file import write_whole
 
@@ -73,6 +74,20 @@ class Builder(Protocol):
     def flags(self) -> Mapping[str, str]:
         """The compiler flags in force, the spec's included."""
         ...
+
+
+@dataclass(frozen=True)
+class Stage(Record):
+    """What is kept of a finished stage, beside the artefact."""
+
+    key: Text  # hash of what it was made from
+    files: Mapping[Text, Text]  # path -> SHA-256
+    seconds: Number
+
+
+def read_stage(path: Path) -> Stage:
+    """Raises BadArtifact."""
+    return read_record(read_json(path, BadArtifact), Stage)
 
 
 @dataclass(frozen=True)
@@ -185,10 +200,7 @@ class _Stages:
         start = time.perf_counter()
         files = _hash_made(self.directory, name, make())
         seconds = time.perf_counter() - start
-        write_whole(
-            path,
-            json.dumps({"key": key, "files": files, "seconds": round(seconds, 3)}, indent=1) + "\n",
-        )
+        write_whole(path, json.dumps(asdict(Stage(key, files, round(seconds, 3)))) + "\n")
         self.say(
             f"{label}: {seconds:.1f} s, "
             f"{sum((self.directory / file).stat().st_size for file in files) / 1e6:.2f} MB"
@@ -244,15 +256,11 @@ def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
     has to be run.
     """
     try:
-        state = read_json(path, BadArtifact)
-        files = state.field("files").texts()
-        return (
-            files
-            if state.field("key").value == key and hash_files(directory, files) == files
-            else None
-        )
+        stage = read_stage(path)
+        made = stage.key == key and hash_files(directory, stage.files) == stage.files
     except (BadArtifact, OSError):
         return None
+    return dict(stage.files) if made else None
 
 
 def _hash_made(directory: Path, stage: str, names: Iterable[str]) -> dict[str, str]:

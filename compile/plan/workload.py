@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
 from inference.errors import InvalidRequest
-from inference.json_file import Json, read_json
+from inference.file_model import Count, Number, Record, Size, Text, read_record
+from inference.json_file import read_json
 
 
 class Shape(NamedTuple):
@@ -38,18 +41,14 @@ Calls = Mapping[Shape, float]
 
 
 @dataclass(frozen=True)
-class Load:
-    """what: where the figures are from.  sessions: tokens of prompt and of output, one pair a
-    session.  tree_sizes: nodes of a tree, root included -> share of rounds.  concurrent: sessions
-    verified in one call -> share of rounds.  acceptance_length: tokens a round, the target's own
-    included.
-    """
+class Load(Record):
+    """What is asked of a target, as a file says it."""
 
-    what: str
-    sessions: tuple[tuple[int, int], ...]
-    tree_sizes: Mapping[int, float]
-    concurrent: Mapping[int, float]
-    acceptance_length: float
+    what: Text  # where the figures are from
+    sessions: tuple[tuple[Count, Count], ...]  # tokens of prompt and of output
+    tree_sizes: Mapping[Count, Number]  # nodes of a tree, root included -> share of rounds
+    concurrent: Mapping[Count, Number]  # sessions verified in one call -> share of rounds
+    acceptance_length: Number  # tokens a round, the target's own included
 
     def __post_init__(self) -> None:
         if not self.sessions or min(min(session) for session in self.sessions) < 1:
@@ -70,78 +69,56 @@ class Load:
             )
 
 
+class _Text(BaseModel):
+    """What is read of the record of a text; it has more."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    prompt_tokens: Size
+    token_ids: list[int]
+    forwards: Size
+    num_draft_tokens: Size
+    num_accepted_tokens: Size
+
+
 def read_load(path: Path) -> Load:
     """A load from a JSON file, or measured: from the outrider-profile.json of a run with
     --profile. Raises InvalidRequest.
     """
     raw = read_json(path, InvalidRequest)
-    return _measured(raw, str(path)) if isinstance(raw.value, list) else _parse(raw)
+    if not isinstance(raw.value, list):
+        return read_record(raw, Load)
+    texts = [read_record(item, _Text) for item in raw.items()]
+    return raw.make(_measured, [text for text in texts if text.forwards and text.token_ids], path)
 
 
-def _parse(raw: Json) -> Load:
-    raw.keys([entry.name for entry in fields(Load)])
-    tree_sizes, concurrent = (_shares(raw.field(name)) for name in ("tree_sizes", "concurrent"))
-    sessions = raw.field("sessions").each(_session)
-    what, length = raw.field("what").text(), raw.field("acceptance_length").number()
-    return raw.make(Load, what, sessions, tree_sizes, concurrent, length)
-
-
-def _session(raw: Json) -> tuple[int, int]:
-    sizes = raw.each(lambda size: size.integer(1))
-    return (
-        (sizes[0], sizes[1])
-        if len(sizes) == 2
-        else raw.refuse("a pair of tokens of prompt and of output")
-    )
-
-
-def _shares(raw: Json) -> dict[int, float]:
-    """Size -> share; JSON has no numbers for names."""
-    for size in raw.dictionary():
-        if not (size.isdecimal() and size.isascii() and len(size) < 10):
-            raw.refuse("an object of sizes and their shares")
-    return {int(size): share.number() for size, share in raw.fields().items()}
-
-
-def _measured(records: Json, name: str) -> Load:
-    """A load from records of texts: of trees they have each text's mean, of concurrency nothing."""
-    done = [
-        record
-        for record in records.items()
-        if record.field("rounds").integer() and record.field("token_ids").items()
-    ]
-
-    def counted(field: str) -> list[int]:
-        return [record.field(field).integer() for record in done]
-
-    rounds = counted("rounds")
+def _measured(texts: list[_Text], path: Path) -> Load:
+    """Of trees there is each text's mean, of concurrency nothing."""
     trees: defaultdict[int, float] = defaultdict(float)
-    for drafted, times in zip(counted("num_draft_tokens"), rounds, strict=True):
-        trees[1 + round(drafted / times)] += times
-    sessions = tuple(
-        zip(
-            counted("prompt_tokens"),
-            (len(record.field("token_ids").value) for record in done),
-            strict=True,
-        )
+    for text in texts:
+        trees[1 + round(text.num_draft_tokens / text.forwards)] += text.forwards
+    accepted, forwards = (
+        sum(getattr(text, name) for text in texts) for name in ("num_accepted_tokens", "forwards")
     )
-    length = 1 + sum(counted("num_accepted_tokens")) / max(1, sum(rounds))
-    what = f"measured, {len(done)} texts of {name}, one at a time"
-    return records.make(Load, what, sessions, dict(trees), {1: 1.0}, length)
+    return Load(
+        f"measured, {len(texts)} texts of {path}, one at a time",
+        tuple((text.prompt_tokens, len(text.token_ids)) for text in texts),
+        dict(trees),
+        {1: 1.0},
+        1 + accepted / max(1, forwards),
+    )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the artefact promises to serve. rows: of the cache.  chunk: prompt tokens in one
-    call.  all_rows: every call has all rows.
-    """
+    """What the artefact promises to serve."""
 
-    rows: int
-    chunk: int
+    rows: int  # of the cache
+    chunk: int  # prompt tokens in one call
     tree_nodes: int
     least_nodes: int
     sequence_length: int
-    all_rows: bool
+    all_rows: bool  # every call has all rows
 
     @property
     def capacity(self) -> int:
