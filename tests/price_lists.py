@@ -9,8 +9,8 @@ from typing import Any
 import boto3
 from botocore.stub import Stubber
 
-from deploy.live_prices import LivePrices
-from deploy.price import Offer
+from deploy.aws_prices import LivePrices
+from deploy.prices import Offer
 
 
 def product(offer: Offer, *dimensions: tuple[str, str, str], **attributes: str) -> str:

@@ -17,9 +17,7 @@ import pytest
 from compile.build.build import build_artifact
 from compile.build.neuron_cache import cost_of_building
 from compile.plan.workload import read_load
-from deploy.price import NoPrice, Offer, Price, TransferPrice
-from deploy.price_cache import PriceCache
-from deploy.price_table import SCHEMA, price_row, read_table, transfer_row
+from deploy.prices import NoPrice, Offer, PriceCache, PriceFile, TransferPrice, read_table
 from grpc_comm.server import BackgroundServer
 from inference.acceptance import SHIPPED, read_acceptance
 from inference.artifact import (
@@ -55,7 +53,7 @@ LLAMA_3 = {
     "original_max_position_embeddings": 64,
 }
 OFFER = Offer("trn1.2xlarge", "us-east-1")
-PRICE = Price(OFFER, 1.34, date(2026, 9, 24), "a test")
+PRICE = OFFER.at(1.34, date(2026, 9, 24), "a test")
 TRAFFIC = TransferPrice("us-east-1", 0.0, 0.09, date(2026, 9, 24), "a test")
 RECORD = {
     "prompt_tokens": 30,
@@ -127,7 +125,7 @@ def _listed() -> Any:
 
 
 def _prices() -> Any:
-    return {"schema": SCHEMA, "prices": [price_row(PRICE)], "transfers": [transfer_row(TRAFFIC)]}
+    return PriceFile(prices=(PRICE,), transfers=(TRAFFIC,)).plain()
 
 
 KINDS = {
