@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from compile.build.lock import building_alone
+from filelock import FileLock, Timeout
+
 from compile.spec import CompileSpec
 from inference.artifact import (
     MANIFEST,
@@ -129,7 +133,7 @@ def build_artifact(
     if not spec.buckets:
         raise InvalidRequest("no graphs are asked for")
     _make_room(directory)
-    with building_alone(directory / _STATE / "lock", f"--out {directory}"):
+    with building_alone(directory):
         return _build(spec, source, builder, directory, command, say)
 
 
@@ -155,6 +159,28 @@ def _build(
 def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
     """What the manifest will say, but for files."""
     return _manifest(spec, source, _MadeWith.by(builder), {}, "")
+
+
+@contextmanager
+def building_alone(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock; raises InvalidRequest naming the process that holds it. The system
+    lets go of the lock of a process that ends, so none is ever stale.
+    """
+    lock, holder = FileLock(directory / _STATE / "lock"), directory / _STATE / "holder"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        by = holder.read_text(encoding="utf-8") if holder.is_file() else "another process"
+        raise InvalidRequest(
+            f"--out {directory} is being built by {by}: wait for it, end it, or name another "
+            "directory"
+        ) from error
+    try:
+        write_whole(holder, f"process {os.getpid()} on {platform.node()}")
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.fused_graph import StatefulRoundGraph
 from inference.model.graph import StatefulGraph, copy_inputs, example_inputs
+from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph
 """The module that all graphs of a package are."""
@@ -106,13 +107,8 @@ class NeuronBuilder:
             name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             for name, tensor in inputs.items()
         }
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps({"inputs": described, **more, "flags": render(self._tools.flags)}, indent=1)
-            + "\n",
-            encoding="utf-8",
-        )
+        record = {"inputs": described, **more, "flags": render(self._tools.flags)}
+        write_whole(directory / name, json.dumps(record, indent=1) + "\n")
         return name
 
     def versions(self) -> Mapping[str, str]:
