@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,22 +69,33 @@ def _vocabulary(directory: Path) -> int:
 def make_request(options: Options, checkpoint: Checkpoint) -> Request:
     """What is to be built; the graphs are those of the given sizes, or planned for --load."""
     sizes = Sizes(
-        _numbers("prefill_nodes", options.prefill_nodes),
-        _numbers("tree_nodes", options.tree_nodes),
-        _numbers("slots", options.slots),
+        options.sizes("prefill_nodes"),
+        options.sizes("tree_nodes"),
+        options.sizes("slots"),
         options.sampling,
     )
     limits = _limits(options, checkpoint, sizes)
-    spec = _spec(options, checkpoint, limits, sizes)
+    spec = CompileSpec(
+        model=checkpoint.name,
+        target=options.device,
+        vocabulary=checkpoint.vocabulary,
+        buckets=graphs_of(sizes, limits),
+        rows=options.rows,
+        sequence_length=limits.sequence_length,
+        max_tree_nodes=options.max_tree_nodes,
+        dtype=options.precision,
+        tensor_parallel=options.tensor_parallel,
+        compiler_flags=options.compiler_flags,
+        fused=fused_part(options, limits, sizes, checkpoint.directory),
+    )
     if options.load is None:
         return Request(spec, ())
     if sizes.trees or sizes.slots:
         raise InvalidRequest("--load chooses the sizes: leave out --tree_nodes and --slots")
     check_fits(checkpoint.config, spec)
     budget = _budget(options)
-    planned = plan_graphs(
-        read_load(Path(options.load)), checkpoint.config, spec, budget, limits.chunk
-    )
+    load = read_load(Path(options.load))
+    planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
     buckets = buckets_of(planned.plan.shapes, limits, options.sampling)
     return Request(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
 
@@ -101,39 +111,17 @@ def _directory(options: Options) -> Path:
 
 
 def _limits(options: Options, checkpoint: Checkpoint, sizes: Sizes) -> Limits:
-    target = options.target or "cpu"
     length = _sequence_length(options, checkpoint)
     for name in ("rows", "max_tree_nodes", "graphs"):
         check_positive(name, getattr(options, name))
-    chunk = max(sizes.prefill or (CHUNK,))
     return Limits(
         options.rows,
-        min(chunk, length),
+        min(max(sizes.prefill or (CHUNK,)), length),
         options.max_tree_nodes,
-        least_nodes(_dtype(options)),
+        least_nodes(options.precision),
         length,
-        takes_all_rows(target),
+        takes_all_rows(options.device),
     )
-
-
-def _spec(options: Options, checkpoint: Checkpoint, limits: Limits, sizes: Sizes) -> CompileSpec:
-    return CompileSpec(
-        model=checkpoint.name,
-        target=options.target or "cpu",
-        vocabulary=checkpoint.vocabulary,
-        buckets=graphs_of(sizes, limits),
-        rows=options.rows,
-        sequence_length=limits.sequence_length,
-        max_tree_nodes=options.max_tree_nodes,
-        dtype=_dtype(options),
-        tensor_parallel=options.tensor_parallel,
-        compiler_flags=_flags(options.flag),
-        fused=fused_part(options, limits, sizes, checkpoint.directory),
-    )
-
-
-def _dtype(options: Options) -> str:
-    return options.dtype or ("float32" if options.target == "cpu" else "bfloat16")
 
 
 def _sequence_length(options: Options, checkpoint: Checkpoint) -> int:
@@ -166,29 +154,3 @@ def _budget(options: Options) -> Budget:
         of=lambda shape: seconds,
         samplings=samplings,
     )
-
-
-def _flags(given: Iterable[str]) -> Mapping[str, str]:
-    """NAME or NAME=VALUE -> value."""
-    flags = {}
-    for flag in given:
-        name, _, value = flag.partition("=")
-        if not name:
-            raise InvalidRequest(f"--flag {flag}: NAME or NAME=VALUE is needed")
-        flags[name] = value
-    return flags
-
-
-def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
-    """The numbers of a list separated by commas."""
-    if text is None:
-        return None
-    try:
-        numbers = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise InvalidRequest(
-            f"--{name} {text}: whole numbers separated by commas are needed"
-        ) from error
-    if numbers[0] < 1:
-        raise InvalidRequest(f"--{name} {text}: sizes of at least 1 are needed")
-    return numbers
