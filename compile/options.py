@@ -104,7 +104,7 @@ class Options:
     load: str | None = option(
         None,
         "what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the "
-        "sizes that cost it least are chosen",
+        "sizes that cost it least are chosen, by scipy (outrider[compile])",
         _PLAN,
         metavar="FILE",
     )

@@ -47,7 +47,11 @@ PURE = [
     "json_file",
     "whole_file",
 ]
-HOMES = {"boto3": ("deploy/", "compile/s3.py")}
+HOMES = {
+    "boto3": ("deploy/aws_prices.py", "compile/s3.py"),
+    "scipy": ("compile/plan/search.py",),
+    "filelock": ("compile/build/build.py",),
+}
 
 
 def imports(path: Path) -> set[str]:

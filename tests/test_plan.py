@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS, imitate
 from compile.__main__ import main
+from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.memory import check_fits, check_sharding, footprint, work
 from compile.plan.search import Budget, expected_cost, grid, plan, powers_of_two, serving
 from compile.plan.workload import Calls, Limits, Load, Shape, calls_of, read_load
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
-from inference.errors import InvalidRequest, LimitExceeded
+from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
 from outrider.completion import Completion
 from tests.models import TINY, tiny_decoder
@@ -436,3 +437,22 @@ def test_the_command_line_of_compile_starts_without_heavy_libraries(library: str
         f"sys.exit({library!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_MOST_SECONDS", seconds)
+    limits = Limits(4, 256, 64, 1, 2048, all_rows=False)
+    calls = calls_of(read_load(LOADS / "chat.json"), limits)
+    made = plan(calls, limits, area, Budget(14))
+    assert made.bound <= made.expected
+    assert made.expected == pytest.approx(expected_cost(made.shapes, calls, area))
+    assert set(limits.required()) <= set(made.shapes)
+
+
+def test_planning_without_its_solver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingExtra, match=r"outrider\[compile\]"):
+        plan({Shape(False, 1, 2, 50): 1.0}, LIMITS, area, Budget(9))

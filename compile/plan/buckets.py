@@ -24,28 +24,24 @@ SAMPLINGS = tuple(_SAMPLINGS)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of graphs, where they were given. prefill, trees: nodes.  sampling: one of
-    SAMPLINGS.
-    """
+    """Sizes of graphs; None where they were not given."""
 
-    prefill: tuple[int, ...] | None = None
-    trees: tuple[int, ...] | None = None
+    prefill: tuple[int, ...] | None = None  # nodes of a prompt's chunk
+    trees: tuple[int, ...] | None = None  # nodes
     slots: tuple[int, ...] | None = None
-    sampling: str = "both"
+    sampling: str = "both"  # one of SAMPLINGS
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what it was made for. smaller, larger: the padding with one shape fewer (None:
-    too few) and one more.
-    """
+    """A plan and what it was made for."""
 
     load: Load
     calls: Calls
     plan: Plan
     cost: Cost
-    smaller: float | None
-    larger: float
+    smaller: float | None  # padding with one graph fewer; None where that is too few
+    larger: float  # padding with one shape more
 
 
 def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:

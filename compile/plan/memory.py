@@ -29,14 +29,12 @@ _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one rank. activation: the largest single tensor of any graph, `largest` says
-    which.
-    """
+    """Bytes that one rank needs."""
 
     weights: int
     cache: int
-    activation: int
-    largest: str
+    activation: int  # the largest single tensor of any graph
+    largest: str  # which that is
 
     @property
     def total(self) -> int:
@@ -48,10 +46,10 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a graph on one rank: floating-point operations, and bytes read and written."""
+    """One call of a graph on one rank."""
 
-    flops: float
-    moved: float
+    flops: float  # floating-point operations
+    moved: float  # bytes read and written
 
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:

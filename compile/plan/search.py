@@ -36,15 +36,12 @@ _SCALE = 1e4  # of the objective: the solver's tolerances are absolute, seconds 
 
 @dataclass(frozen=True)
 class Budget:
-    """graphs: how many may be built, greedy and sampled counted apart.  seconds: compile time in
-    all.  of: one shape's compile time, for one graph.  samplings: graphs that a verify shape is
-    built as (2: greedy and sampled).
-    """
+    """What may be built."""
 
-    graphs: int
-    seconds: float = float("inf")
-    of: Cost = field(default=lambda shape: 0.0)
-    samplings: int = 2
+    graphs: int  # greedy and sampled counted apart
+    seconds: float = float("inf")  # compile time in all
+    of: Cost = field(default=lambda shape: 0.0)  # seconds of one graph of a shape
+    samplings: int = 2  # graphs that a verify shape is built as: greedy, sampled
 
     def count(self, shape: Shape) -> int:
         """Graphs of a shape: prompts are always greedy."""
@@ -67,15 +64,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """shapes: the graphs to build.  expected: cost of the load's mean session with them.  exact:
-    the same without any padding. bound: no choice of the sizes tried, within the budget, costs
-    less.
-    """
+    """The graphs to build, and what the load's mean session costs with them."""
 
     shapes: tuple[Shape, ...]
-    expected: float
-    exact: float
-    bound: float
+    expected: float  # cost with these graphs
+    exact: float  # cost without any padding
+    bound: float  # no choice of the sizes tried, within the budget, costs less
 
     @property
     def padding(self) -> float:
