@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS, imitate
-from compile.__main__ import main
+from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.memory import check_fits, check_sharding, footprint, work
 from compile.plan.search import Budget, expected_cost, grid, plan, powers_of_two, serving
-from compile.plan.workload import Calls, Limits, Load, Shape, calls_of, read_load
+from compile.plan.workload import Calls, Limits, Shape, calls_of, read_load
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
-from outrider.completion import Completion
 from tests.models import TINY, tiny_decoder
 
-ROOT = Path(__file__).parents[1]
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120, all_rows=False)
 
 
@@ -127,24 +121,6 @@ def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
         plan(calls, LIMITS, area, Budget(9, seconds=540, of=lambda shape: 120))
 
 
-def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> None:
-    load = Load("by hand", ((40, 7),), {4: 3, 8: 1}, {2: 1}, acceptance_length=2.5)
-    assert calls_of(load, LIMITS) == {
-        Shape(True, 1, 16, 1): 1,
-        Shape(True, 1, 16, 16): 1,
-        Shape(True, 1, 7, 32): 1,
-        **{
-            Shape(False, 2, 4, slots): pytest.approx(0.375) for slots in (43, 45, 48)
-        },  # three rounds, shared by two sessions
-        **{Shape(False, 2, 8, slots): pytest.approx(0.125) for slots in (47, 49, 52)},
-    }
-
-
-@pytest.mark.parametrize("name", IMITATED)
-def test_the_shipped_loads_are_what_their_script_makes(name: str) -> None:
-    assert read_load(LOADS / f"{name}.json") == imitate(name)
-
-
 @pytest.mark.parametrize("name", IMITATED)
 def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> None:
     limits = Limits(4, 256, 64, 1, 2048, all_rows=True)
@@ -155,55 +131,6 @@ def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> No
     )
     assert free.expected <= powers.expected
     assert expected_cost(free.shapes, calls, area) == pytest.approx(free.expected)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"sessions": []}, "a load needs sessions"),
-        ({"sessions": [[0, 5]]}, r"field sessions\[0\]\[0\] is 0"),
-        ({"sessions": [[1, 5, 2]]}, r"field sessions\[0\] is \[1, 5, 2\]"),
-        ({"tree_sizes": {"0": 1}}, "field tree_sizes has a field '0'"),
-        ({"tree_sizes": {"1": 0}}, "tree_sizes maps sizes of at least 1"),
-        ({"concurrent": {"one": 1}}, "field concurrent has a field 'one'"),
-        ({"acceptance_length": 0.5}, "a round makes at least the target's own token"),
-        ({"surprise": 1}, "has an unknown field 'surprise'"),
-    ],
-)
-def test_a_bad_load_is_refused_in_one_line(
-    tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
-    path = tmp_path / "load.json"
-    path.write_text(json.dumps(asdict(Load("x", ((4, 4),), {4: 1}, {1: 1}, 2.0)) | change))
-    with pytest.raises(InvalidRequest, match=said):
-        read_load(path)
-
-
-def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
-    path = tmp_path / "outrider-profile.json"
-    one = Completion(
-        0,
-        "x",
-        0,
-        prompt_tokens=30,
-        token_ids=[1] * 12,
-        forwards=4,
-        num_draft_tokens=61,
-        num_accepted_tokens=8,
-    )
-    two = replace(one, prompt_tokens=9, token_ids=[1] * 4, forwards=2, num_draft_tokens=14)
-    two.num_accepted_tokens = 2
-    path.write_text(json.dumps([asdict(one), asdict(two), asdict(replace(one, forwards=0))]))
-    load = read_load(path)
-    assert (load.sessions, load.tree_sizes, load.concurrent) == (
-        ((30, 12), (9, 4)),
-        {16: 4, 8: 2},
-        {1: 1},
-    )
-    assert load.acceptance_length == pytest.approx(16 / 6)
-    path.write_text("[{}]")
-    with pytest.raises(InvalidRequest, match=r"field \[0\] has no prompt_tokens"):
-        read_load(path)
 
 
 def test_weights_and_cache_of_a_known_model_are_those_published() -> None:
@@ -339,104 +266,6 @@ def test_a_planned_spec_explains_itself() -> None:
     assert "10 graphs of 10 allowed" in text
     assert planned.smaller is not None
     assert planned.smaller >= planned.plan.padding >= planned.larger
-
-
-def test_a_dry_run_prints_the_plan_and_builds_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    arguments = [
-        "--model",
-        str(tmp_path),
-        "--target",
-        "trn1",
-        "--dry-run",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert (
-        main(
-            [
-                *arguments,
-                "--tensor_parallel",
-                "2",
-                "--load",
-                str(LOADS / "chat.json"),
-                "--graphs",
-                "8",
-            ]
-        )
-        == 0
-    )
-    shown = capsys.readouterr().out
-    for part in (
-        "trn1.2xlarge, 2 ranks",
-        "8 graphs of 8 allowed",
-        "verify_b4_t64_s2112_sampled",
-        "weights             7.48 GiB",
-        "roofline ms",
-    ):
-        assert part in shown
-    assert not (tmp_path / "out").exists()
-    assert main(arguments) == 1
-    assert "Would fit: --sequence_length" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "--target is needed"),
-        (["--target", "cpu"], "--out is needed"),
-        (
-            ["--target", "cpu", "--dry_run", "--tree_nodes", "4,x"],
-            "--tree_nodes 4,x: whole numbers",
-        ),
-        (
-            ["--target", "cpu", "--dry_run", "--tree_nodes", "65"],
-            "--tree_nodes 65: sizes lie between 1 and 64",
-        ),
-        (["--target", "cpu", "--dry_run", "--slots", "0"], "--slots 0: sizes of at least 1"),
-        (
-            ["--target", "cpu", "--dry_run", "--sampling", "some"],
-            "--sampling some: one of both, greedy, sampled",
-        ),
-        (["--target", "cpu", "--dry_run", "--sequence_length", "9999"], "takes 2 to 1024"),
-        (["--target", "cpu", "--dry_run", "--load", "gone.json"], "gone.json cannot be read"),
-        (
-            ["--target", "cpu", "--dry_run", "--load", "x", "--slots", "64"],
-            "--load chooses the sizes",
-        ),
-        (
-            ["--target", "cpu", "--dry_run", "--load", "x", "--compile_minutes", "5"],
-            "--compile_minutes needs --graph_minutes",
-        ),
-        (["--target", "cpu", "--dry_run", "--flag", "=3"], "--flag =3"),
-        (["--pull", "somewhere", "--out", "x"], "--pull needs --digest"),
-    ],
-)
-def test_bad_flags_get_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert said in error
-    assert error.count("\n") == 1
-
-
-def test_a_flag_that_is_gone_says_what_replaced_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--target", "trn1", "--trace", "--dry-run"])
-    assert "--trace is gone" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("library", ["torch", "transformers", "numpy", "boto3"])
-def test_the_command_line_of_compile_starts_without_heavy_libraries(library: str) -> None:
-    code = (
-        "import sys; from compile.__main__ import main; from compile.options import parse; "
-        f"sys.exit({library!r} in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
