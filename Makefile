@@ -1,21 +1,31 @@
-# make demo   draft and target as two processes on this machine, with the pair that ships here
-# make test   lint, types and tests
-# Both make .venv first; PYTHON chooses the interpreter (3.10 to 3.13).
+# make demo       draft and target as two processes on this machine, with the pair that ships here
+# make check      lint, types and the fast tests, for while you work
+# make test       lint, types and tests
+# make test-all   the slower tiers; CI runs them after make test
+# They make .venv first; PYTHON chooses the interpreter (3.10 to 3.13).
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-xla proto clean
+.PHONY: demo lint check test test-all test-xla proto clean
 
-demo: .venv/ready
+demo: .venv/installed
 	@$(BIN)/python -m outrider.demo
 
-test: .venv/ready
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+
+check: lint
+	$(BIN)/python -m pytest -m "not slow and not extended"
+
+test: lint
+	$(BIN)/python -m pytest -m "not extended"
+
+test-all: .venv/ready
+	$(BIN)/python -m pytest -m extended
 
 test-xla: .venv-xla/ready
 	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/test_tree.py tests/test_choice.py tests/test_decoder.py tests/test_lossless.py
@@ -23,8 +33,12 @@ test-xla: .venv-xla/ready
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/ready: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

@@ -13,7 +13,7 @@ BURST_SECONDS = 1.0
 
 
 class Allowance:
-    """Of one key, for all of its streams. Called on the event loop."""
+    """The token bucket of one key, shared by all of its streams. Called on the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._at, self._owed = clock, clock(), 0.0

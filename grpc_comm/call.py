@@ -36,8 +36,9 @@ class Listener(Protocol):
 class Call:
     """A bidirectional stream.
 
-    failure: why it ended, None while it is alive.  heard_at: when the target last said something,
-    by time.monotonic().  silent: it ended because the target said nothing.
+    failure: why the stream ended, None while it is alive.
+    heard_at: time.monotonic() of the target's latest message.
+    silent: the stream ended because the target said nothing.
     """
 
     def __init__(self, start: Start, listener: Listener, traffic: Traffic, address: str) -> None:

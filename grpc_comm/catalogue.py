@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from grpc_comm.observer import ServiceObserver
+from grpc_comm.events import Listener, ModelServed, OfModel
 from grpc_comm.translate import Description
 from inference.engine import Engine
 from inference.errors import InvalidRequest
@@ -48,11 +48,11 @@ class Catalogue:
     """
 
     def __init__(
-        self, first: Served, listed: Mapping[str, Callable[[], Served]], observer: ServiceObserver
+        self, first: Served, listed: Mapping[str, Callable[[], Served]], emit: Listener
     ) -> None:
         self._first = first.description.model
         self._served: dict[str, Served] = {}
-        self._listed, self._observer = dict(listed), observer
+        self._listed, self._emit = dict(listed), emit
         self._threads: list[EngineThread] = []
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._start(self._first, first)
@@ -86,7 +86,9 @@ class Catalogue:
             del self._loading[name]
 
     def _start(self, name: str, served: Served) -> None:
-        served.engine.observer = self._observer.engine(served.engine, served.description)
+        emit, model = self._emit, served.description.model
+        emit(ModelServed(served.engine, served.description))
+        served.engine.on_event = lambda event: emit(OfModel(model, event))
         self._served[name] = served
         self._threads.append(EngineThread(served.engine))
 

@@ -218,7 +218,7 @@ class Connection:
             channel.close()
 
     def _describe(self, model: str, timeout: float) -> Description:
-        """Of the first that answers, which is moved to the front."""
+        """The description of the first target that answers. That target moves to the front."""
         for channel in list(self._channels):
             try:
                 return channel.describe(model, timeout)

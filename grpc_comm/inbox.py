@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from google.protobuf.message import DecodeError
 
-from grpc_comm.observer import ServiceObserver
+from grpc_comm.events import Listener, MessageReceived
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.reading import UNREADABLE
 from inference.errors import Gone, InvalidRequest
@@ -16,15 +16,13 @@ from inference.errors import Gone, InvalidRequest
 class Inbox:
     """Messages, one at a time: what is not read here, gRPC holds back at its sender."""
 
-    def __init__(
-        self, requests: AsyncIterator[pb.ClientMessage], observer: ServiceObserver
-    ) -> None:
-        self._requests, self._observer = requests, observer
+    def __init__(self, requests: AsyncIterator[pb.ClientMessage], emit: Listener) -> None:
+        self._requests, self._emit = requests, emit
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
 
     async def first(self, seconds: float) -> pb.ClientMessage | None:
-        """As take(); raises Gone when none has come after so many seconds."""
+        """The first message. Raises Gone when none has come after so many seconds."""
         taking = asyncio.ensure_future(self.take())
         await asyncio.wait({taking}, timeout=seconds)
         if not taking.done():
@@ -44,7 +42,7 @@ class Inbox:
             raise InvalidRequest(UNREADABLE) from error
         self._waiting_since = None
         if message is not None:
-            self._observer.bytes_up(message.ByteSize())
+            self._emit(MessageReceived(message.ByteSize()))
         return message
 
     async def silence(self, seconds: float) -> None:

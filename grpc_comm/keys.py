@@ -154,9 +154,9 @@ class Grant:
 
 
 def _digest(metadata: Metadata | None) -> bytes | None:
-    """Of the one token that a call carries; None where there is none.
+    """SHA-256 of the token that a call carries; None where it carries none.
 
-    An empty token is none, and so are those of several headers.
+    An empty token counts as none, and so do tokens in several headers.
     """
     headers = [value for name, value in metadata or () if name == "authorization"]
     given = [value.encode() if isinstance(value, str) else value for value in headers]

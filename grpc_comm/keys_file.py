@@ -32,21 +32,17 @@ _MOST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Key:
-    """A tenant and its limits; None: the server's own.
+    """A tenant and its limits. A limit of None is the server's own.
 
-    The tenant "" is everyone, on a target that asks nobody.
-
-    sessions: open at once.  sequence_length: tokens, prompt and output together.
-    tree_nodes: the root included.  message_bytes: the longest message.
-    nodes_per_second: candidates of all sessions, in place of what each session may send.
+    A target without keys serves everyone as the tenant "".
     """
 
     name: str
-    sessions: int | None = None
-    sequence_length: int | None = None
-    tree_nodes: int | None = None
-    message_bytes: int | None = None
-    nodes_per_second: int | None = None
+    sessions: int | None = None  # open at once
+    sequence_length: int | None = None  # tokens, prompt and output together
+    tree_nodes: int | None = None  # of one session in one forward, the root included
+    message_bytes: int | None = None  # of the longest message
+    nodes_per_second: int | None = None  # candidates of all sessions together
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or (self.name and not _NAME.fullmatch(self.name)):
@@ -87,7 +83,7 @@ class KeysFile:
         return _parse(self.path)
 
     def _stamp(self) -> tuple[int, ...]:
-        """Of the version that is there; empty when none is."""
+        """Identifies the version of the file; empty when there is no file."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -211,7 +207,7 @@ def _digest(given: Any) -> bytes:
 
 
 def _shown(value: Any) -> str:
-    """Of whatever a file holds: short, on one line, without its control characters."""
+    """A value for an error message: short, on one line, without control characters."""
     return reprlib.repr(value)
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from grpc_comm.observer import Ending, ServiceObserver
+from grpc_comm.events import Ending, Listener, SessionEnded, SessionResumed, StreamLost
 from inference.engine import Engine
 from inference.errors import Busy, Gone, InvalidRequest, Mismatch
 from inference.session import Session
@@ -86,14 +86,14 @@ class Leases:
 
     def __init__(
         self,
-        observer: ServiceObserver,
+        emit: Listener,
         most: int,
         lease_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lease_seconds, self._observer, self._most, self._clock = (
+        self.lease_seconds, self._emit, self._most, self._clock = (
             lease_seconds,
-            observer,
+            emit,
             most,
             clock,
         )
@@ -169,7 +169,7 @@ class Leases:
                 f"{held.epoch}"
             )
         held.resumed(epoch)
-        self._observer.resumed(held.session)
+        self._emit(SessionResumed(held.session))
         return held
 
     def leave(self, held: Held) -> None:
@@ -177,7 +177,7 @@ class Leases:
         if self._held.get(held.name) is held:
             held.expires = self._clock() + self.lease_seconds
             held.engine.detach(held.session)
-            self._observer.session_lost(held.session)
+            self._emit(StreamLost(held.session))
 
     def end(self, held: Held, reason: Ending) -> None:
         """The session is over. Idempotent."""
@@ -186,7 +186,7 @@ class Leases:
         del self._held[held.name]
         self._counts[held.tenant] -= 1
         held.ended()
-        self._observer.session_ended(held.session, reason)
+        self._emit(SessionEnded(held.session, reason))
 
     def end_all(self) -> None:
         for held in list(self._held.values()):

@@ -25,8 +25,8 @@ MOST_BACKLOG = 16
 class ListeningSession:
     """A session whose tokens come on a call, on its reader's thread.
 
-    stream: changes when the target knows nothing of earlier proposals any more.  candidates: that
-    the target keeps.
+    stream: numbers the streams; a new one knows nothing of earlier proposals.
+    candidates: the most that the target keeps for this session.
     """
 
     def __init__(self, description: Description) -> None:

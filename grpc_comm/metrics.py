@@ -11,21 +11,17 @@ forward is under way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from grpc_comm.ledger import Entry, Ledger
-from grpc_comm.observer import Ending, ServiceObserver
-from grpc_comm.translate import Description
-from inference.engine import Engine
+from grpc_comm.events import Ending, Event, ModelServed, OfModel, SessionEnded
+from grpc_comm.statistics import Entry, ModelTotals, Statistics, occupancy
 from inference.errors import MissingExtra
-from inference.forward import Commit, Forward, Observer
-from inference.order import End
-from inference.session import Opened, Session
+from inference.forward import Commit, EngineEvent, Forward, Prefilled
+from inference.proposer import COPY, DEVICE, HOST, MODEL
 
 try:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-    from grpc_comm.gauges import EngineGauges
+    from prometheus_client import CollectorRegistry, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 except ImportError as error:
     raise MissingExtra(
         "metrics need the prometheus-client package: pip install 'outrider[metrics]'"
@@ -36,299 +32,253 @@ _SECONDS = tuple(
 )  # 0.1 ms to 500 s
 _TOKENS = tuple(step * 10.0**power for power in range(6) for step in (1, 2, 5))
 _ROWS = tuple(2.0**power for power in range(9))
+_KINDS = {MODEL: "model", COPY: "copy", HOST: "host", DEVICE: "device"}
+
+OF_TARGET = (
+    ("outrider_streams_lost", "streams_lost", "Streams that broke while their session went on."),
+    (
+        "outrider_sessions_resumed",
+        "sessions_resumed",
+        "Sessions that another stream went on with.",
+    ),
+    (
+        "outrider_dropped_candidates",
+        "dropped",
+        "Candidates that came faster than their key may send them.",
+    ),
+)
+"""Counters of the whole target: name, field of Statistics, help."""
+
+OF_MODEL = (
+    ("vllm:prompt_tokens", "prompt_tokens", "Tokens of prompts, cached ones included."),
+    ("vllm:generation_tokens", "tokens", "Tokens made."),
+    ("vllm:prefix_cache_queries", "prompt_tokens", "Tokens of prompts that were looked up."),
+    ("vllm:prefix_cache_hits", "reused_tokens", "Tokens of prompts whose keys were there."),
+    ("vllm:num_preemptions", "evictions", "Silent sessions whose row was lent to another."),
+    ("vllm:spec_decode_num_drafts", "drafts", "Forwards of sessions that had candidates."),
+    ("vllm:spec_decode_num_draft_tokens", "candidates", "Candidates computed."),
+    ("vllm:spec_decode_num_accepted_tokens", "accepted", "Candidates accepted."),
+    ("outrider_root_only_forwards", "root_only", "Forwards of sessions without candidates."),
+    ("outrider_credit_stalls", "credit_stalls", "Times that a session used up its credit."),
+    ("outrider_engine_seconds", "engine_seconds", "Spent by the engine around forwards."),
+)
+"""Counters of one model: name, field of ModelTotals, help."""
+
+OF_FORWARDS = (
+    ("outrider_computed_rows", "padded_rows", "Rows of forwards, padding included."),
+    ("outrider_useful_nodes", "nodes", "Nodes of trees and tokens of prompts in forwards."),
+    ("outrider_computed_nodes", "padded_nodes", "Nodes of forwards, padding included."),
+)
+"""Counters of one model's forwards of one kind: name, field of ForwardTotals, help."""
 
 
-class Metrics(ServiceObserver):
-    """All metrics of one target, in a registry of its own."""
+class Metrics:
+    """A Listener and collector: histograms of events, counters and gauges of the statistics."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.health = "loading"  # then "serving", then "draining"
-        self._ledger = Ledger()
-        self._families = _Families(self.registry)
-        self._models: dict[str, _ModelMetrics] = {}
-        self._engines = EngineGauges()
-        self.registry.register(self._engines)
-        self._rejected = Counter(
-            "outrider_rejected",
-            "Calls that ended with an error, by gRPC status code.",
-            ["code"],
-            registry=self.registry,
-        )
-        self._ended = Counter(
-            "outrider_sessions_ended",
-            "Sessions that are over, by reason.",
-            ["reason"],
-            registry=self.registry,
-        )
-        for reason in Ending:
-            self._ended.labels(reason.value)
-        wire = Counter(
-            "outrider_wire_bytes",
-            "Bytes of messages, up from clients and down to them.",
-            ["direction"],
-            registry=self.registry,
-        )
-        self._up, self._down = wire.labels("up"), wire.labels("down")
-        self._lost = Counter(
-            "outrider_streams_lost",
-            "Streams that broke while their session went on.",
-            registry=self.registry,
-        )
-        self._resumed = Counter(
-            "outrider_sessions_resumed",
-            "Sessions that another stream went on with.",
-            registry=self.registry,
-        )
-        self._dropped = Counter(
-            "outrider_dropped_candidates",
-            "Candidates that came faster than their key may send them.",
-            registry=self.registry,
-        )
-        self._draining = Gauge(
-            "outrider_draining", "1 once no new sessions are taken.", registry=self.registry
-        )
+    def __init__(self, statistics: Statistics) -> None:
+        self.statistics, self.registry = statistics, CollectorRegistry()
+        self._histograms = _Histograms(self.registry)
+        self.registry.register(self)
+        statistics.listeners.append(self)
 
-    def engine(self, engine: Engine, description: Description) -> Observer:
-        self.health = "serving" if self.health == "loading" else self.health
-        self._engines.add(engine, description)
-        model = self._models[description.model] = _ModelMetrics(
-            description.model, self._families, self._ledger
-        )
-        return model
+    def __call__(self, event: Event) -> None:
+        match event:
+            case OfModel(model, of_engine):
+                self._of_engine(model, of_engine)
+            case ModelServed(_, description):
+                self._histograms.show(description.model)
+            case SessionEnded(session, _):
+                entry = self.statistics.entry(session)
+                if entry.forwards:
+                    self._ended(entry)
 
-    def session_lost(self, session: Session) -> None:
-        self._lost.inc()
+    def collect(self) -> Iterator[Metric]:
+        """Everything that is not a histogram."""
+        yield from _counters(self.statistics)
+        yield from _model_counters(self.statistics.models)
+        yield from _gauges(self.statistics)
 
-    def resumed(self, session: Session) -> None:
-        self._resumed.inc()
+    def _of_engine(self, model: str, event: EngineEvent) -> None:
+        histograms = self._histograms
+        match event:
+            case Forward():
+                kind = "prefill" if event.prefill else "decode"
+                histograms.forward.labels(model, kind).observe(event.model_seconds)
+                histograms.rows.labels(model, kind).observe(event.rows)
+            case Prefilled(_, opened):
+                histograms.queue.labels(model).observe(opened.queue_seconds)
+                histograms.prefill.labels(model).observe(opened.prefill_seconds)
+            case Commit():
+                entry = self.statistics.entry(event.session)
+                histograms.forward_queue.labels(model).observe(event.queue_seconds)
+                if entry.gap is None:
+                    histograms.first.labels(model).observe(entry.first_at - entry.asked_at)
+                else:
+                    histograms.gap.labels(model).observe(entry.gap)
 
-    def session_ended(self, session: Session, reason: Ending) -> None:
-        self._ended.labels(reason.value).inc()
-        entry = self._ledger.entry(session)
-        if entry.forwards:
-            self._models[entry.model].ended(entry)
-
-    def rejected(self, code: str, tenant: str = "") -> None:
-        self._rejected.labels(code).inc()
-
-    def bytes_up(self, count: int) -> None:
-        self._up.inc(count)
-
-    def bytes_down(self, count: int) -> None:
-        self._down.inc(count)
-
-    def dropped(self, candidates: int) -> None:
-        self._dropped.inc(candidates)
-
-    def draining(self) -> None:
-        self.health = "draining"
-        self._draining.set(1)
+    def _ended(self, entry: Entry) -> None:
+        histograms, model = self._histograms, entry.model
+        histograms.latency.labels(model).observe(entry.last_at - entry.asked_at)
+        histograms.prompt.labels(model).observe(entry.prompt_tokens)
+        histograms.output.labels(model).observe(entry.tokens)
+        if entry.tokens > 1:
+            each = (entry.last_at - entry.first_at) / (entry.tokens - 1)
+            histograms.each.labels(model).observe(each)
 
 
-class _Families:
-    """Counters and histograms by name, of which each model has its own; made when first asked
-    for.
-    """
+class _Histograms:
+    """All histograms, each with a series for every model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._counters: dict[str, Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
-
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        if name not in self._counters:
-            self._counters[name] = Counter(
-                name, text, ["model_name", *labels], registry=self._registry
+        def made(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(
+                name, text, ["model_name", *labels], buckets=buckets, registry=registry
             )
-        return self._counters[name]
 
-    def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        if name not in self._histograms:
-            self._histograms[name] = Histogram(
-                name, text, ["model_name", *labels], buckets=buckets, registry=self._registry
-            )
-        return self._histograms[name]
-
-
-class _ModelMetrics(Observer):
-    """What one engine tells, under its model's name."""
-
-    def __init__(self, model: str, families: _Families, ledger: Ledger) -> None:
-        self._model, self._ledger = model, ledger
-        self._forwards = {
-            True: _ForwardMetrics(model, "prefill", families),
-            False: _ForwardMetrics(model, "decode", families),
-        }
-        self._drafting, self._sessions = (
-            _DraftMetrics(model, families),
-            _SessionMetrics(model, families),
+        self.forward = made(
+            "outrider_forward_seconds", "One forward of the model.", _SECONDS, "kind"
         )
-        text = "Spent by the engine around forwards."
-        self._engine_seconds = families.counter("outrider_engine_seconds", text).labels(model)
-
-    def forward(self, done: Forward) -> None:
-        self._forwards[done.prefill].add(done)
-        self._engine_seconds.inc(done.engine_seconds)
-
-    def opened(self, session: Session, opened: Opened) -> None:
-        self._sessions.opened(self._ledger.opened(self._model, session, opened))
-
-    def committed(self, session: Session, commit: Commit) -> None:
-        gap = self._ledger.committed(session, commit)
-        self._sessions.committed(self._ledger.entry(session), gap, commit)
-        self._drafting.add(commit.candidates, commit.accepted)
-        if commit.credit <= 0 and session.end is End.NOT:
-            self._sessions.credit_stalls.inc()
-
-    def evicted(self, session: Session) -> None:
-        self._sessions.evictions.inc()
-
-    def ended(self, entry: Entry) -> None:
-        self._sessions.ended(entry)
-
-
-class _DraftMetrics:
-    """What became of candidates."""
-
-    def __init__(self, model: str, families: _Families) -> None:
-        self._model = model
-        self._drafts = families.counter(
-            "vllm:spec_decode_num_drafts", "Forwards of sessions that had candidates."
-        ).labels(model)
-        self._root_only = families.counter(
-            "outrider_root_only_forwards", "Forwards of sessions that had no candidates."
-        ).labels(model)
-        self._tokens = families.counter(
-            "vllm:spec_decode_num_draft_tokens", "Candidates computed."
-        ).labels(model)
-        self._accepted = families.counter(
-            "vllm:spec_decode_num_accepted_tokens", "Candidates accepted."
-        ).labels(model)
-        text = "Candidates accepted, by depth below the root, from 0."
-        self._by_depth = families.counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", text, "position"
+        self.rows = made("outrider_batch_rows", "Sessions in a forward.", _ROWS, "kind")
+        self.first = made(
+            "vllm:time_to_first_token_seconds", "From Open to a session's first tokens.", _SECONDS
         )
-        self._depths: list[Counter] = []  # no more than a tree has nodes
-
-    def add(self, candidates: int, accepted: int) -> None:
-        """Of one forward of a session."""
-        if not candidates:
-            return self._root_only.inc()
-        self._drafts.inc()
-        self._tokens.inc(candidates)
-        self._accepted.inc(accepted)
-        while len(self._depths) < accepted:
-            self._depths.append(self._by_depth.labels(self._model, str(len(self._depths))))
-        for depth in self._depths[:accepted]:
-            depth.inc()
-
-
-class _SessionMetrics:
-    """Tokens and times of sessions."""
-
-    def __init__(self, model: str, families: _Families) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return families.counter(name, text).labels(model)
-
-        def seconds(name: str, text: str) -> Histogram:
-            return families.histogram(name, text, _SECONDS).labels(model)
-
-        def tokens(name: str, text: str) -> Histogram:
-            return families.histogram(name, text, _TOKENS).labels(model)
-
-        self._prompt_tokens = counter(
-            "vllm:prompt_tokens", "Tokens of prompts, those whose keys were there already included."
-        )
-        self._generated = counter("vllm:generation_tokens", "Tokens made.")
-        self._queries = counter(
-            "vllm:prefix_cache_queries", "Tokens of prompts that were looked up in rows."
-        )
-        self._hits = counter(
-            "vllm:prefix_cache_hits", "Tokens of prompts whose keys were there already."
-        )
-        self.evictions = counter(
-            "vllm:num_preemptions", "Silent sessions whose row was lent to another."
-        )
-        self.credit_stalls = counter(
-            "outrider_credit_stalls", "Times that a session used up the credit of its client."
-        )
-        self._first = seconds(
-            "vllm:time_to_first_token_seconds", "From Open to a session's first tokens."
-        )
-        self._gap = seconds(
+        self.gap = made(
             "vllm:inter_token_latency_seconds",
             "Between two forwards of a session; one may bring several tokens.",
+            _SECONDS,
         )
-        self._each = seconds(
-            "vllm:request_time_per_output_token_seconds", "Of each token after a session's first."
+        self.each = made(
+            "vllm:request_time_per_output_token_seconds",
+            "Of each token after a session's first.",
+            _SECONDS,
         )
-        self._latency = seconds(
-            "vllm:e2e_request_latency_seconds", "From Open to a session's last tokens."
+        self.latency = made(
+            "vllm:e2e_request_latency_seconds", "From Open to a session's last tokens.", _SECONDS
         )
-        self._queue = seconds(
+        self.queue = made(
             "vllm:request_queue_time_seconds",
             "A session's wait, for a row and for forwards, until its prompt is prefilled.",
+            _SECONDS,
         )
-        self._prefill = seconds(
-            "vllm:request_prefill_time_seconds", "A session's forwards of its prompt."
+        self.prefill = made(
+            "vllm:request_prefill_time_seconds", "A session's forwards of its prompt.", _SECONDS
         )
-        self._forward_queue = seconds(
-            "outrider_forward_queue_seconds", "A session's wait from one forward to its next."
+        self.forward_queue = made(
+            "outrider_forward_queue_seconds",
+            "A session's wait from one forward to its next.",
+            _SECONDS,
         )
-        self._prompt = tokens("vllm:request_prompt_tokens", "Tokens of a session's prompt.")
-        self._output = tokens("vllm:request_generation_tokens", "Tokens made in a session.")
+        self.prompt = made("vllm:request_prompt_tokens", "Tokens of a session's prompt.", _TOKENS)
+        self.output = made("vllm:request_generation_tokens", "Tokens made in a session.", _TOKENS)
 
-    def opened(self, entry: Entry) -> None:
-        self._prompt_tokens.inc(entry.prompt_tokens)
-        self._queries.inc(entry.prompt_tokens)
-        self._hits.inc(entry.reused_tokens)
-        self._queue.observe(entry.queue_seconds)
-        self._prefill.observe(entry.prefill_seconds)
-
-    def committed(self, entry: Entry, gap: float | None, commit: Commit) -> None:
-        """gap: seconds since the session's forward before this one."""
-        self._generated.inc(len(commit.tokens))
-        self._forward_queue.observe(commit.queue_seconds)
-        if gap is None:
-            self._first.observe(entry.first_at - entry.asked_at)
-        else:
-            self._gap.observe(gap)
-
-    def ended(self, entry: Entry) -> None:
-        self._latency.observe(entry.last_at - entry.asked_at)
-        self._prompt.observe(entry.prompt_tokens)
-        self._output.observe(entry.tokens)
-        if entry.tokens > 1:
-            self._each.observe((entry.last_at - entry.first_at) / (entry.tokens - 1))
+    def show(self, model: str) -> None:
+        """Series of this model are there from now on, empty."""
+        for histogram in vars(self).values():
+            if histogram in (self.forward, self.rows):
+                for kind in ("prefill", "decode"):
+                    histogram.labels(model, kind)
+            else:
+                histogram.labels(model)
 
 
-class _ForwardMetrics:
-    """Forwards of one kind."""
+def _counters(target: Statistics) -> Iterator[Metric]:
+    for name, field, text in OF_TARGET:
+        yield CounterMetricFamily(name, text, value=getattr(target, field))
+    rejected = CounterMetricFamily(
+        "outrider_rejected",
+        "Calls that ended with an error, by gRPC status code.",
+        labels=["code"],
+    )
+    for code, count in list(target.rejected.items()):
+        rejected.add_metric([code], count)
+    ended = CounterMetricFamily(
+        "outrider_sessions_ended", "Sessions that are over, by reason.", labels=["reason"]
+    )
+    for reason in Ending:
+        ended.add_metric([reason.value], target.ended[reason])
+    wire = CounterMetricFamily(
+        "outrider_wire_bytes",
+        "Bytes of messages, up from clients and down to them.",
+        labels=["direction"],
+    )
+    wire.add_metric(["up"], target.bytes_up)
+    wire.add_metric(["down"], target.bytes_down)
+    yield from (rejected, ended, wire)
+    yield GaugeMetricFamily(
+        "outrider_draining", "1 once no new sessions are taken.", value=target.draining
+    )
 
-    def __init__(self, model: str, kind: str, families: _Families) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return families.counter(name, text, "kind").labels(model, kind)
 
-        self._seconds = families.histogram(
-            "outrider_forward_seconds", "One forward of the model.", _SECONDS, "kind"
-        ).labels(model, kind)
-        self._rows = families.histogram(
-            "outrider_batch_rows", "Sessions in a forward.", _ROWS, "kind"
-        ).labels(model, kind)
-        self._computed_rows = counter(
-            "outrider_computed_rows", "Rows of forwards, padding included."
+def _model_counters(models: dict[str, ModelTotals]) -> Iterator[Metric]:
+    for name, field, text in OF_MODEL:
+        family = CounterMetricFamily(name, text, labels=["model_name"])
+        for model, totals in list(models.items()):
+            family.add_metric([model], getattr(totals, field))
+        yield family
+    for name, field, text in OF_FORWARDS:
+        family = CounterMetricFamily(name, text, labels=["model_name", "kind"])
+        for model, totals in list(models.items()):
+            family.add_metric([model, "prefill"], getattr(totals.prefill, field))
+            family.add_metric([model, "decode"], getattr(totals.decode, field))
+        yield family
+    by_depth = CounterMetricFamily(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Candidates accepted, by depth below the root, from 0.",
+        labels=["model_name", "position"],
+    )
+    for model, totals in list(models.items()):
+        for depth, count in enumerate(list(totals.accepted_by_depth)):
+            by_depth.add_metric([model, str(depth)], count)
+    yield by_depth
+
+
+def _gauges(target: Statistics) -> Iterator[Metric]:
+    """What engines hold at this moment."""
+    gauges = _Gauges()
+    for engine, description in list(target.engines):
+        seen, model = occupancy(engine), description.model
+        gauges.running.add_metric([model], seen.rows_held)
+        gauges.waiting.add_metric([model], seen.in_line)
+        gauges.usage.add_metric([model], seen.slots_used / seen.slots)
+        gauges.rows.add_metric([model], seen.rows)
+        gauges.slots.add_metric([model], seen.slots_used)
+        gauges.cached.add_metric([model], engine.cached_tokens)
+        for state, count in seen.states.items():
+            gauges.states.add_metric([model, state.value], count)
+        for key, calibration in engine.calibrations.items():
+            for (kind, depth), factor in calibration.factors.items():
+                gauges.trust.add_metric([model, key, _KINDS[kind], str(depth)], factor)
+        gauges.info.add_metric(
+            [model, description.device, description.dtype, description.server_version], 1
         )
-        self._nodes = counter(
-            "outrider_useful_nodes", "Nodes of trees and tokens of prompts in forwards."
-        )
-        self._computed_nodes = counter(
-            "outrider_computed_nodes", "Nodes that forwards computed, padding included."
-        )
+    yield from vars(gauges).values()
 
-    def add(self, done: Forward) -> None:
-        self._seconds.observe(done.model_seconds)
-        self._rows.observe(done.rows)
-        self._computed_rows.inc(done.padded_rows)
-        self._nodes.inc(done.nodes)
-        self._computed_nodes.inc(done.padded_rows * done.padded_nodes)
+
+class _Gauges:
+    """Families of gauges, each with a sample for every engine."""
+
+    def __init__(self) -> None:
+        def made(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(name, text, labels=["model_name", *labels])
+
+        self.running = made("vllm:num_requests_running", "Sessions that hold a row.")
+        self.waiting = made("vllm:num_requests_waiting", "Sessions in line for a row.")
+        self.usage = made(
+            "vllm:kv_cache_usage_perc", "Share of all KV slots that sessions on rows use; 1 is all."
+        )
+        self.rows = made("outrider_rows", "Rows of the KV cache.")
+        self.slots = made("outrider_used_slots", "KV slots that sessions on rows use.")
+        self.cached = made(
+            "outrider_cached_tokens", "Tokens that free rows remember for sessions to start from."
+        )
+        self.states = made("outrider_sessions", "Open sessions, by what they do.", "state")
+        self.trust = made(
+            "outrider_calibration_factor",
+            "What the chances that a key's proposers claim are multiplied by, by the least depth.",
+            "key",
+            "proposer",
+            "depth",
+        )
+        self.info = made(
+            "outrider_target_info", "1; what the labels say.", "device", "dtype", "version"
+        )

@@ -39,7 +39,10 @@ def read_secret(path: Path) -> bytes:
 
 
 def _content_and_mode(path: Path) -> tuple[bytes, int]:
-    """Of the same file, whatever becomes of the path meanwhile; mode 0 where modes mean nothing."""
+    """Content and mode of one file, read by one descriptor so that both belong together.
+
+    The mode is 0 where modes mean nothing.
+    """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         guarded = os.name == "posix" and stat.S_ISREG(status.st_mode)

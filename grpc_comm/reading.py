@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from grpc_comm.observer import ServiceObserver
+from grpc_comm.events import CallRejected, Listener
 from grpc_comm.translate import status_code
 from inference.errors import InvalidRequest
 
@@ -30,8 +30,8 @@ UNREADABLE = "a message that cannot be read: the client does not speak this prot
 class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as in the stubs
     """Stands before the interceptors that limit what is parsed."""
 
-    def __init__(self, observer: ServiceObserver) -> None:
-        self._observer = observer
+    def __init__(self, emit: Listener) -> None:
+        self._emit = emit
 
     async def intercept_service(
         self,
@@ -90,7 +90,7 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         """Ends the call of a message that was refused."""
         if isinstance(request, InvalidRequest):
             code = status_code(request)
-            self._observer.rejected(code.name)
+            self._emit(CallRejected(code.name))
             await context.abort(code, str(request))
 
 

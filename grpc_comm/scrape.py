@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
             encode, kind = choose_encoder(self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, kind, encode(self.served.registry))
         elif path == "/healthz":
-            health = self.served.health
+            health = self.served.statistics.health
             self._answer(
                 HTTPStatus.OK if health == "serving" else HTTPStatus.SERVICE_UNAVAILABLE,
                 "text/plain",

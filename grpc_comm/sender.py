@@ -25,7 +25,8 @@ MOST_STEP_SECONDS = 30.0
 class Sender:
     """Writes what lies beyond a cursor: a client that reads slowly gets fewer and longer messages.
 
-    stream: of the proposals that its client appends.  cursor: tokens that the client has.
+    stream: id of the client's stream of proposals.
+    cursor: tokens that the client has.
     owner: a target that goes away ends the session with this stream.
     """
 

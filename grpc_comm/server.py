@@ -18,8 +18,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.catalogue import Catalogue, Served
+from grpc_comm.events import Listener
 from grpc_comm.leases import LEASE_SECONDS, Leases
-from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
 from grpc_comm.reading import ReadingInterceptor
 from grpc_comm.security import (
@@ -35,6 +35,7 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_port, server_options
 from inference.engine import Engine
 from inference.errors import InvalidRequest
+from inference.forward import ignore
 
 GRACE_SECONDS = 5.0
 """How long sessions under way may go on after the first signal."""
@@ -49,22 +50,17 @@ _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 
 @dataclass(frozen=True)
 class Target:
-    """What is served, where and to whom.
-
-    listed: further models by name, loaded when first asked for.  observer: hears what happens.
-    share_prefixes: sessions may start from rows of other keys.  reflection: tell callers the
-    protocol.  lease_seconds: how long a session is held without a word from its client.
-    """
+    """What is served, where and to whom."""
 
     engine: Engine
     description: Description
     address: Address
     security: SecurityOptions = PLAINTEXT
-    listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)
-    observer: ServiceObserver = field(default_factory=ServiceObserver)
-    share_prefixes: bool = False
-    reflection: bool = False
-    lease_seconds: float = LEASE_SECONDS
+    listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)  # loaded on demand
+    listener: Listener = ignore  # hears what happens
+    share_prefixes: bool = False  # sessions may start from rows of other keys
+    reflection: bool = False  # tell callers the protocol
+    lease_seconds: float = LEASE_SECONDS  # a silent client's session is held for so long
 
 
 def serve(
@@ -91,7 +87,7 @@ def serve(
 
 
 class BackgroundServer:
-    """The same on a thread of its own; a context manager. `address` is the bound one."""
+    """A target served on a thread of its own; a context manager. `address` is the bound one."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -144,17 +140,17 @@ class _Listening:
         security = server_security(target.security, target.address)
         check_tls_files(target.security)
         options = server_options(_longest(target))
-        interceptors: list[Any] = [ReadingInterceptor(target.observer)]
+        interceptors: list[Any] = [ReadingInterceptor(target.listener)]
         if security.keys.demanded:
             interceptors.append(KeyInterceptor(security.keys))
         self._server = grpc.aio.server(options=options, interceptors=interceptors)
         self._keys = security.keys
         self.address = target.address._replace(port=_bind(self._server, target.address, security))
         self._catalogue = Catalogue(
-            Served(target.engine, target.description), target.listed, target.observer
+            Served(target.engine, target.description), target.listed, target.listener
         )
         self._leases = Leases(
-            target.observer,
+            target.listener,
             2 * target.engine.most_sessions * (1 + len(target.listed)),
             target.lease_seconds,
         )
@@ -162,7 +158,7 @@ class _Listening:
             self._catalogue,
             security.keys,
             self._leases,
-            target.observer,
+            target.listener,
             share_prefixes=target.share_prefixes,
         )
         verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)

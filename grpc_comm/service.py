@@ -16,10 +16,10 @@ import grpc.aio
 from grpc_comm import translate
 from grpc_comm.allowance import NODES_PER_SECOND, Allowance
 from grpc_comm.catalogue import Catalogue
+from grpc_comm.events import CallRejected, Draining, Listener
 from grpc_comm.inbox import Inbox
 from grpc_comm.keys import Grant, Key, Keys
 from grpc_comm.leases import Leases
-from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.stream import Stream
@@ -41,11 +41,11 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         catalogue: Catalogue,
         keys: Keys,
         leases: Leases,
-        observer: ServiceObserver,
+        emit: Listener,
         *,
         share_prefixes: bool,
     ) -> None:
-        self.catalogue, self.leases, self.observer = catalogue, leases, observer
+        self.catalogue, self.leases, self.emit = catalogue, leases, emit
         self._keys, self._share_prefixes = keys, share_prefixes
         self._streams: set[Stream] = set()
         self._allowances: dict[str, Allowance] = {}  # by the names of keys
@@ -61,7 +61,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     async def Session(self, requests: AsyncIterator[pb.ClientMessage], context: Context) -> None:
         grant = await self._grant(context)
         key = grant.key
-        inbox = Inbox(requests, self.observer)
+        inbox = Inbox(requests, self.emit)
         stream = Stream(self, grant, inbox, context.write)
         self._streams.add(stream)
         try:
@@ -74,7 +74,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     def drain(self, reason: str, retry_after: float) -> None:
         """Take no new sessions, and end those that are here with the forward in hand."""
         self.draining = True
-        self.observer.draining()
+        self.emit(Draining())
         for stream in self._streams:
             stream.go_away(reason, retry_after)
 
@@ -134,13 +134,13 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         # the one place where a session's internal fault becomes a status, so that the others go on
         except Exception as error:
             log.exception("a session failed")
-            self.observer.rejected(grpc.StatusCode.INTERNAL.name, key.name)
+            self.emit(CallRejected(grpc.StatusCode.INTERNAL.name, key.name))
             await context.abort(
                 grpc.StatusCode.INTERNAL, f"{translate.FAULT}: {type(error).__name__}"
             )
 
     async def _refuse(self, context: Context, error: OutriderError, key: Key) -> None:
-        self.observer.rejected(translate.status_code(error).name, key.name)
+        self.emit(CallRejected(translate.status_code(error).name, key.name))
         trailing = (
             ((translate.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
             if isinstance(error, Busy)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from grpc_comm import messages, translate
+from grpc_comm.events import CandidatesDropped, Ending, MessageSent, SessionOpened
 from grpc_comm.inbox import Inbox
 from grpc_comm.keys import Grant, Key
 from grpc_comm.leases import Held
-from grpc_comm.observer import Ending
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.reading import BREAK_SECONDS
 from grpc_comm.sender import Send, Sender
@@ -182,7 +182,7 @@ class Stream:
         session, length = held.session, held.session.length
         if opened is not _NOTHING_NEW:
             length = session.prompt_length  # what was made since is told as Tokens
-            self._service.observer.session_opened(session, held.session_id, self.key.name)
+            self._service.emit(SessionOpened(session, held.session_id, self.key.name))
         return translate.write_opened(held.session_id, length, opened, self._terms(held))
 
     def _terms(self, held: Held) -> Terms:
@@ -204,7 +204,7 @@ class Stream:
             if early == 0 or kind != "nodes":
                 self._obey(held, stream, kind, message)
             else:
-                self._service.observer.dropped(len(message.nodes.tokens))
+                self._service.emit(CandidatesDropped(len(message.nodes.tokens)))
             if early > 0:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
@@ -252,7 +252,7 @@ class Stream:
         """Raises Gone when nobody reads. What is being written is not given up with its sender."""
         if self._held is not None:
             self._heed(self._held)
-        self._service.observer.bytes_down(message.ByteSize())
+        self._service.emit(MessageSent(message.ByteSize()))
         writing = self._writing = asyncio.ensure_future(self._write(message))
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at
         await asyncio.wait({writing}, timeout=self._leases.lease_seconds)

@@ -82,7 +82,7 @@ def parse_address(text: str) -> Address:
 
 
 def read_port(text: str) -> int:
-    """Of a command line; raises InvalidRequest for what is no port."""
+    """A port number from text. Raises InvalidRequest for anything but 0 to 65535."""
     if not (text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS):
         raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {text[:20]}")
     return check_port(int(text))

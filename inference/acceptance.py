@@ -109,8 +109,9 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
 class Law:
     """Weights of the features and how certain they are: a prior, and where evidence moved it.
 
-    precision: inverse of the weights' covariance.  worth: verdicts that it stands for.  Raises
-    InvalidRequest for what is no prior.
+    precision: inverse of the weights' covariance.
+    worth: number of verdicts that the prior stands for.
+    Raises InvalidRequest for numbers that are no prior.
     """
 
     def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
@@ -258,7 +259,7 @@ class AcceptanceModel:
     def edges_of(
         self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
     ) -> FloatArray:  # [m, k, F], [m, k] -> [m, k]
-        """The same where the features are at hand."""
+        """Chances of the edges whose features are given; see edges()."""
         chances = self._chances(tables, greedy)
         chances[scores < _EXCLUDED] = 0
         return chances
@@ -275,7 +276,7 @@ class AcceptanceModel:
     def observe_path(
         self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
     ) -> None:  # [m, k, F], [m]
-        """The same of the m nodes of a path, whose features are at hand."""
+        """Learn from a path of m nodes: which child the target took at each, None for another."""
         k = tables.shape[1]
         hits = np.array([-1 if rank is None else rank for rank in taken])
         come_to = np.where(hits < 0, k, hits + 1)
@@ -287,8 +288,8 @@ class AcceptanceModel:
             self._rates.learn(count, rank)
 
     def mean_edges(self, k: int) -> FloatArray:  # [k]
-        """The same on average over all nodes, for plans that are made without knowing the scores:
-        non-increasing, sum below 1.
+        """Chances of the ranks, averaged over nodes: for plans made without knowing the scores.
+        Non-increasing, sum below 1.
 
         Raises ValueError unless k is 1 to RANKS.
         """
@@ -318,7 +319,7 @@ class AcceptanceModel:
 
     @classmethod
     def read(cls, record: Json) -> AcceptanceModel:
-        """The same from a file's contents."""
+        """A model from a file's contents."""
         version, features = record.field("version"), record.field("features")
         if version.value != VERSION or features.value != list(FEATURES):
             version.refuse(f"an acceptance record of version {VERSION}")

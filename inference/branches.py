@@ -45,7 +45,7 @@ class Branches:
 
     @property
     def nodes(self) -> int:
-        """Of the tree, its root included."""
+        """Number of nodes of the tree, its root included."""
         return sum(self.levels)
 
     @property
@@ -55,7 +55,7 @@ class Branches:
 
     @cached_property
     def parents(self) -> tuple[int, ...]:
-        """Of each node; the root's is -1."""
+        """[nodes] index of each node's parent; the root's is -1."""
         parents, first = [-1], 0
         for wide, branch in zip(self.levels, self.branches, strict=False):
             parents += [first + node for node in range(wide) for _ in range(branch)]
@@ -64,7 +64,7 @@ class Branches:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Of each node."""
+        """[nodes] depth of each node; the root's is 0."""
         return tuple(depth for depth, wide in enumerate(self.levels) for _ in range(wide))
 
     def __str__(self) -> str:

@@ -23,19 +23,14 @@ SHORTEST_LAUNCH_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Rates:
-    """What is paid, in US dollars; None is a price that nobody has stated.
+    """Unit prices in US dollars. None is a price that nobody has stated."""
 
-    target_usd_per_hour: of the whole machine.  standing_usd_per_hour: what lies beside it for as
-    long as it runs (volume, address). pays_target_electricity: the target is the user's own; a
-    rented hour includes its electricity.
-    """
-
-    target_usd_per_hour: float
-    standing_usd_per_hour: float = 0.0
+    target_usd_per_hour: float  # of the whole machine
+    standing_usd_per_hour: float = 0.0  # volume and address, for as long as the machine runs
     usd_per_kwh: float | None = None
     usd_per_gb_to_target: float | None = None
     usd_per_gb_from_target: float | None = None
-    pays_target_electricity: bool = False
+    pays_target_electricity: bool = False  # a rented hour includes its electricity
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -88,17 +83,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Bill:
-    """Each figure is per token: costs in US dollars, energies in joules, latency in seconds.
-
-    api_cost: the target's hours.  idle_cost: the part of api_cost during which the target waited.
-    target_electricity_cost: None where the hours include it.
-    """
+    """Figures per token: costs in US dollars, energies in joules, latency in seconds."""
 
     latency: Figure
-    api_cost: Figure
-    idle_cost: Figure
+    api_cost: Figure  # of the target's hours
+    idle_cost: Figure  # the part of api_cost during which the target waited
     draft_electricity_cost: Figure
-    target_electricity_cost: Figure | None
+    target_electricity_cost: Figure | None  # None where the hours include it
     upload_cost: Figure
     download_cost: Figure
     draft_energy: Figure

@@ -22,7 +22,18 @@ from inference.backends import Model
 from inference.calibration import Calibration
 from inference.candidates import Nodes
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
-from inference.forward import Ask, Observer, Share, Tell, Took, ask_each, prepare
+from inference.forward import (
+    Ask,
+    EngineEvent,
+    Evicted,
+    Prefilled,
+    Share,
+    Tell,
+    Took,
+    ask_each,
+    ignore,
+    prepare,
+)
 from inference.graph_rounds import GraphRounds
 from inference.host import Host
 from inference.order import Decode, Progress
@@ -65,7 +76,7 @@ class Engine:
     ) -> None:
         self.model, self.sequence_length = model, sequence_length
         self.max_tree_nodes, self.vocabulary = max_tree_nodes, vocabulary
-        self.observer = Observer()
+        self.on_event: Callable[[EngineEvent], None] = ignore  # on the thread of the forwards
         self._host, self._graphs, self._clock = host, graphs, clock
         self._lock = threading.Condition()  # guards the roster, its rows and its sessions
         self._roster = Roster(model, waiting)
@@ -233,8 +244,8 @@ class Engine:
                 if not self.step():
                     with self._lock:
                         seconds = self._idle_seconds(self._clock())
-                        if seconds is None or seconds > 0:
-                            self._lock.wait_for(stopped.is_set, 0) or self._lock.wait(seconds)
+                        if not stopped.is_set() and (seconds is None or seconds > 0):
+                            self._lock.wait(seconds)
         finally:
             self._stop()
 
@@ -264,7 +275,7 @@ class Engine:
         with self._lock:
             tell = self._bury()
             evicted = self._roster.hand_out_rows(begun)
-            tell += [partial(self.observer.evicted, session) for session in evicted]
+            tell += [partial(self.on_event, Evicted(session)) for session in evicted]
             opened = [one for one in self._roster.on_rows if one.opening and not one.missing]
             tell += [self._answer_opening(session, begun) for session in opened]
             wanting = self._wanting(begun)
@@ -324,12 +335,12 @@ class Engine:
         for call in tell:
             call()
         seconds = self._clock() - begun - (ended - started)
-        self.observer.forward(took.told(seconds))
+        self.on_event(took.told(seconds))
 
     def _settle(
         self, share: Share, result: IntArray | Exception, took: Took, part: float, owed: float
     ) -> list[Tell]:
-        """Commit what a forward brought; returns what tells the client and the observer.
+        """Commit what a forward brought; returns what tells client and listener.
 
         part: seconds that the session is charged.  owed: tokens that it was promised.
         """
@@ -341,7 +352,7 @@ class Engine:
         if commit is None:
             return []
         session.bank(len(commit.tokens) - owed)
-        return [partial(self.observer.committed, session, commit), *session.listeners]
+        return [partial(self.on_event, commit), *session.listeners]
 
     def _answer_opening(self, session: Session, now: float) -> Tell:
         opening = session.opening
@@ -351,7 +362,7 @@ class Engine:
         session.opening = None
 
         def tell() -> None:
-            self.observer.opened(session, opened)
+            self.on_event(Prefilled(session, opened))
             opening.future.set_result(opened)
 
         return tell

@@ -50,13 +50,13 @@ class Figure:
         return cls(None, Quality.UNAVAILABLE, reason)
 
     def times(self, factor: float) -> Figure:
-        """The same figure in another unit, or a share of it."""
+        """This figure in another unit, or a share of it."""
         return (
             self if self.value is None else Figure(self.value * factor, self.quality, self.source)
         )
 
     def record(self) -> dict[str, object]:
-        """As plain data for JSON."""
+        """Plain data for JSON."""
         return {"value": self.value, "quality": self.quality.name.lower(), "source": self.source}
 
 

@@ -24,46 +24,47 @@ Ask: TypeAlias = Callable[[Sequence[Segment]], Sequence[IntArray]]
 
 
 class Forward(NamedTuple):
-    """One call of the model, as observers hear of it.
-
-    nodes: of all rows, without padding.  padded_nodes: of each row.
-    model_seconds, engine_seconds: of the call, and of the engine around it.
-    """
+    """Event: one call of the model."""
 
     prefill: bool
     rows: int
-    nodes: int
+    nodes: int  # of all rows, without padding
     padded_rows: int
-    padded_nodes: int
+    padded_nodes: int  # of each row
     model_seconds: float
-    engine_seconds: float
+    engine_seconds: float  # of the engine around the call
+
+
+class Prefilled(NamedTuple):
+    """Event: the keys of a session's prompt are there."""
+
+    session: Session
+    opened: Opened
 
 
 class Commit(NamedTuple):
-    """What a forward brought a session.
+    """Event: a forward brought a session tokens."""
 
-    candidates: nodes below the root that were computed.  accepted: how many of them.
-    credit: tokens that the session may still be ahead of its client.
-    """
-
+    session: Session
     tokens: tuple[int, ...]
-    candidates: int
-    accepted: int
-    queue_seconds: float
+    candidates: int  # nodes below the root that were computed
+    accepted: int  # of these
+    queue_seconds: float  # the session waited for the forward
     model_seconds: float
-    credit: int
+    credit: int  # tokens that the session may still be ahead of its client
 
 
-class Observer:
-    """Hears what an engine does, on the thread that makes the forwards. This one does nothing."""
+class Evicted(NamedTuple):
+    """Event: a session lost its row to another."""
 
-    def forward(self, done: Forward) -> None: ...
+    session: Session
 
-    def opened(self, session: Session, opened: Opened) -> None: ...
 
-    def committed(self, session: Session, commit: Commit) -> None: ...
+EngineEvent: TypeAlias = Forward | Prefilled | Commit | Evicted
 
-    def evicted(self, session: Session) -> None: ...
+
+def ignore(event: object) -> None:
+    """The listener that does nothing."""
 
 
 class Share(ABC):
@@ -117,9 +118,9 @@ def charge(session: Session, nodes: int, took: Took, part: float) -> float:
 def commit(
     session: Session, tokens: Sequence[int], candidates: int, queue: float, took: Took
 ) -> Commit:
-    """What observers hear of these tokens."""
+    """The event of these tokens."""
     credit = session.acknowledged + session.credit - session.length
-    return Commit(tuple(tokens), candidates, len(tokens) - 1, queue, took.seconds, credit)
+    return Commit(session, tuple(tokens), candidates, len(tokens) - 1, queue, took.seconds, credit)
 
 
 class Took(NamedTuple):

@@ -114,17 +114,14 @@ class Terms:
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user states: a weight of cost against speed, or a limit on one, the other then being
-    as good as it can.
-
-    weight: 0 is speed alone, 1 cost alone.  min_tps: tokens a second, at least cost.
-    max_per_token: of `objective`'s unit (US dollars, joules), at most speed.
+    """The user's goal: a weight of cost against speed, or a limit on one of them. With a limit, the
+    other is made as good as it can be.
     """
 
     objective: str = "total_cost"
-    weight: float = 0.0
-    min_tps: float | None = None
-    max_per_token: float | None = None
+    weight: float = 0.0  # 0 is speed alone, 1 cost alone
+    min_tps: float | None = None  # tokens a second to keep, at least cost
+    max_per_token: float | None = None  # US dollars or joules to keep, at most speed
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

@@ -60,33 +60,20 @@ class Decode:
 
 
 class Progress(NamedTuple):
-    """What the target has committed beyond a reader's cursor. Sums are over the whole session.
+    """What the target has committed beyond a reader's cursor. Sums are over the whole session."""
 
-    position: of the first of `tokens`.
-    proposers: [tokens] the kind of proposer that had named each token, or NOBODY.
-    known: nodes of the reader's stream that had arrived when the last forward began.
-    held: candidates below the root now.
-    acknowledged: length that the target knows the client to have.
-    nodes: computed for the session, roots included.  forwards: it took part in.
-    lone: forwards in which it had no candidates.
-    queue_seconds: it waited for a forward.  model_seconds: of these forwards.
-    share_seconds: its part of the forwards' seconds; the parts of all sessions add up to them.
-    sessions: that took part in the last forward.
-    room: candidates that a forward has for this session at present.
-    """
-
-    position: int
+    position: int  # of the first of `tokens`
     tokens: tuple[int, ...]
-    proposers: tuple[int, ...]
-    known: int
-    held: int
-    acknowledged: int
-    nodes: int
-    forwards: int
-    lone: int
-    queue_seconds: float
-    model_seconds: float
-    share_seconds: float
-    sessions: int
-    room: int
+    proposers: tuple[int, ...]  # [tokens] kind of the proposer that had named each, or NOBODY
+    known: int  # nodes of the reader's stream that had arrived when the last forward began
+    held: int  # candidates below the root now
+    acknowledged: int  # length that the target knows the client to have
+    nodes: int  # computed for the session, roots included
+    forwards: int  # in which the session took part
+    lone: int  # forwards in which it had no candidates
+    queue_seconds: float  # spent waiting for forwards
+    model_seconds: float  # of the session's forwards
+    share_seconds: float  # the session's part of them; all sessions' parts add up
+    sessions: int  # in the last forward
+    room: int  # candidates that a forward has for this session at present
     end: End

@@ -96,8 +96,8 @@ def profile_target(
 
 
 def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
-    """The same for a target whose time is emulated: the profile's own arithmetic at CONTEXT
-    slots, nothing is measured.
+    """Seconds by shape of a target whose time is emulated, by the profile's own arithmetic at
+    CONTEXT slots. Nothing is measured.
     """
     shapes = {
         profile.padded(row, node) for row in range(1, rows + 1) for node in range(1, nodes + 1)
@@ -171,8 +171,8 @@ def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
 
 
 def _median_seconds(call: Callable[[], object], share: float) -> float:
-    """Of as many calls as fit into `share` seconds, the first always among them; while there are
-    fewer than TRUSTED, the last.
+    """Median seconds of as many calls as fit into `share` seconds, at least one. Of fewer than
+    TRUSTED calls the last counts.
     """
     samples = [_seconds(call)]
     while (

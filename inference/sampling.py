@@ -49,8 +49,8 @@ class SamplingParams:
             raise InvalidRequest(f"seed must be 0 to 2**{SEED_BITS} - 1: got {self.seed}")
 
     def on_the_wire(self) -> SamplingParams:
-        """The same with fractions rounded to float32, as the graph and the wire carry them: both
-        sides must use one value.
+        """These parameters with fractions rounded to float32, as the graph and the wire carry them:
+        both sides must use one value.
         """
         rounded = struct.unpack("<2f", struct.pack("<2f", self.temperature, self.top_p))
         return replace(self, temperature=rounded[0], top_p=rounded[1])

@@ -39,7 +39,7 @@ class Traffic:
     reopenings: int = 0
 
     def copy(self) -> Traffic:
-        """As it is now."""
+        """A copy that does not change any more."""
         return replace(self)
 
     def follow(self, before: Progress | None, now: Progress) -> None:

@@ -307,7 +307,7 @@ class LinkTimes:
         )
 
     def seconds(self, transferred: int) -> float:
-        """Of an exchange of so many bytes, up and down; 0 while nothing is known."""
+        """Seconds of an exchange of so many bytes, up and down; 0 while nothing is known."""
         return self.estimate(transferred).seconds
 
     def estimate(self, transferred: int) -> Estimate:

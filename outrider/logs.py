@@ -16,12 +16,20 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any
 
-from grpc_comm.ledger import Entry, Ledger
-from grpc_comm.observer import Ending, ServiceObserver
-from grpc_comm.translate import Description
-from inference.engine import Engine
-from inference.forward import Commit, Observer
-from inference.session import Opened, Session
+from grpc_comm.events import (
+    CallRejected,
+    Draining,
+    Ending,
+    Event,
+    ModelServed,
+    OfModel,
+    SessionEnded,
+    SessionOpened,
+    SessionResumed,
+    StreamLost,
+)
+from grpc_comm.statistics import Entry, Statistics
+from inference.forward import Evicted
 
 log = logging.getLogger(__name__)
 
@@ -45,68 +53,56 @@ def start_log(form: str, level: str) -> None:
         logging.getLogger(room).setLevel(level.upper())
 
 
-class EventLog(ServiceObserver):
-    """Logs what happens to sessions, callers and the target."""
+class EventLog:
+    """A Listener that logs what happens to sessions, callers and the target."""
 
-    def __init__(self) -> None:
-        self._ledger = Ledger()
+    def __init__(self, statistics: Statistics) -> None:
+        self._entry = statistics.entry
+        statistics.listeners.append(self)
 
-    def engine(self, engine: Engine, description: Description) -> Observer:
-        names = ("model", "device", "dtype", "rows", "sequence_length", "max_tree_nodes")
-        _say("model served", {name: getattr(description, name) for name in names})
-        return _EngineLog(description.model, self._ledger)
-
-    def session_opened(self, session: Session, session_id: str, tenant: str) -> None:
-        entry = self._ledger.entry(session)
-        entry.session_id, entry.tenant = session_id, tenant
-        counts = {
-            "model": entry.model,
-            "prompt_tokens": entry.prompt_tokens,
-            "reused_tokens": entry.reused_tokens,
-        }
-        seconds = {
-            "queue_seconds": _round(entry.queue_seconds),
-            "prefill_seconds": _round(entry.prefill_seconds),
-        }
-        _say("session opened", {**_who(entry), **counts, **seconds})
-
-    def session_lost(self, session: Session) -> None:
-        _say("stream lost", _who(self._ledger.entry(session)))
-
-    def resumed(self, session: Session) -> None:
-        _say("session resumed", _who(self._ledger.entry(session)))
-
-    def session_ended(self, session: Session, reason: Ending) -> None:
-        entry = self._ledger.entry(session)
-        counts = {
-            name: getattr(entry, name)
-            for name in ("prompt_tokens", "tokens", "forwards", "candidates", "accepted")
-        }
-        seconds = entry.last_at - entry.asked_at if entry.forwards else 0.0
-        rates = {"acceptance_length": _round(entry.acceptance_length), "seconds": _round(seconds)}
-        _say("session ended", {**_who(entry), "reason": reason.value, **counts, **rates})
-
-    def rejected(self, code: str, tenant: str = "") -> None:
-        _say("call rejected", {"code": code, "tenant": tenant}, logging.WARNING)
-
-    def draining(self) -> None:
-        _say("draining", {})
+    def __call__(self, event: Event) -> None:
+        match event:
+            case ModelServed(_, description):
+                names = ("model", "device", "dtype", "rows", "sequence_length", "max_tree_nodes")
+                _say("model served", {name: getattr(description, name) for name in names})
+            case SessionOpened(session):
+                _say("session opened", _opened(self._entry(session)))
+            case StreamLost(session):
+                _say("stream lost", _who(self._entry(session)))
+            case SessionResumed(session):
+                _say("session resumed", _who(self._entry(session)))
+            case SessionEnded(session, reason):
+                _say("session ended", _ended(self._entry(session), reason))
+            case OfModel(_, Evicted(session)):
+                who = _who(self._entry(session))
+                _say("row lent to another", {**who, "length": session.length})
+            case CallRejected(code, tenant):
+                _say("call rejected", {"code": code, "tenant": tenant}, logging.WARNING)
+            case Draining():
+                _say("draining", {})
 
 
-class _EngineLog(Observer):
-    """What one engine tells."""
+def _opened(entry: Entry) -> dict[str, Any]:
+    return {
+        **_who(entry),
+        "model": entry.model,
+        "prompt_tokens": entry.prompt_tokens,
+        "reused_tokens": entry.reused_tokens,
+        "queue_seconds": _round(entry.queue_seconds),
+        "prefill_seconds": _round(entry.prefill_seconds),
+    }
 
-    def __init__(self, model: str, ledger: Ledger) -> None:
-        self._model, self._ledger = model, ledger
 
-    def opened(self, session: Session, opened: Opened) -> None:
-        self._ledger.opened(self._model, session, opened)
-
-    def committed(self, session: Session, commit: Commit) -> None:
-        self._ledger.committed(session, commit)
-
-    def evicted(self, session: Session) -> None:
-        _say("row lent to another", {**_who(self._ledger.entry(session)), "length": session.length})
+def _ended(entry: Entry, reason: Ending) -> dict[str, Any]:
+    names = ("prompt_tokens", "tokens", "forwards", "candidates", "accepted")
+    seconds = entry.last_at - entry.asked_at if entry.forwards else 0.0
+    return {
+        **_who(entry),
+        "reason": reason.value,
+        **{name: getattr(entry, name) for name in names},
+        "acceptance_length": _round(entry.acceptance_length),
+        "seconds": _round(seconds),
+    }
 
 
 class JsonFormatter(logging.Formatter):
@@ -125,7 +121,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: values that are not there are left out."""
+    """One line for people: time, level, event, and the fields that have a value."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = [
@@ -153,8 +149,8 @@ def _who(entry: Entry) -> dict[str, str]:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """Those of an event of ours; of anybody else's record, its logger; of an exception, its type
-    and where it was raised.
+    """What is logged beside the event: its own fields, or the logger's name where the record is not
+    ours. An exception adds its type and where it was raised.
     """
     fields: Mapping[str, Any] = getattr(record, "fields", {"logger": record.name})
     kind, _, trace = record.exc_info or (None, None, None)

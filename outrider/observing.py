@@ -8,29 +8,30 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from grpc_comm.observer import ServiceObserver, ServiceObservers
+from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from outrider.logs import EventLog, start_log
 from outrider.options import Options
 
 
 @contextmanager
-def observed(options: Options) -> Iterator[ServiceObserver]:
+def observed(options: Options) -> Iterator[Statistics]:
     """What a target is to tell everything; until the context ends, it is written, served and shown.
 
     Raises MissingExtra, or InvalidRequest when metrics cannot be served at their address.
     """
     start_log(options.log, options.log_level)
-    observers: list[ServiceObserver] = [EventLog()]
+    statistics = Statistics()
+    EventLog(statistics)
     with ExitStack() as stack:
         if options.metrics_port is not None:
             from grpc_comm.metrics import Metrics
             from grpc_comm.scrape import serve_metrics
 
-            metrics = Metrics()
-            observers.append(metrics)
             bound = stack.enter_context(
-                serve_metrics(metrics, Address(options.metrics_host, options.metrics_port))
+                serve_metrics(
+                    Metrics(statistics), Address(options.metrics_host, options.metrics_port)
+                )
             )
             print(
                 f"metrics on http://{bound}/metrics, health on http://{bound}/healthz",
@@ -42,7 +43,6 @@ def observed(options: Options) -> Iterator[ServiceObserver]:
 
             from outrider.watch import Watch
 
-            watch = Watch(Console(stderr=True), options.usd_per_hour)
-            observers.append(watch)
+            watch = Watch(Console(stderr=True), statistics, options.usd_per_hour)
             stack.enter_context(watch)
-        yield ServiceObservers(observers)
+        yield statistics

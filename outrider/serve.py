@@ -61,8 +61,8 @@ def serve(options: Options) -> int:
         security_of(options), Address(options.host, options.port)
     )  # before minutes are spent on loading
     check_tls_files(security_of(options))
-    with observed(options) as observer:
-        target = replace(load_target(options), observer=observer)
+    with observed(options) as statistics:
+        target = replace(load_target(options), listener=statistics)
         serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)
     if isinstance(target.engine.model, TimedModel):
         print(target.engine.model.account(), file=sys.stderr)

@@ -20,12 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from grpc_comm.ledger import Entry, Ledger, Occupancy, State, occupancy, state_of
-from grpc_comm.observer import ServiceObserver
-from grpc_comm.translate import Description
-from inference.engine import Engine
-from inference.forward import Commit, Forward, Observer
-from inference.session import Opened, Session
+from grpc_comm.statistics import Entry, Occupancy, State, Statistics, occupancy, state_of
 
 WINDOW_SECONDS = 60.0
 _VIEW_SECONDS, _LINE_SECONDS = (
@@ -36,19 +31,34 @@ _MOST_SESSIONS = 20  # shown
 
 
 class Totals(NamedTuple):
-    """What one or more engines did since the start."""
+    """What a target did since the start, over all of its models."""
 
     forwards: float = 0
     rows: float = 0
     nodes: float = 0
-    computed_nodes: float = 0  # padding included
+    padded_nodes: float = 0
     model_seconds: float = 0
     tokens: float = 0
     drafts: float = 0
     accepted: float = 0
 
-    def combined(self, other: Totals, sign: int = 1) -> Totals:
-        return Totals(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
+    @classmethod
+    def of(cls, statistics: Statistics) -> Totals:
+        models = list(statistics.models.values())
+        kinds = [kind for model in models for kind in (model.prefill, model.decode)]
+        return cls(
+            sum(kind.forwards for kind in kinds),
+            sum(kind.rows for kind in kinds),
+            sum(kind.nodes for kind in kinds),
+            sum(kind.padded_nodes for kind in kinds),
+            sum(kind.seconds for kind in kinds),
+            sum(model.tokens for model in models),
+            sum(model.drafts for model in models),
+            sum(model.accepted for model in models),
+        )
+
+    def since(self, before: Totals) -> Totals:
+        return Totals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Rates(NamedTuple):
@@ -84,7 +94,7 @@ class Rates(NamedTuple):
     @property
     def padding(self) -> float | None:
         """Share of the computed nodes."""
-        return _ratio(self.done.computed_nodes - self.done.nodes, self.done.computed_nodes)
+        return _ratio(self.done.padded_nodes - self.done.nodes, self.done.padded_nodes)
 
     @property
     def busy(self) -> float | None:
@@ -112,7 +122,7 @@ class Window:
             self._samples.popleft()
         self._samples.append((now, totals))
         since, before = self._samples[0]
-        return Rates(now - since, totals.combined(before, -1), engines)
+        return Rates(now - since, totals.since(before), engines)
 
 
 class SessionLine(NamedTuple):
@@ -133,49 +143,33 @@ class View(NamedTuple):
     usd_per_hour: float | None
 
 
-class Watch(ServiceObserver):
-    """Counts what happens and, while its context lasts, shows it on the console."""
+class Watch:
+    """Shows the statistics of a target on the console while its context lasts."""
 
     def __init__(
         self,
         console: Console,
+        statistics: Statistics,
         usd_per_hour: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._console, self._usd_per_hour, self._clock = console, usd_per_hour, clock
-        self._ledger = Ledger()
-        self._engines: list[tuple[Engine, Description, _EngineTotals]] = []
-        self._window = Window(clock())
+        self._statistics, self._window = statistics, Window(clock())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
-    def engine(self, engine: Engine, description: Description) -> Observer:
-        totals = _EngineTotals(description.model, self._ledger)
-        self._engines.append((engine, description, totals))
-        return totals
-
-    def session_opened(self, session: Session, session_id: str, tenant: str) -> None:
-        entry = self._ledger.entry(session)
-        entry.session_id, entry.tenant = session_id, tenant
-
     def view(self) -> View:
         """This moment; adds a sample to the window."""
-        engines = list(self._engines)
-        title = ", ".join(
-            f"{description.model} on {description.device}" for _, description, _ in engines
-        )
-        sessions = [session for engine, _, _ in engines for session in engine.sessions]
-        lines = [
-            SessionLine(self._ledger.entry(session), session.length, state_of(session))
-            for session in sessions
+        served = list(self._statistics.engines)
+        models = [f"{one.description.model} on {one.description.device}" for one in served]
+        sessions = [
+            SessionLine(self._statistics.entry(session), session.length, state_of(session))
+            for one in served
+            for session in one.engine.sessions
         ]
-        totals = Totals()
-        for _, _, counted in engines:
-            totals = totals.combined(counted.totals)
-        rates = self._window.add(self._clock(), totals, len(engines))
-        return View(
-            title, lines, [occupancy(engine) for engine, _, _ in engines], rates, self._usd_per_hour
-        )
+        rates = self._window.add(self._clock(), Totals.of(self._statistics), len(served))
+        occupancies = [occupancy(one.engine) for one in served]
+        return View(", ".join(models), sessions, occupancies, rates, self._usd_per_hour)
 
     def __enter__(self) -> Watch:
         self._thread.start()
@@ -202,30 +196,6 @@ class Watch(ServiceObserver):
                     self._console.print(
                         as_line(self.view()), soft_wrap=True, highlight=False, markup=False
                     )
-
-
-class _EngineTotals(Observer):
-    """Counts what one engine tells; written on its thread, read on any."""
-
-    def __init__(self, model: str, ledger: Ledger) -> None:
-        self.totals = Totals()
-        self._model, self._ledger = model, ledger
-
-    def forward(self, done: Forward) -> None:
-        computed = done.padded_rows * done.padded_nodes
-        self.totals = self.totals.combined(
-            Totals(1, done.rows, done.nodes, computed, done.model_seconds)
-        )
-
-    def opened(self, session: Session, opened: Opened) -> None:
-        self._ledger.opened(self._model, session, opened)
-
-    def committed(self, session: Session, commit: Commit) -> None:
-        self._ledger.committed(session, commit)
-        drafts = commit.candidates > 0
-        self.totals = self.totals.combined(
-            Totals(tokens=len(commit.tokens), drafts=drafts, accepted=commit.accepted)
-        )
 
 
 def as_line(view: View) -> str:

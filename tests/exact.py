@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from inference.backends import Segment
 from inference.candidates import BASE, Nodes, Proposal
 from inference.engine import Engine
-from inference.forward import Commit, Forward, Observer
+from inference.forward import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.order import Decode
 from inference.policy import Ranked
 from inference.sampling import SamplingParams
-from inference.session import Opened, Session
+from inference.session import Session
 from inference.tree import IntArray
 
 VOCABULARY = 1000
@@ -129,7 +129,7 @@ class Exact:
         return seen
 
 
-class Recorder(Observer):
+class Recorder:
     """What an engine did, in order."""
 
     def __init__(self) -> None:
@@ -138,22 +138,21 @@ class Recorder(Observer):
         self.reused: list[int] = []
         self.evictions: list[Session] = []
 
-    def forward(self, done: Forward) -> None:
-        self.forwards.append(done)
-
-    def opened(self, session: Session, opened: Opened) -> None:
-        self.reused.append(opened.reused)
-
-    def committed(self, session: Session, commit: Commit) -> None:
-        self.commits.append((session, commit))
-
-    def evicted(self, session: Session) -> None:
-        self.evictions.append(session)
+    def __call__(self, event: EngineEvent) -> None:
+        match event:
+            case Forward():
+                self.forwards.append(event)
+            case Prefilled(_, opened):
+                self.reused.append(opened.reused)
+            case Commit():
+                self.commits.append((event.session, event))
+            case Evicted(session):
+                self.evictions.append(session)
 
 
 def recorded(engine: Engine) -> Recorder:
     """Whoever hears the engine from now on."""
-    engine.observer = recorder = Recorder()
+    engine.on_event = recorder = Recorder()
     return recorder
 
 

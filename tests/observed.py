@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from grpc_comm.observer import Ending, ServiceObserver
+from grpc_comm.events import Ending, ModelServed, OfModel, SessionEnded, SessionOpened
+from grpc_comm.statistics import Statistics
 from grpc_comm.translate import Description
 from inference.backends import Segment
 from inference.candidates import BASE, Nodes, Proposal
@@ -45,15 +46,15 @@ class PaddedSuccessor:
 
 
 class Service:
-    """What a server does with an observer, without a wire."""
+    """What a server tells its statistics, without a wire."""
 
-    def __init__(self, observer: ServiceObserver) -> None:
-        self.observer = observer
+    def __init__(self, statistics: Statistics, model: str = MODEL) -> None:
+        self.emit = statistics
         self.model = PaddedSuccessor()
         self.engine = Engine(self.model, sequence_length=500, max_tree_nodes=32, vocabulary=4_000)
         self.description = Description(
             server_version="1.2",
-            model=MODEL,
+            model=model,
             model_fingerprint="m",
             tokenizer_fingerprint="t",
             vocabulary=4_000,
@@ -64,7 +65,8 @@ class Service:
             device="emulated: by hand",
             stop_ids=frozenset(),
         )
-        self.engine.observer = observer.engine(self.engine, self.description)
+        statistics(ModelServed(self.engine, self.description))
+        self.engine.on_event = lambda event: statistics(OfModel(model, event))
 
     def open(
         self, prompt: Sequence[int], session_id: str = SESSION_ID, tenant: str = TENANT
@@ -72,7 +74,7 @@ class Service:
         session, future = self.engine.open(prompt, SamplingParams())
         self.engine.finish(future)
         future.result()
-        self.observer.session_opened(session, session_id, tenant)
+        self.emit(SessionOpened(session, session_id, tenant))
         return session
 
     def ask(self, session: Session, tokens: Sequence[int], parents: Sequence[int]) -> None:
@@ -95,7 +97,7 @@ class Service:
 
     def close(self, session: Session) -> None:
         self.engine.close(session)
-        self.observer.session_ended(session, Ending.CLOSED)
+        self.emit(SessionEnded(session, Ending.CLOSED))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ than was asked for.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -800,3 +801,32 @@ def test_a_listener_hears_of_tokens_and_ends_until_its_stream_leaves() -> None:
     engine.decode(session, Decode(8))
     run_dry(engine)
     assert heard == [4, 5, 6]
+
+
+class SlowlyTaken(threading.Condition):
+    """A lock that others get first whenever a wait has given it up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        release = self._release_save  # type: ignore[has-type]  # missing in the stubs
+
+        def released() -> object:
+            state = release()
+            time.sleep(0.002)
+            return state
+
+        self._release_save = released
+
+
+def test_an_order_that_comes_while_the_engine_falls_asleep_wakes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _, _ = exact_engine()
+    monkeypatch.setattr(engine, "_lock", SlowlyTaken())
+    with running(engine):
+        session, opening = engine.open(PROMPT, GREEDY)
+        opening.result(WAIT)
+        for length in range(LAST + 2, LAST + 12):
+            engine.decode(session, Decode(length))
+            waited(engine, session)
+    assert session.tokens == [*PROMPT, *TEXT[: session.length - len(PROMPT)]]

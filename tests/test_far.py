@@ -17,18 +17,17 @@ import pytest
 from grpc_comm import translate
 from grpc_comm.client import connect
 from grpc_comm.listening import MOST_BACKLOG
-from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.remote import MOST_UNREAD, Patience
+from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from inference.backends import Segment
 from inference.engine import Engine
 from inference.errors import Mismatch, OutriderError
-from inference.forward import Commit, Observer
-from inference.order import Decode, End
+from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.session import MOST_CREDIT, Session
+from inference.session import MOST_CREDIT
 from inference.tree import IntArray
 from outrider.link import Shape, shaped_link
 from tests.hostile import eventually
@@ -54,24 +53,12 @@ class Paced(Successor):
         return super().choose(segments)
 
 
-class Stalls(ServiceObserver, Observer):
-    """Counts forwards after which a session had no credit left."""
-
-    count = 0
-
-    def engine(self, engine: Engine, description: object) -> Observer:
-        return self
-
-    def committed(self, session: Session, commit: Commit) -> None:
-        self.count += commit.credit <= 0 and session.end is End.NOT
-
-
 @pytest.mark.parametrize("delay", [0, 40, 150])
 def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: float) -> None:
     engine = Engine(Paced(2), sequence_length=50_000, max_tree_nodes=32, vocabulary=VOCABULARY)
-    stalls = Stalls()
+    statistics = Statistics()
     with (
-        background(engine, observer=stalls) as server,
+        background(engine, listener=statistics) as server,
         shaped_link(str(server.address), Shape(delay_ms=delay)) as link,
         connect(link.address) as connection,
     ):
@@ -79,7 +66,7 @@ def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: f
         session.open([1, 2, 3], SamplingParams())
         session.decode(Decode(3 + 512))
         assert rest(session) == list(range(4, 516))
-        assert stalls.count == 0
+        assert [model.credit_stalls for model in statistics.models.values()] == [0]
         assert session.traffic.messages_up < 60
         session.close()
 

@@ -17,9 +17,9 @@ import grpc
 import pytest
 
 from grpc_comm.catalogue import Served
-from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import BackgroundServer
+from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from tests.hostile import SESSION, Neighbour, Outbox, RawPeer, eventually, neighbour, say
 from tests.wire_fixtures import (
@@ -265,21 +265,15 @@ def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.Monke
 def test_candidates_that_come_too_fast_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Counting(ServiceObserver):
-        dropped_candidates = 0
-
-        def dropped(self, candidates: int) -> None:
-            self.dropped_candidates += candidates
-
     monkeypatch.setattr("grpc_comm.allowance.NODES_PER_SECOND", 40)
-    observer = Counting()
-    with background(successor_engine(), observer=observer) as server:
+    statistics = Statistics()
+    with background(successor_engine(), listener=statistics) as server:
         said = say(
             server.address,
             [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)],
         )
     assert said.code is CODES.OK
-    assert observer.dropped_candidates == 30
+    assert statistics.dropped == 30
 
 
 def _still(outbox: Outbox) -> bool:

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.observer import Ending
+from grpc_comm.events import (
+    CallRejected,
+    Draining,
+    Ending,
+    SessionEnded,
+    SessionResumed,
+    StreamLost,
+)
+from grpc_comm.statistics import Statistics
 from inference.errors import InvalidRequest
 from outrider.logs import EventLog, start_log
 from tests.observed import MODEL, SESSION_ID, TENANT, Service, log_as_before
@@ -23,9 +31,16 @@ def restored_log() -> Iterator[None]:
         yield
 
 
+def logged() -> Service:
+    """A service whose events are logged."""
+    statistics = Statistics()
+    EventLog(statistics)
+    return Service(statistics)
+
+
 def a_session() -> None:
     """Opened, three of five candidates accepted, closed."""
-    service = Service(EventLog())
+    service = logged()
     session = service.open([*SECRET_TOKENS, 13])
     service.ask(session, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
     service.close(session)
@@ -99,14 +114,17 @@ def test_of_an_exception_only_its_type_and_places_are_logged(
 
 
 def test_refusals_drains_and_lost_streams_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
-    service = Service(EventLog())
+    service = logged()
     session = service.open([1, 2])
     start_log("json", "info")
-    service.observer.rejected("UNAUTHENTICATED")
-    service.observer.session_lost(session)
-    service.observer.resumed(session)
-    service.observer.draining()
-    service.observer.session_ended(session, Ending.DRAINED)
+    for event in (
+        CallRejected("UNAUTHENTICATED"),
+        StreamLost(session),
+        SessionResumed(session),
+        Draining(),
+        SessionEnded(session, Ending.DRAINED),
+    ):
+        service.emit(event)
     said = events(capsys.readouterr().err)
     assert [one["event"] for one in said] == [
         "call rejected",
@@ -127,7 +145,7 @@ def test_a_session_that_loses_its_row_is_logged(
 ) -> None:
     monkeypatch.setattr("inference.roster.SILENT_SECONDS", -1.0)
     start_log("json", "info")
-    service = Service(EventLog())
+    service = logged()
     for number in range(service.model.rows + 1):
         service.open([1, 2], session_id=f"{number}-session")
     [lent] = [
@@ -152,13 +170,13 @@ def test_other_packages_say_no_more_than_warnings(capsys: pytest.CaptureFixture[
 
 def test_a_text_line_has_no_fields_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     start_log("text", "info")
-    EventLog().rejected("UNAUTHENTICATED")
+    logged().emit(CallRejected("UNAUTHENTICATED"))
     line = capsys.readouterr().err
     assert line.endswith("WARNING call rejected code=UNAUTHENTICATED\n")
 
 
 def test_a_session_id_cannot_write_lines_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     start_log("text", "info")
-    service = Service(EventLog())
+    service = logged()
     service.open([1, 2], session_id='a\n{"b"} c=d')
     assert "session=ab " in capsys.readouterr().err.splitlines()[-1]

@@ -14,9 +14,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from grpc_comm.events import (
+    CallRejected,
+    CandidatesDropped,
+    Draining,
+    Ending,
+    MessageReceived,
+    MessageSent,
+    SessionResumed,
+    StreamLost,
+)
 from grpc_comm.metrics import Metrics
-from grpc_comm.observer import Ending, ServiceObserver, ServiceObservers
 from grpc_comm.scrape import serve_metrics
+from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from inference.order import Decode
@@ -57,8 +67,8 @@ def samples() -> list[Sample]:
     """Two sessions of one prompt. The first has five candidates, three of them right, then none;
     the second asks for nothing.
     """
-    metrics = Metrics()
-    service = Service(metrics)
+    statistics = Statistics()
+    metrics, service = Metrics(statistics), Service(statistics)
     prompt = [SECRET_TOKEN, 5, 6, 7, 8, 9, 10, 11, 12, 13]
     first = service.open(prompt)
     service.ask(first, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
@@ -66,14 +76,17 @@ def samples() -> list[Sample]:
     service.close(first)
     service.engine.step()
     service.open(prompt)
-    metrics.bytes_up(130)
-    metrics.bytes_up(70)
-    metrics.bytes_down(40)
-    metrics.dropped(17)
-    metrics.rejected("RESOURCE_EXHAUSTED", TENANT)
-    metrics.rejected("RESOURCE_EXHAUSTED")
-    metrics.session_lost(first)
-    metrics.resumed(first)
+    for event in (
+        MessageReceived(130),
+        MessageReceived(70),
+        MessageSent(40),
+        CandidatesDropped(17),
+        CallRejected("RESOURCE_EXHAUSTED", TENANT),
+        CallRejected("RESOURCE_EXHAUSTED"),
+        StreamLost(first),
+        SessionResumed(first),
+    ):
+        statistics(event)
     return scraped(metrics)
 
 
@@ -165,8 +178,8 @@ def test_sessions_are_counted_by_what_they_do(samples: list[Sample]) -> None:
 
 def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:
     """All that a liar claims comes out otherwise."""
-    metrics = Metrics()
-    service = Service(metrics)
+    metrics = Metrics(statistics := Statistics())
+    service = Service(statistics)
     session, _ = service.engine.open([1, 2], SamplingParams(), tenant="liar")
     for _ in range(5):
         service.ask(session, [99, 98], [0, 0])
@@ -176,8 +189,8 @@ def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> No
 
 
 def test_a_session_that_uses_up_its_credit_is_counted_once_each_time() -> None:
-    metrics = Metrics()
-    service = Service(metrics)
+    metrics = Metrics(statistics := Statistics())
+    service = Service(statistics)
     session = service.open([1, 2])
     for _ in range(2):
         service.engine.decode(session, Decode(400, credit=5))
@@ -196,8 +209,8 @@ def test_no_label_holds_a_session_a_caller_or_a_token(samples: list[Sample]) -> 
 
 
 def test_more_sessions_bring_no_more_series() -> None:
-    metrics = Metrics()
-    service = Service(metrics)
+    metrics = Metrics(statistics := Statistics())
+    service = Service(statistics)
     counts = []
     for number in range(3):
         session = service.open(
@@ -210,12 +223,8 @@ def test_more_sessions_bring_no_more_series() -> None:
 
 
 def test_each_model_of_a_target_is_counted_on_its_own() -> None:
-    metrics = Metrics()
-    first, second = Service(metrics), Service(metrics)
-    second.description = second.description.__class__(
-        **{**vars(second.description), "model": "other"}
-    )
-    second.engine.observer = metrics.engine(second.engine, second.description)
+    metrics = Metrics(statistics := Statistics())
+    first, second = Service(statistics), Service(statistics, "other")
     session = second.open([1, 2])
     second.ask(session, [3], [0])
     second.close(session)
@@ -227,46 +236,25 @@ def test_each_model_of_a_target_is_counted_on_its_own() -> None:
 
 
 def test_two_targets_in_one_process_share_no_counters() -> None:
-    busy, idle = Metrics(), Metrics()
-    busy.bytes_up(1)
-    assert value(scraped(idle), "outrider_wire_bytes_total", direction="up") == 0
+    busy, idle = Statistics(), Statistics()
+    Metrics(busy)
+    busy(MessageReceived(1))
+    assert value(scraped(Metrics(idle)), "outrider_wire_bytes_total", direction="up") == 0
 
 
-def test_several_observers_hear_everything() -> None:
-    both = Metrics(), Metrics()
-    service = Service(ServiceObservers(both))
-    session = service.open([1, 2])
-    service.ask(session, [3], [0])
-    for tell in (service.observer.bytes_up, service.observer.bytes_down):
-        tell(7)
-    service.observer.session_lost(session)
-    service.observer.resumed(session)
-    service.observer.rejected("INTERNAL")
-    service.observer.draining()
-    service.close(session)
-    names = (
-        ["vllm:generation_tokens_total"]
-        + [f"outrider_{name}_total" for name in ("streams_lost", "sessions_resumed", "rejected")]
-        + ["outrider_draining"]
-    )
-    for metrics in both:
-        samples = scraped(metrics)
-        assert [value(samples, name) for name in names] == [2, 1, 1, 1, 1]
-        assert value(samples, "outrider_sessions_ended_total", reason="closed") == 1
-        assert [
-            value(samples, "outrider_wire_bytes_total", direction=side) for side in ("up", "down")
-        ] == [7, 7]
-
-
-def test_the_silent_observer_takes_everything() -> None:
-    service = Service(ServiceObserver())
-    session = service.open([1, 2])
-    service.ask(session, [3], [0])
-    service.close(session)
+def test_every_listener_hears_everything_once_it_is_counted() -> None:
+    heard: list[tuple[str, int]] = []
+    statistics = Statistics()
+    for name in ("first", "second"):
+        statistics.listeners.append(
+            lambda event, name=name: heard.append((name, statistics.bytes_up))
+        )
+    statistics(MessageReceived(7))
+    assert heard == [("first", 7), ("second", 7)]
 
 
 def test_a_scraper_may_ask_for_openmetrics() -> None:
-    with serve_metrics(Metrics(), LOOPBACK) as address:
+    with serve_metrics(Metrics(Statistics()), LOOPBACK) as address:
         status, kind, text = get(address, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert status == 200
     assert kind.startswith("application/openmetrics-text")
@@ -274,27 +262,30 @@ def test_a_scraper_may_ask_for_openmetrics() -> None:
 
 
 def test_health_says_whether_sessions_are_taken() -> None:
-    metrics = Metrics()
-    with serve_metrics(metrics, LOOPBACK) as address:
+    statistics = Statistics()
+    with serve_metrics(Metrics(statistics), LOOPBACK) as address:
         assert get(address, "/healthz")[::2] == (503, "loading\n")
-        Service(metrics)
+        Service(statistics)
         assert get(address, "/healthz")[::2] == (200, "serving\n")
-        metrics.draining()
+        statistics(Draining())
         assert get(address, "/healthz")[::2] == (503, "draining\n")
         assert get(address, "/anything")[0] == 404
 
 
 def test_the_port_is_free_again_when_the_context_ends() -> None:
-    with serve_metrics(Metrics(), LOOPBACK) as address:
+    with serve_metrics(Metrics(Statistics()), LOOPBACK) as address:
         pass
-    with serve_metrics(Metrics(), address) as again:
+    with serve_metrics(Metrics(Statistics()), address) as again:
         assert again == address
 
 
 def test_a_port_in_use_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address("127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(InvalidRequest, match="in use"), serve_metrics(Metrics(), address):
+        with (
+            pytest.raises(InvalidRequest, match="in use"),
+            serve_metrics(Metrics(Statistics()), address),
+        ):
             pass
 
 

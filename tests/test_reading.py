@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from grpc_comm.observer import ServiceObserver
+from grpc_comm.events import CallRejected, Event
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server import BackgroundServer
 from tests.hostile import bearer, keys_file
@@ -33,14 +33,15 @@ REFUSED = {
 }
 
 
-class Rejections(ServiceObserver):
+class Rejections:
     """The codes that callers were told."""
 
     def __init__(self) -> None:
         self.codes: list[str] = []
 
-    def rejected(self, code: str, tenant: str = "") -> None:
-        self.codes.append(code)
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, CallRejected):
+            self.codes.append(event.code)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def served(
     keys = keys_file(tmp_path_factory.mktemp("keys") / "keys", alice={"message_bytes": MOST_BYTES})
     security = SecurityOptions(keys_file=keys)
     engine = successor_engine()
-    with background(engine, security=security, reflection=True, observer=rejections) as server:
+    with background(engine, security=security, reflection=True, listener=rejections) as server:
         yield server
 
 

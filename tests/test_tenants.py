@@ -17,10 +17,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from grpc_comm.client import connect
 from grpc_comm.keys import WATCH_SECONDS
-from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server import BackgroundServer
+from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
@@ -308,23 +308,18 @@ def test_a_lowered_limit_holds_for_the_next_message_of_a_stream_under_way(
 
 
 def test_a_keys_own_rate_of_candidates_holds_for_all_its_sessions(file: Path) -> None:
-    dropped: list[int] = []
-
-    class Counting(ServiceObserver):
-        def dropped(self, candidates: int) -> None:
-            dropped.append(candidates)
-
+    statistics = Statistics()
     keys_file(file, alice={"nodes_per_second": 20})
     options = SecurityOptions(keys_file=file)
     engine = successor_engine(rows=2)
-    with background(engine, security=options, observer=Counting()) as server:
+    with background(engine, security=options, listener=statistics) as server:
         chain = chain_of(range(4, 19))
         first, second = under_way(server.address, "alice"), under_way(server.address, "alice")
         with first as (one, _), second as (other, _):
             one.put(chain)
             eventually(lambda: engine.sessions[0].candidates.live == 15)
             other.put(chain)
-            eventually(lambda: dropped == [15])
+            eventually(lambda: statistics.dropped == 15)
             assert engine.sessions[1].candidates.live == 0
 
 

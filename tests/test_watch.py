@@ -11,6 +11,7 @@ from urllib.request import urlopen
 import pytest
 from rich.console import Console
 
+from grpc_comm.statistics import Statistics
 from inference.forward import Forward
 from outrider.observing import observed
 from outrider.options import Options, parse
@@ -43,8 +44,8 @@ def drawn(watch: Watch) -> str:
 
 def busy_watch(clock: Clock, usd_per_hour: float | None = None) -> tuple[Watch, Service]:
     """Two sessions; the first made four tokens from five candidates."""
-    watch = Watch(console(terminal=False), usd_per_hour, clock)
-    service = Service(watch)
+    watch = Watch(console(terminal=False), statistics := Statistics(), usd_per_hour, clock)
+    service = Service(statistics)
     session = service.open([1, 2, 3, 13])
     service.ask(session, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
     service.open([4, 5], session_id="", tenant="")
@@ -96,8 +97,10 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 
 def test_nothing_is_said_where_nothing_happened() -> None:
-    watch = Watch(console(terminal=False), usd_per_hour=1.0, clock=Clock())
-    Service(watch)
+    watch = Watch(
+        console(terminal=False), statistics := Statistics(), usd_per_hour=1.0, clock=Clock()
+    )
+    Service(statistics)
     said = as_line(watch.view())
     assert (
         "- tokens/s, acceptance length -, batch - rows - nodes, padding -, - forwards/s, model "
@@ -107,9 +110,9 @@ def test_nothing_is_said_where_nothing_happened() -> None:
 
 def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
     clock = Clock()
-    watch = Watch(console(terminal=False), clock=clock)
-    observers = [Service(watch).engine.observer for _ in range(2)]
-    observers[0].forward(Forward(False, 1, 1, 1, 1, model_seconds=3.0, engine_seconds=0.5))
+    watch = Watch(console(terminal=False), statistics := Statistics(), clock=clock)
+    engines = [Service(statistics).engine for _ in range(2)]
+    engines[0].on_event(Forward(False, 1, 1, 1, 1, model_seconds=3.0, engine_seconds=0.5))
     clock.now = 4.0
     assert watch.view().rates == Rates(4.0, Totals(1, 1, 1, 1, 3.0), engines=2)
     clock.now = 6.0
@@ -117,8 +120,8 @@ def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
 
 
 def test_many_sessions_are_counted_and_not_all_listed() -> None:
-    watch = Watch(console(terminal=False), clock=Clock())
-    service = Service(watch)
+    watch = Watch(console(terminal=False), statistics := Statistics(), clock=Clock())
+    service = Service(statistics)
     for _ in range(service.model.rows):
         service.open([1, 2])
     shown = watch.view()
@@ -130,8 +133,8 @@ def test_many_sessions_are_counted_and_not_all_listed() -> None:
 
 
 def test_what_a_client_calls_itself_is_no_markup() -> None:
-    watch = Watch(console(terminal=False), clock=Clock())
-    Service(watch).open([1, 2], session_id="[red]x", tenant="[b]")
+    watch = Watch(console(terminal=False), statistics := Statistics(), clock=Clock())
+    Service(statistics).open([1, 2], session_id="[red]x", tenant="[b]")
     assert "redx" in drawn(watch)
     assert "[b]" in drawn(watch)
 
@@ -153,8 +156,8 @@ def test_it_shows_itself_until_it_is_told_to_stop(
             return written
 
     screen.file = Screen()
-    watch = Watch(screen)
-    Service(watch).open([1, 2])
+    watch = Watch(screen, statistics := Statistics())
+    Service(statistics).open([1, 2])
     with watch:
         assert seen.wait(WAIT)
     assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
@@ -183,8 +186,8 @@ def test_a_target_that_was_asked_for_all_of_it_tells_all_of_it(
 ) -> None:
     monkeypatch.setattr("outrider.watch._LINE_SECONDS", 0.01)
     options = Options(role="target", metrics_port=0, watch=True, log="json", log_level="info")
-    with log_as_before(), observed(options) as observer:
-        service = Service(observer)
+    with log_as_before(), observed(options) as statistics:
+        service = Service(statistics)
         service.close(service.open([1, 2]))
         said = ""
         while "watch: sessions 0" not in said:

@@ -115,7 +115,7 @@ def load_decoder(
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Of all tensors by name, from the headers of the files."""
+    """Shapes of all tensors by name, from the headers of the files."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(directory):
         with _opened(path) as file:

@@ -68,9 +68,10 @@ class Layers(NamedTuple):
     """Makers of the layers that tensor parallelism deals out among ranks; by default there is one
     rank.
 
-    column: (inputs, outputs, bias), each rank has some of the outputs.  row: the same for inputs,
-    with the whole result on every rank.  embedding: (ids, size), whole result.  head: (inputs,
-    outputs, bias), called with states and the vocabulary.
+    column: (inputs, outputs, bias); each rank has some of the outputs.
+    row: (inputs, outputs, bias); each rank has some of the inputs, and the whole result.
+    embedding: (ids, size); each rank has the whole result.
+    head: (inputs, outputs, bias); called with states and the vocabulary.
     """
 
     column: Callable[[int, int, bool], nn.Linear] = nn.Linear
