@@ -24,7 +24,7 @@ _STORE = "stores"
 
 
 @dataclass(frozen=True)
-class Options:
+class CompileOptions:
     """The flags, as the user wrote them."""
 
     model: str | None = option(
@@ -211,7 +211,7 @@ _EXAMPLES = """examples:
 """
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     """Options from a command line; argparse answers --help and usage errors."""
     parser = argparse.ArgumentParser(
         prog="python -m compile",
@@ -219,10 +219,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(Options, parser)
+    add_flags(CompileOptions, parser)
     add_gone(parser, "trace", "one core is built for as several are, with --tensor_parallel 1")
     given = vars(parser.parse_args(arguments))
-    return Options(
+    return CompileOptions(
         **{name: value for name, value in given.items() if value is not None}
         | {"flag": tuple(given["flag"] or ())}
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import inference
-from compile.options import Options
+from compile.options import CompileOptions
 from compile.plan.buckets import (
     CHUNK,
     Sizes,
@@ -16,9 +16,9 @@ from compile.plan.buckets import (
     plan_graphs,
     samplings_of,
 )
-from compile.plan.fused import fused_part
+from compile.plan.draft import fused_part
 from compile.plan.memory import check_fits
-from compile.plan.search import Budget
+from compile.plan.search import BuildBudget
 from compile.plan.workload import Limits, read_load
 from compile.spec import CompileSpec, check_positive, least_nodes, takes_all_rows
 from inference.errors import InvalidRequest
@@ -29,7 +29,7 @@ _DEFAULT_SEQUENCE_LENGTH = 2048
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class BuildCheckpoint:
     """The model to build: known as `name`, with ids below `vocabulary`."""
 
     name: str
@@ -39,20 +39,20 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """A spec and, where its graphs were planned, why these."""
 
     spec: CompileSpec
     explanation: tuple[str, ...]
 
 
-def find_checkpoint(options: Options) -> Checkpoint:
+def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
     """The checkpoint of --model; a dry run reads its config.json alone, and so counts ids that
     pad the vocabulary.
     """
     directory = _directory(options)
     config = read_config(directory)
-    return Checkpoint(
+    return BuildCheckpoint(
         options.model or "outrider-embedded-target",
         directory,
         config,
@@ -66,7 +66,7 @@ def _vocabulary(directory: Path) -> int:
     return Tokenizer(directory).vocabulary
 
 
-def make_request(options: Options, checkpoint: Checkpoint) -> Request:
+def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
     """What is to be built; the graphs are those of the given sizes, or planned for --load."""
     sizes = Sizes(
         options.sizes("prefill_nodes"),
@@ -89,7 +89,7 @@ def make_request(options: Options, checkpoint: Checkpoint) -> Request:
         fused=fused_part(options, limits, sizes, checkpoint.directory),
     )
     if options.load is None:
-        return Request(spec, ())
+        return BuildRequest(spec, ())
     if sizes.trees or sizes.slots:
         raise InvalidRequest("--load chooses the sizes: leave out --tree_nodes and --slots")
     check_fits(checkpoint.config, spec)
@@ -97,10 +97,10 @@ def make_request(options: Options, checkpoint: Checkpoint) -> Request:
     load = read_load(Path(options.load))
     planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
     buckets = buckets_of(planned.plan.shapes, limits, options.sampling)
-    return Request(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
+    return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
 
 
-def _directory(options: Options) -> Path:
+def _directory(options: CompileOptions) -> Path:
     if options.model is None:
         return _EMBEDDED
     if Path(options.model).is_dir():
@@ -110,7 +110,7 @@ def _directory(options: Options) -> Path:
     return find_model(options.model, weights=not options.dry_run)
 
 
-def _limits(options: Options, checkpoint: Checkpoint, sizes: Sizes) -> Limits:
+def _limits(options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes) -> Limits:
     length = _sequence_length(options, checkpoint)
     for name in ("rows", "max_tree_nodes", "graphs"):
         check_positive(name, getattr(options, name))
@@ -124,7 +124,7 @@ def _limits(options: Options, checkpoint: Checkpoint, sizes: Sizes) -> Limits:
     )
 
 
-def _sequence_length(options: Options, checkpoint: Checkpoint) -> int:
+def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
     """Prompt and output together; raises InvalidRequest beyond the model's limit."""
     limit, asked = checkpoint.config.max_positions, options.sequence_length
     if asked is None:
@@ -138,17 +138,17 @@ def _sequence_length(options: Options, checkpoint: Checkpoint) -> int:
     return asked
 
 
-def _budget(options: Options) -> Budget:
+def _budget(options: CompileOptions) -> BuildBudget:
     samplings = len(samplings_of(options.sampling))
     if options.compile_minutes is None:
-        return Budget(options.graphs, samplings=samplings)
+        return BuildBudget(options.graphs, samplings=samplings)
     if options.graph_minutes is None:
         raise InvalidRequest(
             "--compile_minutes needs --graph_minutes: what one graph takes, as an earlier build "
             "printed it"
         )
     seconds = options.graph_minutes * 60
-    return Budget(
+    return BuildBudget(
         options.graphs,
         seconds=options.compile_minutes * 60,
         of=lambda shape: seconds,

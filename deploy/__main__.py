@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from deploy.prices import Offer, Price, PriceFile, Pricing, TransferPrice
-from deploy.pricing import Prices, Unpriced, open_prices
+from deploy.prices import InstanceOffer, Price, PriceFile, Pricing, TransferPrice
+from deploy.pricing import PriceChain, Unpriced, open_prices
 from inference.command import FAILED, add_flag, run_command
 from inference.cost import hire_usd
 from inference.errors import InvalidRequest
@@ -26,7 +26,7 @@ _EXAMPLES = """examples:
 
 
 @dataclass(frozen=True)
-class Options:
+class PriceOptions:
     """What the user asked for; argparse reads the defaults from here."""
 
     instance: Sequence[str] | None = None
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(lambda: _prices(options), debug=options.debug)
 
 
-def _prices(options: Options) -> int:
+def _prices(options: PriceOptions) -> int:
     speed = options.tokens_per_second
     if speed is not None and not 0 < speed < float("inf"):
         raise InvalidRequest(f"--tokens_per_second is above 0, got {speed}")
@@ -73,7 +73,7 @@ def accelerators() -> dict[str, str]:
     return read_json(_ACCELERATORS, InvalidRequest).texts()
 
 
-def collect(prices: Prices, options: Options) -> Shown:
+def collect(prices: PriceChain, options: PriceOptions) -> Shown:
     """The price of each type under the pricing that is asked for; else on demand or, where there
     is none, as a capacity block, and as spot.
     """
@@ -81,7 +81,7 @@ def collect(prices: Prices, options: Options) -> Shown:
 
     def ask(instance_type: str, pricing: Pricing) -> bool:
         try:
-            price, passed_over = prices.quote(Offer(instance_type, options.region, pricing))
+            price, passed_over = prices.quote(InstanceOffer(instance_type, options.region, pricing))
         except Unpriced as error:
             shown.missing.append(f"{instance_type} {pricing.value}")
             shown.reasons |= dict.fromkeys(error.reasons)
@@ -142,7 +142,7 @@ def _print_table(shown: Shown, tokens_per_second: float | None) -> None:
         print(f"traffic of {transfer.region} with the internet: {rates} {said}")
 
 
-def _parse(arguments: Sequence[str] | None) -> Options:
+def _parse(arguments: Sequence[str] | None) -> PriceOptions:
     parser = argparse.ArgumentParser(
         prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False
     )
@@ -158,7 +158,7 @@ def _parse(arguments: Sequence[str] | None) -> Options:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = partial(add_flag, Options, prices)
+    add = partial(add_flag, PriceOptions, prices)
     add(
         "instance",
         "may be repeated (default: every type that a target may run on)",
@@ -186,7 +186,7 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     )
     add("json", "one JSON object on stdout, in the form of a price file", action="store_true")
     add("debug", "show the traceback of an error", action="store_true")
-    return Options(**vars(parser.parse_args(arguments)))
+    return PriceOptions(**vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from datetime import date, datetime, timezone
 from statistics import median
 from typing import Any
 
-from deploy.prices import NoPrice, Offer, Price, Pricing, SourceDown, TransferPrice
+from deploy.prices import InstanceOffer, NoPrice, Price, Pricing, SourceDown, TransferPrice
 from inference.errors import Mismatch
 
 PRICE_LIST_REGION = "us-east-1"
@@ -62,7 +62,7 @@ class LivePrices:
         self._client = functools.cache(client or make_client)
         self._down: str | None = None
 
-    def price(self, offer: Offer) -> Price:
+    def price(self, offer: InstanceOffer) -> Price:
         ask = {
             Pricing.ON_DEMAND: self._on_demand,
             Pricing.SPOT: self._spot,
@@ -76,11 +76,11 @@ class LivePrices:
         usd = transfer_usd_per_gb(self._products("AWSDataTransfer", terms), region)
         return TransferPrice(region, 0.0, usd, _today(), "AWS price list; traffic in is free")
 
-    def _on_demand(self, offer: Offer) -> tuple[float, str]:
+    def _on_demand(self, offer: InstanceOffer) -> tuple[float, str]:
         rows = self._products("AmazonEC2", on_demand_terms(offer))
         return on_demand_usd(rows, offer), "AWS price list"
 
-    def _spot(self, offer: Offer) -> tuple[float, str]:
+    def _spot(self, offer: InstanceOffer) -> tuple[float, str]:
         history = self._rows(
             "ec2",
             "describe_spot_price_history",
@@ -93,7 +93,7 @@ class LivePrices:
         usd, zone = spot_usd(history)
         return usd, f"EC2 spot history, {zone}"
 
-    def _capacity_block(self, offer: Offer) -> tuple[float, str]:
+    def _capacity_block(self, offer: InstanceOffer) -> tuple[float, str]:
         offerings = self._rows(
             "ec2",
             "describe_capacity_block_offerings",
@@ -175,19 +175,19 @@ def _meaning(permission: str, error: Exception) -> NoPrice:
     return NoPrice(f"{permission}: {error}")
 
 
-def on_demand_terms(offer: Offer) -> dict[str, str]:
+def on_demand_terms(offer: InstanceOffer) -> dict[str, str]:
     """The attributes of an offer's row in the price list."""
     return {"instanceType": offer.instance_type, "regionCode": offer.region} | ON_DEMAND_TERMS
 
 
 def filters(terms: Mapping[str, str]) -> list[dict[str, str]]:
-    """As GetProducts takes them."""
+    """Terms in the form in which GetProducts takes them."""
     return [
         {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()
     ]
 
 
-def on_demand_usd(price_list: Iterable[str], offer: Offer) -> float:
+def on_demand_usd(price_list: Iterable[str], offer: InstanceOffer) -> float:
     """The one hourly price among the rows. Rows at $0, for other systems or in other units are
     passed over, filtered or not.
 

@@ -49,7 +49,7 @@ class Pricing(Enum):
 
 
 @dataclass(frozen=True)
-class Offer(Record):
+class InstanceOffer(Record):
     """An instance type in a region, and how it is paid. Linux, shared tenancy."""
 
     instance_type: str
@@ -80,7 +80,7 @@ class Offer(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price(Offer):
+class Price(InstanceOffer):
     """What an offer costs."""
 
     usd_per_hour: float
@@ -96,8 +96,8 @@ class Price(Offer):
             )
 
     @property
-    def offer(self) -> Offer:
-        return Offer(self.instance_type, self.region, self.pricing)
+    def offer(self) -> InstanceOffer:
+        return InstanceOffer(self.instance_type, self.region, self.pricing)
 
     def __str__(self) -> str:
         doubt = ", low confidence" if self.confidence == "low" else ""
@@ -131,7 +131,7 @@ class PriceSource(Protocol):
 
     name: str
 
-    def price(self, offer: Offer) -> Price:
+    def price(self, offer: InstanceOffer) -> Price:
         """Raises NoPrice."""
         ...
 
@@ -150,7 +150,7 @@ class PriceFile(Record):
     usd_per_million_tokens: tuple[Number, ...] | None = None  # printed beside the prices
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The file's content as JSON has it."""
         content: dict[str, Any] = _FILE.dump_python(self, mode="json", exclude_none=True)
         return content
 
@@ -168,7 +168,7 @@ class PriceTable:
         self.prices = {price.offer: price for price in prices}
         self.transfers = {transfer.region: transfer for transfer in transfers}
 
-    def price(self, offer: Offer) -> Price:
+    def price(self, offer: InstanceOffer) -> Price:
         if offer in self.prices:
             return self.prices[offer]
         known = {one.region for one in self.prices if one.instance_type == offer.instance_type}
@@ -209,7 +209,7 @@ class PriceCache:
         """tell: hears, in a line, of a file that cannot be used; the next price replaces it."""
         self._directory, self._tell, self._clock = directory, tell, clock
 
-    def price(self, offer: Offer) -> Price:
+    def price(self, offer: InstanceOffer) -> Price:
         price = self._table(self._price_path(offer)).price(offer)
         return replace(price, source=f"{price.source} (kept)")
 
@@ -223,7 +223,7 @@ class PriceCache:
     def keep_transfer(self, transfer: TransferPrice) -> None:
         self._write(self._transfer_path(transfer.region), PriceFile(transfers=(transfer,)))
 
-    def _price_path(self, offer: Offer) -> Path:
+    def _price_path(self, offer: InstanceOffer) -> Path:
         return self._directory / offer.region / f"{offer.instance_type}.{offer.pricing.value}.json"
 
     def _transfer_path(self, region: str) -> Path:

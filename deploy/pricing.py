@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 from deploy.aws_prices import LivePrices
 from deploy.prices import (
     SNAPSHOT,
+    InstanceOffer,
     NoPrice,
-    Offer,
     Price,
     PriceCache,
     PriceSource,
@@ -48,13 +48,13 @@ class Unpriced(NoPrice):
         self.reasons = reasons
 
 
-class Prices:
+class PriceChain:
     """Sources in the order in which they are asked."""
 
     def __init__(self, sources: Sequence[PriceSource]) -> None:
         self._sources = tuple(sources)
 
-    def quote(self, offer: Offer) -> Quote:
+    def quote(self, offer: InstanceOffer) -> Quote:
         """Raises Unpriced where no source knows."""
         return Quote(*self._first(str(offer), lambda source: source.price(offer)))
 
@@ -81,7 +81,7 @@ class Kept:
         self.name = source.name
         self._source, self._cache, self._known = source, cache, known
 
-    def price(self, offer: Offer) -> Price:
+    def price(self, offer: InstanceOffer) -> Price:
         price = self._source.price(offer)
         try:
             before = self._known.price(offer)
@@ -100,13 +100,13 @@ class Kept:
         return transfer
 
 
-def open_prices(price_file: Path | None = None, live: bool = True) -> Prices:
+def open_prices(price_file: Path | None = None, live: bool = True) -> PriceChain:
     """The sources of the command line. `live` false asks nobody: for machines that must not, and
     for results that can be repeated.
     """
     snapshot = read_table(SNAPSHOT, "snapshot")
     own = [] if price_file is None else [read_table(price_file, str(price_file))]
     if not live:
-        return Prices([*own, snapshot])
+        return PriceChain([*own, snapshot])
     cache = PriceCache(cache_directory("prices"), lambda line: print(line, file=sys.stderr))
-    return Prices([*own, Kept(LivePrices(), cache, snapshot), cache, snapshot])
+    return PriceChain([*own, Kept(LivePrices(), cache, snapshot), cache, snapshot])

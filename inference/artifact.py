@@ -173,7 +173,7 @@ class FusedPart(Record):
 
     @property
     def shape(self) -> Branches:
-        """Of every round's tree."""
+        """The tree of every round."""
         return self.rounds[0].shape
 
 
@@ -239,7 +239,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_manifest_file(path: Path) -> Manifest:
-    """The same from a manifest of any name."""
+    """The manifest in a file of any name; raises BadArtifact."""
     raw = read_json(path, BadArtifact)
     found = raw.field("schema").value
     if found != SCHEMA:

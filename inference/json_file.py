@@ -38,11 +38,11 @@ _REPR.maxlevel = 2
 
 @dataclass(frozen=True)
 class Json:
-    """A value of a file. where: the file, and the field in it.  refusal: what bad values raise."""
+    """A value of a file."""
 
     value: Any
-    where: str
-    refusal: type[OutriderError]
+    where: str  # the file, and the field in it
+    refusal: type[OutriderError]  # what bad values raise
     outermost: bool = True
 
     def refuse(self, needed: str) -> NoReturn:
@@ -55,7 +55,7 @@ class Json:
         return self.value is None
 
     def field(self, name: str) -> Json:
-        """Of an object; null where it has none of this name."""
+        """A field of an object; null where it has none of this name."""
         return self._inner(self.dictionary().get(name), _spelt(name))
 
     def fields(self) -> dict[str, Json]:
@@ -74,7 +74,7 @@ class Json:
         return self
 
     def items(self) -> list[Json]:
-        """Of a list."""
+        """The items of a list."""
         if not isinstance(self.value, list):
             self.refuse("a list")
         return [self._inner(each, f"[{index}]") for index, each in enumerate(self.value)]

@@ -17,7 +17,7 @@ import pytest
 from compile.build.build import build_artifact
 from compile.build.neuron_cache import cost_of_building
 from compile.plan.workload import read_load
-from deploy.prices import NoPrice, Offer, PriceCache, PriceFile, TransferPrice, read_table
+from deploy.prices import InstanceOffer, NoPrice, PriceCache, PriceFile, TransferPrice, read_table
 from grpc_comm.server import BackgroundServer
 from inference.acceptance import SHIPPED, read_acceptance
 from inference.artifact import (
@@ -52,7 +52,7 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-OFFER = Offer("trn1.2xlarge", "us-east-1")
+OFFER = InstanceOffer("trn1.2xlarge", "us-east-1")
 PRICE = OFFER.at(1.34, date(2026, 9, 24), "a test")
 TRAFFIC = TransferPrice("us-east-1", 0.0, 0.09, date(2026, 9, 24), "a test")
 RECORD = {

@@ -15,8 +15,8 @@ from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.memory import check_fits, check_sharding, footprint, work
-from compile.plan.search import Budget, expected_cost, grid, plan, powers_of_two, serving
-from compile.plan.workload import Calls, Limits, Shape, calls_of, read_load
+from compile.plan.search import BuildBudget, expected_cost, grid, plan, powers_of_two, serving
+from compile.plan.workload import Calls, CallShape, Limits, calls_of, read_load
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
@@ -49,21 +49,25 @@ def spec_of(**changes: Any) -> CompileSpec:
     )
 
 
-def area(shape: Shape) -> float:
+def area(shape: CallShape) -> float:
     return shape.rows * shape.nodes * (10.0 + shape.slots)
 
 
 prompts = st.builds(
-    Shape, st.just(True), st.just(1), st.integers(1, 16), st.sampled_from([1, 16, 100])
+    CallShape, st.just(True), st.just(1), st.integers(1, 16), st.sampled_from([1, 16, 100])
 )
 trees = st.builds(
-    Shape, st.just(False), st.integers(1, 2), st.integers(1, 8), st.sampled_from([20, 64, 100, 128])
+    CallShape,
+    st.just(False),
+    st.integers(1, 2),
+    st.integers(1, 8),
+    st.sampled_from([20, 64, 100, 128]),
 )
 calls_of_two_kinds = st.dictionaries(prompts | trees, st.floats(0.1, 9), min_size=1, max_size=7)
 
 
 def brute_force(
-    calls: Calls, required: tuple[Shape, ...], sizes: list[Shape], budget: Budget
+    calls: Calls, required: tuple[CallShape, ...], sizes: list[CallShape], budget: BuildBudget
 ) -> float:
     """The least expected cost of any affordable set, by trying them all."""
     others, best = [shape for shape in sizes if shape not in required], float("inf")
@@ -86,7 +90,7 @@ def test_the_plan_is_the_best_of_all_affordable_sets(
 ) -> None:
     sizes = data.draw(st.lists(st.sampled_from(grid(calls, LIMITS)), max_size=9, unique=True))
     required = tuple(dict.fromkeys(LIMITS.required()))
-    budget = Budget(graphs, seconds=seconds, of=lambda shape: 1.0 + shape.slots / 30)
+    budget = BuildBudget(graphs, seconds=seconds, of=lambda shape: 1.0 + shape.slots / 30)
     made = plan(calls, LIMITS, area, budget, sizes)
     assert made.expected == pytest.approx(brute_force(calls, required, sizes, budget))
     assert made.optimal
@@ -98,7 +102,7 @@ def test_the_plan_is_the_best_of_all_affordable_sets(
 def test_a_plan_keeps_its_budget_and_serves_every_call(
     calls: Calls, graphs: int, samplings: int
 ) -> None:
-    budget = Budget(graphs, samplings=samplings)
+    budget = BuildBudget(graphs, samplings=samplings)
     made = plan(calls, LIMITS, area, budget)
     assert sum(budget.count(shape) for shape in made.shapes) <= graphs
     assert all(
@@ -112,13 +116,13 @@ def test_a_plan_keeps_its_budget_and_serves_every_call(
 
 
 def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
-    calls = {Shape(False, 1, 2, 50): 1.0}
+    calls = {CallShape(False, 1, 2, 50): 1.0}
     with pytest.raises(InvalidRequest, match=r"needs 5 graphs at least .* the budget is 4 graphs"):
-        plan(calls, LIMITS, area, Budget(4))
+        plan(calls, LIMITS, area, BuildBudget(4))
     with pytest.raises(
         InvalidRequest, match=r"5 graphs and 10 minutes at least .* is 9 graphs and 9 minutes"
     ):
-        plan(calls, LIMITS, area, Budget(9, seconds=540, of=lambda shape: 120))
+        plan(calls, LIMITS, area, BuildBudget(9, seconds=540, of=lambda shape: 120))
 
 
 @pytest.mark.parametrize("name", IMITATED)
@@ -126,8 +130,8 @@ def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> No
     limits = Limits(4, 256, 64, 1, 2048, all_rows=True)
     calls = calls_of(read_load(LOADS / f"{name}.json"), limits)
     free, powers = (
-        plan(calls, limits, area, Budget(12)),
-        plan(calls, limits, area, Budget(12), powers_of_two(limits)),
+        plan(calls, limits, area, BuildBudget(12)),
+        plan(calls, limits, area, BuildBudget(12), powers_of_two(limits)),
     )
     assert free.expected <= powers.expected
     assert expected_cost(free.shapes, calls, area) == pytest.approx(free.expected)
@@ -257,7 +261,7 @@ def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(
 def test_a_planned_spec_explains_itself() -> None:
     from compile.plan.buckets import explain
 
-    budget = Budget(10)
+    budget = BuildBudget(10)
     planned = plan_graphs(
         read_load(LOADS / "batch.json"), parse_config(LLAMA_8B), spec_of(rows=4), budget, 256
     )
@@ -275,7 +279,7 @@ def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
     monkeypatch.setattr(search, "_MOST_SECONDS", seconds)
     limits = Limits(4, 256, 64, 1, 2048, all_rows=False)
     calls = calls_of(read_load(LOADS / "chat.json"), limits)
-    made = plan(calls, limits, area, Budget(14))
+    made = plan(calls, limits, area, BuildBudget(14))
     assert made.bound <= made.expected
     assert made.expected == pytest.approx(expected_cost(made.shapes, calls, area))
     assert set(limits.required()) <= set(made.shapes)
@@ -284,4 +288,4 @@ def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
 def test_planning_without_its_solver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(MissingExtra, match=r"outrider\[compile\]"):
-        plan({Shape(False, 1, 2, 50): 1.0}, LIMITS, area, Budget(9))
+        plan({CallShape(False, 1, 2, 50): 1.0}, LIMITS, area, BuildBudget(9))

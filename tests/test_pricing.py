@@ -19,8 +19,8 @@ from deploy.__main__ import main
 from deploy.aws_prices import TRANSFER_TERMS, LivePrices, filters, make_client, on_demand_terms
 from deploy.prices import (
     SNAPSHOT,
+    InstanceOffer,
     NoPrice,
-    Offer,
     Price,
     PriceCache,
     PriceFile,
@@ -30,15 +30,15 @@ from deploy.prices import (
     TransferPrice,
     read_table,
 )
-from deploy.pricing import Kept, Prices, open_prices
+from deploy.pricing import Kept, PriceChain, open_prices
 from inference.cost import hire_usd
 from inference.errors import InvalidRequest, Mismatch
 from tests.price_lists import hourly, live, product
 
-TRN1 = Offer("trn1.2xlarge", "us-east-1")
-P5 = Offer("p5.48xlarge", "us-east-1")
-SPOT = Offer("trn1.2xlarge", "us-east-1", Pricing.SPOT)
-BLOCK = Offer("trn2.3xlarge", "ap-southeast-4", Pricing.CAPACITY_BLOCK)
+TRN1 = InstanceOffer("trn1.2xlarge", "us-east-1")
+P5 = InstanceOffer("p5.48xlarge", "us-east-1")
+SPOT = InstanceOffer("trn1.2xlarge", "us-east-1", Pricing.SPOT)
+BLOCK = InstanceOffer("trn2.3xlarge", "ap-southeast-4", Pricing.CAPACITY_BLOCK)
 NOW = datetime.now(timezone.utc)
 
 
@@ -58,7 +58,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
 
 
-def price_list(*rows: str, offer: Offer = TRN1) -> LivePrices:
+def price_list(*rows: str, offer: InstanceOffer = TRN1) -> LivePrices:
     asked = {
         "ServiceCode": "AmazonEC2",
         "FormatVersion": "aws_v1",
@@ -69,7 +69,7 @@ def price_list(*rows: str, offer: Offer = TRN1) -> LivePrices:
     )
 
 
-def known(offer: Offer, usd: float) -> Price:
+def known(offer: InstanceOffer, usd: float) -> Price:
     return offer.at(usd, date(2026, 9, 24), "test")
 
 
@@ -167,7 +167,7 @@ def test_a_call_that_stays_throttled_falls_back() -> None:
             "get_products", "ThrottlingException", "Rate exceeded", 400
         ),
     )
-    quote = Prices([source, PriceTable("snapshot", [known(TRN1, 1.34375)])]).quote(TRN1)
+    quote = PriceChain([source, PriceTable("snapshot", [known(TRN1, 1.34375)])]).quote(TRN1)
     assert quote.price.usd_per_hour == 1.34375
     assert "Rate exceeded" in quote.passed_over[0]
 
@@ -206,7 +206,7 @@ def test_prices_of_other_regions_are_not_guessed() -> None:
     with pytest.raises(
         NoPrice, match="it has us-east-1, and the prices of other regions are not guessed"
     ):
-        open_prices(live=False).quote(Offer("trn1.2xlarge", "eu-west-1"))
+        open_prices(live=False).quote(InstanceOffer("trn1.2xlarge", "eu-west-1"))
 
 
 def test_trn2_has_a_capacity_block_price_and_no_on_demand_price() -> None:
@@ -214,7 +214,7 @@ def test_trn2_has_a_capacity_block_price_and_no_on_demand_price() -> None:
     quote = prices.quote(BLOCK)
     assert (quote.price.usd_per_hour, quote.price.confidence) == (2.235, "low")
     with pytest.raises(NoPrice):
-        prices.quote(Offer("trn2.3xlarge", "ap-southeast-4"))
+        prices.quote(InstanceOffer("trn2.3xlarge", "ap-southeast-4"))
 
 
 def test_spot_is_the_cheapest_zone_now_and_names_it() -> None:

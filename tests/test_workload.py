@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.buckets import IMITATED, LOADS, imitate
-from compile.plan.workload import Limits, Load, Shape, calls_of, read_load
+from compile.plan.workload import CallShape, Limits, Load, calls_of, read_load
 from inference.errors import InvalidRequest
 from outrider.completion import Completion
 
@@ -20,13 +20,13 @@ LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=1
 def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> None:
     load = Load("by hand", ((40, 7),), {4: 3, 8: 1}, {2: 1}, acceptance_length=2.5)
     assert calls_of(load, LIMITS) == {
-        Shape(True, 1, 16, 1): 1,
-        Shape(True, 1, 16, 16): 1,
-        Shape(True, 1, 7, 32): 1,
+        CallShape(True, 1, 16, 1): 1,
+        CallShape(True, 1, 16, 16): 1,
+        CallShape(True, 1, 7, 32): 1,
         **{
-            Shape(False, 2, 4, slots): pytest.approx(0.375) for slots in (43, 45, 48)
+            CallShape(False, 2, 4, slots): pytest.approx(0.375) for slots in (43, 45, 48)
         },  # three rounds, shared by two sessions
-        **{Shape(False, 2, 8, slots): pytest.approx(0.125) for slots in (47, 49, 52)},
+        **{CallShape(False, 2, 8, slots): pytest.approx(0.125) for slots in (47, 49, 52)},
     }
 
 

@@ -152,7 +152,7 @@ def shards_evenly(config: ModelConfig, ranks: int) -> bool:
 
 
 def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
-    """The same graphs on a smaller cache; those that become equal are one."""
+    """A spec's graphs on a smaller cache; those that become equal are one."""
     capacity, fused = sequence_length + spec.max_tree_nodes, spec.fused
     if fused is not None:
         fused = replace(

@@ -15,10 +15,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from compile.plan.workload import Calls, Limits, Shape
+from compile.plan.workload import Calls, CallShape, Limits
 from inference.errors import InvalidRequest, MissingExtra
 
-Cost = Callable[[Shape], float]
+Cost = Callable[[CallShape], float]
 Floats = NDArray[np.float64]
 _SIZES = 14
 """Sizes tried on one axis, besides powers of two; a load with more has its sizes rounded up to
@@ -35,7 +35,7 @@ _SCALE = 1e4  # of the objective: the solver's tolerances are absolute, seconds 
 
 
 @dataclass(frozen=True)
-class Budget:
+class BuildBudget:
     """What may be built."""
 
     graphs: int  # greedy and sampled counted apart
@@ -43,11 +43,11 @@ class Budget:
     of: Cost = field(default=lambda shape: 0.0)  # seconds of one graph of a shape
     samplings: int = 2  # graphs that a verify shape is built as: greedy, sampled
 
-    def count(self, shape: Shape) -> int:
+    def count(self, shape: CallShape) -> int:
         """Graphs of a shape: prompts are always greedy."""
         return 1 if shape.prefill else self.samplings
 
-    def rows(self, shapes: Sequence[Shape]) -> tuple[Floats, Floats]:
+    def rows(self, shapes: Sequence[CallShape]) -> tuple[Floats, Floats]:
         """What each shape takes of graphs and of seconds [2, shapes], and how much there is [2];
         without the seconds where they are not limited.
         """
@@ -57,7 +57,7 @@ class Budget:
         room = np.array([self.graphs, self.seconds][:limited]) + _SLACK
         return np.array([graphs, seconds][:limited]), room
 
-    def affords(self, shapes: Sequence[Shape]) -> bool:
+    def affords(self, shapes: Sequence[CallShape]) -> bool:
         takes, room = self.rows(shapes)
         return bool((takes.sum(axis=1) <= room).all())
 
@@ -66,7 +66,7 @@ class Budget:
 class Plan:
     """The graphs to build, and what the load's mean session costs with them."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[CallShape, ...]
     expected: float  # cost with these graphs
     exact: float  # cost without any padding
     bound: float  # no choice of the sizes tried, within the budget, costs less
@@ -82,7 +82,11 @@ class Plan:
 
 
 def plan(
-    calls: Calls, limits: Limits, cost: Cost, budget: Budget, sizes: Iterable[Shape] | None = None
+    calls: Calls,
+    limits: Limits,
+    cost: Cost,
+    budget: BuildBudget,
+    sizes: Iterable[CallShape] | None = None,
 ) -> Plan:
     """The shapes that serve `calls`, and whatever else the limits allow, at the least expected
     cost.
@@ -105,21 +109,21 @@ def plan(
     )
 
 
-def serving(shapes: Iterable[Shape], call: Shape, cost: Cost) -> Shape:
+def serving(shapes: Iterable[CallShape], call: CallShape, cost: Cost) -> CallShape:
     """The cheapest of the shapes that serves a call; raises ValueError when none does."""
     return min((shape for shape in shapes if shape.serves(call)), key=cost)
 
 
-def expected_cost(shapes: Sequence[Shape], calls: Calls, cost: Cost) -> float:
+def expected_cost(shapes: Sequence[CallShape], calls: Calls, cost: Cost) -> float:
     """Cost of the mean session when every call runs on the cheapest of `shapes` that serves it."""
     return sum(weight * cost(serving(shapes, call, cost)) for call, weight in calls.items())
 
 
-def grid(calls: Calls, limits: Limits) -> list[Shape]:
+def grid(calls: Calls, limits: Limits) -> list[CallShape]:
     """Every combination of the sizes that occur, rounded up to a few sizes an axis; the limits
     are among them.
     """
-    shapes: list[Shape] = []
+    shapes: list[CallShape] = []
     for prefill in (True, False):
         steps = ((1, 1), (2, _PREFILL_STEP if prefill else 1), (3, _SLOT_STEP))
         weights = {call: weight for call, weight in calls.items() if call.prefill == prefill}
@@ -132,13 +136,13 @@ def grid(calls: Calls, limits: Limits) -> list[Shape]:
             )
             for axis, step in steps
         ]
-        shapes += [Shape(prefill, *sizes) for sizes in product(*axes)]
+        shapes += [CallShape(prefill, *sizes) for sizes in product(*axes)]
     return shapes
 
 
-def powers_of_two(limits: Limits) -> list[Shape]:
+def powers_of_two(limits: Limits) -> list[CallShape]:
     """What is commonly done: all powers of two up to the limits, and the limits."""
-    shapes: list[Shape] = []
+    shapes: list[CallShape] = []
     for largest in limits.required()[:2]:
         axes = [
             [
@@ -150,7 +154,7 @@ def powers_of_two(limits: Limits) -> list[Shape]:
         axes[2] = [slots for slots in axes[2] if slots >= min(64, largest.slots)]
         axes[1] = [nodes for nodes in axes[1] if nodes >= limits.least_nodes]
         axes[0] = axes[0][-1:] if limits.all_rows else axes[0]
-        shapes += [Shape(largest.prefill, *sizes) for sizes in product(*axes)]
+        shapes += [CallShape(largest.prefill, *sizes) for sizes in product(*axes)]
     return shapes
 
 
@@ -176,7 +180,7 @@ def _sizes(found: Sequence[tuple[int, float]], needed: set[int], step: int) -> l
     return sorted({*distinct, *needed})
 
 
-def _costs(calls: Calls, shapes: Sequence[Shape], cost: Cost) -> Floats:  # [demands, shapes]
+def _costs(calls: Calls, shapes: Sequence[CallShape], cost: Cost) -> Floats:  # [demands, shapes]
     """What each demand costs on each shape, infinite where it does not fit.
 
     Calls that the same shapes serve are one demand. Raises InvalidRequest for a call that none
@@ -199,7 +203,7 @@ def _costs(calls: Calls, shapes: Sequence[Shape], cost: Cost) -> Floats:  # [dem
 
 
 def _choose(
-    costs: Floats, shapes: Sequence[Shape], budget: Budget, forced: int
+    costs: Floats, shapes: Sequence[CallShape], budget: BuildBudget, forced: int
 ) -> tuple[list[int], float]:
     """The affordable shapes at which the demands cost least, the first `forced` among them, and
     what no affordable choice can go below.
@@ -246,7 +250,7 @@ def _choose(
     return chosen, float(alone.sum() + found.mip_dual_bound / scale)
 
 
-def _too_small(required: Sequence[Shape], budget: Budget) -> str:
+def _too_small(required: Sequence[CallShape], budget: BuildBudget) -> str:
     graphs = sum(budget.count(shape) for shape in required)
     seconds = sum(budget.count(shape) * budget.of(shape) for shape in required)
     need = f"{graphs} graphs" + (f" and {seconds / 60:.0f} minutes" if seconds else "")

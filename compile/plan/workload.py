@@ -17,7 +17,7 @@ from inference.file_model import Count, Number, Record, Size, Text, read_record
 from inference.json_file import read_json
 
 
-class Shape(NamedTuple):
+class CallShape(NamedTuple):
     """A call, or the graph that serves it: a graph serves every call of its kind that is nowhere
     larger.
     """
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     nodes: int
     slots: int  # cache slots that are read
 
-    def serves(self, call: Shape) -> bool:
+    def serves(self, call: CallShape) -> bool:
         return (
             self.prefill == call.prefill
             and self.rows >= call.rows
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
         )
 
 
-Calls = Mapping[Shape, float]
+Calls = Mapping[CallShape, float]
 """Calls of the mean session -> how often."""
 
 
@@ -93,7 +93,7 @@ def read_load(path: Path) -> Load:
 
 
 def _measured(texts: list[_Text], path: Path) -> Load:
-    """Of trees there is each text's mean, of concurrency nothing."""
+    """A load from records: a text counts with its mean tree, and as if it ran alone."""
     trees: defaultdict[int, float] = defaultdict(float)
     for text in texts:
         trees[1 + round(text.num_draft_tokens / text.forwards)] += text.forwards
@@ -124,16 +124,16 @@ class Limits:
     def capacity(self) -> int:
         return self.sequence_length + self.tree_nodes
 
-    def required(self) -> tuple[Shape, Shape, Shape]:
+    def required(self) -> tuple[CallShape, CallShape, CallShape]:
         """Graphs without which some call could not be served, or the target alone only at a
         tree's cost.
         """
         alone, largest = self.least_nodes, max(self.least_nodes, self.tree_nodes)
         prefill_rows = self.rows if self.all_rows else 1
         return (
-            Shape(True, prefill_rows, self.chunk, self.capacity),
-            Shape(False, self.rows, largest, self.capacity),
-            Shape(False, self.rows, alone, self.capacity),
+            CallShape(True, prefill_rows, self.chunk, self.capacity),
+            CallShape(False, self.rows, largest, self.capacity),
+            CallShape(False, self.rows, alone, self.capacity),
         )
 
 
@@ -141,7 +141,7 @@ def calls_of(load: Load, limits: Limits) -> Calls:
     """The calls of the mean session; what the limits would refuse is cut off as the server cuts
     it.
     """
-    calls: defaultdict[Shape, float] = defaultdict(float)
+    calls: defaultdict[CallShape, float] = defaultdict(float)
     for prompt, output in load.sessions:
         prompt = min(prompt, limits.sequence_length - 1)
         output = min(output, limits.sequence_length - prompt)
@@ -150,16 +150,18 @@ def calls_of(load: Load, limits: Limits) -> Calls:
     return dict(calls)
 
 
-def _prefill(prompt: int, limits: Limits) -> Iterator[tuple[Shape, float]]:
+def _prefill(prompt: int, limits: Limits) -> Iterator[tuple[CallShape, float]]:
     """All of a prompt but its last token, which is the first root, in chunks; one session at a
     time.
     """
     rows = limits.rows if limits.all_rows else 1
     for start in range(0, prompt - 1, limits.chunk):
-        yield Shape(True, rows, min(limits.chunk, prompt - 1 - start), max(1, start)), 1.0
+        yield CallShape(True, rows, min(limits.chunk, prompt - 1 - start), max(1, start)), 1.0
 
 
-def _rounds(prompt: int, output: int, load: Load, limits: Limits) -> Iterator[tuple[Shape, float]]:
+def _rounds(
+    prompt: int, output: int, load: Load, limits: Limits
+) -> Iterator[tuple[CallShape, float]]:
     """Trees on a growing context. A round that serves several sessions is shared among them."""
     rounds = -(-output // load.acceptance_length)
     trees, together = sum(load.tree_sizes.values()), sum(load.concurrent.values())
@@ -172,5 +174,5 @@ def _rounds(prompt: int, output: int, load: Load, limits: Limits) -> Iterator[tu
             )  # committed keys have holes as wide as a tree among them
             for sessions, share in load.concurrent.items():
                 active = min(sessions, limits.rows)
-                shape = Shape(False, limits.rows if limits.all_rows else active, nodes, slots)
+                shape = CallShape(False, limits.rows if limits.all_rows else active, nodes, slots)
                 yield shape, tree_share / trees * share / together / active

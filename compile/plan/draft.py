@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import inference
-from compile.options import Options
+from compile.options import CompileOptions
 from compile.plan.buckets import Sizes, samplings_of, slots_of
 from compile.plan.workload import Limits
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
@@ -18,7 +18,7 @@ from inference.model.config import read_config, read_raw_config
 _EMBEDDED = Path(inference.__file__).parent / "data" / "draft"
 
 
-def draft_directory(options: Options) -> Path:
+def draft_directory(options: CompileOptions) -> Path:
     """--draft_model, or the draft that ships here with the target that does."""
     if options.draft_model is None:
         if options.model is not None:
@@ -32,7 +32,9 @@ def draft_directory(options: Options) -> Path:
     return find_model(options.draft_model, weights=not options.dry_run)
 
 
-def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> FusedPart | None:
+def fused_part(
+    options: CompileOptions, limits: Limits, sizes: Sizes, target: Path
+) -> FusedPart | None:
     """What --fused adds; None without it. Rounds read as much of the caches as the target's own
     graphs do, for one text and for all rows.
 
@@ -67,7 +69,7 @@ def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> 
     )
 
 
-def _check_unfused(options: Options) -> None:
+def _check_unfused(options: CompileOptions) -> None:
     for name in ("draft_model", "speculation_length", "draft_tree"):
         if getattr(options, name) is not None:
             raise InvalidRequest(
@@ -76,7 +78,7 @@ def _check_unfused(options: Options) -> None:
 
 
 def _fingerprint(draft: Path, target: Path) -> str:
-    """Of a draft that writes the target's tokens."""
+    """The draft's fingerprint; raises Mismatch where it writes other tokens than the target."""
     from inference.model.checkpoint import fingerprint
     from inference.text import Tokenizer
 
