@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compile.spec import DTYPES, TARGETS
-from inference.branches import Branches
 from inference.command import add_flags, add_gone, option
 from inference.errors import InvalidRequest
+from inference.tree_shape import Branches
 
 CHAIN = 4
 """Drafted tokens of a round, unless told otherwise."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.prices import InstanceOffer, Price, PriceFile, Pricing, TransferPrice
 from deploy.pricing import PriceChain, Unpriced, open_prices
 from inference.command import FAILED, add_flag, run_command
-from inference.cost import hire_usd
+from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest
 from inference.json_file import read_json
 

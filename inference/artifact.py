@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from inference.branches import Branches
 from inference.errors import BadArtifact
 from inference.file_model import Count, Record, Size, Text, read_record
 from inference.json_file import LARGEST, read_json, shown
+from inference.tree_shape import Branches
 from inference.whole_file import write_whole
 
 SCHEMA = 1
@@ -118,7 +118,7 @@ class RoundBucket(Bucket):
     both read `slots` of their caches.
     """
 
-    branches: Levels  # children of a node, level by level (inference.branches.Branches)
+    branches: Levels  # children of a node, level by level (inference.tree_shape.Branches)
 
     def __post_init__(self) -> None:
         super().__post_init__()

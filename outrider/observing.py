@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from grpc_comm.statistics import Statistics
+from grpc_comm.observability.log import EventLog, start_log
+from grpc_comm.observability.statistics import Statistics
 from grpc_comm.transport import Address
-from outrider.logs import EventLog, start_log
 from outrider.options import Options
 
 
@@ -25,8 +25,8 @@ def observed(options: Options) -> Iterator[Statistics]:
     EventLog(statistics)
     with ExitStack() as stack:
         if options.metrics_port is not None:
-            from grpc_comm.metrics import Metrics
-            from grpc_comm.scrape import serve_metrics
+            from grpc_comm.observability.endpoint import serve_metrics
+            from grpc_comm.observability.metrics import Metrics
 
             bound = stack.enter_context(
                 serve_metrics(
@@ -41,7 +41,7 @@ def observed(options: Options) -> Iterator[Statistics]:
         if options.watch:
             from rich.console import Console
 
-            from outrider.watch import Watch
+            from grpc_comm.observability.dashboard import Watch
 
             watch = Watch(Console(stderr=True), statistics, options.usd_per_hour)
             stack.enter_context(watch)

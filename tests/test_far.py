@@ -15,19 +15,19 @@ import grpc.aio
 import pytest
 
 from grpc_comm import translate
-from grpc_comm.client import connect
-from grpc_comm.listening import MOST_BACKLOG
+from grpc_comm.client.connection import connect
+from grpc_comm.client.remote_session import MOST_UNREAD, Patience
+from grpc_comm.client.wire_session import MOST_BACKLOG
+from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.remote import MOST_UNREAD, Patience
-from grpc_comm.statistics import Statistics
 from grpc_comm.transport import Address
 from inference.backends import Segment
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.session import MOST_CREDIT
 from inference.errors import Mismatch, OutriderError
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.session import MOST_CREDIT
 from inference.tree import IntArray
 from outrider.link import Shape, shaped_link
 from tests.hostile import eventually

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from inference.model.fused_graph import CACHES, RoundGraph, StatefulRoundGraph, draft_inputs
+from inference.model.round_graph import CACHES, RoundGraph, StatefulRoundGraph, draft_inputs
 from tests.fused_cases import CASES, Case
 from tests.lowering import STABLEHLO, Proof, export, prove_fused
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.events import (
+from grpc_comm.observability.events import (
     CallRejected,
     Draining,
     Ending,
@@ -17,9 +17,9 @@ from grpc_comm.events import (
     SessionResumed,
     StreamLost,
 )
-from grpc_comm.statistics import Statistics
+from grpc_comm.observability.log import EventLog, start_log
+from grpc_comm.observability.statistics import Statistics
 from inference.errors import InvalidRequest
-from outrider.logs import EventLog, start_log
 from tests.observed import MODEL, SESSION_ID, TENANT, Service, log_as_before
 
 SECRET_TOKENS = [3_777, 3_778, 3_779]
@@ -143,7 +143,7 @@ def test_refusals_drains_and_lost_streams_are_logged(capsys: pytest.CaptureFixtu
 def test_a_session_that_loses_its_row_is_logged(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.roster.SILENT_SECONDS", -1.0)
+    monkeypatch.setattr("inference.engine.admission.SILENT_SECONDS", -1.0)
     start_log("json", "info")
     service = logged()
     for number in range(service.model.rows + 1):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from inference.model.graph import StatefulGraph, VerifyGraph, example_inputs
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs
 from tests.buckets import CASES, Case, write
 from tests.lowering import (
     STABLEHLO,

@@ -31,7 +31,7 @@ from deploy.prices import (
     read_table,
 )
 from deploy.pricing import Kept, PriceChain, open_prices
-from inference.cost import hire_usd
+from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest, Mismatch
 from tests.price_lists import hourly, live, product
 

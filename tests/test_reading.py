@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from grpc_comm.events import CallRejected, Event
+from grpc_comm.observability.events import CallRejected, Event
 from grpc_comm.security import SecurityOptions
-from grpc_comm.server import BackgroundServer
+from grpc_comm.server.server import BackgroundServer
 from tests.hostile import bearer, keys_file
 from tests.wire_fixtures import WAIT, background, status, successor_engine
 

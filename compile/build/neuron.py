@@ -24,13 +24,13 @@ from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
-from inference.choice import add_in_halves
 from inference.errors import InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
-from inference.model.fused_graph import StatefulRoundGraph
-from inference.model.graph import StatefulGraph, copy_inputs, example_inputs
+from inference.model.round_graph import StatefulRoundGraph
+from inference.model.sampler import add_in_halves
+from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
 from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph

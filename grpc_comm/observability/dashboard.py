@@ -1,0 +1,282 @@
+"""The operator's view of a target in the terminal: sessions, batch, acceptance, tokens a second and
+dollars per million tokens.
+
+Rates are of the last minute, or of the time since the start if that is shorter. Dollars are the
+price of that time, idle or not, divided by the tokens made in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import TracebackType
+from typing import NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from grpc_comm.observability.statistics import (
+    Entry,
+    Occupancy,
+    State,
+    Statistics,
+    occupancy,
+    state_of,
+)
+
+WINDOW_SECONDS = 60.0
+_VIEW_SECONDS, _LINE_SECONDS = (
+    0.5,
+    5.0,
+)  # between two views on a terminal, and between two lines elsewhere
+_MOST_SESSIONS = 20  # shown
+
+
+class Totals(NamedTuple):
+    """What a target did since the start, over all of its models."""
+
+    forwards: float = 0
+    rows: float = 0
+    nodes: float = 0
+    padded_nodes: float = 0
+    model_seconds: float = 0
+    tokens: float = 0
+    drafts: float = 0
+    accepted: float = 0
+
+    @classmethod
+    def of(cls, statistics: Statistics) -> Totals:
+        models = list(statistics.models.values())
+        kinds = [kind for model in models for kind in (model.prefill, model.decode)]
+        return cls(
+            sum(kind.forwards for kind in kinds),
+            sum(kind.rows for kind in kinds),
+            sum(kind.nodes for kind in kinds),
+            sum(kind.padded_nodes for kind in kinds),
+            sum(kind.seconds for kind in kinds),
+            sum(model.tokens for model in models),
+            sum(model.drafts for model in models),
+            sum(model.accepted for model in models),
+        )
+
+    def since(self, before: Totals) -> Totals:
+        return Totals(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+class Rates(NamedTuple):
+    """A stretch of time; None where nothing happened that could be divided by."""
+
+    seconds: float
+    done: Totals
+    engines: int
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return _ratio(self.done.tokens, self.seconds)
+
+    @property
+    def forwards_per_second(self) -> float | None:
+        return _ratio(self.done.forwards, self.seconds)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens of a forward of a session with candidates."""
+        return 1 + self.done.accepted / self.done.drafts if self.done.drafts else None
+
+    @property
+    def rows(self) -> float | None:
+        """In a forward."""
+        return _ratio(self.done.rows, self.done.forwards)
+
+    @property
+    def nodes(self) -> float | None:
+        """In a forward, of all rows, without padding."""
+        return _ratio(self.done.nodes, self.done.forwards)
+
+    @property
+    def padding(self) -> float | None:
+        """Share of the computed nodes."""
+        return _ratio(self.done.padded_nodes - self.done.nodes, self.done.padded_nodes)
+
+    @property
+    def busy(self) -> float | None:
+        """Share of the time in which a model was in a forward."""
+        return _ratio(self.done.model_seconds, self.seconds * self.engines)
+
+    def usd_per_million(self, usd_per_hour: float) -> float | None:
+        """The price of this time, idle or not, for a million tokens."""
+        return _ratio(usd_per_hour / 3600 * self.seconds * 1e6, self.done.tokens)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+class Window:
+    """Totals of the last minute."""
+
+    def __init__(self, now: float) -> None:
+        self._samples = deque([(now, Totals())])
+
+    def add(self, now: float, totals: Totals, engines: int) -> Rates:
+        """What happened since the oldest sample that is kept."""
+        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_SECONDS:
+            self._samples.popleft()
+        self._samples.append((now, totals))
+        since, before = self._samples[0]
+        return Rates(now - since, totals.since(before), engines)
+
+
+class SessionLine(NamedTuple):
+    """One session, as it is shown."""
+
+    entry: Entry
+    length: int
+    state: State
+
+
+class View(NamedTuple):
+    """All that is shown."""
+
+    title: str
+    sessions: Sequence[SessionLine]
+    occupancies: Sequence[Occupancy]
+    rates: Rates
+    usd_per_hour: float | None
+
+
+class Watch:
+    """Shows the statistics of a target on the console while its context lasts."""
+
+    def __init__(
+        self,
+        console: Console,
+        statistics: Statistics,
+        usd_per_hour: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._console, self._usd_per_hour, self._clock = console, usd_per_hour, clock
+        self._statistics, self._window = statistics, Window(clock())
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def view(self) -> View:
+        """This moment; adds a sample to the window."""
+        served = list(self._statistics.engines)
+        models = [f"{one.description.model} on {one.description.device}" for one in served]
+        sessions = [
+            SessionLine(self._statistics.entry(session), session.length, state_of(session))
+            for one in served
+            for session in one.engine.sessions
+        ]
+        rates = self._window.add(self._clock(), Totals.of(self._statistics), len(served))
+        occupancies = [occupancy(one.engine) for one in served]
+        return View(", ".join(models), sessions, occupancies, rates, self._usd_per_hour)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        live = (
+            Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        )
+        with live or nullcontext():
+            while not self._stopped.wait(_VIEW_SECONDS if live else _LINE_SECONDS):
+                if live:
+                    live.update(as_table(self.view()), refresh=True)
+                else:
+                    self._console.print(
+                        as_line(self.view()), soft_wrap=True, highlight=False, markup=False
+                    )
+
+
+def as_line(view: View) -> str:
+    """The totals, without sessions."""
+    return "watch: " + ", ".join([*_load(view), *_rates(view), *_price(view)])
+
+
+def as_table(view: View) -> RenderableType:
+    """Totals above the sessions."""
+    table = Table(
+        "session",
+        "key",
+        "model",
+        "tokens",
+        "acceptance",
+        "tokens/s",
+        "state",
+        box=None,
+        header_style="bold",
+    )
+    for line in view.sessions[:_MOST_SESSIONS]:
+        entry = line.entry
+        numbers = (
+            str(line.length),
+            _shown(entry.acceptance_length, "{:.2f}"),
+            _shown(entry.tokens_per_second, "{:.1f}"),
+        )
+        table.add_row(
+            Text(entry.name),
+            Text(entry.tenant),
+            Text(entry.model),
+            *numbers,
+            line.state.value.replace("_", " "),
+        )
+    left = len(view.sessions) - _MOST_SESSIONS
+    more = [Text(f"and {left} more")] if left > 0 else []
+    heads = [
+        Text(view.title, style="bold"),
+        *(Text(", ".join(parts)) for parts in (_load(view), _rates(view), _price(view)) if parts),
+    ]
+    return Group(*heads, table, *more)
+
+
+def _load(view: View) -> list[str]:
+    held, rows, in_line = (
+        sum(getattr(one, name) for one in view.occupancies)
+        for name in ("rows_held", "rows", "in_line")
+    )
+    return [f"sessions {len(view.sessions)}", f"rows held {held} of {rows}", f"in line {in_line}"]
+
+
+def _rates(view: View) -> list[str]:
+    rates = view.rates
+    return [
+        f"last {rates.seconds:.0f} s: {_shown(rates.tokens_per_second, '{:.1f}')} tokens/s",
+        f"acceptance length {_shown(rates.acceptance_length, '{:.2f}')}",
+        f"batch {_shown(rates.rows, '{:.1f}')} rows {_shown(rates.nodes, '{:.1f}')} nodes",
+        f"padding {_shown(rates.padding, '{:.0%}')}",
+        f"{_shown(rates.forwards_per_second, '{:.1f}')} forwards/s",
+        f"model busy {_shown(rates.busy, '{:.0%}')}",
+    ]
+
+
+def _price(view: View) -> list[str]:
+    """Nothing when no price was given."""
+    if view.usd_per_hour is None:
+        return []
+    price = view.rates.usd_per_million(view.usd_per_hour)
+    if price is None:
+        return [f"no tokens to share ${view.usd_per_hour:g} an hour"]
+    return [
+        f"${price:.2f} per million tokens at ${view.usd_per_hour:g} an hour, idle time included"
+    ]
+
+
+def _shown(number: float | None, form: str) -> str:
+    return "-" if number is None else form.format(number)

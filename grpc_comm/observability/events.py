@@ -1,0 +1,107 @@
+"""What happens at a target, as typed events: whoever counts, logs or shows it takes them.
+
+Those of an engine (inference.engine.forward) come on the thread that makes its forwards, the others on
+the event loop. A listener must be quick, and must not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from grpc_comm.translate import Description
+from inference.engine.engine import Engine
+from inference.engine.forward import EngineEvent
+from inference.engine.session import Session
+
+
+class Ending(Enum):
+    """Why a session is over."""
+
+    CLOSED = "closed"  # by its client
+    REFUSED = "refused"  # its client asked for what cannot be done
+    FAILED = "failed"  # a fault of the target
+    EXPIRED = "expired"  # nobody came back within the lease
+    DISPLACED = "displaced"  # left by its client, whose key needs its place for another
+    DRAINED = "drained"  # the target ended
+
+
+class ModelServed(NamedTuple):
+    """An engine takes sessions from now on."""
+
+    engine: Engine
+    description: Description
+
+
+class OfModel(NamedTuple):
+    """An event of the engine of this model."""
+
+    model: str
+    event: EngineEvent
+
+
+class SessionOpened(NamedTuple):
+    """A session's prompt is prefilled."""
+
+    session: Session
+    session_id: str  # as the client calls it
+    tenant: str  # name of the caller's key
+
+
+class StreamLost(NamedTuple):
+    """A session's stream broke; the session is held for its lease."""
+
+    session: Session
+
+
+class SessionResumed(NamedTuple):
+    """Another stream goes on with a session."""
+
+    session: Session
+
+
+class SessionEnded(NamedTuple):
+    session: Session
+    reason: Ending
+
+
+class CallRejected(NamedTuple):
+    """A call ended with an error."""
+
+    code: str  # name of the gRPC status code
+    tenant: str = ""  # empty where the caller is not known
+
+
+class MessageReceived(NamedTuple):
+    size: int  # bytes
+
+
+class MessageSent(NamedTuple):
+    size: int  # bytes
+
+
+class CandidatesDropped(NamedTuple):
+    """Candidates came faster than their key may send them, and were not looked at."""
+
+    candidates: int
+
+
+class Draining(NamedTuple):
+    """No new sessions are taken; those that are here are asked to leave."""
+
+
+Event: TypeAlias = (
+    ModelServed
+    | OfModel
+    | SessionOpened
+    | StreamLost
+    | SessionResumed
+    | SessionEnded
+    | CallRejected
+    | MessageReceived
+    | MessageSent
+    | CandidatesDropped
+    | Draining
+)
+Listener: TypeAlias = Callable[[Event], None]

@@ -1,0 +1,172 @@
+"""A target's log: one line an event, as text or as JSON, on stderr. No prompt, no text, no token
+and no secret is ever in it.
+
+What an exception says may quote a request, so that of an exception only its type and the places in
+the code are written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from types import TracebackType
+from typing import Any
+
+from grpc_comm.observability.events import (
+    CallRejected,
+    Draining,
+    Ending,
+    Event,
+    ModelServed,
+    OfModel,
+    SessionEnded,
+    SessionOpened,
+    SessionResumed,
+    StreamLost,
+)
+from grpc_comm.observability.statistics import Entry, Statistics
+from inference.engine.forward import Evicted
+
+log = logging.getLogger(__name__)
+
+_ROOMS = ("inference", "grpc_comm", "outrider")
+
+
+def start_log(form: str, level: str) -> None:
+    """Write what this process logs to stderr, of other packages no more than warnings; form: text
+    or json; level: a name of logging's.
+
+    What was set up before is replaced.
+    """
+    handler = _StderrHandler()
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(
+        level=max(logging.WARNING, logging.getLevelName(level.upper())),
+        handlers=[handler],
+        force=True,
+    )
+    for room in _ROOMS:
+        logging.getLogger(room).setLevel(level.upper())
+
+
+class EventLog:
+    """A Listener that logs what happens to sessions, callers and the target."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._entry = statistics.entry
+        statistics.listeners.append(self)
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case ModelServed(_, description):
+                names = ("model", "device", "dtype", "rows", "sequence_length", "max_tree_nodes")
+                _say("model served", {name: getattr(description, name) for name in names})
+            case SessionOpened(session):
+                _say("session opened", _opened(self._entry(session)))
+            case StreamLost(session):
+                _say("stream lost", _who(self._entry(session)))
+            case SessionResumed(session):
+                _say("session resumed", _who(self._entry(session)))
+            case SessionEnded(session, reason):
+                _say("session ended", _ended(self._entry(session), reason))
+            case OfModel(_, Evicted(session)):
+                who = _who(self._entry(session))
+                _say("row lent to another", {**who, "length": session.length})
+            case CallRejected(code, tenant):
+                _say("call rejected", {"code": code, "tenant": tenant}, logging.WARNING)
+            case Draining():
+                _say("draining", {})
+
+
+def _opened(entry: Entry) -> dict[str, Any]:
+    return {
+        **_who(entry),
+        "model": entry.model,
+        "prompt_tokens": entry.prompt_tokens,
+        "reused_tokens": entry.reused_tokens,
+        "queue_seconds": _round(entry.queue_seconds),
+        "prefill_seconds": _round(entry.prefill_seconds),
+    }
+
+
+def _ended(entry: Entry, reason: Ending) -> dict[str, Any]:
+    names = ("prompt_tokens", "tokens", "forwards", "candidates", "accepted")
+    seconds = entry.last_at - entry.asked_at if entry.forwards else 0.0
+    return {
+        **_who(entry),
+        "reason": reason.value,
+        **{name: getattr(entry, name) for name in names},
+        "acceptance_length": _round(entry.acceptance_length),
+        "seconds": _round(seconds),
+    }
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, event, and what the event's record holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(
+            {
+                "time": _time(record),
+                "level": record.levelname.lower(),
+                "event": record.getMessage(),
+                **_fields(record),
+            },
+            default=str,
+        )
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people: time, level, event, and the fields that have a value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = [
+            f"{name}={value}"
+            for name, value in _fields(record).items()
+            if value not in (None, "", [])
+        ]
+        line = " ".join([_time(record), f"{record.levelname:<7}", record.getMessage(), *fields])
+        return line.replace("\n", " ")
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to what sys.stderr is at the time: a live view puts itself there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+def _say(event: str, fields: Mapping[str, Any], level: int = logging.INFO) -> None:
+    log.log(level, event, extra={"fields": fields})
+
+
+def _who(entry: Entry) -> dict[str, str]:
+    return {"session": entry.name, "tenant": entry.tenant}
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    """What is logged beside the event: its own fields, or the logger's name where the record is not
+    ours. An exception adds its type and where it was raised.
+    """
+    fields: Mapping[str, Any] = getattr(record, "fields", {"logger": record.name})
+    kind, _, trace = record.exc_info or (None, None, None)
+    return fields if kind is None else {**fields, "exception": kind.__name__, "at": _places(trace)}
+
+
+def _places(trace: TracebackType | None) -> list[str]:
+    """File, line and function of each call, the innermost last."""
+    return [
+        f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)
+    ]
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _round(number: float | None) -> float | None:
+    return None if number is None else round(number, 4)
