@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from compile.graphs import CHUNK, Sizes, graphs_of, limits_of, roofline_cost
-from compile.load import Calls, Limits, Load, calls_of, read_load
-from compile.planner import Budget, Cost, Plan, expected_cost, plan, powers_of_two
+from compile.plan.buckets import CHUNK, Sizes, graphs_of, limits_of, roofline_cost
+from compile.plan.search import BuildBudget, Cost, Plan, expected_cost, plan, powers_of_two
+from compile.plan.workload import Calls, Limits, Load, calls_of, read_load
 from compile.spec import CompileSpec, least_nodes, takes_all_rows
 from inference.model.config import ModelConfig, parse_config
 
@@ -148,7 +148,7 @@ def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
     """The choices for one load on one device."""
     limits, cost = limits_of(spec, CHUNK), roofline_cost(config, spec)
     calls, powers = calls_of(read_load(LOADS / f"{name}.json"), limits), powers_of_two(limits)
-    graphs = sum(Budget(0).count(shape) for shape in powers)
+    graphs = sum(BuildBudget(0).count(shape) for shape in powers)
     exact = sum(weight * cost(call) for call, weight in calls.items())
     yield Row(
         spec.target,
@@ -160,8 +160,8 @@ def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
         0.0,
     )
     for budget in BUDGETS:
-        yield _planned(name, spec, calls, limits, cost, Budget(budget), None)
-        yield _planned(name, spec, calls, limits, cost, Budget(budget), powers)
+        yield _planned(name, spec, calls, limits, cost, BuildBudget(budget), None)
+        yield _planned(name, spec, calls, limits, cost, BuildBudget(budget), powers)
 
 
 def specs() -> Iterator[tuple[CompileSpec, ModelConfig]]:
@@ -197,7 +197,7 @@ def _planned(
     calls: Calls,
     limits: Limits,
     cost: Cost,
-    budget: Budget,
+    budget: BuildBudget,
     sizes: Sequence[Any] | None,
 ) -> Row:
     start = time.perf_counter()

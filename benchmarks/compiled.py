@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from compile.build import build_artifact, read_source
-from compile.cpu import CpuBuilder, compile_graph, graph_constants
-from compile.openvino import OpenVinoBuilder
+from compile.build.build import build_artifact, read_source
+from compile.build.cpu import CpuBuilder, compile_graph, graph_constants
+from compile.build.openvino import OpenVinoBuilder
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model, Segment

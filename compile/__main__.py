@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compile.options import Options, parse
+from compile.options import CompileOptions, parse
 from inference.command import run_command
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from compile.build import Builder
-    from compile.request import Checkpoint
+    from compile.build.build import Builder
+    from compile.request import BuildCheckpoint
     from compile.spec import CompileSpec
     from inference.artifact import Manifest
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def _run(options: Options, arguments: Sequence[str]) -> int:
+def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
     if options.pull:
         _pull(options)
     elif options.target is None and options.push:
@@ -48,8 +48,8 @@ def _run(options: Options, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _build(options: Options, arguments: Sequence[str]) -> None:
-    from compile.build import build_artifact, planned_manifest, read_source
+def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
+    from compile.build.build import build_artifact, planned_manifest, read_source
     from inference.artifact import MANIFEST
 
     out = _out(options)
@@ -81,41 +81,39 @@ def _say_if_pushed(store: str, planned: Manifest) -> None:
         )
 
 
-def _builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
+def _builder(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint) -> Builder:
     """Builders are imported when they build: each brings its own compiler."""
     if spec.dtype == "int8":
-        from compile.openvino import OpenVinoBuilder
+        from compile.build.openvino import OpenVinoBuilder
 
         return OpenVinoBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
     if spec.fused is not None:
         return _fused_builder(options, spec, checkpoint)
     if spec.target == "cpu":
-        from compile.cpu import CpuBuilder
+        from compile.build.cpu import CpuBuilder
 
         return CpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
-    if options.trace:
-        from compile.neuron_trace import TraceBuilder
-
-        return TraceBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
-    from compile.neuron import NeuronBuilder
+    from compile.build.neuron import NeuronBuilder
 
     return NeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
 
 
-def _fused_builder(options: Options, spec: CompileSpec, checkpoint: Checkpoint) -> Builder:
-    from compile.fused import draft_directory
+def _fused_builder(
+    options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint
+) -> Builder:
+    from compile.plan.draft import draft_directory
 
     draft = draft_directory(options)
     if spec.target == "cpu":
-        from compile.cpu_fused import FusedCpuBuilder
+        from compile.build.cpu_fused import FusedCpuBuilder
 
         return FusedCpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
-    from compile.neuron_fused import FusedNeuronBuilder
+    from compile.build.neuron_fused import FusedNeuronBuilder
 
     return FusedNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
 
 
-def _push(options: Options) -> None:
+def _push(options: CompileOptions) -> None:
     from compile.store import open_store, push
 
     assert options.push is not None
@@ -132,7 +130,7 @@ def _push(options: Options) -> None:
     )
 
 
-def _pull(options: Options) -> None:
+def _pull(options: CompileOptions) -> None:
     from compile.store import open_store, pull
 
     assert options.pull is not None
@@ -145,16 +143,16 @@ def _pull(options: Options) -> None:
     print(f"{options.out}: {manifest.model} for {manifest.target}, every file checked")
 
 
-def _out(options: Options) -> Path:
+def _out(options: CompileOptions) -> Path:
     if not options.out:
         raise InvalidRequest("--out is needed: the directory of the artefact")
     return Path(options.out)
 
 
-def _spec_of(options: Options) -> tuple[CompileSpec, Checkpoint]:
+def _spec_of(options: CompileOptions) -> tuple[CompileSpec, BuildCheckpoint]:
     """The spec, checked against the device's memory; prints the plan."""
-    from compile.memory import check_fits
-    from compile.report import describe
+    from compile.plan.memory import check_fits
+    from compile.plan.report import describe
     from compile.request import find_checkpoint, make_request
 
     checkpoint = find_checkpoint(options)

@@ -1,50 +1,197 @@
-"""Flags of `python -m compile`, their defaults and their meaning, in one flat frozen record."""
+"""What `python -m compile` is asked: every flag with its default and its meaning, and what the
+flags together mean.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from compile.spec import DTYPES, TARGETS
-from inference.command import add_flag
+from inference.command import add_flags, add_gone, option
+from inference.errors import InvalidRequest
+from inference.tree_shape import Branches
+
+CHAIN = 4
+"""Drafted tokens of a round, unless told otherwise."""
+
+_TARGET = "target"
+_FUSED = "a draft in the target's graphs (--role fused_target --artifact DIR serves it)"
+_SIZES = "graphs of given sizes (numbers separated by commas; every combination is built)"
+_PLAN = "graphs planned for a load"
+_STORE = "stores"
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user asked for; argparse reads the defaults from here."""
+class CompileOptions:
+    """The flags, as the user wrote them."""
 
-    model: str | None = None
-    target: str | None = None
-    out: str | None = None
-    rows: int = 4
-    sequence_length: int | None = None
-    max_tree_nodes: int = 64
-    dtype: str | None = None
-    tensor_parallel: int = 1
-    trace: bool = False
-    flag: tuple[str, ...] = ()
-    fused: bool = False
-    draft_model: str | None = None
-    speculation_length: int | None = None
-    draft_tree: str | None = None
-    prefill_nodes: str | None = None
-    tree_nodes: str | None = None
-    slots: str | None = None
-    sampling: str = "both"
-    load: str | None = None
-    graphs: int = 14
-    compile_minutes: float | None = None
-    graph_minutes: float | None = None
-    dry_run: bool = False
-    push: str | None = None
-    pull: str | None = None
-    digest: str | None = None
-    debug: bool = False
+    model: str | None = option(
+        None,
+        "model directory or hub name (default: the target that ships here)",
+        _TARGET,
+        metavar="DIR_OR_NAME",
+    )
+    target: str | None = option(None, "device that the graphs are for", _TARGET, choices=TARGETS)
+    out: str | None = option(None, "directory of the artefact", _TARGET, metavar="DIR")
+    rows: int = option(4, "sequences held at once (default: %(default)s)", _TARGET)
+    sequence_length: int | None = option(
+        None,
+        "prompt and output together (default: the smaller of 2048 and the model's limit)",
+        _TARGET,
+    )
+    max_tree_nodes: int = option(
+        64, "largest tree taken, its root included (default: %(default)s)", _TARGET
+    )
+    dtype: str | None = option(
+        None,
+        "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, "
+        "the rest float32",
+        _TARGET,
+        choices=DTYPES,
+    )
+    tensor_parallel: int = option(
+        1, "NeuronCores that share the model (default: %(default)s)", _TARGET
+    )
+    flag: tuple[str, ...] = option(
+        (),
+        "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1",
+        _TARGET,
+        metavar="NAME[=VALUE]",
+    )
+    fused: bool = option(
+        False,
+        "also build rounds: one graph in which a draft grows a tree, the target verifies it and "
+        "accepts",
+        _FUSED,
+    )
+    draft_model: str | None = option(
+        None,
+        "model directory or hub name of the draft (default: the draft that ships here)",
+        _FUSED,
+        metavar="DIR_OR_NAME",
+    )
+    speculation_length: int | None = option(
+        None,
+        f"the tree is a chain of this many drafted tokens (default: {CHAIN})",
+        _FUSED,
+        "gamma",
+    )
+    draft_tree: str | None = option(
+        None,
+        "the tree has so many children a node, level by level, such as 3,2,1",
+        _FUSED,
+        metavar="N,...",
+    )
+    prefill_nodes: str | None = option(
+        None, "prompt tokens in one call (default: 256)", _SIZES, metavar="N,..."
+    )
+    tree_nodes: str | None = option(
+        None,
+        "tree sizes, roots included (default: the target alone, 16, the largest)",
+        _SIZES,
+        metavar="N,...",
+    )
+    slots: str | None = option(
+        None, "cache slots that are read (default: half of them, all)", _SIZES, metavar="N,..."
+    )
+    sampling: str = option(
+        "both",
+        "greedy graphs, sampled ones (they take temperature 0 too), or both (default: %(default)s)",
+        _SIZES,
+    )
+    load: str | None = option(
+        None,
+        "what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the "
+        "sizes that cost it least are chosen, by scipy (outrider[compile])",
+        _PLAN,
+        metavar="FILE",
+    )
+    graphs: int = option(14, "most graphs to build (default: %(default)s)", _PLAN)
+    compile_minutes: float | None = option(
+        None, "most time to spend on building, with --graph_minutes", _PLAN
+    )
+    graph_minutes: float | None = option(
+        None, "what one graph takes, as an earlier build printed it", _PLAN
+    )
+    push: str | None = option(
+        None,
+        "put the artefact (built now, or lying in --out) into a store: a directory or "
+        "s3://BUCKET/PREFIX",
+        _STORE,
+        metavar="STORE",
+    )
+    pull: str | None = option(
+        None, "take an artefact from a store into --out", _STORE, metavar="STORE"
+    )
+    digest: str | None = option(
+        None,
+        "of the artefact to pull; an artefact is executable code, nothing else is accepted",
+        _STORE,
+        metavar="HEX",
+    )
+    dry_run: bool = option(False, "print the plan, memory and roofline times, and build nothing")
+    debug: bool = option(False, "show the traceback of an error")
 
+    @property
+    def device(self) -> str:
+        """The target, cpu where none was named."""
+        return self.target or "cpu"
 
-_add = partial(add_flag, Options)
+    @property
+    def precision(self) -> str:
+        """The dtype, chosen by the device where none was named."""
+        return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
+
+    @property
+    def compiler_flags(self) -> Mapping[str, str]:
+        """NAME or NAME=VALUE -> value."""
+        flags = {}
+        for given in self.flag:
+            name, _, value = given.partition("=")
+            if not name:
+                raise InvalidRequest(f"--flag {given}: NAME or NAME=VALUE is needed")
+            flags[name] = value
+        return flags
+
+    @property
+    def drafted(self) -> Branches:
+        """The tree of every round: --draft_tree, or a chain of --speculation_length."""
+        if self.draft_tree is None:
+            length = CHAIN if self.speculation_length is None else self.speculation_length
+            if length < 1:
+                raise InvalidRequest(
+                    f"--speculation_length {length}: a round drafts one token at least"
+                )
+            return Branches.chain(length)
+        if self.speculation_length is not None:
+            raise InvalidRequest(
+                "--draft_tree says how deep the tree is: leave out --speculation_length"
+            )
+        try:
+            return Branches(tuple(int(part) for part in self.draft_tree.split(",")))
+        except ValueError as error:
+            raise InvalidRequest(
+                f"--draft_tree {self.draft_tree}: children of a node on each level are needed, "
+                "such as 3,2,1"
+            ) from error
+
+    def sizes(self, name: str) -> tuple[int, ...] | None:
+        """The numbers of a flag that lists them; None where it was not given."""
+        text: str | None = getattr(self, name)
+        if text is None:
+            return None
+        try:
+            numbers = tuple(sorted({int(part) for part in text.split(",")}))
+        except ValueError as error:
+            raise InvalidRequest(
+                f"--{name} {text}: whole numbers separated by commas are needed"
+            ) from error
+        if numbers[0] < 1:
+            raise InvalidRequest(f"--{name} {text}: sizes of at least 1 are needed")
+        return numbers
+
 
 _DESCRIPTION = """Build a target ahead of time: graphs of fixed shapes, weights and tokenizer in one
 directory, which `main.py --role target --artifact DIR` serves. A build that was broken off goes on
@@ -64,7 +211,7 @@ _EXAMPLES = """examples:
 """
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     """Options from a command line; argparse answers --help and usage errors."""
     parser = argparse.ArgumentParser(
         prog="python -m compile",
@@ -72,158 +219,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _target_flags(parser.add_argument_group("target"))
-    _fused_flags(
-        parser.add_argument_group(
-            "a draft in the target's graphs (--role fused_target --artifact DIR serves it)"
-        )
-    )
-    _graph_flags(
-        parser.add_argument_group(
-            "graphs of given sizes (numbers separated by commas; every combination is built)"
-        )
-    )
-    _plan_flags(parser.add_argument_group("graphs planned for a load"))
-    _store_flags(parser.add_argument_group("stores"))
-    _add(
-        parser,
-        "dry_run",
-        "print the plan, memory and roofline times, and build nothing",
-        action="store_true",
-    )
-    _add(parser, "debug", "show the traceback of an error", action="store_true")
-    given = {
-        name: value
-        for name, value in vars(parser.parse_args(arguments)).items()
-        if value is not None
-    }
-    return Options(**given | {"flag": tuple(given.get("flag", ()))})
-
-
-def _target_flags(group: argparse._ArgumentGroup) -> None:
-    _add(
-        group,
-        "model",
-        "model directory or hub name (default: the target that ships here)",
-        metavar="DIR_OR_NAME",
-    )
-    _add(group, "target", "device that the graphs are for", choices=TARGETS)
-    _add(group, "out", "directory of the artefact", metavar="DIR")
-    _add(group, "rows", "sequences held at once (default: %(default)s)", type=int)
-    _add(
-        group,
-        "sequence_length",
-        "prompt and output together (default: the smaller of 2048 and the model's limit)",
-        type=int,
-    )
-    _add(
-        group,
-        "max_tree_nodes",
-        "largest tree taken, its root included (default: %(default)s)",
-        type=int,
-    )
-    _add(
-        group,
-        "dtype",
-        "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, "
-        "the rest float32",
-        choices=DTYPES,
-    )
-    _add(
-        group,
-        "tensor_parallel",
-        "NeuronCores that share the model (default: %(default)s)",
-        type=int,
-    )
-    _add(
-        group,
-        "trace",
-        "for one NeuronCore, through torch_neuronx.trace: one graph, as large as the largest tree, "
-        "which prompts go through as well",
-        action="store_true",
-    )
-    _add(
-        group,
-        "flag",
-        "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1",
-        action="append",
-        default=None,
-        metavar="NAME[=VALUE]",
-    )
-
-
-def _fused_flags(group: argparse._ArgumentGroup) -> None:
-    _add(
-        group,
-        "fused",
-        "also build rounds: one graph in which a draft grows a tree, the target verifies it and "
-        "accepts",
-        action="store_true",
-    )
-    _add(
-        group,
-        "draft_model",
-        "model directory or hub name of the draft (default: the draft that ships here)",
-        metavar="DIR_OR_NAME",
-    )
-    _add(
-        group,
-        "speculation_length",
-        "the tree is a chain of this many drafted tokens (default: 4)",
-        alias="gamma",
-        type=int,
-    )
-    _add(
-        group,
-        "draft_tree",
-        "the tree has so many children a node, level by level, such as 3,2,1",
-        metavar="N,...",
-    )
-
-
-def _graph_flags(group: argparse._ArgumentGroup) -> None:
-    _add(group, "prefill_nodes", "prompt tokens in one call (default: 256)", metavar="N,...")
-    _add(
-        group,
-        "tree_nodes",
-        "tree sizes, roots included (default: the target alone, 16, the largest)",
-        metavar="N,...",
-    )
-    _add(group, "slots", "cache slots that are read (default: half of them, all)", metavar="N,...")
-    _add(
-        group,
-        "sampling",
-        "greedy graphs, sampled ones (they take temperature 0 too), or both (default: %(default)s)",
-    )
-
-
-def _plan_flags(group: argparse._ArgumentGroup) -> None:
-    _add(
-        group,
-        "load",
-        "what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the "
-        "sizes that cost it least are chosen",
-        metavar="FILE",
-    )
-    _add(group, "graphs", "most graphs to build (default: %(default)s)", type=int)
-    _add(
-        group, "compile_minutes", "most time to spend on building, with --graph_minutes", type=float
-    )
-    _add(group, "graph_minutes", "what one graph takes, as an earlier build printed it", type=float)
-
-
-def _store_flags(group: argparse._ArgumentGroup) -> None:
-    _add(
-        group,
-        "push",
-        "put the artefact (built now, or lying in --out) into a store: a directory or "
-        "s3://BUCKET/PREFIX",
-        metavar="STORE",
-    )
-    _add(group, "pull", "take an artefact from a store into --out", metavar="STORE")
-    _add(
-        group,
-        "digest",
-        "of the artefact to pull; an artefact is executable code, nothing else is accepted",
-        metavar="HEX",
+    add_flags(CompileOptions, parser)
+    add_gone(parser, "trace", "one core is built for as several are, with --tensor_parallel 1")
+    given = vars(parser.parse_args(arguments))
+    return CompileOptions(
+        **{name: value for name, value in given.items() if value is not None}
+        | {"flag": tuple(given["flag"] or ())}
     )

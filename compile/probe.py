@@ -46,7 +46,7 @@ VECTORS = (
 )
 
 
-class Probe(nn.Module):
+class NoiseProbe(nn.Module):
     """The bits and the noise, one row; `one` is 1, because a package without any weight is not a
     documented case.
     """
@@ -82,7 +82,7 @@ def check_noise(sdk: Sdk, ranks: int, logical: int, flags: str, work: str) -> No
     differs.
     """
     bits, drawn = (
-        _run(sdk, Probe(bits=bits), ranks, logical, flags, f"{work}/{bits}")
+        _run(sdk, NoiseProbe(bits=bits), ranks, logical, flags, f"{work}/{bits}")
         for bits in (True, False)
     )
     wrong = next(differences(bits, drawn), None)
@@ -104,7 +104,7 @@ def differences(bits: Tensor, drawn: Tensor) -> Iterator[str]:
 
 
 @torch.no_grad()
-def _run(sdk: Sdk, probe: Probe, ranks: int, logical: int, flags: str, work: str) -> Tensor:
+def _run(sdk: Sdk, probe: NoiseProbe, ranks: int, logical: int, flags: str, work: str) -> Tensor:
     """One probe through ModelBuilder, the way the target goes."""
     inputs = probe_inputs()
     with sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=logical):

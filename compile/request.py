@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import inference
-from compile.fused import fused_part
-from compile.graphs import (
+from compile.options import CompileOptions
+from compile.plan.buckets import (
     CHUNK,
     Sizes,
     buckets_of,
     explain,
     graphs_of,
-    one_graph,
     plan_graphs,
     samplings_of,
 )
-from compile.load import Limits, read_load
-from compile.memory import check_fits
-from compile.options import Options
-from compile.planner import Budget
+from compile.plan.draft import fused_part
+from compile.plan.memory import check_fits
+from compile.plan.search import BuildBudget
+from compile.plan.workload import Limits, read_load
 from compile.spec import CompileSpec, check_positive, least_nodes, takes_all_rows
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config
@@ -31,7 +29,7 @@ _DEFAULT_SEQUENCE_LENGTH = 2048
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class BuildCheckpoint:
     """The model to build: known as `name`, with ids below `vocabulary`."""
 
     name: str
@@ -41,20 +39,20 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """A spec and, where its graphs were planned, why these."""
 
     spec: CompileSpec
     explanation: tuple[str, ...]
 
 
-def find_checkpoint(options: Options) -> Checkpoint:
+def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
     """The checkpoint of --model; a dry run reads its config.json alone, and so counts ids that
     pad the vocabulary.
     """
     directory = _directory(options)
     config = read_config(directory)
-    return Checkpoint(
+    return BuildCheckpoint(
         options.model or "outrider-embedded-target",
         directory,
         config,
@@ -68,34 +66,41 @@ def _vocabulary(directory: Path) -> int:
     return Tokenizer(directory).vocabulary
 
 
-def make_request(options: Options, checkpoint: Checkpoint) -> Request:
-    """What is to be built; the graphs are those of the given sizes, planned for --load, or for
-    --trace the one that serves everything.
-    """
-    if options.trace:
-        _check_trace(options)
+def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
+    """What is to be built; the graphs are those of the given sizes, or planned for --load."""
     sizes = Sizes(
-        _numbers("prefill_nodes", options.prefill_nodes),
-        _numbers("tree_nodes", options.tree_nodes),
-        _numbers("slots", options.slots),
+        options.sizes("prefill_nodes"),
+        options.sizes("tree_nodes"),
+        options.sizes("slots"),
         options.sampling,
     )
     limits = _limits(options, checkpoint, sizes)
-    spec = _spec(options, checkpoint, limits, sizes)
+    spec = CompileSpec(
+        model=checkpoint.name,
+        target=options.device,
+        vocabulary=checkpoint.vocabulary,
+        buckets=graphs_of(sizes, limits),
+        rows=options.rows,
+        sequence_length=limits.sequence_length,
+        max_tree_nodes=options.max_tree_nodes,
+        dtype=options.precision,
+        tensor_parallel=options.tensor_parallel,
+        compiler_flags=options.compiler_flags,
+        fused=fused_part(options, limits, sizes, checkpoint.directory),
+    )
     if options.load is None:
-        return Request(spec, ())
+        return BuildRequest(spec, ())
     if sizes.trees or sizes.slots:
         raise InvalidRequest("--load chooses the sizes: leave out --tree_nodes and --slots")
     check_fits(checkpoint.config, spec)
     budget = _budget(options)
-    planned = plan_graphs(
-        read_load(Path(options.load)), checkpoint.config, spec, budget, limits.chunk
-    )
+    load = read_load(Path(options.load))
+    planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
     buckets = buckets_of(planned.plan.shapes, limits, options.sampling)
-    return Request(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
+    return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
 
 
-def _directory(options: Options) -> Path:
+def _directory(options: CompileOptions) -> Path:
     if options.model is None:
         return _EMBEDDED
     if Path(options.model).is_dir():
@@ -105,60 +110,21 @@ def _directory(options: Options) -> Path:
     return find_model(options.model, weights=not options.dry_run)
 
 
-def _limits(options: Options, checkpoint: Checkpoint, sizes: Sizes) -> Limits:
-    target = options.target or "cpu"
+def _limits(options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes) -> Limits:
     length = _sequence_length(options, checkpoint)
     for name in ("rows", "max_tree_nodes", "graphs"):
         check_positive(name, getattr(options, name))
-    chunk = max(sizes.prefill or (CHUNK,))
     return Limits(
         options.rows,
-        min(chunk, length),
+        min(max(sizes.prefill or (CHUNK,)), length),
         options.max_tree_nodes,
-        least_nodes(_dtype(options)),
+        least_nodes(options.precision),
         length,
-        takes_all_rows(target),
+        takes_all_rows(options.device),
     )
 
 
-def _spec(options: Options, checkpoint: Checkpoint, limits: Limits, sizes: Sizes) -> CompileSpec:
-    return CompileSpec(
-        model=checkpoint.name,
-        target=options.target or "cpu",
-        vocabulary=checkpoint.vocabulary,
-        buckets=one_graph(limits, sizes.sampling) if options.trace else graphs_of(sizes, limits),
-        rows=options.rows,
-        sequence_length=limits.sequence_length,
-        max_tree_nodes=options.max_tree_nodes,
-        dtype=_dtype(options),
-        tensor_parallel=options.tensor_parallel,
-        compiler_flags=_flags(options.flag),
-        fused=fused_part(options, limits, sizes, checkpoint.directory),
-    )
-
-
-def _check_trace(options: Options) -> None:
-    """Traces share no state, so that there is one graph, and no other core."""
-    if not takes_all_rows(options.target or "cpu"):
-        raise InvalidRequest("--trace is for trn1, inf2 and trn2: leave it out for --target cpu")
-    if options.tensor_parallel != 1:
-        raise InvalidRequest(
-            "--trace makes a graph for one core: leave it out for --tensor_parallel "
-            f"{options.tensor_parallel}"
-        )
-    for name in ("prefill_nodes", "tree_nodes", "slots", "load"):
-        if getattr(options, name) is not None:
-            raise InvalidRequest(
-                "--trace makes one graph, of --max_tree_nodes and the whole context: leave out "
-                f"--{name}"
-            )
-
-
-def _dtype(options: Options) -> str:
-    return options.dtype or ("float32" if options.target == "cpu" else "bfloat16")
-
-
-def _sequence_length(options: Options, checkpoint: Checkpoint) -> int:
+def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
     """Prompt and output together; raises InvalidRequest beyond the model's limit."""
     limit, asked = checkpoint.config.max_positions, options.sequence_length
     if asked is None:
@@ -172,45 +138,19 @@ def _sequence_length(options: Options, checkpoint: Checkpoint) -> int:
     return asked
 
 
-def _budget(options: Options) -> Budget:
+def _budget(options: CompileOptions) -> BuildBudget:
     samplings = len(samplings_of(options.sampling))
     if options.compile_minutes is None:
-        return Budget(options.graphs, samplings=samplings)
+        return BuildBudget(options.graphs, samplings=samplings)
     if options.graph_minutes is None:
         raise InvalidRequest(
             "--compile_minutes needs --graph_minutes: what one graph takes, as an earlier build "
             "printed it"
         )
     seconds = options.graph_minutes * 60
-    return Budget(
+    return BuildBudget(
         options.graphs,
         seconds=options.compile_minutes * 60,
         of=lambda shape: seconds,
         samplings=samplings,
     )
-
-
-def _flags(given: Iterable[str]) -> Mapping[str, str]:
-    """NAME or NAME=VALUE -> value."""
-    flags = {}
-    for flag in given:
-        name, _, value = flag.partition("=")
-        if not name:
-            raise InvalidRequest(f"--flag {flag}: NAME or NAME=VALUE is needed")
-        flags[name] = value
-    return flags
-
-
-def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
-    """The numbers of a list separated by commas."""
-    if text is None:
-        return None
-    try:
-        numbers = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise InvalidRequest(
-            f"--{name} {text}: whole numbers separated by commas are needed"
-        ) from error
-    if numbers[0] < 1:
-        raise InvalidRequest(f"--{name} {text}: sizes of at least 1 are needed")
-    return numbers

@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from compile.build import build_artifact, read_source
-from compile.neuron import PLATFORMS, NeuronBuilder, aim, compiler_flags, render
+from compile.build.build import build_artifact, read_source
+from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_compiler import PLATFORMS, aim, compiler_flags, render
 from compile.probe import VECTORS, check_noise
 from compile.spec import DTYPES, CompileSpec, least_nodes, verify_bucket
 from inference.accept import accept_match

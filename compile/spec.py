@@ -19,24 +19,20 @@ MAX_LEVELS = 16
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """A target to build.
+    """A target to build."""
 
-    model: the name it is known by.  rows: sequences held at once.  max_tree_nodes: largest tree,
-    its root included. vocabulary: ids of the tokenizer.  compiler_flags: flag -> value ("" for
-    none), beside those the builder always sets. fused: the draft that is built into it, if any.
-    """
-
-    model: str
-    target: str
-    vocabulary: int
-    buckets: tuple[Bucket, ...]
-    rows: int = 4
-    sequence_length: int = 2048
-    max_tree_nodes: int = 64
-    dtype: str = "float32"
-    tensor_parallel: int = 1
+    model: str  # the name it is known by
+    target: str  # one of TARGETS
+    vocabulary: int  # ids of the tokenizer
+    buckets: tuple[Bucket, ...]  # of the target's own graphs
+    rows: int = 4  # sequences held at once
+    sequence_length: int = 2048  # prompt and output together
+    max_tree_nodes: int = 64  # of the largest tree, its root included
+    dtype: str = "float32"  # one of DTYPES
+    tensor_parallel: int = 1  # ranks that share the model
+    # flag -> value ("" for none), beside those the builder always sets
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
-    fused: FusedPart | None = None
+    fused: FusedPart | None = None  # the draft that is built into it
 
     def __post_init__(self) -> None:
         _check_choice("--target", self.target, TARGETS)

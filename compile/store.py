@@ -57,12 +57,10 @@ class Objects(Protocol):
 
 @dataclass(frozen=True)
 class Pushed:
-    """digest: of what was pushed.  first: of the artefact that builds of the same inputs share,
-    mostly the same.
-    """
+    """What became of a push."""
 
-    digest: str
-    first: str
+    digest: str  # of what was pushed
+    first: str  # of the artefact that builds of the same inputs share, mostly the same
 
 
 def open_store(url: str) -> Objects:

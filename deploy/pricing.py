@@ -6,16 +6,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from deploy.live_prices import LivePrices
-from deploy.price import NoPrice, Offer, Price, PriceSource, TransferPrice
-from deploy.price_cache import Kept, PriceCache
-from deploy.price_table import SNAPSHOT, read_table
+from deploy.aws_prices import LivePrices
+from deploy.prices import (
+    SNAPSHOT,
+    InstanceOffer,
+    NoPrice,
+    Price,
+    PriceCache,
+    PriceSource,
+    TransferPrice,
+    read_table,
+)
 from inference.cache_directory import cache_directory
 
 T = TypeVar("T")
+PLAUSIBLE_FACTOR = 4.0
+"""A price that moved further than this is reported with low confidence and not kept; p5.48xlarge
+really fell from $98.32 to $55.04 in 2025.
+"""
 
 
 class Quote(NamedTuple):
@@ -36,13 +48,13 @@ class Unpriced(NoPrice):
         self.reasons = reasons
 
 
-class Prices:
+class PriceChain:
     """Sources in the order in which they are asked."""
 
     def __init__(self, sources: Sequence[PriceSource]) -> None:
         self._sources = tuple(sources)
 
-    def quote(self, offer: Offer) -> Quote:
+    def quote(self, offer: InstanceOffer) -> Quote:
         """Raises Unpriced where no source knows."""
         return Quote(*self._first(str(offer), lambda source: source.price(offer)))
 
@@ -60,17 +72,41 @@ class Prices:
         raise Unpriced(what, tuple(passed_over))
 
 
-def _note(line: str) -> None:
-    print(line, file=sys.stderr)
+class Kept:
+    """A source whose answers are kept in a cache, unless they are far from what `known` says; a
+    PriceSource.
+    """
+
+    def __init__(self, source: PriceSource, cache: PriceCache, known: PriceSource) -> None:
+        self.name = source.name
+        self._source, self._cache, self._known = source, cache, known
+
+    def price(self, offer: InstanceOffer) -> Price:
+        price = self._source.price(offer)
+        try:
+            before = self._known.price(offer)
+        except NoPrice:
+            before = price
+        moved = price.usd_per_hour / before.usd_per_hour
+        if not 1 / PLAUSIBLE_FACTOR <= moved <= PLAUSIBLE_FACTOR:
+            doubted = f"{price.source}; ${before.usd_per_hour:g} on {before.as_of}"
+            return replace(price, confidence="low", source=doubted)
+        self._cache.keep(price)
+        return price
+
+    def transfer(self, region: str) -> TransferPrice:
+        transfer = self._source.transfer(region)
+        self._cache.keep_transfer(transfer)
+        return transfer
 
 
-def open_prices(price_file: Path | None = None, live: bool = True) -> Prices:
+def open_prices(price_file: Path | None = None, live: bool = True) -> PriceChain:
     """The sources of the command line. `live` false asks nobody: for machines that must not, and
     for results that can be repeated.
     """
     snapshot = read_table(SNAPSHOT, "snapshot")
     own = [] if price_file is None else [read_table(price_file, str(price_file))]
     if not live:
-        return Prices([*own, snapshot])
-    cache = PriceCache(cache_directory("prices"), _note)
-    return Prices([*own, Kept(LivePrices(), cache, snapshot), cache, snapshot])
+        return PriceChain([*own, snapshot])
+    cache = PriceCache(cache_directory("prices"), lambda line: print(line, file=sys.stderr))
+    return PriceChain([*own, Kept(LivePrices(), cache, snapshot), cache, snapshot])

@@ -12,12 +12,15 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from inference.errors import BadArtifact
-from inference.json_file import LARGEST, Json, read_json, shown
+from inference.file_model import Count, Record, Size, Text, read_record
+from inference.json_file import LARGEST, read_json, shown
 from inference.tree_shape import Branches
 from inference.whole_file import write_whole
 
@@ -34,23 +37,54 @@ TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True, order=True)
-class Bucket:
-    """The fixed shapes of one graph.
-
-    rows: sequences in a call.  nodes: new nodes a row.  slots: cache slots it reads.  picks: nodes
-    chosen at (1: prefill). levels: distinct positions that noise is made for, the depth of the
-    deepest tree plus one.  sampled: takes the sampling inputs; otherwise greedy.  junk: the slot
-    that padding is written to, the last of every row's cache.
+def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
+    """Each path lies below the artefact's directory, in its plain spelling; none is the manifest
+    itself, and none lies below another.
     """
+    above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    for name, sha256 in files.items():
+        path = PurePosixPath(name)
+        plain = (
+            name == str(path)
+            and not path.is_absolute()
+            and ".." not in path.parts
+            and "\\" not in name
+            and name.isprintable()
+        )
+        own = {".", MANIFEST} & {part.casefold() for part in name.split("/")[:1]}
+        if own or not plain or name in above or not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            raise BadArtifact(f"it names {shown(name)}, which is not a file of an artefact")
+    return files
 
-    rows: int
-    nodes: int
-    slots: int
-    picks: int
-    levels: int
-    sampled: bool
-    junk: int
+
+def _checked_branches(branches: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(branches) > MOST_NODES:
+        raise BadArtifact(f"a tree has {MOST_NODES} nodes at most")
+    return branches
+
+
+Id = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Texts = Mapping[Text, Text]
+Files = Annotated[Texts, AfterValidator(_checked_files)]
+"""Path in the artefact -> SHA-256."""
+
+Level = Annotated[int, Field(ge=1, le=MOST_NODES)]
+Levels = Annotated[
+    tuple[Level, ...], Field(max_length=MOST_NODES), AfterValidator(_checked_branches)
+]
+
+
+@dataclass(frozen=True, order=True)
+class Bucket(Record):
+    """The fixed shapes of one graph."""
+
+    rows: Size  # sequences in a call
+    nodes: Size  # new nodes a row
+    slots: Size  # of the cache, that it reads
+    picks: Size  # nodes chosen at; 1 for prompts
+    levels: Size  # distinct positions that noise is made for: the deepest tree's depth plus one
+    sampled: bool  # takes the sampling inputs; otherwise greedy
+    junk: Size  # the slot that padding is written to, the last of every row's cache
 
     def __post_init__(self) -> None:
         if not (self.rows >= 1 and self.nodes >= 1 and 1 <= self.slots <= self.junk + 1):
@@ -82,11 +116,9 @@ class DraftBucket(Bucket):
 class RoundBucket(Bucket):
     """A fused round's graph: the draft grows a tree of a fixed shape, and the target verifies it;
     both read `slots` of their caches.
-
-    branches: children of a node, level by level (inference.tree_shape.Branches).
     """
 
-    branches: tuple[int, ...]
+    branches: Levels  # children of a node, level by level (inference.tree_shape.Branches)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,19 +151,16 @@ class RoundBucket(Bucket):
 
 
 @dataclass(frozen=True)
-class FusedPart:
-    """The draft beside a target, where an artefact has one: both models run in one graph.
-
-    model, fingerprint, config: of the draft, as the manifest has them of the target.  prefill:
-    graphs in which the draft takes prompts in.  rounds: draft, verification and acceptance in one
-    call, all of one shape.
+class FusedPart(Record):
+    """The draft beside a target, where an artefact has one: both models run in one graph. Model,
+    fingerprint and config are the draft's, as the manifest has them of the target.
     """
 
-    model: str
-    fingerprint: str
+    model: Text
+    fingerprint: Text
     config: Mapping[str, Any]
-    prefill: tuple[DraftBucket, ...]
-    rounds: tuple[RoundBucket, ...]
+    prefill: tuple[DraftBucket, ...]  # in which the draft takes prompts in
+    rounds: tuple[RoundBucket, ...]  # drafting, verification and acceptance in a call, of one shape
 
     def __post_init__(self) -> None:
         if (
@@ -144,40 +173,34 @@ class FusedPart:
 
     @property
     def shape(self) -> Branches:
-        """Of every round's tree."""
+        """The tree of every round."""
         return self.rounds[0].shape
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """Everything that must hold for an artefact to be loaded.
+class Manifest(Record):
+    """Everything that must hold for an artefact to be loaded."""
 
-    target: cpu, trn1, inf2 or trn2.  config: the checkpoint's config.json.  capacity: usable slots
-    a row; the cache has one more.  graphs: bucket name -> bucket.  files: path in the artefact ->
-    SHA-256.  versions: package or SDK -> version. host: what the code needs of the machine (such as
-    cpu_capability).  command: what made it.  fused: the draft beside it, if any.
-    """
-
-    target: str
-    model: str
-    model_fingerprint: str
-    tokenizer_fingerprint: str
-    vocabulary: int
-    stop_ids: tuple[int, ...]
-    config: Mapping[str, Any]
-    dtype: str
-    tensor_parallel: int
-    rows: int
-    capacity: int
-    sequence_length: int
-    max_tree_nodes: int
+    target: Text  # cpu, trn1, inf2 or trn2
+    model: Text
+    model_fingerprint: Text
+    tokenizer_fingerprint: Text
+    vocabulary: Count
+    stop_ids: tuple[Id, ...]
+    config: Mapping[str, Any]  # the checkpoint's config.json
+    dtype: Text
+    tensor_parallel: Count
+    rows: Count
+    capacity: Count  # usable slots a row; the cache has one more
+    sequence_length: Count
+    max_tree_nodes: Count
     buckets: tuple[Bucket, ...]
-    compiler_flags: Mapping[str, str]
-    versions: Mapping[str, str]
-    host: Mapping[str, str]
-    files: Mapping[str, str]
-    command: str
-    created: str
+    compiler_flags: Texts
+    versions: Texts  # package or SDK -> version
+    host: Texts  # what the code needs of the machine, such as cpu_capability
+    files: Files
+    command: Text  # what made it
+    created: Text
     schema: int = SCHEMA
     fused: FusedPart | None = None
 
@@ -216,42 +239,13 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_manifest_file(path: Path) -> Manifest:
-    """The same from a manifest of any name."""
+    """The manifest in a file of any name; raises BadArtifact."""
     raw = read_json(path, BadArtifact)
     found = raw.field("schema").value
     if found != SCHEMA:
         remedy = f"this Outrider reads {SCHEMA}: build it again with python -m compile"
         raise BadArtifact(f"{path} has schema {shown(found)}, {remedy}")
-    raw.keys([entry.name for entry in fields(Manifest) if entry.name != "fused"], ["fused"])
-    texts = (
-        "target",
-        "model",
-        "model_fingerprint",
-        "tokenizer_fingerprint",
-        "dtype",
-        "command",
-        "created",
-    )
-    counts = (
-        "vocabulary",
-        "tensor_parallel",
-        "rows",
-        "capacity",
-        "sequence_length",
-        "max_tree_nodes",
-    )
-    maps = ("compiler_flags", "versions", "host")
-    plain: dict[str, Any] = {name: raw.field(name).text() for name in texts}
-    plain |= {name: raw.field(name).integer(1) for name in counts}
-    plain |= {name: raw.field(name).texts() for name in maps}
-    return Manifest(
-        **plain,
-        stop_ids=raw.field("stop_ids").each(_id),
-        config=raw.field("config").dictionary(),
-        buckets=raw.field("buckets").each(_bucket),
-        files=_files(raw.field("files")),
-        fused=_fused(raw.field("fused")),
-    )
+    return read_record(raw, Manifest)
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:
@@ -281,81 +275,6 @@ def hash_file(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _files(raw: Json) -> dict[str, str]:
-    """Path -> SHA-256. Each path lies below the artefact's directory, in its plain spelling.
-
-    None is the manifest itself, and none lies below another.
-    """
-    files = raw.texts()
-    above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
-    for name, sha256 in files.items():
-        path = PurePosixPath(name)
-        plain = (
-            name == str(path)
-            and not path.is_absolute()
-            and ".." not in path.parts
-            and "\\" not in name
-            and name.isprintable()
-        )
-        own = {".", MANIFEST} & {part.casefold() for part in name.split("/")[:1]}
-        if own or not plain or name in above or not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            raise BadArtifact(
-                f"{raw.where} names {shown(name)}, which is not a file of an artefact"
-            )
-    return files
-
-
-def _id(raw: Json) -> int:
-    return raw.integer(-LARGEST)
-
-
-def _sizes(raw: Json) -> dict[str, Any]:
-    """What every bucket has."""
-    sizes = {
-        name: raw.field(name).integer()
-        for name in ("rows", "nodes", "slots", "picks", "levels", "junk")
-    }
-    return {**sizes, "sampled": raw.field("sampled").flag()}
-
-
-_SIZES = tuple(entry.name for entry in fields(Bucket))
-
-
-def _bucket(raw: Json) -> Bucket:
-    return raw.make(Bucket, **_sizes(raw.keys(_SIZES)))
-
-
-def _draft_bucket(raw: Json) -> DraftBucket:
-    return raw.make(DraftBucket, **_sizes(raw.keys(_SIZES)))
-
-
-def _round_bucket(raw: Json) -> RoundBucket:
-    branches = (
-        raw.keys([*_SIZES, "branches"])
-        .field("branches")
-        .each(lambda count: count.integer(1, MOST_NODES))
-    )
-    if len(branches) > MOST_NODES or math.prod(branches) > MOST_NODES:
-        raw.field("branches").refuse(f"a tree of {MOST_NODES} nodes at most")
-    return raw.make(RoundBucket, **_sizes(raw), branches=branches)
-
-
-def _fused(raw: Json) -> FusedPart | None:
-    if raw.absent:
-        return None
-    raw.keys([entry.name for entry in fields(FusedPart)])
-    config, prefill = raw.field("config").dictionary(), raw.field("prefill").each(_draft_bucket)
-    rounds = raw.field("rounds").each(_round_bucket)
-    return raw.make(
-        FusedPart,
-        raw.field("model").text(),
-        raw.field("fingerprint").text(),
-        config,
-        prefill,
-        rounds,
-    )
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:

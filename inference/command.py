@@ -8,7 +8,9 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable
-from typing import Any
+from dataclasses import field, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 from inference.errors import OutriderError
 
@@ -37,6 +39,41 @@ def add_flag(
     group.add_argument(
         *spellings, dest=name, help=text, **{"default": getattr(record, name)} | settings
     )
+
+
+def option(
+    default: Any, text: str, group: str = "", alias: str | None = None, **settings: Any
+) -> Any:
+    """A field of a record that is a flag of a command: its one declaration, for add_flags."""
+    return field(default=default, metadata={"option": (text, group, alias, settings)})
+
+
+def add_flags(record: type, parser: argparse.ArgumentParser) -> None:
+    """The flags of all fields made by option(), in their groups.
+
+    What a field's type says is not said again: a bool is a switch, a tuple may be repeated, numbers
+    and paths are converted.
+    """
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    hints = get_type_hints(record)
+    for entry in fields(record):
+        if "option" not in entry.metadata:
+            continue
+        text, title, alias, settings = entry.metadata["option"]
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        settings = _converting(hints[entry.name]) | settings
+        add_flag(record, groups[title], entry.name, text, alias, **settings)
+
+
+def _converting(hint: Any) -> dict[str, Any]:
+    """Argparse's settings for a type, or for one that may be None."""
+    if get_origin(hint) is tuple:
+        return {"action": "append", "default": None}
+    kind = next(kind for kind in (*get_args(hint), hint) if kind is not type(None))
+    if kind is bool:
+        return {"action": "store_true"}
+    return {"type": kind} if kind in (int, float, Path) else {}
 
 
 class _Gone(argparse.Action):

@@ -35,7 +35,7 @@ class UnsupportedModel(OutriderError):
     """A checkpoint that would be computed wrongly; the message names the field."""
 
 
-class BadArtifact(OutriderError):
+class BadArtifact(OutriderError, ValueError):
     """A compiled artefact that is incomplete, changed, or made for something else."""
 
 

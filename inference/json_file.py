@@ -27,7 +27,9 @@ DEEPEST = 64
 LARGEST = 2**31 - 1
 """Of the integers that are read, unless a reader says otherwise."""
 
-_FIGURES = 1e300  # a number beyond has no sum and no product
+GREATEST = 1e300
+"""Of the numbers: one beyond has no sum and no product."""
+
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 _REPR.maxlist = _REPR.maxdict = 4
@@ -36,11 +38,11 @@ _REPR.maxlevel = 2
 
 @dataclass(frozen=True)
 class Json:
-    """A value of a file. where: the file, and the field in it.  refusal: what bad values raise."""
+    """A value of a file."""
 
     value: Any
-    where: str
-    refusal: type[OutriderError]
+    where: str  # the file, and the field in it
+    refusal: type[OutriderError]  # what bad values raise
     outermost: bool = True
 
     def refuse(self, needed: str) -> NoReturn:
@@ -53,7 +55,7 @@ class Json:
         return self.value is None
 
     def field(self, name: str) -> Json:
-        """Of an object; null where it has none of this name."""
+        """A field of an object; null where it has none of this name."""
         return self._inner(self.dictionary().get(name), _spelt(name))
 
     def fields(self) -> dict[str, Json]:
@@ -72,7 +74,7 @@ class Json:
         return self
 
     def items(self) -> list[Json]:
-        """Of a list."""
+        """The items of a list."""
         if not isinstance(self.value, list):
             self.refuse("a list")
         return [self._inner(each, f"[{index}]") for index, each in enumerate(self.value)]
@@ -112,7 +114,7 @@ class Json:
     def number(self) -> float:
         value = self.value
         real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not real or not abs(value) <= _FIGURES:
+        if not real or not abs(value) <= GREATEST:
             self.refuse("a number")
         return float(value)
 

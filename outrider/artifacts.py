@@ -109,8 +109,8 @@ def with_neuron_artifact(options: Options) -> Options:
     """
     if options.device != "neuron" or options.artifact:
         return options
-    from compile.neuron_cache import neuron_artifact
-    from compile.options import Options as CompileOptions
+    from compile.build.neuron_cache import neuron_artifact
+    from compile.options import CompileOptions
     from compile.request import find_checkpoint, make_request
     from inference.backends.neuron_sdk import has_device, instance_family
 

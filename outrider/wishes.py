@@ -116,12 +116,12 @@ def read_prices(options: Options, described_usd_per_hour: float) -> Stated | Non
     hourly = options.usd_per_hour or described_usd_per_hour
     source = f"${hourly:g} an hour, as {'given' if options.usd_per_hour else 'the target says'}"
     if options.instance is not None:
-        from deploy.price import Offer, Pricing
+        from deploy.prices import InstanceOffer, Pricing
         from deploy.pricing import open_prices
 
         prices = open_prices(live=not options.no_live)
         price = prices.quote(
-            Offer(options.instance, options.region, Pricing(options.pricing))
+            InstanceOffer(options.instance, options.region, Pricing(options.pricing))
         ).price
         hourly, source = price.usd_per_hour, str(price)
         if up is None or down is None:

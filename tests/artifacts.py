@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compile.build import Source, build_artifact
-from compile.graphs import Sizes, graphs_of
-from compile.load import Limits
+from compile.build.build import Source, build_artifact
+from compile.plan.buckets import Sizes, graphs_of
+from compile.plan.workload import Limits
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
 from tests.models import TINY

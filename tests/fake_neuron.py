@@ -8,18 +8,15 @@ is an exception here, never a warning.
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import types
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests import fake_ranks
 from tests.fake_nxd import ModelBuilder, NxDModel
@@ -104,21 +101,9 @@ class Neuron:
         for name in modules:
             patch.delitem(sys.modules, name, raising=False)
         patch.setattr(neuron_sdk, "import_module", importing)
-        patch.setattr(torch.jit, "save", self._save)
-        patch.setattr(torch.jit, "load", self._load)
         return self
 
-    def _save(self, traced: Any, path: str) -> None:
-        key = uuid.uuid4().hex
-        self.saved[key] = copy.deepcopy(traced)
-        Path(path).write_text(key, encoding="utf-8")
-
-    def _load(self, path: str) -> Any:
-        return self.saved[Path(path).read_text(encoding="utf-8")]
-
     def _modules(self) -> dict[str, Any]:
-        from tests.fake_trace import torch_neuronx_module
-
         nxd = types.SimpleNamespace(
             ModelBuilder=type("ModelBuilder", (ModelBuilder,), {"neuron": self}),
             NxDModel=self.nxd_model,
@@ -126,7 +111,7 @@ class Neuron:
             shard_checkpoint=fake_ranks.shard_checkpoint,
         )
         return {
-            "torch_neuronx": torch_neuronx_module(self),
+            "torch_neuronx": types.SimpleNamespace(),
             "neuronx_distributed": nxd,
             "neuronx_distributed.parallel_layers.layers": fake_ranks,
             "neuronx_distributed.utils.model_utils": types.SimpleNamespace(

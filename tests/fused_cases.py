@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compile.fused_equivalence import random_round
+from compile.build.fused_equivalence import random_round
 from inference.artifact import DraftBucket, RoundBucket
 from inference.backends.compiled import empty_caches
 from inference.model.round_graph import RoundGraph, StatefulRoundGraph

@@ -60,10 +60,4 @@ SIGNATURES = {
         "pad=False, "
         "sequence_parallel_enabled=False, tensor_model_parallel_group=None, use_spmd_rank=False)"
     ),
-    "torch_neuronx.trace": (
-        "(func, example_inputs, *_, input_output_aliases={}, compiler_workdir=None, "
-        "compiler_args=None, partitioner_config=None, "
-        "inline_weights_to_neff=True, cpu_backend=False)"
-    ),
-    "torch_neuronx.move_trace_to_device": "(trace, device_id)",
 }

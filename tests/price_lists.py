@@ -9,11 +9,11 @@ from typing import Any
 import boto3
 from botocore.stub import Stubber
 
-from deploy.live_prices import LivePrices
-from deploy.price import Offer
+from deploy.aws_prices import LivePrices
+from deploy.prices import InstanceOffer
 
 
-def product(offer: Offer, *dimensions: tuple[str, str, str], **attributes: str) -> str:
+def product(offer: InstanceOffer, *dimensions: tuple[str, str, str], **attributes: str) -> str:
     """A row of the price list: dimensions are (unit, dollars, beginning of the tier)."""
     terms = {
         "operatingSystem": "Linux",
@@ -50,7 +50,7 @@ def product(offer: Offer, *dimensions: tuple[str, str, str], **attributes: str) 
     return json.dumps(row)
 
 
-def hourly(offer: Offer, usd: str, **attributes: str) -> str:
+def hourly(offer: InstanceOffer, usd: str, **attributes: str) -> str:
     return product(offer, ("Hrs", usd, "0"), **attributes)
 
 

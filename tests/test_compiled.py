@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from compile.build import build_artifact, read_source
-from compile.cpu import CpuBuilder, check_compiler
-from compile.equivalence import check_equivalence, check_row_independence
+from compile.build.build import build_artifact, read_source
+from compile.build.cpu import CpuBuilder, check_compiler
+from compile.build.equivalence import check_equivalence, check_row_independence
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from compile.build import Source, build_artifact
-from compile.neuron import NeuronBuilder
-from compile.neuron_trace import TraceBuilder
+from compile.build.build import Source, build_artifact
+from compile.build.neuron import NeuronBuilder
 from compile.spec import verify_bucket
 from inference.backends import Model
 from inference.backends.cuda import CudaModel
@@ -29,7 +28,6 @@ from inference.sampling import SamplingParams
 from tests.fake_neuron import Neuron
 from tests.models import TINY, write_checkpoint
 from tests.neuron_artifacts import (
-    FEW,
     JUNK,
     ROWS,
     TREE,
@@ -67,7 +65,7 @@ def timed(checkpoint: Path, folder: Path) -> Model:
 
 def openvino(checkpoint: Path, folder: Path) -> Model:
     pytest.importorskip("openvino", reason="outrider[openvino] is not installed")
-    from compile.openvino import OpenVinoBuilder
+    from compile.build.openvino import OpenVinoBuilder
     from inference.backends.openvino import load_openvino
 
     checkpoint = write_checkpoint(folder / "wide", hidden_size=64, intermediate_size=96)
@@ -92,8 +90,11 @@ def neuron(checkpoint: Path, folder: Path) -> Model:
     return built_model(folder, checkpoint, spec_of(2), NeuronBuilder)
 
 
-def neuron_traced(checkpoint: Path, folder: Path) -> Model:
-    return built_model(folder, checkpoint, spec_of(1, FEW[:1]), TraceBuilder)
+def uncopied(checkpoint: Path, folder: Path) -> Model:
+    """A backend that cannot copy rows."""
+    model = eager_of(checkpoint)
+    model.copies_rows = False
+    return model
 
 
 Make = Callable[[Path, Path], Model]
@@ -199,7 +200,7 @@ def test_text_from_a_copied_row_is_text_from_a_prefilled_one_and_the_source_goes
 def test_where_rows_are_not_copied_the_same_text_comes_from_a_prefilled_row(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    with made(neuron_traced, checkpoint, tmp_path) as model:
+    with made(uncopied, checkpoint, tmp_path) as model:
         assert not model.copies_rows
         for params in SAMPLINGS:
             assert shares(engine_of(model), params) == 0
@@ -221,7 +222,7 @@ def test_where_rows_are_not_copied_a_free_row_gives_its_prefix_although_it_holds
     checkpoint: Path, tmp_path: Path
 ) -> None:
     """Else a short beginning of a long text would be computed again beside it."""
-    with made(neuron_traced, checkpoint, tmp_path) as model:
+    with made(uncopied, checkpoint, tmp_path) as model:
         engine = engine_of(model)
         long, opened = engine.open([*PROMPT, *PROMPT[:20]], SamplingParams())
         engine.finish(opened)

@@ -237,39 +237,3 @@ def test_sharding_drops_what_the_model_lacks_and_consumes_its_argument(neuron: N
         (shard,) = sdk.shard_checkpoint(checkpoint=checkpoint, model=Counter())
     assert set(shard) == {"weight", "table"}
     assert checkpoint == {}
-
-
-def test_a_trace_fixes_its_shapes_and_wants_its_weights_on_the_device(neuron: Neuron) -> None:
-    class Returns(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.state = nn.Parameter(torch.zeros(2), requires_grad=False)
-            self.register_buffer("table", torch.zeros(2))
-
-        def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
-            return x + 0, self.state + x
-
-    module, neuronx = Returns(), load_sdk().torch_neuronx
-    with pytest.raises(KeyError):  # a buffer is not found, as in AWS's code
-        neuronx.trace(
-            module,
-            (INPUT["x"],),
-            input_output_aliases={module.table: 1},
-            compiler_args=FLAGS,
-            inline_weights_to_neff=False,
-        )
-    kept = neuronx.trace(
-        module,
-        (INPUT["x"],),
-        input_output_aliases={module.state: 1},
-        compiler_args=FLAGS,
-        inline_weights_to_neff=False,
-    )
-    with pytest.raises(RuntimeError, match="move_trace_to_device"):
-        kept(INPUT["x"])
-    neuronx.move_trace_to_device(kept, 0)
-    assert len(kept(INPUT["x"])) == 1
-    kept(INPUT["x"])
-    assert kept.module.state.tolist() == [2, 2]
-    with pytest.raises(RuntimeError, match="shapes are fixed"):
-        kept(torch.ones(3, dtype=torch.int32))

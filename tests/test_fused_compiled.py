@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from compile.__main__ import main as compile_main
-from compile.build import build_artifact, read_source
-from compile.cpu_fused import FusedCpuBuilder
-from compile.fused_equivalence import check_round, check_round_independence, random_round
+from compile.build.build import build_artifact, read_source
+from compile.build.cpu_fused import FusedCpuBuilder
+from compile.build.fused_equivalence import check_round, check_round_independence, random_round
 from compile.fused_smoke import smoke
 from compile.spec import CompileSpec, verify_bucket
 from grpc_comm.client.connection import connect

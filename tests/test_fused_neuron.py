@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compile.build import Source, build_artifact
+from compile.build.build import Source, build_artifact
+from compile.build.neuron_fused import FusedNeuronBuilder
 from compile.fused_smoke import smoke
-from compile.neuron_fused import FusedNeuronBuilder
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import DraftBucket, FusedPart, RoundBucket, read_manifest
 from inference.backends import RoundModel, Segment

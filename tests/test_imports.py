@@ -50,7 +50,11 @@ PURE = [
     "tree_shape",
     "whole_file",
 ]
-HOMES = {"boto3": ("deploy/", "compile/s3.py")}
+HOMES = {
+    "boto3": ("deploy/aws_prices.py", "compile/s3.py"),
+    "scipy": ("compile/plan/search.py",),
+    "filelock": ("compile/build/build.py",),
+}
 
 
 def imports(path: Path) -> set[str]:

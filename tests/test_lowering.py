@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from compile.lowering import (
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs
+from tests.buckets import CASES, Case, write
+from tests.lowering import (
     STABLEHLO,
     NotLowerable,
     Proof,
@@ -22,8 +24,6 @@ from compile.lowering import (
     prove,
     prove_copying,
 )
-from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs
-from tests.buckets import CASES, Case, write
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 

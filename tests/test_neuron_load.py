@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from compile import probe, smoke
-from compile.neuron import compiler_flags, render
-from compile.neuron_cache import neuron_artifact
+from compile.build.neuron_cache import neuron_artifact
+from compile.build.neuron_compiler import compiler_flags, render
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.neuron import load_neuron, runtime_error

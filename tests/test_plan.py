@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS, imitate
-from compile.__main__ import main
-from compile.graphs import Sizes, graphs_of, plan_graphs
-from compile.load import Calls, Limits, Load, Shape, calls_of, read_load
-from compile.memory import check_fits, check_sharding, footprint, work
-from compile.planner import Budget, expected_cost, grid, plan, powers_of_two, serving
+from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
+from compile.plan import search
+from compile.plan.buckets import Sizes, graphs_of, plan_graphs
+from compile.plan.memory import check_fits, check_sharding, footprint, work
+from compile.plan.search import BuildBudget, expected_cost, grid, plan, powers_of_two, serving
+from compile.plan.workload import Calls, CallShape, Limits, calls_of, read_load
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
-from inference.errors import InvalidRequest, LimitExceeded
+from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
 from tests.models import TINY, tiny_decoder
 
-ROOT = Path(__file__).parents[1]
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120, all_rows=False)
 
 
@@ -53,21 +49,25 @@ def spec_of(**changes: Any) -> CompileSpec:
     )
 
 
-def area(shape: Shape) -> float:
+def area(shape: CallShape) -> float:
     return shape.rows * shape.nodes * (10.0 + shape.slots)
 
 
 prompts = st.builds(
-    Shape, st.just(True), st.just(1), st.integers(1, 16), st.sampled_from([1, 16, 100])
+    CallShape, st.just(True), st.just(1), st.integers(1, 16), st.sampled_from([1, 16, 100])
 )
 trees = st.builds(
-    Shape, st.just(False), st.integers(1, 2), st.integers(1, 8), st.sampled_from([20, 64, 100, 128])
+    CallShape,
+    st.just(False),
+    st.integers(1, 2),
+    st.integers(1, 8),
+    st.sampled_from([20, 64, 100, 128]),
 )
 calls_of_two_kinds = st.dictionaries(prompts | trees, st.floats(0.1, 9), min_size=1, max_size=7)
 
 
 def brute_force(
-    calls: Calls, required: tuple[Shape, ...], sizes: list[Shape], budget: Budget
+    calls: Calls, required: tuple[CallShape, ...], sizes: list[CallShape], budget: BuildBudget
 ) -> float:
     """The least expected cost of any affordable set, by trying them all."""
     others, best = [shape for shape in sizes if shape not in required], float("inf")
@@ -90,7 +90,7 @@ def test_the_plan_is_the_best_of_all_affordable_sets(
 ) -> None:
     sizes = data.draw(st.lists(st.sampled_from(grid(calls, LIMITS)), max_size=9, unique=True))
     required = tuple(dict.fromkeys(LIMITS.required()))
-    budget = Budget(graphs, seconds=seconds, of=lambda shape: 1.0 + shape.slots / 30)
+    budget = BuildBudget(graphs, seconds=seconds, of=lambda shape: 1.0 + shape.slots / 30)
     made = plan(calls, LIMITS, area, budget, sizes)
     assert made.expected == pytest.approx(brute_force(calls, required, sizes, budget))
     assert made.optimal
@@ -102,7 +102,7 @@ def test_the_plan_is_the_best_of_all_affordable_sets(
 def test_a_plan_keeps_its_budget_and_serves_every_call(
     calls: Calls, graphs: int, samplings: int
 ) -> None:
-    budget = Budget(graphs, samplings=samplings)
+    budget = BuildBudget(graphs, samplings=samplings)
     made = plan(calls, LIMITS, area, budget)
     assert sum(budget.count(shape) for shape in made.shapes) <= graphs
     assert all(
@@ -116,31 +116,13 @@ def test_a_plan_keeps_its_budget_and_serves_every_call(
 
 
 def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
-    calls = {Shape(False, 1, 2, 50): 1.0}
+    calls = {CallShape(False, 1, 2, 50): 1.0}
     with pytest.raises(InvalidRequest, match=r"needs 5 graphs at least .* the budget is 4 graphs"):
-        plan(calls, LIMITS, area, Budget(4))
+        plan(calls, LIMITS, area, BuildBudget(4))
     with pytest.raises(
         InvalidRequest, match=r"5 graphs and 10 minutes at least .* is 9 graphs and 9 minutes"
     ):
-        plan(calls, LIMITS, area, Budget(9, seconds=540, of=lambda shape: 120))
-
-
-def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> None:
-    load = Load("by hand", ((40, 7),), {4: 3, 8: 1}, {2: 1}, acceptance_length=2.5)
-    assert calls_of(load, LIMITS) == {
-        Shape(True, 1, 16, 1): 1,
-        Shape(True, 1, 16, 16): 1,
-        Shape(True, 1, 7, 32): 1,
-        **{
-            Shape(False, 2, 4, slots): pytest.approx(0.375) for slots in (43, 45, 48)
-        },  # three rounds, shared by two sessions
-        **{Shape(False, 2, 8, slots): pytest.approx(0.125) for slots in (47, 49, 52)},
-    }
-
-
-@pytest.mark.parametrize("name", IMITATED)
-def test_the_shipped_loads_are_what_their_script_makes(name: str) -> None:
-    assert read_load(LOADS / f"{name}.json") == imitate(name)
+        plan(calls, LIMITS, area, BuildBudget(9, seconds=540, of=lambda shape: 120))
 
 
 @pytest.mark.parametrize("name", IMITATED)
@@ -148,63 +130,11 @@ def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> No
     limits = Limits(4, 256, 64, 1, 2048, all_rows=True)
     calls = calls_of(read_load(LOADS / f"{name}.json"), limits)
     free, powers = (
-        plan(calls, limits, area, Budget(12)),
-        plan(calls, limits, area, Budget(12), powers_of_two(limits)),
+        plan(calls, limits, area, BuildBudget(12)),
+        plan(calls, limits, area, BuildBudget(12), powers_of_two(limits)),
     )
     assert free.expected <= powers.expected
     assert expected_cost(free.shapes, calls, area) == pytest.approx(free.expected)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"sessions": []}, "a load needs sessions"),
-        ({"sessions": [[0, 5]]}, r"sessions\[0\]\[0\] is 0: an integer from 1"),
-        ({"tree_sizes": {"0": 1}}, "tree_sizes maps sizes of at least 1"),
-        (
-            {"concurrent": {"one": 1}},
-            "concurrent is .*: an object of sizes and their shares is needed",
-        ),
-        ({"acceptance_length": 0.5}, "a round makes at least the target's own token"),
-        ({"surprise": 1}, "has unknown surprise: its fields are what, sessions"),
-    ],
-)
-def test_a_bad_load_is_refused_in_one_line(
-    tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
-    path = tmp_path / "load.json"
-    path.write_text(json.dumps(asdict(Load("x", ((4, 4),), {4: 1}, {1: 1}, 2.0)) | change))
-    with pytest.raises(InvalidRequest, match=said):
-        read_load(path)
-
-
-def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
-    path = tmp_path / "outrider-profile.json"
-    one = {
-        "prompt_tokens": 30,
-        "token_ids": [1] * 12,
-        "rounds": 4,
-        "num_draft_tokens": 61,
-        "num_accepted_tokens": 8,
-    }
-    two = {
-        "prompt_tokens": 9,
-        "token_ids": [1] * 4,
-        "rounds": 2,
-        "num_draft_tokens": 14,
-        "num_accepted_tokens": 2,
-    }
-    path.write_text(json.dumps([one, two, one | {"rounds": 0}]))
-    load = read_load(path)
-    assert (load.sessions, load.tree_sizes, load.concurrent) == (
-        ((30, 12), (9, 4)),
-        {16: 4, 8: 2},
-        {1: 1},
-    )
-    assert load.acceptance_length == pytest.approx(16 / 6)
-    path.write_text("[{}]")
-    with pytest.raises(InvalidRequest, match=r"field \[0\].rounds is None: an integer"):
-        read_load(path)
 
 
 def test_weights_and_cache_of_a_known_model_are_those_published() -> None:
@@ -235,7 +165,7 @@ def test_ranks_share_weights_and_repeat_the_heads_they_lack() -> None:
 
 
 def test_reading_the_weights_once_takes_what_the_reference_says() -> None:
-    from compile.device import device_of
+    from compile.plan.device import device_of
 
     config, spec = parse_config(LLAMA_8B), spec_of()
     call = work(config, spec, rows=1, nodes=1, slots=1, picks=1)
@@ -329,9 +259,9 @@ def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(
 
 
 def test_a_planned_spec_explains_itself() -> None:
-    from compile.graphs import explain
+    from compile.plan.buckets import explain
 
-    budget = Budget(10)
+    budget = BuildBudget(10)
     planned = plan_graphs(
         read_load(LOADS / "batch.json"), parse_config(LLAMA_8B), spec_of(rows=4), budget, 256
     )
@@ -342,93 +272,20 @@ def test_a_planned_spec_explains_itself() -> None:
     assert planned.smaller >= planned.plan.padding >= planned.larger
 
 
-def test_a_dry_run_prints_the_plan_and_builds_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    arguments = [
-        "--model",
-        str(tmp_path),
-        "--target",
-        "trn1",
-        "--dry-run",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert (
-        main(
-            [
-                *arguments,
-                "--tensor_parallel",
-                "2",
-                "--load",
-                str(LOADS / "chat.json"),
-                "--graphs",
-                "8",
-            ]
-        )
-        == 0
-    )
-    shown = capsys.readouterr().out
-    for part in (
-        "trn1.2xlarge, 2 ranks",
-        "8 graphs of 8 allowed",
-        "verify_b4_t64_s2112_sampled",
-        "weights             7.48 GiB",
-        "roofline ms",
-    ):
-        assert part in shown
-    assert not (tmp_path / "out").exists()
-    assert main(arguments) == 1
-    assert "Would fit: --sequence_length" in capsys.readouterr().err
+    monkeypatch.setattr(search, "_MOST_SECONDS", seconds)
+    limits = Limits(4, 256, 64, 1, 2048, all_rows=False)
+    calls = calls_of(read_load(LOADS / "chat.json"), limits)
+    made = plan(calls, limits, area, BuildBudget(14))
+    assert made.bound <= made.expected
+    assert made.expected == pytest.approx(expected_cost(made.shapes, calls, area))
+    assert set(limits.required()) <= set(made.shapes)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "--target is needed"),
-        (["--target", "cpu"], "--out is needed"),
-        (
-            ["--target", "cpu", "--dry_run", "--tree_nodes", "4,x"],
-            "--tree_nodes 4,x: whole numbers",
-        ),
-        (
-            ["--target", "cpu", "--dry_run", "--tree_nodes", "65"],
-            "--tree_nodes 65: sizes lie between 1 and 64",
-        ),
-        (["--target", "cpu", "--dry_run", "--slots", "0"], "--slots 0: sizes of at least 1"),
-        (
-            ["--target", "cpu", "--dry_run", "--sampling", "some"],
-            "--sampling some: one of both, greedy, sampled",
-        ),
-        (["--target", "cpu", "--dry_run", "--sequence_length", "9999"], "takes 2 to 1024"),
-        (["--target", "cpu", "--dry_run", "--load", "gone.json"], "gone.json cannot be read"),
-        (
-            ["--target", "cpu", "--dry_run", "--load", "x", "--slots", "64"],
-            "--load chooses the sizes",
-        ),
-        (
-            ["--target", "cpu", "--dry_run", "--load", "x", "--compile_minutes", "5"],
-            "--compile_minutes needs --graph_minutes",
-        ),
-        (["--target", "cpu", "--dry_run", "--flag", "=3"], "--flag =3"),
-        (["--pull", "somewhere", "--out", "x"], "--pull needs --digest"),
-    ],
-)
-def test_bad_flags_get_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert said in error
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("library", ["torch", "transformers", "numpy", "boto3"])
-def test_the_command_line_of_compile_starts_without_heavy_libraries(library: str) -> None:
-    code = (
-        "import sys; from compile.__main__ import main; from compile.options import parse; "
-        f"sys.exit({library!r} in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+def test_planning_without_its_solver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingExtra, match=r"outrider\[compile\]"):
+        plan({CallShape(False, 1, 2, 50): 1.0}, LIMITS, area, BuildBudget(9))

@@ -16,20 +16,29 @@ from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
 from deploy.__main__ import main
-from deploy.live_prices import LivePrices, make_client
-from deploy.price import NoPrice, Offer, Price, Pricing, SourceDown, TransferPrice
-from deploy.price_cache import Kept, PriceCache
-from deploy.price_list import on_demand_filters, transfer_filters
-from deploy.price_table import SNAPSHOT, PriceTable, price_row, read_table
-from deploy.pricing import Prices, open_prices
+from deploy.aws_prices import TRANSFER_TERMS, LivePrices, filters, make_client, on_demand_terms
+from deploy.prices import (
+    SNAPSHOT,
+    InstanceOffer,
+    NoPrice,
+    Price,
+    PriceCache,
+    PriceFile,
+    PriceTable,
+    Pricing,
+    SourceDown,
+    TransferPrice,
+    read_table,
+)
+from deploy.pricing import Kept, PriceChain, open_prices
 from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest, Mismatch
 from tests.price_lists import hourly, live, product
 
-TRN1 = Offer("trn1.2xlarge", "us-east-1")
-P5 = Offer("p5.48xlarge", "us-east-1")
-SPOT = Offer("trn1.2xlarge", "us-east-1", Pricing.SPOT)
-BLOCK = Offer("trn2.3xlarge", "ap-southeast-4", Pricing.CAPACITY_BLOCK)
+TRN1 = InstanceOffer("trn1.2xlarge", "us-east-1")
+P5 = InstanceOffer("p5.48xlarge", "us-east-1")
+SPOT = InstanceOffer("trn1.2xlarge", "us-east-1", Pricing.SPOT)
+BLOCK = InstanceOffer("trn2.3xlarge", "ap-southeast-4", Pricing.CAPACITY_BLOCK)
 NOW = datetime.now(timezone.utc)
 
 
@@ -49,19 +58,19 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
 
 
-def price_list(*rows: str, offer: Offer = TRN1) -> LivePrices:
+def price_list(*rows: str, offer: InstanceOffer = TRN1) -> LivePrices:
     asked = {
         "ServiceCode": "AmazonEC2",
         "FormatVersion": "aws_v1",
-        "Filters": on_demand_filters(offer),
+        "Filters": filters(on_demand_terms(offer)),
     }
     return live(
         "pricing", lambda stub: stub.add_response("get_products", {"PriceList": list(rows)}, asked)
     )
 
 
-def known(offer: Offer, usd: float) -> Price:
-    return Price(offer, usd, date(2026, 9, 24), "test")
+def known(offer: InstanceOffer, usd: float) -> Price:
+    return offer.at(usd, date(2026, 9, 24), "test")
 
 
 def test_a_capacity_block_row_at_no_dollars_does_not_make_an_instance_free() -> None:
@@ -94,7 +103,7 @@ def test_a_price_on_the_second_page_is_found() -> None:
     asked = {
         "ServiceCode": "AmazonEC2",
         "FormatVersion": "aws_v1",
-        "Filters": on_demand_filters(TRN1),
+        "Filters": filters(on_demand_terms(TRN1)),
     }
 
     def pages(stub: Stubber) -> None:
@@ -113,11 +122,11 @@ def test_a_price_on_the_second_page_is_found() -> None:
 
 
 def test_every_filter_that_pins_the_row_is_sent() -> None:
-    sent = {entry["Field"]: entry["Value"] for entry in on_demand_filters(TRN1)}
+    sent = {entry["Field"]: entry["Value"] for entry in filters(on_demand_terms(TRN1))}
     assert sent["marketoption"] == "OnDemand"
     assert sent["operatingSystem"] == "Linux"
     assert sent["regionCode"] == "us-east-1"
-    assert {entry["Type"] for entry in on_demand_filters(TRN1)} == {"TERM_MATCH"}
+    assert {entry["Type"] for entry in filters(on_demand_terms(TRN1))} == {"TERM_MATCH"}
 
 
 def test_a_throttled_call_is_made_again(credentials: None) -> None:
@@ -158,7 +167,7 @@ def test_a_call_that_stays_throttled_falls_back() -> None:
             "get_products", "ThrottlingException", "Rate exceeded", 400
         ),
     )
-    quote = Prices([source, PriceTable("snapshot", [known(TRN1, 1.34375)])]).quote(TRN1)
+    quote = PriceChain([source, PriceTable("snapshot", [known(TRN1, 1.34375)])]).quote(TRN1)
     assert quote.price.usd_per_hour == 1.34375
     assert "Rate exceeded" in quote.passed_over[0]
 
@@ -197,7 +206,7 @@ def test_prices_of_other_regions_are_not_guessed() -> None:
     with pytest.raises(
         NoPrice, match="it has us-east-1, and the prices of other regions are not guessed"
     ):
-        open_prices(live=False).quote(Offer("trn1.2xlarge", "eu-west-1"))
+        open_prices(live=False).quote(InstanceOffer("trn1.2xlarge", "eu-west-1"))
 
 
 def test_trn2_has_a_capacity_block_price_and_no_on_demand_price() -> None:
@@ -205,7 +214,7 @@ def test_trn2_has_a_capacity_block_price_and_no_on_demand_price() -> None:
     quote = prices.quote(BLOCK)
     assert (quote.price.usd_per_hour, quote.price.confidence) == (2.235, "low")
     with pytest.raises(NoPrice):
-        prices.quote(Offer("trn2.3xlarge", "ap-southeast-4"))
+        prices.quote(InstanceOffer("trn2.3xlarge", "ap-southeast-4"))
 
 
 def test_spot_is_the_cheapest_zone_now_and_names_it() -> None:
@@ -277,7 +286,7 @@ def test_traffic_out_costs_the_first_tier_that_is_paid() -> None:
     asked = {
         "ServiceCode": "AWSDataTransfer",
         "FormatVersion": "aws_v1",
-        "Filters": transfer_filters("us-east-1"),
+        "Filters": filters({"fromRegionCode": "us-east-1"} | TRANSFER_TERMS),
     }
     source = live(
         "pricing", lambda stub: stub.add_response("get_products", {"PriceList": [row]}, asked)
@@ -361,23 +370,27 @@ ROW = {
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([], "an object with"),
-        ({"schema": 2, "prices": []}, "schema"),
-        ({"schema": 1, "prices": {}}, "prices is {}: a list is needed"),
-        ({"schema": 1, "prices": [7]}, "an object is needed"),
-        ({"schema": 1, "prices": [ROW | {"usd": 1}]}, "unknown usd: its fields are instance_type"),
+        ([], "it should be an object"),
+        ({"schema": 2, "prices": []}, "field schema is 2"),
+        ({"prices": []}, "an object with .schema.: 1"),
+        ({"schema": 1, "prices": {}}, "field prices is {}"),
+        ({"schema": 1, "prices": [7]}, r"field prices\[0\] is 7"),
+        ({"schema": 1, "prices": [ROW | {"usd": 1}]}, r"prices\[0\] has an unknown field 'usd'"),
         (
             {"schema": 1, "prices": [ROW | {"usd_per_hour": "0.9"}]},
-            "usd_per_hour is '0.9': a number",
+            "usd_per_hour is '0.9'",
         ),
         ({"schema": 1, "prices": [ROW | {"usd_per_hour": 0}]}, "a price is above 0"),
-        ({"schema": 1, "prices": [ROW | {"as_of": "yesterday"}]}, "as_of is 'yesterday': a day"),
-        ({"schema": 1, "prices": [ROW | {"pricing": "free"}]}, "on-demand, spot, capacity-block"),
+        ({"schema": 1, "prices": [ROW | {"as_of": "yesterday"}]}, "as_of is 'yesterday'"),
+        (
+            {"schema": 1, "prices": [ROW | {"pricing": "free"}]},
+            "'spot' or 'capacity-block'",
+        ),
         ({"schema": 1, "prices": [ROW | {"region": "Oregon"}]}, "no region"),
-        ({"schema": 1, "prices": [ROW | {"confidence": "sure"}]}, "high or low"),
+        ({"schema": 1, "prices": [ROW | {"confidence": "sure"}]}, "'high' or 'low'"),
         (
             {"schema": 1, "transfers": [{"region": "us-east-1"}]},
-            "has no as_of, usd_per_gb_in, usd_per_gb_out",
+            r"field transfers\[0\] has no usd_per_gb_in",
         ),
     ],
 )
@@ -445,9 +458,8 @@ def test_the_commands_json_is_a_price_file(
     path = tmp_path / "prices.json"
     path.write_text(capsys.readouterr().out)
     table = read_table(path, "printed")
-    assert [price_row(price) for price in table.prices.values()] == json.loads(path.read_text())[
-        "prices"
-    ]
+    printed = PriceFile(prices=tuple(table.prices.values())).plain()
+    assert printed["prices"] == json.loads(path.read_text())["prices"]
     assert len(table.prices) == 14
 
 

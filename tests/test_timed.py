@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compile.device import device_of
-from compile.memory import work
+from compile.plan.device import device_of
+from compile.plan.memory import work
 from compile.spec import CompileSpec, verify_bucket
 from inference.backends import Segment
 from inference.backends.eager import EagerModel

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from compile.store import DiskObjects, pull, push
-from deploy.price import Offer, Price
-from deploy.price_cache import PriceCache
+from deploy.prices import InstanceOffer, PriceCache
 from inference.artifact import read_manifest, write_manifest
 from inference.command import FAILED, run_command
 from inference.planner.acceptance import read_acceptance, write_acceptance
@@ -45,7 +44,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def keep_price(directory: Path) -> None:
-    price = Price(Offer("trn1.2xlarge", "us-east-1"), 1.34, date(2026, 9, 24), "a test")
+    price = InstanceOffer("trn1.2xlarge", "us-east-1").at(1.34, date(2026, 9, 24), "a test")
     PriceCache(directory, lambda line: None).keep(price)
 
 

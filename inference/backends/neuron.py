@@ -41,9 +41,6 @@ from inference.tree import IntArray
 PACKAGE = "graphs/nxd_model.pt"
 """All graphs, of NxD's ModelBuilder."""
 
-TRACE = "graphs/traced.pt"
-"""The one graph of torch_neuronx.trace, its weights and its state."""
-
 COPY = "copy_rows"
 """The package's graph that copies rows of the caches; an artefact with several rows has it."""
 
@@ -94,8 +91,7 @@ class NeuronModel(CompiledModel):
         """
         if not self.copies_rows:
             raise InvalidRequest(
-                "this artefact has no graph that copies rows: torch_neuronx.trace makes one graph, "
-                "and one row needs none"
+                "this artefact has no graph that copies rows: it has one row, which needs none"
             )
         inputs = copy_inputs(self.rows)
         inputs["rows"][target] = source
@@ -157,10 +153,9 @@ def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
     minutes and says where it is.
     """
     check_machine(manifest)
-    loader = _load_traced if manifest.host.get("interface") == "trace" else _load_package
     say(f"loading {manifest.model} on {manifest.tensor_parallel} {manifest.target} cores")
     try:
-        program = loader(directory, manifest)
+        program = _load_package(directory, manifest)
     except OutriderError:
         raise
     except (RuntimeError, OSError, ValueError) as error:
@@ -238,21 +233,6 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
 
     def call(graph: str, inputs: dict[str, Tensor]) -> Tensor:
         chosen: Tensor = model(**inputs, model_name=graph)
-        return chosen
-
-    return call
-
-
-def _load_traced(directory: Path, manifest: Manifest) -> Program:
-    """One graph of torch_neuronx.trace, on one core; its inputs go by position."""
-    sdk = load_sdk()
-    load: Callable[[str], Any] = torch.jit.load
-    traced = load(str(directory / TRACE))
-    sdk.torch_neuronx.move_trace_to_device(traced, 0)
-
-    def call(graph: str, inputs: dict[str, Tensor]) -> Tensor:
-        result = traced(*inputs.values())
-        chosen: Tensor = result[0] if isinstance(result, (tuple, list)) else result
         return chosen
 
     return call

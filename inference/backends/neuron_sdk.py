@@ -50,7 +50,6 @@ class Sdk(NamedTuple):
     column: Any
     row: Any
     embedding: Any
-    torch_neuronx: Any
 
 
 def load_sdk() -> Sdk:
@@ -59,7 +58,7 @@ def load_sdk() -> Sdk:
     """
     sdk_versions()
     try:
-        torch_neuronx = import_module("torch_neuronx")
+        import_module("torch_neuronx")
         nxd = import_module("neuronx_distributed")
         layers = import_module("neuronx_distributed.parallel_layers.layers")
         utilities = import_module("neuronx_distributed.utils.model_utils")
@@ -76,7 +75,6 @@ def load_sdk() -> Sdk:
         layers.ColumnParallelLinear,
         layers.RowParallelLinear,
         layers.ParallelEmbedding,
-        torch_neuronx,
     )
 
 

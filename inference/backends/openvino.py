@@ -3,7 +3,7 @@ one decoder of any shape.
 
 OpenVINO computes logits, new keys and new values; inference/model/sampler.py makes the choice here.
 The caches are bound, not copied. It compiles for the CPU it is loaded on, and is checked
-(compile/openvino.py) on the one it is built on.
+(compile/build/openvino.py) on the one it is built on.
 """
 
 from __future__ import annotations

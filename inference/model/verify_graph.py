@@ -1,11 +1,10 @@
 """The graphs that are compiled: the Decoder with the choice inside, for one bucket's fixed shapes.
 
 `VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU,
-CUDA). Neuron's graphs write them inside, out of place: `StatefulGraph` reassigns its buffers,
-`AliasedGraph` returns its parameters' new values. All have one set of inputs; without the sampling
-inputs a graph is greedy, with them it serves any mixture of rows. A `StatefulGraph` that is given
-`rows` alone copies rows of its caches: graphs of one package share their state and their signature,
-so it is the same module.
+CUDA). Neuron's `StatefulGraph` writes them inside, out of place, and reassigns its buffers. Both
+have one set of inputs; without the sampling inputs a graph is greedy, with them it serves any
+mixture of rows. A `StatefulGraph` that is given `rows` alone copies rows of its caches: graphs of
+one package share their state and their signature, so it is the same module.
 """
 
 from __future__ import annotations
@@ -38,11 +37,8 @@ class _Graph(nn.Module):
     ) -> None:
         super().__init__()
         self.decoder, self.levels, self.add = decoder, levels, add
-        self._hold("keys", keys)
-        self._hold("values", values)
-
-    def _hold(self, name: str, cache: Tensor) -> None:
-        self.register_buffer(name, cache, persistent=False)
+        self.register_buffer("keys", keys, persistent=False)
+        self.register_buffer("values", values, persistent=False)
 
     def _run(
         self, inputs: _Inputs, rows: Tensor | None, sampling: Sampling | None
@@ -91,30 +87,10 @@ class VerifyGraph(_Graph):
         return self._run(inputs, rows, sampling_of(temperature, top_k, top_p, seed))
 
 
-class _WritingGraph(_Graph):
-    """Every row of the cache takes part in every call, in its order: `rows` is 0 .. rows - 1 and
-    is not looked at.
-    """
-
-    def _written(
-        self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Chosen [B, P] int32, and the caches with the new keys and values in their slots."""
-        assert slots.shape[0] == self.keys.shape[1], (
-            f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
-        )
-        chosen, keys, values = self._run(inputs, None, sampling)
-        index = slots[None, :, None, :, None].expand(keys.shape)
-        return (
-            chosen,
-            torch.scatter(self.keys, 3, index, keys),
-            torch.scatter(self.values, 3, index, values),
-        )
-
-
-class StatefulGraph(_WritingGraph):
-    """Reassigns its caches and returns chosen [B, P] alone. With `rows` alone, row i becomes
-    what row `rows[i]` was.
+class StatefulGraph(_Graph):
+    """Reassigns its caches and returns chosen [B, P] alone. Every row of the cache takes part in
+    every call, in its order. With `rows` alone, row i becomes what row `rows[i]` was; `rows` is not
+    looked at otherwise.
     """
 
     def forward(
@@ -146,38 +122,27 @@ class StatefulGraph(_WritingGraph):
         )
         return chosen
 
+    def _written(
+        self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Chosen [B, P] int32, and the caches with the new keys and values in their slots."""
+        assert slots.shape[0] == self.keys.shape[1], (
+            f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
+        )
+        chosen, keys, values = self._run(inputs, None, sampling)
+        index = slots[None, :, None, :, None].expand(keys.shape)
+        return (
+            chosen,
+            torch.scatter(self.keys, 3, index, keys),
+            torch.scatter(self.values, 3, index, values),
+        )
+
     def _copied(self, rows: Tensor) -> Tensor:
         """Something small [rows] that was computed, because a graph returns something; it means
         nothing.
         """
         self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
         return rows + rows
-
-
-class AliasedGraph(_WritingGraph):
-    """Returns chosen [B, P] and the new caches, which the runtime puts in the place of the old;
-    torch_neuronx.trace knows state by the names of parameters, so its caches are parameters.
-    """
-
-    def _hold(self, name: str, cache: Tensor) -> None:
-        self.register_parameter(name, nn.Parameter(cache, requires_grad=False))
-
-    def forward(
-        self,
-        tokens: Tensor,
-        rows: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        context_mask: Tensor,
-        tree_mask: Tensor,
-        pick: Tensor,
-        temperature: Tensor | None = None,
-        top_k: Tensor | None = None,
-        top_p: Tensor | None = None,
-        seed: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = (tokens, positions, context_mask, tree_mask, pick)
-        return self._written(inputs, slots, sampling_of(temperature, top_k, top_p, seed))
 
 
 def copy_inputs(rows: int) -> dict[str, Tensor]:

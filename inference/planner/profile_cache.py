@@ -10,9 +10,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from inference.errors import InvalidRequest
-from inference.json_file import Json, read_json
+from inference.file_model import Count, Positive, Record, read_record
+from inference.json_file import read_json
 from inference.planner.profiling import Tell
 from inference.times import Shape
 from inference.whole_file import write_whole
@@ -21,28 +25,32 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Subject:
-    """All that a profile's seconds depend on.
+class Subject(Record):
+    """All that a profile's seconds depend on."""
 
-    part: "draft" or "target".  model: fingerprint of the weights, and of the artefact where there
-    is one.  context: slots that were read.  rows, nodes: up to which it was measured.  version: of
-    Outrider.
-    """
-
-    part: str
+    part: str  # draft or target
     device: str
-    model: str
+    model: str  # fingerprint of the weights, and of the artefact where there is one
     dtype: str
     threads: int
-    context: int
-    rows: int
-    nodes: int
-    version: str
+    context: int  # slots that were read
+    rows: int  # up to which it was measured
+    nodes: int  # as well
+    version: str  # of Outrider
 
     def path(self, directory: Path) -> Path:
         """Its file."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return directory / f"{self.part}-{digest[:16]}.json"
+
+
+@dataclass(frozen=True)
+class _Kept(Record):
+    """What a file holds."""
+
+    schema: int
+    subject: Subject
+    seconds: Annotated[tuple[tuple[Count, Count, Positive], ...], Field(min_length=1)]
 
 
 def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, float] | None:
@@ -53,7 +61,7 @@ def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, f
     if not os.path.exists(path):  # a path that may not be looked at is none
         return None
     try:
-        return _times(read_json(path, InvalidRequest), subject)
+        return _times(path, subject)
     except InvalidRequest as error:
         tell(f"a kept profile is not used ({error}): it is measured again")
         return None
@@ -63,34 +71,18 @@ def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]
     """The file that was written, whole or not at all; None where the directory cannot be written
     to: the times are known anyway.
     """
-    content = {
-        "schema": SCHEMA,
-        "subject": asdict(subject),
-        "seconds": [[*shape, seconds] for shape, seconds in times.items()],
-    }
+    kept = _Kept(SCHEMA, subject, tuple((*shape, seconds) for shape, seconds in times.items()))
     path = subject.path(directory)
     try:
-        write_whole(path, json.dumps(content))
+        write_whole(path, json.dumps(asdict(kept)))
     except OSError:
         return None
     return path
 
 
-def _times(raw: Json, subject: Subject) -> dict[Shape, float]:
+def _times(path: Path, subject: Subject) -> dict[Shape, float]:
     """The seconds in a file; raises InvalidRequest unless it is a profile of the subject."""
-    if raw.field("schema").value != SCHEMA or raw.field("subject").value != asdict(subject):
-        raise InvalidRequest(f"{raw.where} is not this model's profile")
-    entries = raw.field("seconds")
-    if not entries.items():
-        entries.refuse("one time at least")
-    return dict(entries.each(_entry))
-
-
-def _entry(raw: Json) -> tuple[Shape, float]:
-    parts = raw.items()
-    if len(parts) != 3:
-        raw.refuse("a list of rows, nodes and seconds")
-    seconds = parts[2].number()
-    if not seconds > 0:
-        parts[2].refuse("a time above 0")
-    return (parts[0].integer(1), parts[1].integer(1)), seconds
+    kept = read_record(read_json(path, InvalidRequest), _Kept)
+    if (kept.schema, kept.subject) != (SCHEMA, subject):
+        raise InvalidRequest(f"{path} is not this model's profile")
+    return {(rows, nodes): seconds for rows, nodes, seconds in kept.seconds}

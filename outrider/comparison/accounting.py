@@ -100,12 +100,12 @@ def open_account(options: CompareOptions) -> Account:
         )
     if options.instance is None:
         return Account(None, "no price was given (--usd_per_hour or --instance)", own_machine)
-    from deploy.price import Offer
+    from deploy.prices import InstanceOffer
     from deploy.pricing import open_prices
 
     prices = open_prices(live=not options.no_live)
     price, transfer = (
-        prices.quote(Offer(options.instance, options.region)).price,
+        prices.quote(InstanceOffer(options.instance, options.region)).price,
         prices.transfer(options.region),
     )
     rates = Rates(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compile.parallel import parallel_config, parallel_tensors
+from compile.build.parallel import parallel_config, parallel_tensors
 from inference.artifact import Bucket
 from inference.model.decoder import Decoder, Layers
 from inference.model.sampler import add_in_halves

@@ -1,8 +1,8 @@
 """Whether a compiled round computes what the eager graph computes, and each row by itself: else it
 may not serve a target.
 
-Inputs are drawn at random as for other graphs (compile/equivalence.py). A draft's near-tie that
-rounding decides otherwise changes the tree, and so everything after it in that row: rows are
+Inputs are drawn at random as for other graphs (equivalence.py beside this). A draft's near-tie
+that rounding decides otherwise changes the tree, and so everything after it in that row: rows are
 compared as wholes, keys and values where the trees are the same.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compile.equivalence import ROUNDING, ROUNDS, SAMPLINGS, distances
+from compile.build.equivalence import ROUNDING, ROUNDS, SAMPLINGS, distances
 from inference.artifact import RoundBucket
 from inference.backends.compiled import Graph
 from inference.engine.graph_tree import blank_tree

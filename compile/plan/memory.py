@@ -1,7 +1,7 @@
 """What a spec needs of each rank, by counting: weights, KV cache, the largest activation, and a
 call's work; and what would fit.
 
-Sharding as compile/parallel.py does it: matrices, embeddings and head are cut into
+Sharding as compile/build/parallel.py does it: matrices, embeddings and head are cut into
 `tensor_parallel` parts, key-value heads too, or repeated where there are fewer heads than ranks; on
 Neuron the head is a table of its own. Small vectors are counted whole.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from compile.device import GIB, Device, device_of, neuron_targets
+from compile.plan.device import GIB, Device, device_of, neuron_targets
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest, LimitExceeded
@@ -29,14 +29,12 @@ _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one rank. activation: the largest single tensor of any graph, `largest` says
-    which.
-    """
+    """Bytes that one rank needs."""
 
     weights: int
     cache: int
-    activation: int
-    largest: str
+    activation: int  # the largest single tensor of any graph
+    largest: str  # which that is
 
     @property
     def total(self) -> int:
@@ -48,10 +46,10 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a graph on one rank: floating-point operations, and bytes read and written."""
+    """One call of a graph on one rank."""
 
-    flops: float
-    moved: float
+    flops: float  # floating-point operations
+    moved: float  # bytes read and written
 
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
@@ -154,7 +152,7 @@ def shards_evenly(config: ModelConfig, ranks: int) -> bool:
 
 
 def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
-    """The same graphs on a smaller cache; those that become equal are one."""
+    """A spec's graphs on a smaller cache; those that become equal are one."""
     capacity, fused = sequence_length + spec.max_tree_nodes, spec.fused
     if fused is not None:
         fused = replace(

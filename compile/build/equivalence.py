@@ -25,13 +25,14 @@ ROUNDS = 3
 
 
 class Tolerance(NamedTuple):
-    """How far rounding may carry a graph. states: distance of a node's keys or values of all
-    layers, as a part of their length, at the median node: among random inputs are a few that blow
-    up any rounding.  scores: distance of two choices' scores, as a part of the greatest.
+    """How far rounding may carry a graph.
+
+    A node's states are its keys or values of all layers. The median node counts: among random
+    inputs are a few that blow up any rounding.
     """
 
-    states: float
-    scores: float
+    states: float  # distance of a node's states, as a part of their length
+    scores: float  # distance of two choices' scores, as a part of the greatest
 
 
 ROUNDING = {

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from compile.device import device_of
-from compile.load import Calls, Limits, Load, Shape, calls_of
-from compile.memory import work
-from compile.planner import Budget, Cost, Plan, plan, serving
+from compile.plan.device import device_of
+from compile.plan.memory import work
+from compile.plan.search import BuildBudget, Cost, Plan, plan, serving
+from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
 from compile.spec import CompileSpec, least_nodes, prefill_bucket, takes_all_rows, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
@@ -24,28 +24,24 @@ SAMPLINGS = tuple(_SAMPLINGS)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of graphs, where they were given. prefill, trees: nodes.  sampling: one of
-    SAMPLINGS.
-    """
+    """Sizes of graphs; None where they were not given."""
 
-    prefill: tuple[int, ...] | None = None
-    trees: tuple[int, ...] | None = None
+    prefill: tuple[int, ...] | None = None  # nodes of a prompt's chunk
+    trees: tuple[int, ...] | None = None  # nodes
     slots: tuple[int, ...] | None = None
-    sampling: str = "both"
+    sampling: str = "both"  # one of SAMPLINGS
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what it was made for. smaller, larger: the padding with one shape fewer (None:
-    too few) and one more.
-    """
+    """A plan and what it was made for."""
 
     load: Load
     calls: Calls
     plan: Plan
     cost: Cost
-    smaller: float | None
-    larger: float
+    smaller: float | None  # padding with one graph fewer; None where that is too few
+    larger: float  # padding with one shape more
 
 
 def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
@@ -61,10 +57,12 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     _check_sizes("--tree_nodes", trees, most)
     rows = limits.rows if limits.all_rows else 1
     shapes = {
-        Shape(True, rows, nodes, size)
+        CallShape(True, rows, nodes, size)
         for nodes, size in product(sizes.prefill or (limits.chunk,), slots)
     }
-    shapes |= {Shape(False, rows, max(least, nodes), size) for nodes, size in product(trees, slots)}
+    shapes |= {
+        CallShape(False, rows, max(least, nodes), size) for nodes, size in product(trees, slots)
+    }
     return buckets_of(
         [*sorted(shapes - {*limits.required()}), *limits.required()], limits, sizes.sampling
     )
@@ -75,20 +73,8 @@ def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
     return sizes.slots or (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
 
 
-def one_graph(limits: Limits, sampling: str) -> tuple[Bucket, ...]:
-    """A graph that serves everything the limits allow, prompts in pieces of a tree's size;
-    greedy only where nothing else is asked for.
-    """
-    nodes = max(limits.least_nodes, limits.tree_nodes)
-    return (
-        verify_bucket(
-            limits.rows, nodes, limits.capacity, limits.capacity, sampled=samplings_of(sampling)[-1]
-        ),
-    )
-
-
 def plan_graphs(
-    load: Load, config: ModelConfig, spec: CompileSpec, budget: Budget, chunk: int
+    load: Load, config: ModelConfig, spec: CompileSpec, budget: BuildBudget, chunk: int
 ) -> Planned:
     """The best graphs for a load at the roofline of the spec's device; the spec's own graphs do
     not matter.
@@ -123,7 +109,7 @@ def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
     """
     device = device_of(spec.target)
 
-    def cost(shape: Shape) -> float:
+    def cost(shape: CallShape) -> float:
         call = work(
             config, spec, shape.rows, shape.nodes, shape.slots, 1 if shape.prefill else shape.nodes
         )
@@ -132,7 +118,7 @@ def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
     return cost
 
 
-def buckets_of(shapes: Sequence[Shape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
+def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
     """The graphs of shapes: prompts greedy, trees as asked for."""
     samplings = samplings_of(sampling)
     return tuple(
@@ -148,7 +134,7 @@ def samplings_of(sampling: str) -> tuple[bool, ...]:
     return _SAMPLINGS[sampling]
 
 
-def explain(planned: Planned, budget: Budget) -> Iterator[str]:
+def explain(planned: Planned, budget: BuildBudget) -> Iterator[str]:
     """The plan in words: what it is for, what padding it leaves, which graph serves what, what
     other budgets would do.
     """
@@ -184,7 +170,7 @@ def _certainty(plan_: Plan) -> str:
     return f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
 
 
-def _explain_shape(shape: Shape, planned: Planned) -> str:
+def _explain_shape(shape: CallShape, planned: Planned) -> str:
     mine = {
         call: weight
         for call, weight in planned.calls.items()
@@ -202,7 +188,7 @@ def _explain_shape(shape: Shape, planned: Planned) -> str:
     )
 
 
-def _buckets(shape: Shape, junk: int, samplings: Sequence[bool]) -> Iterator[Bucket]:
+def _buckets(shape: CallShape, junk: int, samplings: Sequence[bool]) -> Iterator[Bucket]:
     if shape.prefill:
         yield prefill_bucket(shape.rows, shape.nodes, shape.slots, junk)
         return

@@ -344,7 +344,7 @@ def _check_node(node: Node) -> None:
     """
     if node.op == "call_function" and node.target not in TABLE:
         raise NotLowerable(
-            f"{node.target} is not in the table of allowed operations (compile/lowering.py)"
+            f"{node.target} is not in the table of allowed operations (tests/lowering.py)"
         )
     if any(isinstance(arg, float) and not math.isfinite(arg) for arg in node.args):
         raise NotLowerable(
@@ -418,8 +418,7 @@ def _operations(module: Any) -> Counter[str]:
             continue
         if name not in STABLEHLO:
             raise NotLowerable(
-                f"XLA needs {operation.name}, which is not an allowed operation "
-                "(compile/lowering.py)"
+                f"XLA needs {operation.name}, which is not an allowed operation (tests/lowering.py)"
             )
         for result in operation.results:
             if any(mark in str(result.type) for mark in ("i64", "f64", "?")):

@@ -8,21 +8,17 @@ from itertools import product
 from pathlib import Path
 
 import inference
-from compile.graphs import Sizes, samplings_of, slots_of
-from compile.load import Limits
-from compile.options import Options
+from compile.options import CompileOptions
+from compile.plan.buckets import Sizes, samplings_of, slots_of
+from compile.plan.workload import Limits
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.config import read_config, read_raw_config
-from inference.tree_shape import Branches
-
-CHAIN = 4
-"""Drafted tokens of a round, unless told otherwise."""
 
 _EMBEDDED = Path(inference.__file__).parent / "data" / "draft"
 
 
-def draft_directory(options: Options) -> Path:
+def draft_directory(options: CompileOptions) -> Path:
     """--draft_model, or the draft that ships here with the target that does."""
     if options.draft_model is None:
         if options.model is not None:
@@ -36,29 +32,9 @@ def draft_directory(options: Options) -> Path:
     return find_model(options.draft_model, weights=not options.dry_run)
 
 
-def shape_of(options: Options) -> Branches:
-    """The tree of every round: --draft_tree, or a chain of --speculation_length."""
-    if options.draft_tree is None:
-        length = CHAIN if options.speculation_length is None else options.speculation_length
-        if length < 1:
-            raise InvalidRequest(
-                f"--speculation_length {length}: a round drafts one token at least"
-            )
-        return Branches.chain(length)
-    if options.speculation_length is not None:
-        raise InvalidRequest(
-            "--draft_tree says how deep the tree is: leave out --speculation_length"
-        )
-    try:
-        return Branches(tuple(int(part) for part in options.draft_tree.split(",")))
-    except ValueError as error:
-        raise InvalidRequest(
-            f"--draft_tree {options.draft_tree}: children of a node on each level are needed, such "
-            "as 3,2,1"
-        ) from error
-
-
-def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> FusedPart | None:
+def fused_part(
+    options: CompileOptions, limits: Limits, sizes: Sizes, target: Path
+) -> FusedPart | None:
     """What --fused adds; None without it. Rounds read as much of the caches as the target's own
     graphs do, for one text and for all rows.
 
@@ -67,9 +43,7 @@ def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> 
     if not options.fused:
         _check_unfused(options)
         return None
-    if options.trace:
-        raise InvalidRequest("--trace makes one graph, of the target: leave it out for --fused")
-    directory, shape, capacity = draft_directory(options), shape_of(options), limits.capacity
+    directory, shape, capacity = draft_directory(options), options.drafted, limits.capacity
     positions = read_config(directory).max_positions
     if limits.sequence_length > positions:
         raise InvalidRequest(
@@ -95,7 +69,7 @@ def fused_part(options: Options, limits: Limits, sizes: Sizes, target: Path) -> 
     )
 
 
-def _check_unfused(options: Options) -> None:
+def _check_unfused(options: CompileOptions) -> None:
     for name in ("draft_model", "speculation_length", "draft_tree"):
         if getattr(options, name) is not None:
             raise InvalidRequest(
@@ -104,7 +78,7 @@ def _check_unfused(options: Options) -> None:
 
 
 def _fingerprint(draft: Path, target: Path) -> str:
-    """Of a draft that writes the target's tokens."""
+    """The draft's fingerprint; raises Mismatch where it writes other tokens than the target."""
     from inference.model.checkpoint import fingerprint
     from inference.text import Tokenizer
 

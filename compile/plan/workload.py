@@ -6,15 +6,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
 from inference.errors import InvalidRequest
-from inference.json_file import Json, read_json
+from inference.file_model import Count, Number, Record, Size, Text, read_record
+from inference.json_file import read_json
 
 
-class Shape(NamedTuple):
+class CallShape(NamedTuple):
     """A call, or the graph that serves it: a graph serves every call of its kind that is nowhere
     larger.
     """
@@ -24,7 +27,7 @@ class Shape(NamedTuple):
     nodes: int
     slots: int  # cache slots that are read
 
-    def serves(self, call: Shape) -> bool:
+    def serves(self, call: CallShape) -> bool:
         return (
             self.prefill == call.prefill
             and self.rows >= call.rows
@@ -33,23 +36,19 @@ class Shape(NamedTuple):
         )
 
 
-Calls = Mapping[Shape, float]
+Calls = Mapping[CallShape, float]
 """Calls of the mean session -> how often."""
 
 
 @dataclass(frozen=True)
-class Load:
-    """what: where the figures are from.  sessions: tokens of prompt and of output, one pair a
-    session.  tree_sizes: nodes of a tree, root included -> share of rounds.  concurrent: sessions
-    verified in one call -> share of rounds.  acceptance_length: tokens a round, the target's own
-    included.
-    """
+class Load(Record):
+    """What is asked of a target, as a file says it."""
 
-    what: str
-    sessions: tuple[tuple[int, int], ...]
-    tree_sizes: Mapping[int, float]
-    concurrent: Mapping[int, float]
-    acceptance_length: float
+    what: Text  # where the figures are from
+    sessions: tuple[tuple[Count, Count], ...]  # tokens of prompt and of output
+    tree_sizes: Mapping[Count, Number]  # nodes of a tree, root included -> share of rounds
+    concurrent: Mapping[Count, Number]  # sessions verified in one call -> share of rounds
+    acceptance_length: Number  # tokens a round, the target's own included
 
     def __post_init__(self) -> None:
         if not self.sessions or min(min(session) for session in self.sessions) < 1:
@@ -70,93 +69,71 @@ class Load:
             )
 
 
+class _Text(BaseModel):
+    """What is read of the record of a text; it has more."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    prompt_tokens: Size
+    token_ids: list[int]
+    forwards: Size
+    num_draft_tokens: Size
+    num_accepted_tokens: Size
+
+
 def read_load(path: Path) -> Load:
     """A load from a JSON file, or measured: from the outrider-profile.json of a run with
     --profile. Raises InvalidRequest.
     """
     raw = read_json(path, InvalidRequest)
-    return _measured(raw, str(path)) if isinstance(raw.value, list) else _parse(raw)
+    if not isinstance(raw.value, list):
+        return read_record(raw, Load)
+    texts = [read_record(item, _Text) for item in raw.items()]
+    return raw.make(_measured, [text for text in texts if text.forwards and text.token_ids], path)
 
 
-def _parse(raw: Json) -> Load:
-    raw.keys([entry.name for entry in fields(Load)])
-    tree_sizes, concurrent = (_shares(raw.field(name)) for name in ("tree_sizes", "concurrent"))
-    sessions = raw.field("sessions").each(_session)
-    what, length = raw.field("what").text(), raw.field("acceptance_length").number()
-    return raw.make(Load, what, sessions, tree_sizes, concurrent, length)
-
-
-def _session(raw: Json) -> tuple[int, int]:
-    sizes = raw.each(lambda size: size.integer(1))
-    return (
-        (sizes[0], sizes[1])
-        if len(sizes) == 2
-        else raw.refuse("a pair of tokens of prompt and of output")
-    )
-
-
-def _shares(raw: Json) -> dict[int, float]:
-    """Size -> share; JSON has no numbers for names."""
-    for size in raw.dictionary():
-        if not (size.isdecimal() and size.isascii() and len(size) < 10):
-            raw.refuse("an object of sizes and their shares")
-    return {int(size): share.number() for size, share in raw.fields().items()}
-
-
-def _measured(records: Json, name: str) -> Load:
-    """A load from records of texts: of trees they have each text's mean, of concurrency nothing."""
-    done = [
-        record
-        for record in records.items()
-        if record.field("rounds").integer() and record.field("token_ids").items()
-    ]
-
-    def counted(field: str) -> list[int]:
-        return [record.field(field).integer() for record in done]
-
-    rounds = counted("rounds")
+def _measured(texts: list[_Text], path: Path) -> Load:
+    """A load from records: a text counts with its mean tree, and as if it ran alone."""
     trees: defaultdict[int, float] = defaultdict(float)
-    for drafted, times in zip(counted("num_draft_tokens"), rounds, strict=True):
-        trees[1 + round(drafted / times)] += times
-    sessions = tuple(
-        zip(
-            counted("prompt_tokens"),
-            (len(record.field("token_ids").value) for record in done),
-            strict=True,
-        )
+    for text in texts:
+        trees[1 + round(text.num_draft_tokens / text.forwards)] += text.forwards
+    accepted, forwards = (
+        sum(getattr(text, name) for text in texts) for name in ("num_accepted_tokens", "forwards")
     )
-    length = 1 + sum(counted("num_accepted_tokens")) / max(1, sum(rounds))
-    what = f"measured, {len(done)} texts of {name}, one at a time"
-    return records.make(Load, what, sessions, dict(trees), {1: 1.0}, length)
+    return Load(
+        f"measured, {len(texts)} texts of {path}, one at a time",
+        tuple((text.prompt_tokens, len(text.token_ids)) for text in texts),
+        dict(trees),
+        {1: 1.0},
+        1 + accepted / max(1, forwards),
+    )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the artefact promises to serve. rows: of the cache.  chunk: prompt tokens in one
-    call.  all_rows: every call has all rows.
-    """
+    """What the artefact promises to serve."""
 
-    rows: int
-    chunk: int
+    rows: int  # of the cache
+    chunk: int  # prompt tokens in one call
     tree_nodes: int
     least_nodes: int
     sequence_length: int
-    all_rows: bool
+    all_rows: bool  # every call has all rows
 
     @property
     def capacity(self) -> int:
         return self.sequence_length + self.tree_nodes
 
-    def required(self) -> tuple[Shape, Shape, Shape]:
+    def required(self) -> tuple[CallShape, CallShape, CallShape]:
         """Graphs without which some call could not be served, or the target alone only at a
         tree's cost.
         """
         alone, largest = self.least_nodes, max(self.least_nodes, self.tree_nodes)
         prefill_rows = self.rows if self.all_rows else 1
         return (
-            Shape(True, prefill_rows, self.chunk, self.capacity),
-            Shape(False, self.rows, largest, self.capacity),
-            Shape(False, self.rows, alone, self.capacity),
+            CallShape(True, prefill_rows, self.chunk, self.capacity),
+            CallShape(False, self.rows, largest, self.capacity),
+            CallShape(False, self.rows, alone, self.capacity),
         )
 
 
@@ -164,7 +141,7 @@ def calls_of(load: Load, limits: Limits) -> Calls:
     """The calls of the mean session; what the limits would refuse is cut off as the server cuts
     it.
     """
-    calls: defaultdict[Shape, float] = defaultdict(float)
+    calls: defaultdict[CallShape, float] = defaultdict(float)
     for prompt, output in load.sessions:
         prompt = min(prompt, limits.sequence_length - 1)
         output = min(output, limits.sequence_length - prompt)
@@ -173,16 +150,18 @@ def calls_of(load: Load, limits: Limits) -> Calls:
     return dict(calls)
 
 
-def _prefill(prompt: int, limits: Limits) -> Iterator[tuple[Shape, float]]:
+def _prefill(prompt: int, limits: Limits) -> Iterator[tuple[CallShape, float]]:
     """All of a prompt but its last token, which is the first root, in chunks; one session at a
     time.
     """
     rows = limits.rows if limits.all_rows else 1
     for start in range(0, prompt - 1, limits.chunk):
-        yield Shape(True, rows, min(limits.chunk, prompt - 1 - start), max(1, start)), 1.0
+        yield CallShape(True, rows, min(limits.chunk, prompt - 1 - start), max(1, start)), 1.0
 
 
-def _rounds(prompt: int, output: int, load: Load, limits: Limits) -> Iterator[tuple[Shape, float]]:
+def _rounds(
+    prompt: int, output: int, load: Load, limits: Limits
+) -> Iterator[tuple[CallShape, float]]:
     """Trees on a growing context. A round that serves several sessions is shared among them."""
     rounds = -(-output // load.acceptance_length)
     trees, together = sum(load.tree_sizes.values()), sum(load.concurrent.values())
@@ -195,5 +174,5 @@ def _rounds(prompt: int, output: int, load: Load, limits: Limits) -> Iterator[tu
             )  # committed keys have holes as wide as a tree among them
             for sessions, share in load.concurrent.items():
                 active = min(sessions, limits.rows)
-                shape = Shape(False, limits.rows if limits.all_rows else active, nodes, slots)
+                shape = CallShape(False, limits.rows if limits.all_rows else active, nodes, slots)
                 yield shape, tree_share / trees * share / together / active

@@ -7,8 +7,8 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from compile.cpu import CpuBuilder, Loaded, save_weights
-from compile.fused_equivalence import check_round, check_round_independence
+from compile.build.cpu import CpuBuilder, Loaded, save_weights
+from compile.build.fused_equivalence import check_round, check_round_independence
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends.compiled import graph_path
@@ -17,7 +17,7 @@ from inference.model.round_graph import RoundGraph, round_inputs
 
 
 class FusedCpuBuilder(CpuBuilder):
-    """A Builder (compile/build.py) for the machine it runs on."""
+    """A Builder (compile/build/build.py) for the machine it runs on."""
 
     def __init__(
         self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path

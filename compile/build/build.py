@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from compile.lock import building_alone
+from filelock import FileLock, Timeout
+
 from compile.spec import CompileSpec
 from inference.artifact import (
     MANIFEST,
@@ -30,6 +34,7 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.errors import BadArtifact, InvalidRequest
+from inference.file_model import Number, Record, Text, read_record
 from inference.json_file import read_json
 from inference.whole_file import write_whole
 
@@ -76,6 +81,20 @@ class Builder(Protocol):
 
 
 @dataclass(frozen=True)
+class Stage(Record):
+    """What is kept of a finished stage, beside the artefact."""
+
+    key: Text  # hash of what it was made from
+    files: Mapping[Text, Text]  # path -> SHA-256
+    seconds: Number
+
+
+def read_stage(path: Path) -> Stage:
+    """Raises BadArtifact."""
+    return read_record(read_json(path, BadArtifact), Stage)
+
+
+@dataclass(frozen=True)
 class Source:
     """The checkpoint that is built from."""
 
@@ -114,7 +133,7 @@ def build_artifact(
     if not spec.buckets:
         raise InvalidRequest("no graphs are asked for")
     _make_room(directory)
-    with building_alone(directory / _STATE / "lock", f"--out {directory}"):
+    with building_alone(directory):
         return _build(spec, source, builder, directory, command, say)
 
 
@@ -140,6 +159,28 @@ def _build(
 def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
     """What the manifest will say, but for files."""
     return _manifest(spec, source, _MadeWith.by(builder), {}, "")
+
+
+@contextmanager
+def building_alone(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock; raises InvalidRequest naming the process that holds it. The system
+    lets go of the lock of a process that ends, so none is ever stale.
+    """
+    lock, holder = FileLock(directory / _STATE / "lock"), directory / _STATE / "holder"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        by = holder.read_text(encoding="utf-8") if holder.is_file() else "another process"
+        raise InvalidRequest(
+            f"--out {directory} is being built by {by}: wait for it, end it, or name another "
+            "directory"
+        ) from error
+    try:
+        write_whole(holder, f"process {os.getpid()} on {platform.node()}")
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
 
 
 @dataclass(frozen=True)
@@ -185,10 +226,7 @@ class _Stages:
         start = time.perf_counter()
         files = _hash_made(self.directory, name, make())
         seconds = time.perf_counter() - start
-        write_whole(
-            path,
-            json.dumps({"key": key, "files": files, "seconds": round(seconds, 3)}, indent=1) + "\n",
-        )
+        write_whole(path, json.dumps(asdict(Stage(key, files, round(seconds, 3)))) + "\n")
         self.say(
             f"{label}: {seconds:.1f} s, "
             f"{sum((self.directory / file).stat().st_size for file in files) / 1e6:.2f} MB"
@@ -244,15 +282,11 @@ def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
     has to be run.
     """
     try:
-        state = read_json(path, BadArtifact)
-        files = state.field("files").texts()
-        return (
-            files
-            if state.field("key").value == key and hash_files(directory, files) == files
-            else None
-        )
+        stage = read_stage(path)
+        made = stage.key == key and hash_files(directory, stage.files) == stage.files
     except (BadArtifact, OSError):
         return None
+    return dict(stage.files) if made else None
 
 
 def _hash_made(directory: Path, stage: str, names: Iterable[str]) -> dict[str, str]:

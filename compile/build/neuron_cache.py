@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from compile.build import Say, build_artifact, read_source
-from compile.memory import check_fits, footprint, gib
-from compile.neuron import NeuronBuilder
-from compile.report import describe
+from compile.build.build import Say, build_artifact, read_source, read_stage
+from compile.build.neuron import NeuronBuilder
+from compile.plan.memory import check_fits, footprint, gib
+from compile.plan.report import describe
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, read_manifest
 from inference.errors import BadArtifact
-from inference.json_file import read_json
 from inference.model.config import ModelConfig, read_config
 
 
@@ -91,6 +90,6 @@ def _earlier(cache: Path) -> Iterator[float]:
     """Seconds of the joint stage, where the graphs are compiled, of every artefact in the cache."""
     for path in cache.glob("*/.build/joint.json"):
         try:
-            yield read_json(path, BadArtifact).field("seconds").number()
+            yield read_stage(path).seconds
         except BadArtifact:
             continue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compile.device import Device, device_of
-from compile.memory import Footprint, gib, graph_work
+from compile.plan.device import Device, device_of
+from compile.plan.memory import Footprint, gib, graph_work
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.model.config import ModelConfig

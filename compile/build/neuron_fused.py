@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from compile.neuron import NeuronBuilder
-from compile.parallel import parallel_config
+from compile.build.neuron import NeuronBuilder
+from compile.build.parallel import parallel_config
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest
@@ -21,8 +21,8 @@ from inference.model.sampler import add_in_halves
 
 
 class FusedNeuronBuilder(NeuronBuilder):
-    """The Builder for Neuron targets; see compile.build. Raises InvalidRequest where the draft
-    cannot be dealt out to the ranks.
+    """The Builder for Neuron targets; see compile.build.build. Raises InvalidRequest where the
+    draft cannot be dealt out to the ranks.
     """
 
     def __init__(

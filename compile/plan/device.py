@@ -17,16 +17,14 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """One rank. memory: bytes.  bandwidth: bytes a second.  flops: dtype -> operations a second.
-    instances: name -> ranks it has.
-    """
+    """What one rank of a target runs on."""
 
     target: str
-    memory: int
-    bandwidth: float
-    flops: Mapping[str, float]
-    instances: Mapping[str, int]
-    source: str
+    memory: int  # bytes
+    bandwidth: float  # bytes a second
+    flops: Mapping[str, float]  # dtype -> operations a second
+    instances: Mapping[str, int]  # name -> ranks it has
+    source: str  # who says so, in words
 
     @property
     def ranks(self) -> int:

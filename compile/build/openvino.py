@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compile.equivalence import INT8, check_equivalence, check_row_independence
+from compile.build.equivalence import INT8, check_equivalence, check_row_independence
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.compiled import empty_caches, host
@@ -44,7 +44,7 @@ _EXAMPLE = Bucket(
 
 
 class OpenVinoBuilder:
-    """A Builder (compile/build.py) for the machine it runs on."""
+    """A Builder (compile/build/build.py) for the machine it runs on."""
 
     target = "cpu"
 

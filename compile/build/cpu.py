@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compile.equivalence import check_equivalence, check_row_independence
+from compile.build.equivalence import check_equivalence, check_row_independence
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, RoundBucket
 from inference.backends.compiled import (
@@ -59,7 +59,7 @@ class Loaded(NamedTuple):
 
 
 class CpuBuilder:
-    """A Builder (compile/build.py) for the machine it runs on."""
+    """A Builder (compile/build/build.py) for the machine it runs on."""
 
     target = "cpu"
 
@@ -75,7 +75,7 @@ class CpuBuilder:
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """One graph; raises BadArtifact when it does not compute what the eager graph computes."""
-        assert not isinstance(bucket, RoundBucket), "rounds are built by compile.cpu_fused"
+        assert not isinstance(bucket, RoundBucket), "rounds are built by compile.build.cpu_fused"
         return self.build_alone(self.model, bucket, directory)
 
     def build_alone(self, model: Loaded, bucket: Bucket, directory: Path) -> list[str]:

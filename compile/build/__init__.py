@@ -1,0 +1,1 @@
+"""Building graphs for a device, stage by stage."""

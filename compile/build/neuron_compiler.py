@@ -1,0 +1,151 @@
+"""What AWS's compiler is told: the platform, its flags, and where its files go.
+
+A host without a device is told the platform by NEURON_PLATFORM_TARGET_OVERRIDE.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from compile.spec import CompileSpec
+from inference.backends.neuron_sdk import (
+    Sdk,
+    has_device,
+    instance_family,
+    load_sdk,
+    logical_cores,
+    sdk_versions,
+)
+from inference.errors import BadArtifact, InvalidRequest
+
+OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+PLATFORMS = {"trn1": "trn1", "inf2": "trn1", "trn2": "trn2"}
+"""Targets, and the platform that each is compiled for."""
+
+_OURS = ("--target", "--lnc")
+
+
+class Toolchain:
+    """Flags and host of a spec's artefact, and AWS's packages, aimed at its target when they are
+    first asked for.
+    """
+
+    def __init__(self, spec: CompileSpec) -> None:
+        if spec.target not in PLATFORMS:
+            raise InvalidRequest(
+                f"--target {spec.target}: the Neuron builder makes {', '.join(PLATFORMS)}"
+            )
+        self._target, self.logical = spec.target, logical_cores(spec.target)
+        self.flags = compiler_flags(spec, self.logical)
+        self.host = {
+            "family": spec.target,
+            "logical_cores": str(self.logical),
+            "interface": "model_builder",
+        }
+
+    @cached_property
+    def sdk(self) -> Sdk:
+        sdk_versions()
+        aim(self._target)
+        return load_sdk()
+
+    @contextmanager
+    def working(self) -> Iterator[Path]:
+        """The compiler's directory; kept, and named by the BadArtifact, when it fails."""
+        work = Path(tempfile.mkdtemp(prefix="outrider-neuron-"))
+        try:
+            yield work
+        except RuntimeError as error:
+            raise BadArtifact(
+                f"the Neuron compiler failed: {_cause(error)}. Its files and logs are in {work}"
+            ) from error
+        shutil.rmtree(work)
+
+
+def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
+    """neuronx-cc's flags: ours, then the spec's, which may replace all but the target and its
+    cores.
+    """
+    flags = {
+        "--target": spec.target,
+        "--lnc": str(logical),
+        "--model-type": "transformer",
+        "--auto-cast": "none",
+    }
+    if spec.target != "trn2":
+        flags["--enable-saturate-infinity"] = ""
+    taken = [flag for flag in _OURS if flag in spec.compiler_flags]
+    if taken:
+        raise InvalidRequest(
+            f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave "
+            "it out"
+        )
+    asked = {
+        f"-O{value}" if flag == "--optlevel" else flag: "" if flag == "--optlevel" else value
+        for flag, value in spec.compiler_flags.items()
+    }
+    if not any(flag.startswith("-O") for flag in asked):
+        flags["-O2"] = ""
+    return flags | asked
+
+
+def render(flags: Mapping[str, str]) -> str:
+    """The flags as the compiler's command line has them."""
+    words = {
+        flag: f"{flag} {value}" if flag == "--target" else f"{flag}={value}"
+        for flag, value in flags.items()
+        if value
+    }
+    return " ".join(words.get(flag, flag) for flag in flags)
+
+
+def aim(target: str) -> None:
+    """On a host without a device, tell the SDK the platform; what the user has set is never
+    changed.
+    """
+    platform, stated = PLATFORMS[target], os.environ.get(OVERRIDE)
+    if stated:
+        if PLATFORMS.get(stated, stated) != platform:
+            raise InvalidRequest(
+                f"{OVERRIDE} is {stated}, but --target is {target}: set it to {platform} or unset "
+                "it"
+            )
+        return
+    if has_device():
+        family = instance_family()
+        if family in PLATFORMS and PLATFORMS[family] != platform:
+            raise InvalidRequest(
+                f"this is a {family} machine: to compile for {target} on it, set "
+                f"{OVERRIDE}={platform} first"
+            )
+        return
+    imported = [
+        name
+        for name in ("torch_neuronx", "neuronx_distributed", "torch_xla")
+        if name in sys.modules
+    ]
+    if imported:
+        raise InvalidRequest(
+            f"there is no Neuron device here and {imported[0]} was imported already: set "
+            f"{OVERRIDE}={platform} before starting"
+        )
+    os.environ[OVERRIDE] = platform
+    print(
+        f"no Neuron device here: compiling for {target} with {OVERRIDE}={platform}, set for this "
+        "process",
+        file=sys.stderr,
+    )
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost message, which is the compiler's own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
