@@ -7,7 +7,7 @@ from math import isclose
 import pytest
 
 from inference.cost import expected_chain_tokens
-from outrider.comparison.closed_forms import (
+from outrider.compare.closed_forms import (
     Round,
     acceptance_of,
     best_chain,

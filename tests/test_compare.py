@@ -19,9 +19,8 @@ from inference.figures import Figure
 from inference.policy import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.compare import main
-from outrider.comparison.accounting import Account
-from outrider.comparison.arms import (
+from outrider.compare.accounting import Account
+from outrider.compare.arms import (
     ARCHITECTURES,
     BASELINE,
     CHAIN,
@@ -31,12 +30,13 @@ from outrider.comparison.arms import (
     label,
     read_setting,
 )
-from outrider.comparison.closed_forms import Round
-from outrider.comparison.gauges import Gauges, Reading
-from outrider.comparison.landscape import ROUNDS, landscape
-from outrider.comparison.margins import Margins, first_difference
-from outrider.comparison.options import parse
-from outrider.comparison.prediction import (
+from outrider.compare.closed_forms import Round
+from outrider.compare.command import main
+from outrider.compare.gauges import Gauges, Reading
+from outrider.compare.landscape import ROUNDS, landscape
+from outrider.compare.margins import Margins, first_difference
+from outrider.compare.options import parse
+from outrider.compare.prediction import (
     Costs,
     Network,
     acceptance,
@@ -45,11 +45,11 @@ from outrider.comparison.prediction import (
     made_across,
     made_at_the_target,
 )
-from outrider.comparison.rows import Row, summarise
-from outrider.comparison.spread import bootstrap_median, percentiles
-from outrider.comparison.sweep import sweep
-from outrider.comparison.tables import differences, figure
-from outrider.comparison.verdict import _at
+from outrider.compare.rows import Row, summarise
+from outrider.compare.spread import bootstrap_median, percentiles
+from outrider.compare.sweep import sweep
+from outrider.compare.tables import differences, figure
+from outrider.compare.verdict import _at
 from outrider.completion import Completion, Request
 from outrider.models import EMBEDDED, find_checkpoint
 from outrider.options import Options

@@ -14,7 +14,7 @@ from compile import options as compiling
 from compile import smoke
 from deploy import __main__ as deploying
 from outrider import options as running
-from outrider.comparison import options as comparing
+from outrider.compare import options as comparing
 from outrider.tradeoff import options as trading
 from outrider.tradeoff.measure import aims_of
 from outrider.wishes import read_prices
@@ -24,7 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/options.py",
     "deploy/__main__.py",
-    "outrider/comparison/options.py",
+    "outrider/compare/options.py",
     "outrider/options.py",
     "outrider/tradeoff/options.py",
 ]

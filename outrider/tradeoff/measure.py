@@ -17,8 +17,8 @@ from inference.drafters.growing import ROOM, WIDEST
 from inference.energy_readers import find_readers
 from inference.objective import SPEED, Terms, Wish
 from inference.text import Tokenizer
-from outrider.comparison.gauges import Gauges
-from outrider.comparison.rig import PROMPTS
+from outrider.compare.gauges import Gauges
+from outrider.compare.rig import PROMPTS
 from outrider.completion import Completion, Request, complete
 from outrider.drafting import Aims, GrowingPool, load_draft, read_aims
 from outrider.generate import connect_target, make_requests, read_prompts, session_length

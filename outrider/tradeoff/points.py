@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from inference.cost import Rates, bill
 from inference.figures import Figure, total
 from inference.objective import PER_MILLION, Effort, Terms
-from outrider.comparison.prediction import decoding
-from outrider.comparison.spread import Interval, bootstrap_median
+from outrider.compare.prediction import decoding
+from outrider.compare.spread import Interval, bootstrap_median
 from outrider.completion import Completion
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from inference.errors import MissingExtra
 from inference.whole_file import write_whole
-from outrider.comparison.results import environment
-from outrider.comparison.spread import CONFIDENCE
-from outrider.comparison.tables import UNKNOWN, figure
+from outrider.compare.results import environment
+from outrider.compare.spread import CONFIDENCE
+from outrider.compare.tables import UNKNOWN, figure
 from outrider.tradeoff.measure import Tradeoff
 from outrider.tradeoff.options import TradeoffOptions
 from outrider.tradeoff.points import Point, Spread

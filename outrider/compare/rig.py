@@ -14,8 +14,8 @@ from inference.backends import Model
 from inference.drafters.growing import ROOM
 from inference.engine import Engine
 from inference.errors import InvalidRequest
-from outrider.comparison.arms import FUSED, Bench
-from outrider.comparison.options import CompareOptions
+from outrider.compare.arms import FUSED, Bench
+from outrider.compare.options import CompareOptions
 from outrider.completion import Request
 from outrider.fused import with_draft
 from outrider.generate import connect_target, make_requests, session_length

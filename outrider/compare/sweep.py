@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.comparison.arms import Arm
+from outrider.compare.arms import Arm
 from outrider.completion import Completion, Request
 
 STAGES = (1, 2)

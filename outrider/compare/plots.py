@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inference.errors import MissingExtra
-from outrider.comparison.arms import ARCHITECTURES, BASELINE, TREE
-from outrider.comparison.closed_forms import least_time
-from outrider.comparison.landscape import ROUNDS, landscape
-from outrider.comparison.measure import Comparison, network
-from outrider.comparison.options import CompareOptions
+from outrider.compare.arms import ARCHITECTURES, BASELINE, TREE
+from outrider.compare.closed_forms import least_time
+from outrider.compare.landscape import ROUNDS, landscape
+from outrider.compare.measure import Comparison, network
+from outrider.compare.options import CompareOptions
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

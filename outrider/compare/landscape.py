@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.times import ForwardTimes
-from outrider.comparison.arms import ARCHITECTURES, BASELINE
-from outrider.comparison.closed_forms import best_chain
-from outrider.comparison.prediction import Costs
+from outrider.compare.arms import ARCHITECTURES, BASELINE
+from outrider.compare.closed_forms import best_chain
+from outrider.compare.prediction import Costs
 
 ROUNDS = "synchronous rounds"
 LONGEST_CHAIN = 32

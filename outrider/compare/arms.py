@@ -18,7 +18,7 @@ from inference.local import LocalSession
 from inference.order import Pace
 from inference.policy import BestFirst, Chain, Policy
 from inference.text import Tokenizer
-from outrider.comparison.prediction import Time, made_across, made_at_the_target
+from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
 from outrider.drafting import SPEED_ALONE, GrowingPool, rounds
 from outrider.report import silent

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inference.command import run_command
-from outrider.comparison.options import CompareOptions, parse
+from outrider.compare.options import CompareOptions, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,11 +26,11 @@ def _run_all(options: CompareOptions) -> int:
 
 def _run(options: CompareOptions, profile: str | None) -> None:
     """One comparison: measured, shown, written."""
-    from outrider.comparison.accounting import open_account
-    from outrider.comparison.measure import compare
-    from outrider.comparison.results import write_results
-    from outrider.comparison.tables import print_comparison
-    from outrider.comparison.verdict import verdict
+    from outrider.compare.accounting import open_account
+    from outrider.compare.measure import compare
+    from outrider.compare.results import write_results
+    from outrider.compare.tables import print_comparison
+    from outrider.compare.verdict import verdict
 
     comparison = compare(options, profile, open_account(options))
     words = verdict(options, comparison)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from outrider.comparison.closed_forms import (
+from outrider.compare.closed_forms import (
     Round,
     acceptance_of,
     exchange,

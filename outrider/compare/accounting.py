@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from inference.cost import Rates, Usage, bill
 from inference.figures import Figure, at_least
-from outrider.comparison.arms import FUSED_LOCAL, LOCAL
-from outrider.comparison.gauges import Reading
-from outrider.comparison.options import CompareOptions
+from outrider.compare.arms import FUSED_LOCAL, LOCAL
+from outrider.compare.gauges import Reading
+from outrider.compare.options import CompareOptions
 
 TOKENS = 1e6
 """Prices are of so many."""

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from inference.figures import Figure
-from outrider.comparison.accounting import Account
-from outrider.comparison.arms import Arm
-from outrider.comparison.gauges import Reading
-from outrider.comparison.margins import Difference
-from outrider.comparison.prediction import decoding
-from outrider.comparison.spread import Interval, Percentiles, bootstrap_median, percentiles
+from outrider.compare.accounting import Account
+from outrider.compare.arms import Arm
+from outrider.compare.gauges import Reading
+from outrider.compare.margins import Difference
+from outrider.compare.prediction import decoding
+from outrider.compare.spread import Interval, Percentiles, bootstrap_median, percentiles
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from inference.figures import Figure, Quality
-from outrider.comparison.measure import Comparison
-from outrider.comparison.rows import Row
-from outrider.comparison.spread import CONFIDENCE, Interval, Percentiles
-from outrider.comparison.sweep import Trial
+from outrider.compare.measure import Comparison
+from outrider.compare.rows import Row
+from outrider.compare.spread import CONFIDENCE, Interval, Percentiles
+from outrider.compare.sweep import Trial
 
 UNKNOWN = "unavailable"
 _WIDTH = 170  # where output is no terminal

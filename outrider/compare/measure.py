@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from inference.energy_readers import find_readers
 from inference.errors import OutriderError
-from outrider.comparison.accounting import Account
-from outrider.comparison.arms import (
+from outrider.compare.accounting import Account
+from outrider.compare.arms import (
     ARCHITECTURES,
     BASELINE,
     CHAIN,
@@ -24,13 +24,13 @@ from outrider.comparison.arms import (
     Bench,
     arms_of,
 )
-from outrider.comparison.gauges import Gauges, Reading
-from outrider.comparison.margins import Difference, Margins, first_difference
-from outrider.comparison.options import CompareOptions
-from outrider.comparison.prediction import Costs, Network, acceptance, costs_of, host_of
-from outrider.comparison.rig import Rig, rig
-from outrider.comparison.rows import Row, summarise
-from outrider.comparison.sweep import Trial, sweep
+from outrider.compare.gauges import Gauges, Reading
+from outrider.compare.margins import Difference, Margins, first_difference
+from outrider.compare.options import CompareOptions
+from outrider.compare.prediction import Costs, Network, acceptance, costs_of, host_of
+from outrider.compare.rig import Rig, rig
+from outrider.compare.rows import Row, summarise
+from outrider.compare.sweep import Trial, sweep
 from outrider.completion import Completion, Request
 from outrider.models import Checkpoint, find_checkpoint
 from outrider.options import Options

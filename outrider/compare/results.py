@@ -18,11 +18,11 @@ from typing import Any
 from inference.errors import MissingExtra
 from inference.policy import BestFirst, Chain
 from inference.whole_file import write_whole
-from outrider.comparison.arms import label
-from outrider.comparison.measure import Comparison
-from outrider.comparison.options import CompareOptions
-from outrider.comparison.plots import draw
-from outrider.comparison.tables import markdown
+from outrider.compare.arms import label
+from outrider.compare.measure import Comparison
+from outrider.compare.options import CompareOptions
+from outrider.compare.plots import draw
+from outrider.compare.tables import markdown
 
 _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers", "openvino")
 

@@ -12,7 +12,7 @@ from functools import partial
 from inference.command import add_flag, add_gone
 from inference.errors import InvalidRequest
 from inference.policy import BestFirst, Chain, Policy
-from outrider.comparison.arms import ARCHITECTURES, FUSED_LOCAL, LOCAL, read_setting
+from outrider.compare.arms import ARCHITECTURES, FUSED_LOCAL, LOCAL, read_setting
 from outrider.options import PRECISIONS, is_device
 
 NAMES = tuple(architecture.name for architecture in ARCHITECTURES)

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from outrider.comparison.arms import ARCHITECTURES, BASELINE, FUSED, LOCAL
-from outrider.comparison.closed_forms import (
+from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, LOCAL
+from outrider.compare.closed_forms import (
     break_even_round_trip,
     capacity_over_alone,
     least_time,
 )
-from outrider.comparison.measure import Comparison, network
-from outrider.comparison.options import CompareOptions
-from outrider.comparison.prediction import Costs
-from outrider.comparison.rows import Row
+from outrider.compare.measure import Comparison, network
+from outrider.compare.options import CompareOptions
+from outrider.compare.prediction import Costs
+from outrider.compare.rows import Row
 
 CROSSING = tuple(architecture.name for architecture in ARCHITECTURES if architecture.crosses)
 HERE = tuple(architecture.name for architecture in ARCHITECTURES if architecture.drafts_here)
