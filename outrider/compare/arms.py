@@ -1,18 +1,20 @@
 """The architectures that are compared: a row each in ARCHITECTURES. A new one joins by adding its
 row.
 
-An architecture with a setting is an Arm. It makes a Completion of a request; synchronous arms
-and target-only have a closed form that predicts their time.
+An architecture in one setting is an Arm, which makes a Completion of a request. Target-only and
+synchronous arms have a closed form that predicts their time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.client import Connection
+from inference.decode import TargetSession
 from inference.errors import InvalidRequest
 from inference.local import LocalSession
 from inference.order import Pace
@@ -20,7 +22,7 @@ from inference.policy import BestFirst, Chain, Policy
 from inference.text import Tokenizer
 from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
-from outrider.drafting import SPEED_ALONE, GrowingPool, rounds
+from outrider.drafting import SPEED_ALONE, Aims, GrowingPool, Rows, rounds
 from outrider.report import silent
 
 if TYPE_CHECKING:
@@ -34,35 +36,56 @@ CHAIN, TREE, GROWING = "synchronous chain", "synchronous tree", "growing"
 Complete = Callable[[Request], Completion]
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What arms are made of.
-
-    target: over the link in question.  draft: with room for the trees of all settings; draft_times:
-    seconds of a call of it by width.  local: the target's model in this process with a draft beside
-    it, where it was asked for.
+class Setting(NamedTuple):
+    """What is set of an architecture: the trees of synchronous rounds, or a position of the knob
+    --cs.
     """
 
-    target: Connection
+    policy: Policy | None = None
+    aims: Aims | None = None
+
+    @property
+    def label(self) -> str:
+        """As a user writes it: 4 is a chain, 16x6 a tree of 16 nodes and depth 6; empty where
+        nothing is set.
+        """
+        if isinstance(self.policy, Chain):
+            return str(self.policy.length)
+        if isinstance(self.policy, BestFirst):
+            return f"{self.policy.nodes}x{self.policy.depth}"
+        return "" if self.aims is None else f"--cs {self.knob:g}"
+
+    @property
+    def knob(self) -> float | None:
+        """0 is speed alone, 100 cost alone."""
+        return None if self.aims is None else 100 * self.aims.wish.weight
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What arms are made of."""
+
+    target: Connection  # over the link in question
     tokenizer: Tokenizer
-    draft: Model
-    draft_times: dict[int, float]
+    draft: Model  # with room for the trees of all settings
+    draft_times: dict[int, float]  # width -> seconds of a call
     chains: Sequence[Policy]
     trees: Sequence[Policy]
-    local: Engine | None
+    positions: Sequence[Aims]  # of the knob; empty: nothing is asked for
+    local: Engine | None  # the target's model in this process, where it was asked for
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row. settings: those that the sweep tries; none where this bench cannot run it.
-    time: the closed form; None where there is none.  drafts_here: on the client's machine.
-    """
+    """One row of the table."""
 
     name: str
-    settings: Callable[[Bench], Sequence[Policy | None]]
-    complete: Callable[[Bench, Policy | None], Complete]
-    time: Time | None
-    drafts_here: bool = False
+    settings: Callable[[Bench], Sequence[Setting]]  # none where this bench cannot run it
+    complete: Callable[[Bench, Setting], Complete]
+    time: Time | None = None  # the closed form
+    swept: bool = False  # the best setting alone is measured; else all are
+    drafts_here: bool = False  # on the client's machine
+    on_this_machine: bool = False  # the target, too
 
     @property
     def crosses(self) -> bool:
@@ -75,37 +98,26 @@ class Arm:
     """An architecture in one setting, ready to run."""
 
     architecture: Architecture
-    policy: Policy | None
+    setting: Setting
     complete: Complete
 
     @property
     def name(self) -> str:
-        return self.architecture.name
-
-    @property
-    def setting(self) -> str:
-        return label(self.policy)
+        """With its setting."""
+        return f"{self.architecture.name} {self.setting.label}".strip()
 
 
-def arms_of(architecture: Architecture, bench: Bench) -> list[Arm]:
-    """One for each setting."""
-    return [
-        Arm(architecture, policy, architecture.complete(bench, policy))
-        for policy in architecture.settings(bench)
+def groups_of(architecture: Architecture, bench: Bench) -> list[list[Arm]]:
+    """The arms that this bench can run; of each group a sweep chooses the best."""
+    arms = [
+        Arm(architecture, setting, architecture.complete(bench, setting))
+        for setting in architecture.settings(bench)
     ]
-
-
-def label(policy: Policy | None) -> str:
-    """A setting as a user writes it: 4 is a chain, 16x6 a tree of 16 nodes and depth 6; empty
-    where none is known.
-    """
-    if isinstance(policy, Chain):
-        return str(policy.length)
-    return f"{policy.nodes}x{policy.depth}" if isinstance(policy, BestFirst) else ""
+    return [arms] if architecture.swept and arms else [[arm] for arm in arms]
 
 
 def read_setting(text: str) -> Policy:
-    """What label() wrote; raises InvalidRequest for anything else."""
+    """What Setting.label says of a policy; raises InvalidRequest for anything else."""
     nodes, tree, depth = text.strip().partition("x")
     try:
         return BestFirst(int(nodes), int(depth)) if tree else Chain(int(nodes))
@@ -115,35 +127,23 @@ def read_setting(text: str) -> Policy:
         ) from error
 
 
-def _made(bench: Bench, complete_one: Complete) -> Complete:
-    """The same, with the target's device in the record."""
+def _across(
+    bench: Bench, rows: Rows | None = None, pace: Pace = Pace.GO_ON, *, beside: bool = False
+) -> Complete:
+    """Over the link, the proposers of these rows drafting here. The target's device stands in
+    the record.
+    """
     device = bench.target.description.device
-    return lambda request: replace(complete_one(request), device=device)
 
+    def complete_one(request: Request) -> Completion:
+        order, session = request.order(pace, beside=beside), bench.target.session()
+        with rows.proposer() if rows else nullcontext() as proposer:
+            proposers = [proposer] if proposer else []
+            show, never = silent, Event()
+            done = complete(request, session, proposers, bench.tokenizer, show, never, order=order)
+        return replace(done, device=device)
 
-def _alone(bench: Bench, policy: Policy | None) -> Complete:
-    return _made(
-        bench,
-        lambda request: complete(
-            request, bench.target.session(), [], bench.tokenizer, silent, Event()
-        ),
-    )
-
-
-def _beside(bench: Bench, policy: Policy | None) -> Complete:
-    """The draft beside the target proposes, or the target's graphs hold one."""
-    return _made(
-        bench,
-        lambda request: complete(
-            request,
-            bench.target.session(),
-            [],
-            bench.tokenizer,
-            silent,
-            Event(),
-            order=request.order(beside=True),
-        ),
-    )
+    return complete_one
 
 
 def _here(bench: Bench, *, beside: bool) -> Complete:
@@ -151,73 +151,73 @@ def _here(bench: Bench, *, beside: bool) -> Complete:
 
     def complete_one(request: Request) -> Completion:
         assert bench.local is not None
-        session, order = LocalSession(bench.local), request.order(beside=beside)
+        session: TargetSession = LocalSession(bench.local)
+        order = request.order(beside=beside)
         return complete(request, session, [], bench.tokenizer, silent, Event(), order=order)
 
     return complete_one
 
 
-def _in_rounds(bench: Bench, policy: Policy | None) -> Complete:
+def _in_rounds(bench: Bench, setting: Setting) -> Complete:
     """The target waits for a whole tree."""
-    assert policy is not None
-    rows = rounds(bench.draft, policy, bench.target.description.max_tree_nodes - 1)
-
-    def complete_one(request: Request) -> Completion:
-        with rows.proposer() as proposer:
-            return complete(
-                request,
-                bench.target.session(),
-                [proposer],
-                bench.tokenizer,
-                silent,
-                Event(),
-                order=request.order(Pace.WAIT),
-            )
-
-    return _made(bench, complete_one)
+    assert setting.policy is not None
+    room = bench.target.description.max_tree_nodes - 1
+    return _across(bench, rounds(bench.draft, setting.policy, room), Pace.WAIT)
 
 
-def _growing(bench: Bench, policy: Policy | None) -> Complete:
-    """As a user gets it who asks for nothing: neither waits; what it learns in one text serves the
-    next.
-    """
-    pool = GrowingPool(bench.draft, bench.draft_times, bench.target, SPEED_ALONE, None)
-
-    def complete_one(request: Request) -> Completion:
-        with pool.proposer() as proposer:
-            return complete(
-                request, bench.target.session(), [proposer], bench.tokenizer, silent, Event()
-            )
-
-    return _made(bench, complete_one)
+def _growing(bench: Bench, setting: Setting) -> Complete:
+    """Neither waits; what it learns in one text serves the next."""
+    aims = setting.aims or SPEED_ALONE
+    return _across(bench, GrowingPool(bench.draft, bench.draft_times, bench.target, aims, None))
 
 
-def _once(bench: Bench) -> Sequence[Policy | None]:
+def _once(runs: bool) -> list[Setting]:
     """There is nothing to set."""
-    return [None]
+    return [Setting()] if runs else []
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture(BASELINE, _once, _alone, made_at_the_target),
+    Architecture(
+        BASELINE, lambda bench: _once(True), lambda bench, _: _across(bench), made_at_the_target
+    ),
     Architecture(
         LOCAL,
-        lambda bench: [None] if bench.local else [],
-        lambda bench, policy: _here(bench, beside=False),
+        lambda bench: _once(bench.local is not None),
+        lambda bench, _: _here(bench, beside=False),
         made_at_the_target,
+        on_this_machine=True,
     ),
     Architecture(
         FUSED_LOCAL,
-        lambda bench: [None] if bench.local else [],
-        lambda bench, policy: _here(bench, beside=True),
-        None,
+        lambda bench: _once(bench.local is not None),
+        lambda bench, _: _here(bench, beside=True),
+        on_this_machine=True,
     ),
     Architecture(
         FUSED,
-        lambda bench: [None] if bench.target.description.draft_model else [],
-        _beside,
-        None,
+        lambda bench: _once(bool(bench.target.description.draft_model)),
+        lambda bench, _: _across(bench, beside=True),
     ),
-    Architecture(CHAIN, lambda bench: bench.chains, _in_rounds, made_across, drafts_here=True),
-    Architecture(TREE, lambda bench: bench.trees, _in_rounds, made_across, drafts_here=True),
-    Architecture(GROWING, _once, _growing, None, drafts_here=True),
+    Architecture(
+        CHAIN,
+        lambda bench: [Setting(policy) for policy in bench.chains],
+        _in_rounds,
+        made_across,
+        swept=True,
+        drafts_here=True,
+    ),
+    Architecture(
+        TREE,
+        lambda bench: [Setting(policy) for policy in bench.trees],
+        _in_rounds,
+        made_across,
+        swept=True,
+        drafts_here=True,
+    ),
+    Architecture(
+        GROWING,
+        lambda bench: [Setting(aims=aims) for aims in bench.positions] or _once(True),
+        _growing,
+        drafts_here=True,
+    ),
 )

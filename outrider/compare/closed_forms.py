@@ -67,8 +67,8 @@ def synchronous_time(made: Round, between: float) -> float:
 
 
 def least_time(miss: float, round_trip: float, verify: float) -> float:
-    """No lossless split of drafting and verifying makes a token faster: each miss waits for the
-    target's correction.
+    """No rounds that the target waits for make a token faster: each miss waits for its
+    correction. (A target that goes on by itself waits for nothing.)
 
     miss: probability that the target's token is none of the guesses for its position.
     """

@@ -15,7 +15,7 @@ from outrider.compare.options import CompareOptions, parse
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison, once for each profile of --emulate; 0 when it was made."""
     options = parse(arguments)
-    return run_command(lambda: _run_all(options), debug=options.debug)
+    return run_command(lambda: _run_all(options), debug=options.draft.debug)
 
 
 def _run_all(options: CompareOptions) -> int:
@@ -26,20 +26,14 @@ def _run_all(options: CompareOptions) -> int:
 
 def _run(options: CompareOptions, profile: str | None) -> None:
     """One comparison: measured, shown, written."""
-    from outrider.compare.accounting import open_account
     from outrider.compare.measure import compare
     from outrider.compare.results import write_results
     from outrider.compare.tables import print_comparison
-    from outrider.compare.verdict import verdict
 
-    comparison = compare(options, profile, open_account(options))
-    words = verdict(options, comparison)
-    print_comparison(comparison, words)
+    comparison = compare(options, profile)
+    print_comparison(comparison)
     if options.out:
-        directory = (
-            Path(options.out) / Path(profile).stem
-            if profile and len(options.emulate) > 1
-            else Path(options.out)
-        )
-        for path in write_results(directory, options, comparison, words):
+        several = profile is not None and len(options.emulate) > 1
+        directory = Path(options.out) / Path(profile or "").stem if several else Path(options.out)
+        for path in write_results(directory, comparison):
             print(f"wrote {path}", file=sys.stderr)

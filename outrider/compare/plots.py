@@ -1,5 +1,5 @@
 """The pictures of a comparison: speeds with their intervals, time a token against the round trip,
-and which architecture wins where.
+the regime map, and speed against cost.
 
 matplotlib is the optional extra `plots`.
 """
@@ -14,23 +14,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inference.errors import MissingExtra
-from outrider.compare.arms import ARCHITECTURES, BASELINE, TREE
+from outrider.compare.arms import ARCHITECTURES, BASELINE, Arm
 from outrider.compare.closed_forms import least_time
-from outrider.compare.landscape import ROUNDS, landscape
 from outrider.compare.measure import Comparison, network
-from outrider.compare.options import CompareOptions
+from outrider.compare.regime_map import regime_map
+from outrider.compare.rows import Row
+from outrider.compare.statistics import FigureInterval
+from outrider.compare.verdict import leader
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Picture
 
 _STEPS = 60  # of a curve, and of each side of the map
 _LEAST_SPAN_MS = 100.0
-_STYLES = ("-", "--", "-.")  # of an architecture's settings
+_STYLES = ("-", "--", "-.", ":")  # of an architecture's settings
+_COLOURS = {
+    one.name: f"tab:{colour}"
+    for one, colour in zip(
+        ARCHITECTURES, ("gray", "brown", "green", "blue", "orange", "red", "purple"), strict=True
+    )
+}
+_ROUNDS = "tab:cyan"
+AXES: dict[str, Callable[[Row], FigureInterval]] = {
+    "$ per million tokens": lambda row: row.usd_per_million,
+    "J per million tokens": lambda row: row.joules_per_million,
+}
+"""What speed is weighed against."""
 
 
-def draw(directory: Path, options: CompareOptions, comparison: Comparison) -> list[Path]:
+def draw(directory: Path, comparison: Comparison) -> list[Path]:
     """PNG files; raises MissingExtra without matplotlib. A picture that has nothing to show is
     left out.
     """
@@ -38,156 +51,190 @@ def draw(directory: Path, options: CompareOptions, comparison: Comparison) -> li
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra("plots need matplotlib: pip install 'outrider[plots]'") from error
-    pictures: dict[str, Callable[[Any, CompareOptions, Comparison], bool]] = {
+    pictures: dict[str, Callable[[Any, Comparison], bool]] = {
         "speeds": _speeds,
         "round_trip": _round_trip,
-        "winners": _winners,
+        "regime_map": _regime_map,
+        "tradeoff": _tradeoff,
     }
     paths = []
     for name, paint in pictures.items():
         picture = Figure(figsize=(10, 5), layout="constrained")
-        if paint(picture, options, comparison):
-            picture.suptitle(f"target on {comparison.device}", fontsize=8)
+        if paint(picture, comparison):
+            picture.suptitle(comparison.title, fontsize=8)
             paths.append(directory / f"{name}.png")
             picture.savefig(paths[-1], dpi=120)
     return paths
 
 
-def _speeds(picture: Picture, options: CompareOptions, comparison: Comparison) -> bool:
+def _speeds(picture: Picture, comparison: Comparison) -> bool:
     """Tokens per second with bootstrap intervals, a group for each round trip."""
-    axes, names = picture.subplots(), _names(comparison)
-    width = 0.8 / len(names)
-    for index, name in enumerate(names):
-        rows = [row for row in comparison.rows if row.architecture == name]
-        places = [
-            options.rtt.index(row.rtt_ms) + (index - (len(names) - 1) / 2) * width for row in rows
-        ]
+    axes, trips = picture.subplots(), comparison.options.rtt
+    lanes = list(dict.fromkeys(_lane(row.arm) for row in comparison.rows))
+    width = 0.8 / len(lanes)
+    for index, (lane, style) in enumerate(zip(lanes, cycle(_STYLES))):  # styles do not end
+        rows = [row for row in comparison.rows if _lane(row.arm) == lane]
+        shift = (index - (len(lanes) - 1) / 2) * width
         speeds = [row.tokens_per_second for row in rows]
-        reach = [
-            [speed.median - speed.low for speed in speeds],
-            [speed.high - speed.median for speed in speeds],
-        ]
         axes.bar(
-            places,
+            [trips.index(row.rtt_ms) + shift for row in rows],
             [speed.median for speed in speeds],
             width,
-            yerr=reach,
+            yerr=np.transpose([_reach(*speed)[:, 0] for speed in speeds]),
             capsize=3,
-            label=name,
-            color=_colour(name),
+            label=lane,
+            color=_colour(rows[0].arm),
+            hatch="/" * _STYLES.index(style) if rows[0].arm.setting.knob is not None else None,
         )
-    axes.set_xticks(range(len(options.rtt)), [f"{trip:g} ms" for trip in options.rtt])
+    axes.set_xticks(range(len(trips)), [f"{trip:g} ms" for trip in trips])
     axes.set(xlabel="added round trip", ylabel="tokens a second, median over texts")
-    axes.legend()
-    return True
-
-
-def _round_trip(picture: Picture, options: CompareOptions, comparison: Comparison) -> bool:
-    """Measured time a token as points, the closed forms as lines, and the bound."""
-    axes: Axes = picture.subplots()
-    trips = np.linspace(0, _span(options), _STEPS)
-    for row in comparison.rows:
-        if row.seconds_per_token is not None:
-            axes.plot(row.rtt_ms, row.seconds_per_token * 1e3, "o", color=_colour(row.architecture))
-    for architecture in ARCHITECTURES:
-        settings = dict.fromkeys(
-            row.setting for row in comparison.rows if row.architecture == architecture.name
-        )
-        for setting, style in zip(settings, cycle(_STYLES)):  # styles do not end
-            costs, time = comparison.costs.get((architecture.name, setting)), architecture.time
-            if costs is not None and time is not None:
-                times = [time(costs, network(options, trip / 1e3)) * 1e3 for trip in trips]
-                name = f"{architecture.name} {setting}".strip()
-                axes.plot(
-                    trips,
-                    times,
-                    style,
-                    color=_colour(architecture.name),
-                    label=f"{name}, predicted",
-                )
-    trees = [costs for (name, _), costs in comparison.costs.items() if name == TREE]
-    if comparison.coverage is not None and trees:
-        verify = min(costs.made.verify for costs in trees)
-        least = [
-            least_time(1 - comparison.coverage, network(options, trip / 1e3).round_trip, verify)
-            * 1e3
-            for trip in trips
-        ]
-        axes.plot(trips, least, ":", color="black", label="no draft across this link is faster")
-    axes.set(
-        xlabel="added round trip, ms",
-        ylabel="ms a token after the first chunk (points: measured)",
-        ylim=(0, None),
-    )
     axes.legend(fontsize=8)
     return True
 
 
-def _winners(picture: Picture, options: CompareOptions, comparison: Comparison) -> bool:
-    """The target alone, or synchronous rounds: which is faster by the closed forms."""
-    known = landscape(comparison.costs)
-    if known is None:
-        return False
-    among = [BASELINE, ROUNDS]
-    trips, acceptances = np.linspace(0, 2 * _span(options), _STEPS), np.linspace(0.3, 0.98, _STEPS)
+def _round_trip(picture: Picture, comparison: Comparison) -> bool:
+    """Measured time a token as points, the closed forms as lines, and the bound of rounds."""
     axes: Axes = picture.subplots()
-    winners = known.fastest(acceptances.tolist(), (trips / 1e3).tolist(), among)
-    extent = (0.0, float(trips[-1]), float(acceptances[0]), float(acceptances[-1]))
-    shown = _paint_map(axes, winners, among, extent)
-    if comparison.acceptance is not None:
-        measured = "acceptance measured here"
-        shown.append(
-            axes.axhline(
-                comparison.acceptance, color="black", linewidth=1, linestyle="--", label=measured
-            )
-        )
-    axes.set(xlabel="added round trip, ms", ylabel="acceptance of a guess")
+    options, trips = comparison.options, np.linspace(0, _span(comparison), _STEPS)
+    for row in comparison.rows:
+        if row.seconds_per_token is not None:
+            axes.plot(row.rtt_ms, row.seconds_per_token * 1e3, "o", color=_colour(row.arm))
+    for architecture in ARCHITECTURES:
+        arms = {row.arm.name: row.arm for row in comparison.rows}.values()
+        mine = [arm for arm in arms if arm.architecture is architecture]
+        for arm, style in zip(mine, cycle(_STYLES)):  # styles do not end
+            costs, time = comparison.costs.get(arm.name), architecture.time
+            if costs is not None and time is not None:
+                times = [time(costs, network(options, trip / 1e3)) * 1e3 for trip in trips]
+                name = f"{arm.name}, predicted"
+                axes.plot(trips, times, style, color=_colour(arm), label=name)
+    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
+    verify = [row.costs.made.verify for row in crossing if row.costs is not None]
+    if verify:
+        miss = 1 - max(row.acceptance or 0.0 for row in crossing)
+        links = [network(options, trip / 1e3) for trip in trips]
+        least = [least_time(miss, link.round_trip, min(verify)) * 1e3 for link in links]
+        axes.plot(trips, least, ":", color="black", label="no rounds with these guesses are faster")
+    words = "ms a token after the first chunk (points: measured)"
+    axes.set(xlabel="added round trip, ms", ylabel=words, ylim=(0, None))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
+    return True
+
+
+def _regime_map(picture: Picture, comparison: Comparison) -> bool:
+    """The target alone, or synchronous rounds: which is faster by the closed forms; and as points
+    what was fastest here.
+    """
+    known = regime_map(comparison.rows)
+    if known is None or not comparison.tells:
+        return False
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    trips = np.linspace(0, 2 * _span(comparison), _STEPS)
+    acceptances = np.linspace(0.3, 0.98, _STEPS)
+    axes: Axes = picture.subplots()
+    regimes = {"target-only": _COLOURS[BASELINE], "synchronous rounds": _ROUNDS}
+    axes.imshow(
+        known.rounds_win(acceptances.tolist(), (trips / 1e3).tolist()),
+        origin="lower",
+        aspect="auto",
+        extent=(0.0, float(trips[-1]), 0.3, 0.98),
+        cmap=ListedColormap(list(regimes.values())),
+        vmin=0,
+        vmax=1,
+        alpha=0.5,
+    )
+    shown: list[Any] = [
+        Patch(color=colour, alpha=0.5, label=f"computed: {name}")
+        for name, colour in regimes.items()
+    ]
+    for trip in comparison.options.rtt:
+        shown += _measured_winner(axes, trip, comparison.at(trip))
+    axes.set(xlabel="added round trip, ms", ylabel="acceptance of a guess", ylim=(0.3, 1.0))
     axes.legend(handles=shown, loc="lower right", fontsize=8)
     return True
 
 
-def _paint_map(
-    axes: Axes, winners: Any, among: Sequence[str], extent: tuple[float, float, float, float]
-) -> list[Artist]:
-    """Returns what its legend needs."""
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
+def _measured_winner(axes: Axes, rtt_ms: float, rows: Sequence[Row]) -> list[Any]:
+    """A point at the acceptance of the chain that was measured there."""
+    chain = next((row for row in rows if row.arm.architecture.crosses), None)
+    if chain is None or chain.acceptance is None:
+        return []
+    first = leader(rows)
+    name = "cannot be told" if first is None else first.arm.name
+    colour = "white" if first is None else _colour(first.arm)
+    axes.plot(rtt_ms, chain.acceptance, "o", color=colour, markeredgecolor="black", clip_on=False)
+    label = f"measured fastest at {rtt_ms:g} ms: {name}"
+    return axes.plot([], [], "o", color=colour, markeredgecolor="black", label=label)
 
-    colours = ListedColormap([_colour(name) for name in among])
-    axes.imshow(
-        winners,
-        origin="lower",
-        aspect="auto",
-        extent=extent,
-        cmap=colours,
-        vmin=-0.5,
-        vmax=len(among) - 0.5,
-        alpha=0.8,
+
+def _tradeoff(picture: Picture, comparison: Comparison) -> bool:
+    """Speed against each cost that is known of every row whose target is rented."""
+    panels = []
+    for trip in comparison.options.rtt:
+        rows = [row for row in comparison.at(trip) if not row.arm.architecture.on_this_machine]
+        for name, read in AXES.items():
+            if all(read(row).median.value is not None for row in rows):
+                panels.append((trip, name, rows))
+    if not panels:
+        return False
+    axes = picture.subplots(1, len(panels), squeeze=False)[0]
+    for panel, (trip, name, rows) in zip(axes, panels, strict=True):
+        _panel(panel, rows, AXES[name])
+        panel.set(xlabel=name, ylabel="tokens a second", title=f"{trip:g} ms added")
+    return True
+
+
+def _panel(panel: Axes, rows: Sequence[Row], cost: Callable[[Row], FigureInterval]) -> None:
+    """Points with error bars, the Pareto set filled and joined."""
+    best = []
+    for index, row in enumerate(rows):
+        speed, (median, low, high) = row.tokens_per_second, cost(row)
+        middle = median.value or 0.0
+        colour = _colour(row.arm)
+        panel.errorbar(
+            [middle],
+            [speed.median],
+            _reach(*speed),
+            _reach(middle, low or middle, high or middle),
+            fmt="o",
+            color=colour,
+            markerfacecolor=colour if row.pareto else "white",
+            capsize=3,
+        )
+        place, shift = (middle, speed.median), (6, 6 + 11 * (index % 3))
+        name = row.arm.setting.label if row.arm.setting.knob is not None else row.arm.name
+        panel.annotate(name, place, textcoords="offset points", xytext=shift, fontsize=8)
+        best += [place] * row.pareto
+    panel.plot(
+        [at for at, _ in sorted(best)],
+        [speed for _, speed in sorted(best)],
+        "-",
+        color="black",
+        linewidth=1,
+        alpha=0.6,
     )
-    return [Patch(color=_colour(name), label=name) for name in among]
+    panel.plot([], [], "o", color="black", label="Pareto set")
+    panel.plot([], [], "o", color="black", markerfacecolor="white", label="dominated")
+    panel.legend(fontsize=8)
 
 
-def _names(comparison: Comparison) -> list[str]:
-    return list(dict.fromkeys(row.architecture for row in comparison.rows))
+def _lane(arm: Arm) -> str:
+    """One bar a round trip: an architecture, or a position of the knob."""
+    return arm.name if arm.setting.knob is not None else arm.architecture.name
 
 
-def _span(options: CompareOptions) -> float:
-    return max(1.2 * max(options.rtt), _LEAST_SPAN_MS)
+def _reach(middle: float, low: float, high: float) -> Any:
+    """Of an error bar, below and above."""
+    return np.array([[middle - low], [high - middle]])
 
 
-_COLOURS = (
-    "tab:gray",
-    "tab:brown",
-    "tab:green",
-    "tab:blue",
-    "tab:orange",
-    "tab:red",
-    "tab:purple",
-    "tab:pink",
-)
+def _span(comparison: Comparison) -> float:
+    return max(1.2 * max(comparison.options.rtt), _LEAST_SPAN_MS)
 
 
-def _colour(name: str) -> str:
-    """The same in every picture; rounds have one in the map."""
-    names = [architecture.name for architecture in ARCHITECTURES]
-    return "tab:cyan" if name == ROUNDS else _COLOURS[names.index(name) % len(_COLOURS)]
+def _colour(arm: Arm) -> str:
+    """The same in every picture."""
+    return _COLOURS[arm.architecture.name]

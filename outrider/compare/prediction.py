@@ -33,18 +33,14 @@ class Network(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """One round of an arm on average, in seconds and bytes.
-
-    nodes: of the target's pass, the root included.  host: of both programs outside their models,
-    the machine's own network included.
-    """
+    """One round of an arm on average, in seconds and bytes."""
 
     made: Round
-    nodes: float
+    nodes: float  # of the target's pass, the root included
     bytes_up: float
     bytes_down: float
     queue: float
-    host: float
+    host: float  # of both programs outside their models, the machine's own network included
 
 
 Time = Callable[[Costs, Network], float]
@@ -100,7 +96,7 @@ def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
         return None
     rounds, after_first = sum(done.forwards for done in told), decoding(told)
     drafting, verify, queue = (
-        _median_of_round(told, name)
+        float(median(getattr(done, name) / done.forwards for done in told))
         for name in ("draft_seconds", "target_seconds", "queue_seconds")
     )
     up, down, drafted = (
@@ -135,21 +131,19 @@ def _told(done: Completion) -> bool:
     return len(done.arrivals) > 1 and done.forwards > 1
 
 
-def _median_of_round(texts: Sequence[Completion], name: str) -> float:
-    return float(median(getattr(done, name) / done.forwards for done in texts))
-
-
 def acceptance(texts: Sequence[Completion]) -> float:
     """Chance that the target's next token is among the guesses for its position, where there are
     any.
 
     A round whose path is as long as the longest of all did not miss, as far as can be told.
+    Forwards without candidates had nothing to miss.
     """
     accepted = sum(done.num_accepted_tokens for done in texts)
     deepest = max((len(done.accepted_at_depth) for done in texts), default=0)
     whole = sum(
         done.accepted_at_depth[-1]
         for done in texts
-        if len(done.accepted_at_depth) == deepest and deepest
+        if deepest and len(done.accepted_at_depth) == deepest
     )
-    return acceptance_of(accepted, sum(done.forwards for done in texts) - whole)
+    drafted = sum(done.forwards - done.lone_forwards for done in texts)
+    return acceptance_of(accepted, drafted - whole)

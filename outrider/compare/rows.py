@@ -1,66 +1,61 @@
-"""A row of the comparison: what one architecture did at one round trip, summed up from its
-texts. Pure.
-"""
+"""A row of the comparison: what one arm did at one round trip, summed up from its texts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from inference.figures import Figure
+from inference.objective import PER_MILLION
 from outrider.compare.accounting import Account
 from outrider.compare.arms import Arm
-from outrider.compare.gauges import Reading
-from outrider.compare.margins import Difference
-from outrider.compare.prediction import decoding
-from outrider.compare.spread import Interval, Percentiles, bootstrap_median, percentiles
+from outrider.compare.divergence import Difference
+from outrider.compare.prediction import Costs, acceptance, costs_of, decoding, host_of
+from outrider.compare.readings import Reading
+from outrider.compare.statistics import (
+    FEWEST,
+    FigureInterval,
+    Interval,
+    Percentiles,
+    bootstrap_median,
+    median_figure,
+    pareto,
+    percentiles,
+)
+from outrider.completion import Completion
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",
-    "bytes_up", "bytes_down", "messages_up", "messages_down",
+    "bytes_up", "bytes_down", "messages_up", "messages_down", "draft_seconds", "queue_seconds",
+    "target_seconds", "prefill_seconds",
 )  # fmt: skip
-_FIGURES = ("usd_per_million", "usd_per_million_by_forwards", "joules_per_token")
-_TIMES = ("draft_seconds", "queue_seconds", "target_seconds", "prefill_seconds")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds, bytes and tokens over all texts of an arm.
+    """Seconds, bytes and tokens over all texts of an arm. Medians are over texts."""
 
-    ratio: of tokens per second, text by text, to the target-only run beside it; above 1 is faster.
-    None where target-only was not run. time_per_output_token: of each text, after its first chunk.
-    inter_chunk: between tokens that came together and the next ones. acceptance_length: tokens a
-    forward; acceptance_length_drafted: the same of forwards with candidates.
-    acceptance_by_position: share of forwards that accepted a candidate of depth 1, 2, ...
-    rest_seconds: in which the text was neither computed nor in line at the target: the network,
-    both programs, the opening of sessions, and drafting that the target waited for.
-    usd_per_million: the target is held all the time; usd_per_million_by_forwards: its forwards
-    alone are paid.  seconds_per_token: of all texts, after their first chunks; predicted is the
-    same by a closed form.  identical_texts: None without target-only runs.
-    """
-
-    architecture: str
-    setting: str
+    arm: Arm
     rtt_ms: float
     texts: int
     tokens: int
     tokens_per_second: Interval
+    # of tokens per second, text by text, to the target-only run beside it; None without these
     ratio: Interval | None
     time_to_first_token: Percentiles | None
-    time_per_output_token: Percentiles | None
-    inter_chunk: Percentiles | None
+    time_per_output_token: Percentiles | None  # of each text, after its first chunk
+    inter_chunk: Percentiles | None  # between tokens that came together and the next ones
     forwards: int
-    lone_forwards: int
+    lone_forwards: int  # without candidates
     num_draft_tokens: int
     num_accepted_tokens: int
-    acceptance_length: float
-    acceptance_length_drafted: float
-    acceptance_rate: float
-    acceptance_by_position: list[float]
+    acceptance_length: float  # tokens a forward
+    acceptance_length_drafted: float  # the same of forwards with candidates
+    acceptance: float | None  # chance that the next token is among the candidates for it
+    acceptance_by_position: list[float]  # share of forwards that accepted depth 1, 2, ...
     draft_calls: int
     draft_seconds: float
-    rest_seconds: float
+    rest_seconds: float  # neither computed nor in line: network, programs, waiting for drafts
     queue_seconds: float
     target_seconds: float
     prefill_seconds: float
@@ -68,16 +63,19 @@ class Row:
     bytes_down: int
     messages_up: int
     messages_down: int
-    usd_per_million: Figure
-    usd_per_million_by_forwards: Figure
-    joules_per_token: Figure
+    usd_per_million: FigureInterval  # the target is held from request to last token
+    usd_per_million_by_forwards: FigureInterval  # its forwards alone are paid
+    joules_per_million: FigureInterval  # of draft and target
+    joules_here_per_million: FigureInterval  # read on this machine, idle power included
     memory_here: int | None
     memory_target: int | None
-    identical_texts: int | None
+    identical_texts: int | None  # to target-only; None without these
     differences: list[Difference]
-    seconds_per_token: float | None
-    predicted: float | None
+    seconds_per_token: float | None  # of all texts, after their first chunks
+    predicted: float | None  # the same by the closed form
+    costs: Costs | None  # of a round, where the arm has a closed form
     device: str  # of the target, as it describes itself: an emulated one says so
+    pareto: bool = False  # no row at this round trip is nowhere worse and somewhere better
 
     @property
     def error(self) -> float | None:
@@ -86,27 +84,14 @@ class Row:
             return None
         return self.predicted / self.seconds_per_token - 1
 
-    def record(self) -> dict[str, Any]:
-        """As plain data for JSON."""
-        intervals = (
-            "tokens_per_second",
-            "ratio",
-            "time_to_first_token",
-            "time_per_output_token",
-            "inter_chunk",
-        )
-        named = {
-            name: None if (value := getattr(self, name)) is None else value._asdict()
-            for name in intervals
-        }
-        figures = {name: getattr(self, name).record() for name in _FIGURES}
-        return {
-            **asdict(self),
-            **named,
-            **figures,
-            "differences": [one.record() for one in self.differences],
-            "prediction_error": self.error,
-        }
+    @property
+    def faster(self) -> bool:
+        """Than target-only, beyond the interval of enough texts."""
+        return self.ratio is not None and self.texts >= FEWEST and self.ratio.low > 1
+
+    @property
+    def slower(self) -> bool:
+        return self.ratio is not None and self.texts >= FEWEST and self.ratio.high < 1
 
 
 def summarise(
@@ -122,53 +107,99 @@ def summarise(
     `differences` where texts are not the same.
     """
     done = [reading.done for reading in readings]
-    counts = {name: sum(getattr(text, name) for text in done) for name in _COUNTS}
-    times = {name: sum(getattr(text, name) for text in done) for name in _TIMES}
-    forwards, tokens = counts["forwards"], sum(len(text.token_ids) for text in done)
-    with_candidates, accepted = forwards - counts["lone_forwards"], counts["num_accepted_tokens"]
-    there = sum(times[name] for name in ("queue_seconds", "target_seconds", "prefill_seconds"))
-    depth = max(len(text.accepted_at_depth) for text in done)
-    at_depth = [
-        sum(text.accepted_at_depth[index] for text in done if index < len(text.accepted_at_depth))
-        for index in range(depth)
-    ]
-    per_token = [
-        seconds for text in done if (seconds := decoding([text]).seconds_per_token) is not None
-    ]
-    gaps = [
-        later - earlier
-        for text in done
-        for earlier, later in zip(text.arrivals, text.arrivals[1:], strict=False)
-    ]
+    sums = {name: sum(getattr(text, name) for text in done) for name in _COUNTS}
+    forwards, tokens = sums["forwards"], sum(len(text.token_ids) for text in done)
+    drafted, accepted = forwards - sums["lone_forwards"], sums["num_accepted_tokens"]
+    there = sum(sums[name] for name in ("queue_seconds", "target_seconds", "prefill_seconds"))
+    each = [decoding([text]).seconds_per_token for text in done]
+    usd, usd_by_forwards, joules, joules_here = _charged(readings, account.of(arm.architecture))
     return Row(
-        architecture=arm.name,
-        setting=arm.setting,
+        arm=arm,
         rtt_ms=rtt_ms,
         texts=len(done),
         tokens=tokens,
         tokens_per_second=bootstrap_median([text.tokens_per_second for text in done]),
         ratio=_ratio(readings, baseline),
         time_to_first_token=percentiles([text.time_to_first_token for text in done]),
-        time_per_output_token=percentiles(per_token),
-        inter_chunk=percentiles(gaps),
+        time_per_output_token=percentiles([seconds for seconds in each if seconds is not None]),
+        inter_chunk=percentiles(_gaps(done)),
         acceptance_length=tokens / forwards if forwards else 0.0,
-        acceptance_length_drafted=1 + accepted / with_candidates if with_candidates else 0.0,
-        acceptance_rate=accepted / max(counts["num_draft_tokens"], 1),
-        acceptance_by_position=[count / forwards for count in at_depth],
+        acceptance_length_drafted=1 + accepted / drafted if drafted else 0.0,
+        acceptance=acceptance(done) if drafted else None,
+        acceptance_by_position=_by_position(done, forwards),
         rest_seconds=max(0.0, sum(text.seconds for text in done) - there),
-        **times,
-        **counts,
-        usd_per_million=account.usd_per_million(arm.name, readings),
-        usd_per_million_by_forwards=account.usd_per_million(arm.name, readings, by_forwards=True),
-        joules_per_token=account.joules_per_token(readings),
         memory_here=_most([reading.memory_here for reading in readings]),
         memory_target=_most([reading.memory_target for reading in readings]),
         identical_texts=None if baseline is None else len(done) - len(differences),
         differences=list(differences),
         seconds_per_token=decoding(done).seconds_per_token,
         predicted=predicted,
+        costs=_costs(arm, done, rtt_ms),
         device=done[0].device,
+        usd_per_million=usd,
+        usd_per_million_by_forwards=usd_by_forwards,
+        joules_per_million=joules,
+        joules_here_per_million=joules_here,
+        **sums,
     )
+
+
+def marked(rows: Sequence[Row]) -> list[Row]:
+    """The same, the Pareto set marked: at each round trip, by speed and by what is known of the
+    cost of every row there that has texts enough and whose target is rented.
+    """
+    found = list(rows)
+    told = [row for row in rows if row.texts >= FEWEST and not row.arm.architecture.on_this_machine]
+    for trip in {row.rtt_ms for row in told}:
+        places = [rows.index(row) for row in told if row.rtt_ms == trip]
+        costs = [[-rows[index].tokens_per_second.median] for index in places]
+        for name in ("usd_per_million", "joules_per_million"):
+            values = [getattr(rows[index], name).median.value for index in places]
+            if None not in values:
+                costs = [[*cost, value] for cost, value in zip(costs, values, strict=True)]
+        for index, best in zip(places, pareto(costs), strict=True):
+            found[index] = replace(rows[index], pareto=best)
+    return found
+
+
+def _charged(readings: Sequence[Reading], account: Account) -> list[FigureInterval]:
+    """US dollars with the target held, and by forwards; joules in all, and on this machine."""
+    figures: list[tuple[Figure, ...]] = []
+    for reading in readings:
+        done, read = reading.done, reading.joules
+        tokens = len(done.token_ids)
+        figures.append(
+            (
+                account.usd_per_million(tokens, done.effort, read),
+                account.usd_per_million(tokens, done.effort_of_forwards, read),
+                account.joules_per_million(tokens, done.effort, read),
+                read.times(PER_MILLION / tokens),
+            )
+        )
+    return [median_figure(each) for each in zip(*figures, strict=True)]
+
+
+def _costs(arm: Arm, done: Sequence[Completion], rtt_ms: float) -> Costs | None:
+    if arm.architecture.time is None:
+        return None
+    return costs_of(done, host_of(done, rtt_ms / 1e3 if arm.architecture.crosses else 0.0))
+
+
+def _gaps(done: Sequence[Completion]) -> list[float]:
+    return [
+        later - earlier
+        for text in done
+        for earlier, later in zip(text.arrivals, text.arrivals[1:], strict=False)
+    ]
+
+
+def _by_position(done: Sequence[Completion], forwards: int) -> list[float]:
+    depth = max(len(text.accepted_at_depth) for text in done)
+    return [
+        sum(text.accepted_at_depth[at] for text in done if at < len(text.accepted_at_depth))
+        / forwards
+        for at in range(depth)
+    ]
 
 
 def _ratio(readings: Sequence[Reading], baseline: Sequence[Reading] | None) -> Interval | None:
@@ -181,5 +212,4 @@ def _ratio(readings: Sequence[Reading], baseline: Sequence[Reading] | None) -> I
 
 
 def _most(sizes: Sequence[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return max(known) if known else None
+    return max((size for size in sizes if size is not None), default=None)

@@ -16,26 +16,25 @@ STAGES = (1, 2)
 
 @dataclass
 class Trial:
-    """One setting in a sweep. seconds_per_token: whole texts, prefill included; what the sweep
-    decides by.
-    """
+    """One arm in a sweep."""
 
     arm: Arm
     round_trip: float  # emulated, seconds
+    had_rivals: bool
     texts: list[Completion] = field(default_factory=list)
     chosen: bool = False
 
     @property
     def seconds_per_token(self) -> float:
-        return sum(done.seconds for done in self.texts) / max(
-            1, sum(len(done.token_ids) for done in self.texts)
-        )
+        """Of whole texts, prefill included; what the sweep decides by."""
+        tokens = sum(len(done.token_ids) for done in self.texts)
+        return sum(done.seconds for done in self.texts) / max(1, tokens)
 
     def record(self) -> dict[str, object]:
-        """As plain data for JSON and CSV."""
+        """As plain data for JSON."""
         return {
-            "architecture": self.arm.name,
-            "setting": self.arm.setting,
+            "architecture": self.arm.architecture.name,
+            "setting": self.arm.setting.label,
             "rtt_ms": self.round_trip * 1e3,
             "texts": len(self.texts),
             "ms_per_token": self.seconds_per_token * 1e3,
@@ -49,7 +48,7 @@ def sweep(
     """A trial for each arm, one of each group chosen. All groups take turns, text by text; each
     arm has warmed up before.
     """
-    left = [[Trial(arm, round_trip) for arm in group] for group in groups]
+    left = [[Trial(arm, round_trip, len(group) > 1) for arm in group] for group in groups]
     trials = [trial for group in left for trial in group]
     for trial in trials:
         warm_up(trial.arm.complete, requests[0])

@@ -1,21 +1,23 @@
-"""The comparison as tables, once in words and numbers: shown on the terminal, and written as
-Markdown.
+"""The comparison in words and numbers: verdict and one table of 100 columns on the terminal, and
+everything as Markdown for report.md.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from inference.figures import Figure, Quality
 from outrider.compare.measure import Comparison
 from outrider.compare.rows import Row
-from outrider.compare.spread import CONFIDENCE, Interval, Percentiles
+from outrider.compare.statistics import CONFIDENCE, FigureInterval, Interval, Percentiles
 from outrider.compare.sweep import Trial
+from outrider.compare.verdict import details, verdict
 
 UNKNOWN = "unavailable"
-_WIDTH = 170  # where output is no terminal
+WIDTH = 100
 
 
 class Table(NamedTuple):
@@ -30,8 +32,8 @@ class Table(NamedTuple):
 Column = tuple[str, Callable[[Row], str]]
 _WHO: list[Column] = [
     ("added RTT ms", lambda row: f"{row.rtt_ms:g}"),
-    ("architecture", lambda row: row.architecture),
-    ("setting", lambda row: row.setting or "-"),
+    ("architecture", lambda row: row.arm.architecture.name),
+    ("setting", lambda row: row.arm.setting.label or "-"),
 ]
 _SPEED: list[Column] = [
     ("tokens/s", lambda row: _interval(row.tokens_per_second, 1)),
@@ -39,12 +41,7 @@ _SPEED: list[Column] = [
     ("TTFT ms", lambda row: _milliseconds(row.time_to_first_token)),
     ("TPOT ms", lambda row: _milliseconds(row.time_per_output_token)),
     ("inter-chunk ms", lambda row: _milliseconds(row.inter_chunk)),
-    (
-        "identical",
-        lambda row: (
-            UNKNOWN if row.identical_texts is None else f"{row.identical_texts} of {row.texts}"
-        ),
-    ),
+    ("identical", lambda row: _identical(row)),
 ]
 _WORK: list[Column] = [
     ("tokens", lambda row: str(row.tokens)),
@@ -52,96 +49,121 @@ _WORK: list[Column] = [
     ("lone", lambda row: f"{row.lone_forwards / row.forwards:.0%}" if row.forwards else "-"),
     ("length", lambda row: f"{row.acceptance_length:.2f}"),
     ("drafted", lambda row: f"{row.acceptance_length_drafted:.2f}"),
-    ("rate", lambda row: f"{row.acceptance_rate:.2f}"),
-    (
-        "by position",
-        lambda row: " ".join(f"{share:.2f}" for share in row.acceptance_by_position) or "-",
-    ),
+    ("acceptance", lambda row: "-" if row.acceptance is None else f"{row.acceptance:.2f}"),
+    ("by position", lambda row: " ".join(f"{at:.2f}" for at in row.acceptance_by_position) or "-"),
     ("calls", lambda row: f"{row.draft_calls / row.tokens:.2f}"),
-    ("draft", lambda row: _share(row, row.draft_seconds)),
-    ("rest", lambda row: _share(row, row.rest_seconds)),
-    ("queue", lambda row: _share(row, row.queue_seconds)),
-    ("target", lambda row: _share(row, row.target_seconds)),
-    (
-        "bytes up / down",
-        lambda row: f"{row.bytes_up / row.tokens:.0f} / {row.bytes_down / row.tokens:.0f}",
-    ),
+    ("draft", lambda row: _each(row, row.draft_seconds)),
+    ("rest", lambda row: _each(row, row.rest_seconds)),
+    ("queue", lambda row: _each(row, row.queue_seconds)),
+    ("target", lambda row: _each(row, row.target_seconds)),
+    ("bytes up", lambda row: f"{row.bytes_up / row.tokens:.0f}"),
+    ("bytes down", lambda row: f"{row.bytes_down / row.tokens:.0f}"),
 ]
 _COST: list[Column] = [
     ("ms a token", lambda row: _time(row.seconds_per_token)),
     ("predicted", lambda row: _time(row.predicted)),
     ("error", lambda row: "-" if row.error is None else f"{row.error:+.0%}"),
-    ("$ per million", lambda row: _dollars(row)),
-    ("J a token", lambda row: figure(row.joules_per_token, 3)),
-    (
-        "memory here / target MB",
-        lambda row: f"{_megabytes(row.memory_here)} / {_megabytes(row.memory_target)}",
-    ),
+    ("$ per million", lambda row: _cost(row.usd_per_million, 3)),
+    ("by forwards", lambda row: _cost(row.usd_per_million_by_forwards, 3)),
+    ("J per million", lambda row: _cost(row.joules_per_million, 0)),
+    ("J here", lambda row: _cost(row.joules_here_per_million, 0)),
+    ("Pareto", lambda row: "*" * row.pareto),
+    ("MB here", lambda row: _megabytes(row.memory_here)),
+    ("MB target", lambda row: _megabytes(row.memory_target)),
+]
+_BRIEF: list[Column] = [
+    ("RTT", lambda row: f"{row.rtt_ms:g}"),
+    ("arm", lambda row: row.arm.name),
+    ("tokens/s", lambda row: f"{row.tokens_per_second.median:.1f}"),
+    ("x target-only", lambda row: _interval(row.ratio, 2)),
+    ("TPOT", lambda row: _p50(row.time_per_output_token)),
+    ("length", lambda row: f"{row.acceptance_length:.2f}"),
+    ("same", lambda row: _identical(row)),
+]
+_PRICES: list[tuple[str, Callable[[Row], FigureInterval], int]] = [
+    ("$/1M", lambda row: row.usd_per_million, 2),
+    ("J/1M", lambda row: row.joules_per_million, 0),
 ]
 
 
 def tables(comparison: Comparison) -> list[Table]:
     """Speed, work, cost and the sweep."""
     rows = comparison.rows
-    low = f"{CONFIDENCE:.0%} bootstrap interval over texts"
     speed = (
-        f"Medians with their {low}; times are p50 / p90 / p99. Prompts are warm: the target "
-        "holds their keys."
+        f"Medians with their {CONFIDENCE:.0%} bootstrap interval over texts; times are p50 / p90 / "
+        "p99. Prompts are warm: the target holds their keys."
     )
     work = (
         "lone: forwards without candidates; length: tokens a forward; drafted: the same with "
-        "candidates; calls: of the draft, a token; ms a token of draft, rest (neither computed nor "
-        "in line at the target), queue and target; position 1 is the first guess; bytes a token."
+        "candidates; acceptance: chance that the next token is among the candidates for it; calls: "
+        "of the draft, a token; ms a token of draft, rest (neither computed nor in line at the "
+        "target), queue and target; position 1 is the first guess; bytes a token."
     )
     cost = (
-        "Time after a text's first chunk. Memory: peak of the process, which holds the models "
-        "of all its arms."
+        "Time after a text's first chunk. J here: this machine as a whole, idle power included. "
+        "Pareto: no row at this round trip is as good in everything and better in something. "
+        f"Memory: peak of the process, which holds the models of all its arms. {comparison.account}"
     )
     return [
         _of_rows("Speed", _SPEED, rows, speed),
         _of_rows("Work", _WORK, rows, work),
-        _of_rows("Prediction and cost", _COST, rows, f"{cost} {comparison.account}"),
+        _of_rows("Prediction and cost", _COST, rows, cost),
         _of_trials(comparison.trials),
     ]
 
 
-def print_comparison(comparison: Comparison, words: Sequence[str]) -> None:
-    """All of it on the terminal."""
+def brief(comparison: Comparison) -> Table:
+    """The one table of the terminal: what is known of every arm, without what is nowhere known."""
+    rows, columns = comparison.rows, list(_BRIEF)
+    for head, read, digits in _PRICES:
+        if any(read(row).median.value is not None for row in rows):
+            columns.append((head, partial(_short, read, digits)))
+    columns.append(("", lambda row: "*" * row.pareto))
+    note = (
+        "RTT: added ms; TPOT: p50 ms; length: tokens a forward; same: texts as target-only makes; "
+        "~ estimate, >= lower bound; * Pareto: nothing at this RTT is as good in all and better."
+    )
+    cells = [[read(row) for _, read in columns] for row in rows]
+    return Table("", [head for head, _ in columns], cells, note)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Verdict, table and remarks on the terminal."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
-    console.print(f"target on {comparison.device}", markup=False)
-    for table in tables(comparison):
-        shown = RichTable(*table.heads, title=table.title, caption=table.note)
-        for cells in table.cells:
-            shown.add_row(*cells)
-        console.print(shown)
-    for line in [*comparison.remarks, *words, *differences(comparison.rows)]:
-        console.print(f"- {line}", markup=False)
+    width = Console().width if sys.stdout.isatty() else WIDTH
+    console = Console(width=min(width, WIDTH), highlight=False, markup=False)
+    console.print(comparison.title)
+    for number, line in enumerate(verdict(comparison), 1):
+        console.print(f"{number}. {line}")
+    table = brief(comparison)
+    shown = RichTable(box=SIMPLE_HEAD, caption=table.note, caption_justify="left", pad_edge=False)
+    for number, head in enumerate(table.heads):
+        shown.add_column(head, justify="left" if number == 1 else "right")
+    for cells in table.cells:
+        shown.add_row(*cells)
+    console.print(shown)
+    for line in (comparison.account, *comparison.remarks):
+        console.print(line)
+    if comparison.options.out is None:
+        console.print("--out DIR: all tables, what else follows, differing texts and plots.")
 
 
-def markdown(comparison: Comparison, words: Sequence[str]) -> str:
+def markdown(comparison: Comparison) -> str:
     """report.md, without what stands beside it."""
-    parts = [f"# Architectures compared\n\nTarget on {comparison.device}."]
-    parts += [
-        "## What it says",
-        "\n".join(f"- {line}" for line in words),
-        "\n".join(f"- {line}" for line in comparison.remarks),
+    parts = [
+        f"# Architectures compared\n\n{comparison.title}",
+        "## Verdict",
+        "\n".join(f"{number}. {line}" for number, line in enumerate(verdict(comparison), 1)),
+        "\n".join(f"- {line}" for line in (*details(comparison), *comparison.remarks)),
     ]
     for table in tables(comparison):
         lines = [_line(table.heads), _line(["---"] * len(table.heads)), *map(_line, table.cells)]
         parts += [f"## {table.title}", "\n".join(lines), table.note]
-    return (
-        "\n\n".join(
-            [
-                *parts,
-                "## Texts that differ",
-                "\n".join(f"- {line}" for line in differences(comparison.rows)) or "None.",
-            ]
-        )
-        + "\n"
-    )
+    differing = "\n".join(f"- {line}" for line in differences(comparison.rows)) or "None."
+    return "\n\n".join([*parts, "## Texts that differ", differing]) + "\n"
 
 
 def differences(rows: Sequence[Row]) -> list[str]:
@@ -151,49 +173,38 @@ def differences(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         for one in row.differences:
-            margin = (
-                f"margin {one.margin.value:.2g}"
-                if one.margin.value is not None
-                else f"margin unavailable: {one.margin.source}"
+            known = one.margin.value
+            margin = f"unavailable: {one.margin.source}" if known is None else format(known, ".2g")
+            lines.append(
+                f"{row.arm.name} at {row.rtt_ms:g} ms: prompt {one.prompt} parts at token {one.at} "
+                f"({one.ours} for {one.theirs}, margin {margin})"
             )
-            at = (
-                f"prompt {one.prompt} parts at token {one.at} ({one.ours} for {one.theirs}, "
-                f"{margin})"
-            )
-            lines.append(f"{row.architecture} {row.setting} at {row.rtt_ms:g} ms: {at}")
     return lines
 
 
-def figure(known: Figure, digits: int) -> str:
+def figure_words(known: Figure, digits: int) -> str:
     """A number, marked where it is an estimate or a lower bound; never 0 for what is not known."""
     if known.value is None:
         return UNKNOWN
-    bound = (
-        "at least "
-        if known.source.startswith("at least")
-        else "about "
-        if known.quality is Quality.ESTIMATED
-        else ""
-    )
+    bound = "at least " if known.lower_bound else "about " * (known.quality is Quality.ESTIMATED)
     return f"{bound}{known.value:.{digits}f}"
 
 
 def _of_rows(title: str, columns: Sequence[Column], rows: Sequence[Row], note: str) -> Table:
     every = [*_WHO, *columns]
-    return Table(
-        title, [head for head, _ in every], [[read(row) for _, read in every] for row in rows], note
-    )
+    cells = [[read(row) for _, read in every] for row in rows]
+    return Table(title, [head for head, _ in every], cells, note)
 
 
 def _of_trials(trials: Sequence[Trial]) -> Table:
     cells = [
         [
             f"{trial.round_trip * 1e3:g}",
-            trial.arm.name,
-            trial.arm.setting or "-",
+            trial.arm.architecture.name,
+            trial.arm.setting.label or "-",
             str(len(trial.texts)),
             f"{trial.seconds_per_token * 1e3:.2f}",
-            _standing(trial, trials),
+            "chosen" * trial.chosen if trial.had_rivals else "no choice",
         ]
         for trial in trials
     ]
@@ -205,46 +216,48 @@ def _of_trials(trials: Sequence[Trial]) -> Table:
     return Table("Sweep", heads, cells, note)
 
 
-def _standing(trial: Trial, trials: Sequence[Trial]) -> str:
-    rivals = [
-        other
-        for other in trials
-        if other.arm.name == trial.arm.name and other.round_trip == trial.round_trip
-    ]
-    if all(other.arm.setting == trial.arm.setting for other in rivals):
-        return "no choice"
-    return "chosen" if trial.chosen else ""
-
-
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
 def _interval(value: Interval | None, digits: int) -> str:
-    return (
-        UNKNOWN
-        if value is None
-        else f"{value.median:.{digits}f} ({value.low:.{digits}f} to {value.high:.{digits}f})"
-    )
+    if value is None:
+        return UNKNOWN
+    return f"{value.median:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+
+
+def _cost(value: FigureInterval, digits: int) -> str:
+    interval = "" if value.low is None else f" [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+    return figure_words(value.median, digits) + interval
+
+
+def _short(read: Callable[[Row], FigureInterval], digits: int, row: Row) -> str:
+    known = read(row).median
+    if known.value is None:
+        return "-"
+    mark = ">=" if known.lower_bound else "~" * (known.quality is Quality.ESTIMATED)
+    return f"{mark}{known.value:.{digits}f}"
+
+
+def _identical(row: Row) -> str:
+    return UNKNOWN if row.identical_texts is None else f"{row.identical_texts}/{row.texts}"
 
 
 def _milliseconds(value: Percentiles | None) -> str:
     return "-" if value is None else " / ".join(f"{part * 1e3:.1f}" for part in value)
 
 
+def _p50(value: Percentiles | None) -> str:
+    return "-" if value is None else f"{value.p50 * 1e3:.1f}"
+
+
 def _time(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.2f}"
 
 
-def _share(row: Row, seconds: float) -> str:
-    return f"{seconds / row.tokens * 1e3:.2f}"
-
-
-def _dollars(row: Row) -> str:
-    """Where the target is held all the time, and where its forwards alone are paid."""
-    if row.usd_per_million.value is None:
-        return figure(row.usd_per_million, 2)
-    return f"{figure(row.usd_per_million, 2)} ({figure(row.usd_per_million_by_forwards, 2)})"
+def _each(row: Row, seconds: float) -> str:
+    """Milliseconds a token."""
+    return _time(seconds / row.tokens)
 
 
 def _megabytes(size: int | None) -> str:

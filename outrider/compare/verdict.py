@@ -1,197 +1,207 @@
-"""The comparison in words: which architecture for which user, when distributing does not pay,
-how far predictions were off. Pure.
+"""The comparison in words: three lines that say what was measured, and for report.md what follows
+from the closed forms. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
-from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, LOCAL
-from outrider.compare.closed_forms import (
-    break_even_round_trip,
-    capacity_over_alone,
-    least_time,
-)
+from outrider.compare.arms import BASELINE, FUSED, LOCAL
+from outrider.compare.closed_forms import break_even_round_trip, capacity_over_alone, least_time
 from outrider.compare.measure import Comparison, network
-from outrider.compare.options import CompareOptions
 from outrider.compare.prediction import Costs
 from outrider.compare.rows import Row
-
-CROSSING = tuple(architecture.name for architecture in ARCHITECTURES if architecture.crosses)
-HERE = tuple(architecture.name for architecture in ARCHITECTURES if architecture.drafts_here)
-FEWEST = 6
-"""Texts from which a difference is claimed: all of fewer lie on one side of a true median too
-often (2 in 2**5 cases).
-"""
+from outrider.compare.statistics import FEWEST
 
 
-def verdict(options: CompareOptions, comparison: Comparison) -> list[str]:
-    """A sentence or two each."""
+def verdict(comparison: Comparison) -> list[str]:
+    """At most three lines. Nothing is claimed within an interval or from too few texts."""
     if not comparison.has_baseline:
+        return ["No speed-up is given: target-only was not run."]
+    if not comparison.tells:
+        texts = min(row.texts for row in comparison.rows)
         return [
-            "No speed-up is given and none is to be read out of these rows: target-only was not "
-            "run.",
-            *_errors(comparison.rows),
+            f"Too few to tell: {texts} texts of each arm, and {FEWEST} are needed. Give more "
+            "prompts or --num_runs."
         ]
-    words = [
-        _at(rtt, [row for row in comparison.rows if row.rtt_ms == rtt])
-        for rtt in dict.fromkeys(row.rtt_ms for row in comparison.rows)
+    trips = comparison.options.rtt
+    lines = [
+        "; ".join(_leader_words(trip, comparison.at(trip)) for trip in trips) + ".",
+        _advice(comparison),
+        _cheapest(comparison) if comparison.options.cs else _break_even(comparison),
     ]
-    words += _who(comparison.rows)
-    words += _window(comparison)
-    words += _bound(options, comparison)
-    words += _capacity(comparison)
+    return [line for line in lines if line]
+
+
+def details(comparison: Comparison) -> list[str]:
+    """What else follows, for report.md: nothing from too few texts but how far predictions were
+    off.
+    """
+    words: list[str] = []
+    if comparison.has_baseline and comparison.tells:
+        words = [*_local(comparison.rows), *_bound(comparison), *_capacity(comparison)]
     return [*words, *_errors(comparison.rows)]
 
 
-def _at(rtt: float, rows: Sequence[Row]) -> str:
-    """What was measured at one round trip."""
-    fastest = max(rows, key=lambda row: row.tokens_per_second.median)
-    said = [f"{_name(row)} {_against(row)}" for row in rows if row.architecture != BASELINE]
-    return (
-        f"At {rtt:g} ms of added round trip, {_name(fastest)} was fastest "
-        f"({fastest.tokens_per_second.median:.1f} tokens/s): {'; '.join(said)}."
-    )
-
-
-def _against(row: Row) -> str:
-    """In words that say no more than the interval does."""
-    assert row.ratio is not None
-    figures = (
-        f"{row.ratio.median:.2f} times target-only ({row.ratio.low:.2f} to {row.ratio.high:.2f})"
-    )
-    if row.texts < FEWEST:
-        return f"{figures} in {row.texts} texts, too few to tell"
-    if _is_faster(row):
-        return f"was faster, {figures}"
-    return f"was slower, {figures}" if row.ratio.high < 1 else f"could not be told apart, {figures}"
-
-
-def _is_faster(row: Row) -> bool:
-    """Than target-only, beyond the interval of enough texts."""
-    return row.ratio is not None and row.texts >= FEWEST and row.ratio.low > 1
-
-
-def _who(rows: Sequence[Row]) -> list[str]:
-    """Advice to users, by what was measured."""
-    words = []
-    paid, not_paid = _paid(rows)
-    fused = [row for row in rows if row.architecture == FUSED]
-    if fused:
-        beaten = [
-            row.rtt_ms
-            for row in fused
-            if _best(rows, row.rtt_ms, HERE) > row.tokens_per_second.median
-        ]
-        where = f"except at {_list(beaten)} ms" if beaten else "at every round trip measured"
-        words.append(
-            f"A user whose target's host can draft, too, is served best by fused, {where}; "
-            "drafting here then saves the host, not time."
-        )
-    if paid:
-        words.append(
-            f"A user of a target that only verifies gains by drafting here at {_list(paid)} ms."
-        )
-    if not_paid:
-        words.append(
-            "Drafting here did not pay, or could not be told from target-only, at "
-            f"{_list(not_paid)} ms: such a user streams target-only."
-        )
-    if any(row.architecture == LOCAL for row in rows):
-        local = next(row for row in rows if row.architecture == LOCAL)
-        words.append(
-            "A user whose machine holds the target needs nobody: "
-            f"{local.tokens_per_second.median:.1f} tokens/s there, alone."
-        )
-    return words
-
-
-def _paid(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Round trips at which the best arm that drafts here was faster than target-only beyond its
-    interval, and the others.
+def leader(rows: Sequence[Row]) -> Row | None:
+    """The fastest at one round trip: an arm that is faster than target-only, else target-only
+    itself where every other arm is slower. None where neither can be told.
     """
-    paid: list[float] = []
-    not_paid: list[float] = []
-    for rtt in dict.fromkeys(row.rtt_ms for row in rows):
-        across = [row for row in rows if row.rtt_ms == rtt and row.architecture in HERE]
-        if across:
-            (paid if any(map(_is_faster, across)) else not_paid).append(rtt)
-    return paid, not_paid
+    faster = [row for row in rows if row.faster]
+    if faster:
+        return max(faster, key=lambda row: row.tokens_per_second.median)
+    alone = next((row for row in rows if row.arm.architecture.name == BASELINE), None)
+    return alone if all(row.slower for row in rows if row is not alone) else None
 
 
-def _best(rows: Sequence[Row], rtt: float, names: Sequence[str]) -> float:
-    return max(
-        (
-            row.tokens_per_second.median
-            for row in rows
-            if row.rtt_ms == rtt and row.architecture in names
-        ),
-        default=0.0,
-    )
+def _leader_words(rtt: float, rows: Sequence[Row]) -> str:
+    first, others = leader(rows), [row for row in rows if row.arm.architecture.name != BASELINE]
+    if first is None:
+        best = max(others, key=_ratio)
+        return (
+            f"{rtt:g} ms: nothing can be told from target-only (best: {best.arm.name} {_x(best)})"
+        )
+    if first not in others:
+        return f"{rtt:g} ms: target-only is fastest ({first.tokens_per_second.median:.1f} tokens/s)"
+    speed = f"{first.tokens_per_second.median:.1f} tokens/s"
+    return f"{rtt:g} ms: {first.arm.name} is fastest, {_x(first)} ({speed})"
 
 
-def _window(comparison: Comparison) -> list[str]:
-    """The break-even of the best synchronous setting, from the rounds that were measured."""
-    ends = []
-    for (rtt, name), costs in comparison.measured.items():
-        alone = comparison.measured.get((rtt, BASELINE))
-        if name in CROSSING and alone is not None:
-            ends.append(
-                break_even_round_trip(_time_alone(alone), costs.made, costs.host + costs.queue)
-            )
+def _x(row: Row) -> str:
+    """The ratio to target-only with its interval."""
+    assert row.ratio is not None
+    return f"{row.ratio.median:.2f}x target-only [{row.ratio.low:.2f}, {row.ratio.high:.2f}]"
+
+
+def _ratio(row: Row) -> float:
+    return row.ratio.median if row.ratio else 0.0
+
+
+def _advice(comparison: Comparison) -> str:
+    """Where drafting here, or beside the target, is faster than target-only."""
+    here = [row for row in comparison.rows if row.arm.architecture.drafts_here]
+    beside = [row for row in comparison.rows if row.arm.architecture.name == FUSED]
+    said = [
+        f"drafting {where} {', '.join(_outcomes(rows))}"
+        for where, rows in (("on this machine", here), ("beside the target", beside))
+        if rows
+    ]
+    words = "; ".join(said)
+    return f"{words[:1].upper()}{words[1:]}." if said else ""
+
+
+def _outcomes(rows: Sequence[Row]) -> Iterator[str]:
+    """Of the best of these rows at each round trip."""
+    trips: dict[str, list[str]] = {}
+    for trip in dict.fromkeys(row.rtt_ms for row in rows):
+        there = [row for row in rows if row.rtt_ms == trip]
+        outcome = "cannot be told from target-only"
+        if any(row.faster for row in there):
+            outcome = "pays"
+        elif all(row.slower for row in there):
+            outcome = "is slower than target-only"
+        trips.setdefault(outcome, []).append(f"{trip:g}")
+    for outcome, where in trips.items():
+        yield f"{outcome} at {', '.join(where)} ms"
+
+
+def _break_even(comparison: Comparison) -> str:
+    """The round trip up to which waiting for rounds pays by the closed forms, with what was
+    measured here, unless the texts say otherwise.
+    """
+    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
+    alone = {trip: _alone(comparison, trip) for trip in comparison.options.rtt}
+    ends = [
+        break_even_round_trip(_time_alone(known), row.costs.made, row.costs.host + row.costs.queue)
+        for row in crossing
+        if row.costs is not None and (known := alone[row.rtt_ms]) is not None
+    ]
     if not ends:
-        return []
-    if max(ends) <= 0:
-        return [
-            "By the rounds measured here waiting for them pays at no round trip, not on loopback: "
-            "the target is too fast for this draft."
-        ]
-    return [
-        f"By the rounds measured here waiting for them pays below {max(ends) * 1e3:.0f} ms of "
-        "added round trip, for one user and these settings."
-    ]
+        return ""
+    end = max(ends) * 1e3
+    words = f"Computed: synchronous rounds pay below {end:.0f} ms of added round trip"
+    if end <= 0:
+        words = "Computed: synchronous rounds pay at no round trip, the target is too fast for them"
+    if any(_contradicts(comparison.at(trip), trip < end) for trip in comparison.options.rtt):
+        return f"{words}; the texts say otherwise, so trust the first line."
+    return f"{words}, for one user and these settings."
 
 
-def _bound(options: CompareOptions, comparison: Comparison) -> list[str]:
-    """What no lossless split can beat, at the longest round trip."""
-    passes = [
-        costs.made.verify for (_, name), costs in comparison.measured.items() if name in CROSSING
+def _contradicts(rows: Sequence[Row], pays: bool) -> bool:
+    """Whether rounds at this round trip were measured to do the contrary."""
+    rounds = [row for row in rows if row.arm.architecture.crosses]
+    if pays:
+        return bool(rounds) and all(row.slower for row in rounds)
+    return any(row.faster for row in rounds)
+
+
+def _cheapest(comparison: Comparison) -> str:
+    """The cheapest position of the knob, at the first round trip, in the first unit that is known
+    of all.
+    """
+    rows = [
+        row for row in comparison.at(comparison.options.rtt[0]) if row.arm.setting.knob is not None
     ]
-    if comparison.coverage is None or not passes:
-        return []
-    longest, miss = max(options.rtt), 1 - comparison.coverage
-    if miss == 0:
-        return []
-    least = least_time(miss, network(options, longest / 1e3).round_trip, min(passes)) * 1e3
-    guesses = f"these guesses (a miss at {miss:.0%} of positions)"
+    for name, unit in (("usd_per_million", "$"), ("joules_per_million", "J")):
+        costs = [(getattr(row, name), row.arm.setting.label) for row in rows]
+        if any(cost.median.value is None for cost, _ in costs):
+            continue
+        least, label = min(costs, key=lambda one: one[0].median.value)
+        others = [cost for cost, other in costs if other != label]
+        told = all(least.high < cost.low for cost in others)
+        return (
+            f"Cheapest: {label}, {unit}{least.median.value:.3g} a million tokens "
+            f"[{least.low:.3g}, {least.high:.3g}]"
+            + (", but it cannot be told from the others." * (not told) or ".")
+        )
+    return "Nothing is known of the cost: no price and no joules."
+
+
+def _local(rows: Sequence[Row]) -> list[str]:
     return [
-        f"At {longest:g} ms no lossless draft across the link with {guesses} takes less than "
-        f"{least:.1f} ms a token."
+        "A user whose machine holds the target needs nobody: "
+        f"{row.tokens_per_second.median:.1f} tokens/s there, alone."
+        for row in rows[:]
+        if row.arm.architecture.name == LOCAL
+    ][:1]
+
+
+def _bound(comparison: Comparison) -> list[str]:
+    """What no synchronous rounds can beat, at the longest round trip."""
+    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
+    passes = [row.costs.made.verify for row in crossing if row.costs is not None]
+    miss = 1 - max((row.acceptance or 0.0 for row in crossing), default=1.0)
+    if miss == 0 or not passes:
+        return []
+    longest = max(comparison.options.rtt)
+    link = network(comparison.options, longest / 1e3)
+    return [
+        f"At {longest:g} ms no synchronous rounds with these guesses (a miss at {miss:.0%} of "
+        f"positions) take less than {least_time(miss, link.round_trip, min(passes)) * 1e3:.1f} ms "
+        "a token."
     ]
 
 
 def _capacity(comparison: Comparison) -> list[str]:
     """What rounds are for where they save no time."""
-    first = min((rtt for rtt, _ in comparison.measured), default=0.0)
-    alone = comparison.measured.get((first, BASELINE))
-    words = []
-    across = [
-        costs
-        for (rtt, name), costs in comparison.measured.items()
-        if rtt == first and name in CROSSING and costs.made.verify > 0
+    first = comparison.options.rtt[0]
+    alone = _alone(comparison, first)
+    gains = [
+        capacity_over_alone(row.costs.made.tokens, alone.made.verify, row.costs.made.verify)
+        for row in comparison.at(first)
+        if alone is not None
+        and row.arm.architecture.crosses
+        and row.costs is not None
+        and row.costs.made.verify > 0
     ]
-    if alone is not None and across:
-        gain = max(
-            capacity_over_alone(costs.made.tokens, alone.made.verify, costs.made.verify)
-            for costs in across
-        )
-        words.append(
-            f"Computed for a saturated target: {gain:.1f} times as many clients in synchronous "
-            "rounds as in target-only, if passes of many sessions keep the proportion that passes "
-            "of one have here."
-        )
-    return words
+    if not gains:
+        return []
+    return [
+        f"Computed for a saturated target: {max(gains):.1f} times as many clients in synchronous "
+        "rounds as in target-only, if passes of many sessions keep the proportion that passes of "
+        "one have here."
+    ]
 
 
 def _errors(rows: Sequence[Row]) -> list[str]:
@@ -204,13 +214,10 @@ def _errors(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _alone(comparison: Comparison, rtt_ms: float) -> Costs | None:
+    rows = comparison.at(rtt_ms)
+    return next((row.costs for row in rows if row.arm.architecture.name == BASELINE), None)
+
+
 def _time_alone(costs: Costs) -> float:
     return (costs.made.verify + costs.host + costs.queue) / costs.made.tokens
-
-
-def _name(row: Row) -> str:
-    return f"{row.architecture} ({row.setting})" if row.setting else row.architecture
-
-
-def _list(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)

@@ -17,20 +17,18 @@ _RESET_PEAK = "5"  # proc(5), clear_refs
 
 @dataclass(frozen=True)
 class Reading:
-    """One text and what it took. joules: of this machine.  Memory in bytes resident; None where
-    it cannot be read.
-    """
+    """One text and what it took."""
 
     done: Completion
-    joules: Figure
-    memory_here: int | None
+    joules: Figure  # of this machine
+    memory_here: int | None  # bytes resident at the peak; None where it cannot be read
     memory_target: int | None
 
 
 @dataclass(frozen=True)
-class Gauges:
-    """readers: of this machine's energy.  target_pid: of a target on this machine that was
-    started here.
+class Meters:
+    """What is read with: the energy readers of this machine, and the process of a target that
+    was started here.
     """
 
     readers: Sequence[EnergyReader]
