@@ -17,10 +17,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpc_comm.transport import Address, parse_address
+from inference.command import add_flag
 from inference.errors import OutriderError, Unavailable
 from outrider.link_proxy import Shape, run
 
@@ -100,27 +102,15 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Address, Address, Shape]:
         help="port 0 lets the system choose (default: %(default)s)",
     )
     parser.add_argument("--to", required=True, metavar="HOST:PORT", help="where the target is")
-    numbers: dict[str, tuple[Any, str]] = {
-        "delay_ms": (float, "one way, in each direction (default: %(default)g)"),
-        "jitter_ms": (float, "up to so much more, evenly spread, in order (default: %(default)g)"),
-        "mbit": (
-            float,
-            "megabits a second of each direction, for all connections together (default: no limit)",
-        ),
-        "cut_at_s": (_moments, "S,S,...: break all connections at these moments"),
-        "cut_every_s": (float, "break all connections at this interval"),
-        "seed": (int, "of jitter and random cuts (default: %(default)s)"),
-    }
-    for name, (kind, text) in numbers.items():
-        parser.add_argument(f"--{name}", type=kind, default=getattr(Shape, name), help=text)
-    parser.add_argument(
-        "--cut_random", action="store_true", help="--cut_every_s is a mean: cuts come at random"
-    )
-    parser.add_argument(
-        "--cut_fin",
-        action="store_true",
-        help="cuts end connections in order (FIN) instead of resetting them (RST)",
-    )
+    add = partial(add_flag, Shape, parser)
+    add("delay_ms", "one way, in each direction (default: %(default)g)", type=float)
+    add("jitter_ms", "up to so much more, evenly spread (default: %(default)g)", type=float)
+    add("mbit", "megabits a second each way, shared by all (default: no limit)", type=float)
+    add("cut_at_s", "S,S,...: break all connections at these moments", type=_moments)
+    add("cut_every_s", "break all connections at this interval", type=float)
+    add("cut_random", "--cut_every_s is a mean: cuts come at random", action="store_true")
+    add("cut_fin", "cuts end connections in order (FIN), not by RST", action="store_true")
+    add("seed", "of jitter and random cuts (default: %(default)s)", type=int)
     given = vars(parser.parse_args(arguments))
     listen, to = parse_address(given.pop("listen")), parse_address(given.pop("to"))
     return listen, to, Shape(**given)

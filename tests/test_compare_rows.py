@@ -25,7 +25,7 @@ from outrider.compare.arms import (
     read_setting,
 )
 from outrider.compare.closed_forms import Round
-from outrider.compare.measure import Comparison
+from outrider.compare.measure import ArmCosts, Comparison
 from outrider.compare.options import CompareOptions
 from outrider.compare.prediction import (
     Costs,
@@ -108,9 +108,11 @@ def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[Ro
     return found
 
 
-def comparison(rows: list[Row], **options: Any) -> Comparison:
+def comparison(rows: list[Row], *costs: Costs, **options: Any) -> Comparison:
+    """Costs are of the rows, in their order."""
     trips = tuple(dict.fromkeys(one.rtt_ms for one in rows))
-    return Comparison("", CompareOptions(rtt=trips, **options), rows, [], {}, [], "", [])
+    known = [ArmCosts(one.arm, each) for one, each in zip(rows, costs, strict=False)]
+    return Comparison("", CompareOptions(rtt=trips, **options), rows, [], known, [], "", [])
 
 
 def test_settings_are_written_as_they_are_read() -> None:
@@ -195,6 +197,8 @@ def test_costs_of_a_round_come_from_texts_and_predict_another_round_trip() -> No
     assert (costs.made.tokens, costs.nodes) == pytest.approx((4, 5))
     assert made_across(costs, Network(0.02)) == pytest.approx(0.05 / 4)
     assert made_across(costs, Network(0.1)) == pytest.approx(0.13 / 4)
+    loaded = replace(costs, bytes_up=140, bytes_down=60, queue=0.001)
+    assert made_across(loaded, Network(0.1, 8 / 1e6)) == pytest.approx((0.13 + 0.0026) / 4)
     assert made_at_the_target(costs, Network(0.1)) == pytest.approx(0.03 / 4)
     assert costs_of([text(1, 4, 0.05)], 0.0) is None
 
@@ -207,14 +211,13 @@ def test_a_round_that_went_to_the_end_and_a_forward_without_candidates_are_no_mi
 
 
 def test_the_map_gives_a_fast_network_to_the_draft_and_a_slow_one_to_the_target() -> None:
-    alone, chain = rows_at(0, {CHAIN: 0.5})
-    alone = replace(alone, costs=Costs(Round(0, 0.09, 1), 1, 0, 0, 0, 0.001))
-    chain = replace(chain, costs=Costs(Round(0.02, 0.1, 3), 5, 20, 10, 0, 0.002))
-    found = regime_map([alone, chain])
+    alone = Costs(Round(0, 0.09, 1), 1, 0, 0, 0, 0.001)
+    chain = Costs(Round(0.02, 0.1, 3), 5, 20, 10, 0, 0.002)
+    found = regime_map(comparison(rows_at(0, {CHAIN: 0.5}), alone, chain))
     assert found is not None
     assert found.rounds_win([0.9], [0.0, 5.0]).tolist() == [[True, False]]
     assert found.rounds_win([0.9, 0.05], [0.0]).tolist() == [[True], [False]]
-    assert regime_map([alone]) is None
+    assert regime_map(comparison(rows_at(0, {}), alone)) is None
 
 
 def test_a_ratio_is_taken_text_by_text_and_a_difference_is_only_claimed_beyond_its_interval() -> (
@@ -247,8 +250,11 @@ def test_the_leader_is_faster_than_target_only_or_target_only_itself_or_nobody()
 
 def test_the_verdict_is_three_lines_that_agree() -> None:
     rows = [*rows_at(0, {CHAIN: 0.5, GROWING: 0.6}), *rows_at(40, {CHAIN: 3.0, GROWING: 3.0})]
-    lines = verdict(comparison(rows))
+    alone = Costs(Round(0, 0.5, 1), 1, 0, 0, 0, 0)
+    chain = Costs(Round(0.49, 0.5, 2), 3, 0, 0, 0, 0)
+    lines = verdict(comparison(rows, alone, chain))
     assert len(lines) == 3
+    assert "below 10 ms" in lines[2]
     assert f"0 ms: {CHAIN} 2 is fastest, 1.80x" in lines[0]
     assert "40 ms: target-only is fastest" in lines[0]
     assert "pays at 0 ms" in lines[1]
@@ -258,10 +264,9 @@ def test_the_verdict_is_three_lines_that_agree() -> None:
 @pytest.mark.parametrize(("rounds", "agrees"), [(0.5, True), (3.0, False)])
 def test_a_break_even_that_the_texts_contradict_says_so(rounds: float, agrees: bool) -> None:
     """The closed form says that rounds pay below 0.4 s."""
-    alone, chain = rows_at(0, {CHAIN: rounds})
-    alone = replace(alone, costs=Costs(Round(0, 0.5, 1), 1, 0, 0, 0, 0))
-    chain = replace(chain, costs=Costs(Round(0.1, 0.5, 2), 3, 0, 0, 0, 0))
-    lines = verdict(comparison([alone, chain]))
+    alone = Costs(Round(0, 0.5, 1), 1, 0, 0, 0, 0)
+    chain = Costs(Round(0.1, 0.5, 2), 3, 0, 0, 0, 0)
+    lines = verdict(comparison(rows_at(0, {CHAIN: rounds}), alone, chain))
     assert "below 400 ms" in lines[2]
     assert ("texts say otherwise" not in lines[2]) == agrees
 
@@ -374,4 +379,4 @@ def test_every_table_has_a_cell_for_each_head_and_hides_what_is_nowhere_known() 
         assert all(len(cells) == len(table.heads) for cells in table.cells)
     assert "$/1M" not in brief(found).heads
     priced = row([text(4, 2, 0.5)], None, PAYING)
-    assert {"$/1M", "J/1M"} <= set(brief(comparison([priced])).heads)
+    assert {"$/1M", "J/token"} <= set(brief(comparison([priced])).heads)

@@ -106,6 +106,11 @@ class Arm:
         """With its setting."""
         return f"{self.architecture.name} {self.setting.label}".strip()
 
+    def record(self) -> dict[str, object]:
+        """As plain data for JSON."""
+        name, setting = self.architecture.name, self.setting
+        return {"architecture": name, "setting": setting.label, "cs": setting.knob}
+
 
 def groups_of(architecture: Architecture, bench: Bench) -> list[list[Arm]]:
     """The arms that this bench can run; of each group a sweep chooses the best."""

@@ -15,25 +15,21 @@ from outrider.compare.options import CompareOptions, parse
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison, once for each profile of --emulate; 0 when it was made."""
     options = parse(arguments)
-    return run_command(lambda: _run_all(options), debug=options.draft.debug)
+    return run_command(lambda: _run(options), debug=options.draft.debug)
 
 
-def _run_all(options: CompareOptions) -> int:
-    for profile in options.emulate or (None,):
-        _run(options, profile)
-    return 0
-
-
-def _run(options: CompareOptions, profile: str | None) -> None:
-    """One comparison: measured, shown, written."""
+def _run(options: CompareOptions) -> int:
+    """Measured, shown, written."""
     from outrider.compare.measure import compare
     from outrider.compare.results import write_results
     from outrider.compare.tables import print_comparison
 
-    comparison = compare(options, profile)
-    print_comparison(comparison)
-    if options.out:
-        several = profile is not None and len(options.emulate) > 1
-        directory = Path(options.out) / Path(profile or "").stem if several else Path(options.out)
-        for path in write_results(directory, comparison):
-            print(f"wrote {path}", file=sys.stderr)
+    for profile in options.emulate or (None,):
+        comparison = compare(options, profile)
+        print_comparison(comparison)
+        if options.out:
+            several = profile is not None and len(options.emulate) > 1
+            directory = Path(options.out) / (Path(profile or "").stem if several else "")
+            for path in write_results(directory, comparison):
+                print(f"wrote {path}", file=sys.stderr)
+    return 0

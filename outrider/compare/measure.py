@@ -5,7 +5,7 @@ and their rows.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import NamedTuple
@@ -26,8 +26,6 @@ from outrider.completion import Completion, Request
 from outrider.models import Checkpoint, find_checkpoint
 from outrider.options import Options
 
-BITS_PER_MBIT = 1e6
-
 
 class Cell(NamedTuple):
     """One arm at one round trip, measured."""
@@ -35,6 +33,13 @@ class Cell(NamedTuple):
     arm: Arm
     round_trip: float  # emulated, seconds
     readings: list[Reading]
+
+
+class ArmCosts(NamedTuple):
+    """What a round of an arm costs by its sweep runs: what every closed form starts from."""
+
+    arm: Arm
+    costs: Costs
 
 
 @dataclass(frozen=True)
@@ -45,19 +50,30 @@ class Comparison:
     options: CompareOptions
     rows: list[Row]
     trials: list[Trial]
-    costs: dict[str, Costs]  # of a round by arm, from the sweep: what predictions start from
+    costs: list[ArmCosts]
     texts: list[dict[str, object]]
     account: str
     remarks: list[str]  # what a reader must know of how this came about
 
     @property
     def has_baseline(self) -> bool:
-        return any(row.arm.architecture.name == BASELINE for row in self.rows)
+        return any(_is_baseline(row.arm) for row in self.rows)
 
     @property
     def tells(self) -> bool:
         """There are texts enough to claim a difference."""
         return all(row.texts >= FEWEST for row in self.rows)
+
+    @property
+    def alone(self) -> Costs | None:
+        """Of target-only."""
+        return next((one.costs for one in self.costs if _is_baseline(one.arm)), None)
+
+    @property
+    def rounds(self) -> list[Costs]:
+        """Of the synchronous arms that were measured."""
+        run = {row.arm.name for row in self.rows if row.arm.architecture.crosses}
+        return [one.costs for one in self.costs if one.arm.name in run]
 
     def at(self, rtt_ms: float) -> list[Row]:
         return [row for row in self.rows if row.rtt_ms == rtt_ms]
@@ -110,14 +126,13 @@ def _sum_up(
     """Rows, each with its prediction and with the differences of its texts."""
     options = ready.options
     costs = _costs(trials, options.rtt[0] / 1e3)
+    known = {one.arm.name: one.costs for one in costs}
     divergence = Divergence(_target_checkpoint(options))
-    alone = {cell.round_trip: cell.readings for cell in cells if _is_baseline(cell)}
+    alone = {cell.round_trip: cell.readings for cell in cells if _is_baseline(cell.arm)}
     rows = []
     for cell in cells:
         baseline = alone.get(cell.round_trip)
-        known, time = costs.get(cell.arm.name), cell.arm.architecture.time
-        link = network(options, cell.round_trip)
-        predicted = None if known is None or time is None else time(known, link)
+        predicted = _predicted(cell.arm, known, network(options, cell.round_trip))
         differences = _differences(cell.readings, baseline or [], ready.requests, divergence)
         rtt_ms, account = cell.round_trip * 1e3, ready.account
         rows.append(
@@ -129,14 +144,23 @@ def _sum_up(
         marked(rows),
         list(trials),
         costs,
-        [_record(cell, reading.done) for cell in cells for reading in cell.readings],
+        [
+            {**cell.arm.record(), "rtt_ms": cell.round_trip * 1e3, **reading.done.record()}
+            for cell in cells
+            for reading in cell.readings
+        ],
         ready.account.words,
         _remarks(ready, profile, cells),
     )
 
 
-def _is_baseline(cell: Cell) -> bool:
-    return cell.arm.architecture.name == BASELINE
+def _predicted(arm: Arm, known: Mapping[str, Costs], link: Network) -> float | None:
+    time = arm.architecture.time
+    return None if time is None or arm.name not in known else time(known[arm.name], link)
+
+
+def _is_baseline(arm: Arm) -> bool:
+    return arm.architecture.name == BASELINE
 
 
 def _title(ready: Testbed) -> str:
@@ -150,11 +174,11 @@ def _title(ready: Testbed) -> str:
 
 def network(options: CompareOptions, round_trip: float) -> Network:
     """The emulated link; jitter counts with its mean, once each way."""
-    byte_time = 8 / (options.bandwidth * BITS_PER_MBIT) if options.bandwidth else 0.0
+    byte_time = 8e-6 / options.bandwidth if options.bandwidth else 0.0  # of Mbit/s
     return Network(round_trip + options.jitter / 1e3, byte_time)
 
 
-def _costs(trials: Sequence[Trial], first: float) -> dict[str, Costs]:
+def _costs(trials: Sequence[Trial], first: float) -> list[ArmCosts]:
     """Of every arm with a closed form, from all its sweep runs. What the programs add comes from
     the runs at the first round trip: of one's own where no round crosses the network, else of all
     that do.
@@ -168,12 +192,12 @@ def _costs(trials: Sequence[Trial], first: float) -> dict[str, Costs]:
         if trial.arm.architecture.crosses and trial.round_trip == first
         for done in trial.texts
     ]
-    costs: dict[str, Costs] = {}
-    for arm in (trial.arm for trial in trials if trial.arm.architecture.time is not None):
+    costs: list[ArmCosts] = []
+    for arm in {trial.arm.name: trial.arm for trial in trials}.values():
         crosses, texts = arm.architecture.crosses, by_arm[arm.name]
-        known = costs_of(texts, host_of(crossing, first) if crosses else host_of(texts, 0.0))
-        if known is not None:
-            costs[arm.name] = known
+        if arm.architecture.time is not None:
+            known = costs_of(texts, host_of(crossing, first) if crosses else host_of(texts, 0.0))
+            costs += [] if known is None else [ArmCosts(arm, known)]
     return costs
 
 
@@ -184,14 +208,13 @@ def _differences(
     divergence: Divergence,
 ) -> list[Difference]:
     """Where texts part from the target-only ones, and how near the two tokens were."""
-    by_index = {request.index: request for request in requests}
     found = []
     for ours, theirs in zip(readings, alone, strict=bool(alone)):
         mine, other = ours.done.token_ids, theirs.done.token_ids
         at = first_difference(mine, other)
         if at is None:
             continue
-        request = by_index[ours.done.index]
+        request = requests[ours.done.index]
         taken, own = (tokens[at] if at < len(tokens) else None for tokens in (mine, other))
         margin = divergence.margin([*request.ids, *other[:at]], request.params, taken, own)
         found.append(Difference(request.index, at, taken, own, margin))
@@ -233,8 +256,9 @@ def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list
         for name in options.chosen
         if name not in run
     ]
-    if ready.positions:
-        objective = ready.positions[-1].wish.objective
+    weighed = [one.wish.objective for one in ready.positions if one.wish.weight]
+    if weighed:
+        objective = weighed[0]
         remarks.append(f"--cs weighs speed against {objective}.")
         tariff = ready.account.terms.tariff(objective)
         if tariff == SPEED.times(tariff.wall):
@@ -250,12 +274,3 @@ _REASONS = {
     LOCAL: "the target's model is not in this process (--local)",
     FUSED_LOCAL: "the target's model is not in this process (--local)",
 }
-
-
-def _record(cell: Cell, done: Completion) -> dict[str, object]:
-    return {
-        "architecture": cell.arm.architecture.name,
-        "setting": cell.arm.setting.label,
-        "rtt_ms": cell.round_trip * 1e3,
-        **done.record(),
-    }

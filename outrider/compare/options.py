@@ -63,9 +63,6 @@ class CompareOptions:
             raise InvalidRequest(
                 f"--architectures {','.join(sorted(unknown))}: there are {', '.join(NAMES)}"
             )
-        for name in ("chains", "trees"):
-            if not getattr(self, name):
-                raise InvalidRequest(f"--{name}: at least one setting is needed")
         if self.target_host and (self.emulate or self.draft.artifact or self.target_device):
             raise InvalidRequest(
                 "--emulate, --artifact and --target_device are of a target that is started here: "

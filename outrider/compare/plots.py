@@ -20,7 +20,7 @@ from outrider.compare.measure import Comparison, network
 from outrider.compare.regime_map import regime_map
 from outrider.compare.rows import Row
 from outrider.compare.statistics import FigureInterval
-from outrider.compare.verdict import leader
+from outrider.compare.verdict import break_even_ms, leader, least_miss
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,30 +95,30 @@ def _speeds(picture: Picture, comparison: Comparison) -> bool:
 def _round_trip(picture: Picture, comparison: Comparison) -> bool:
     """Measured time a token as points, the closed forms as lines, and the bound of rounds."""
     axes: Axes = picture.subplots()
-    options, trips = comparison.options, np.linspace(0, _span(comparison), _STEPS)
+    trips = np.linspace(0, _span(comparison), _STEPS)
+    links = [network(comparison.options, trip / 1e3) for trip in trips]
+    labels = set[str]()
     for row in comparison.rows:
         if row.seconds_per_token is not None:
-            axes.plot(row.rtt_ms, row.seconds_per_token * 1e3, "o", color=_colour(row.arm))
-    for architecture in ARCHITECTURES:
-        arms = {row.arm.name: row.arm for row in comparison.rows}.values()
-        mine = [arm for arm in arms if arm.architecture is architecture]
-        for arm, style in zip(mine, cycle(_STYLES)):  # styles do not end
-            costs, time = comparison.costs.get(arm.name), architecture.time
-            if costs is not None and time is not None:
-                times = [time(costs, network(options, trip / 1e3)) * 1e3 for trip in trips]
-                name = f"{arm.name}, predicted"
-                axes.plot(trips, times, style, color=_colour(arm), label=name)
-    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
-    verify = [row.costs.made.verify for row in crossing if row.costs is not None]
-    if verify:
-        miss = 1 - max(row.acceptance or 0.0 for row in crossing)
-        links = [network(options, trip / 1e3) for trip in trips]
-        least = [least_time(miss, link.round_trip, min(verify)) * 1e3 for link in links]
+            label = "_" * (_lane(row.arm) in labels) + _lane(row.arm)  # once in the legend
+            labels.add(label)
+            time = row.seconds_per_token * 1e3
+            axes.plot(row.rtt_ms, time, "o", color=_colour(row.arm), label=label)
+    styles = {one.name: cycle(_STYLES) for one in ARCHITECTURES}
+    measured = {row.arm.name for row in comparison.rows}
+    for arm, costs in comparison.costs:
+        closed_form = arm.architecture.time
+        if closed_form is not None and arm.name in measured:
+            times = [closed_form(costs, link) * 1e3 for link in links]
+            style, label = next(styles[arm.architecture.name]), f"{arm.name}, predicted"
+            axes.plot(trips, times, style, color=_colour(arm), label=label)
+    if comparison.rounds:
+        miss, verify = least_miss(comparison), min(one.made.verify for one in comparison.rounds)
+        least = [least_time(miss, link.round_trip, verify) * 1e3 for link in links]
         axes.plot(trips, least, ":", color="black", label="no rounds with these guesses are faster")
     words = "ms a token after the first chunk (points: measured)"
     axes.set(xlabel="added round trip, ms", ylabel=words, ylim=(0, None))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+    axes.legend(fontsize=8)
     return True
 
 
@@ -126,8 +126,8 @@ def _regime_map(picture: Picture, comparison: Comparison) -> bool:
     """The target alone, or synchronous rounds: which is faster by the closed forms; and as points
     what was fastest here.
     """
-    known = regime_map(comparison.rows)
-    if known is None or not comparison.tells:
+    known, end = regime_map(comparison), break_even_ms(comparison)
+    if known is None or end is None or not comparison.tells:
         return False
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -147,12 +147,14 @@ def _regime_map(picture: Picture, comparison: Comparison) -> bool:
         alpha=0.5,
     )
     shown: list[Any] = [
-        Patch(color=colour, alpha=0.5, label=f"computed: {name}")
+        Patch(color=colour, alpha=0.5, label=f"computed, best chain: {name}")
         for name, colour in regimes.items()
     ]
+    words = "break-even of the rounds that were measured"
+    shown.append(axes.axvline(max(end, 0.0), color="black", linestyle="--", label=words))
     for trip in comparison.options.rtt:
         shown += _measured_winner(axes, trip, comparison.at(trip))
-    axes.set(xlabel="added round trip, ms", ylabel="acceptance of a guess", ylim=(0.3, 1.0))
+    axes.set(xlabel="added round trip, ms", ylabel="acceptance of a guess", ylim=(0.3, 0.98))
     axes.legend(handles=shown, loc="lower right", fontsize=8)
     return True
 
@@ -190,7 +192,7 @@ def _tradeoff(picture: Picture, comparison: Comparison) -> bool:
 def _panel(panel: Axes, rows: Sequence[Row], cost: Callable[[Row], FigureInterval]) -> None:
     """Points with error bars, the Pareto set filled and joined."""
     best = []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(sorted(rows, key=lambda row: row.tokens_per_second.median)):
         speed, (median, low, high) = row.tokens_per_second, cost(row)
         middle = median.value or 0.0
         colour = _colour(row.arm)
@@ -204,21 +206,16 @@ def _panel(panel: Axes, rows: Sequence[Row], cost: Callable[[Row], FigureInterva
             markerfacecolor=colour if row.pareto else "white",
             capsize=3,
         )
-        place, shift = (middle, speed.median), (6, 6 + 11 * (index % 3))
+        place, shift = (middle, speed.median), (6, 6 if index % 2 else -12)
         name = row.arm.setting.label if row.arm.setting.knob is not None else row.arm.name
         panel.annotate(name, place, textcoords="offset points", xytext=shift, fontsize=8)
         best += [place] * row.pareto
-    panel.plot(
-        [at for at, _ in sorted(best)],
-        [speed for _, speed in sorted(best)],
-        "-",
-        color="black",
-        linewidth=1,
-        alpha=0.6,
-    )
-    panel.plot([], [], "o", color="black", label="Pareto set")
-    panel.plot([], [], "o", color="black", markerfacecolor="white", label="dominated")
-    panel.legend(fontsize=8)
+    costs, speeds = ([point[part] for point in sorted(best)] for part in (0, 1))
+    panel.plot(costs, speeds, "-", color="black", linewidth=1, alpha=0.6)
+    if best:
+        panel.plot([], [], "o", color="black", label="Pareto set")
+        panel.plot([], [], "o", color="black", markerfacecolor="white", label="dominated")
+        panel.legend(fontsize=8)
 
 
 def _lane(arm: Arm) -> str:

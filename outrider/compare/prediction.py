@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from outrider.compare.closed_forms import (
-    Round,
-    acceptance_of,
-    exchange,
-    synchronous_time,
-    time_at_the_target,
-)
+from outrider.compare.closed_forms import Round, time_per_token
 from outrider.completion import Completion
 
 
@@ -49,20 +43,13 @@ Time = Callable[[Costs, Network], float]
 
 def made_at_the_target(costs: Costs, network: Network) -> float:
     """No round crosses the network, whatever it is."""
-    return time_at_the_target(costs.made, costs.queue + costs.host)
+    return time_per_token(costs.made, costs.queue + costs.host)
 
 
 def made_across(costs: Costs, network: Network) -> float:
     """Every round waits for its verdict."""
-    between = exchange(
-        network.round_trip,
-        costs.bytes_up,
-        costs.bytes_down,
-        network.byte_time,
-        queue=costs.queue,
-        host=costs.host,
-    )
-    return synchronous_time(costs.made, between)
+    sent = (costs.bytes_up + costs.bytes_down) * network.byte_time
+    return time_per_token(costs.made, network.round_trip + sent + costs.queue + costs.host)
 
 
 class Decoding(NamedTuple):
@@ -145,5 +132,5 @@ def acceptance(texts: Sequence[Completion]) -> float:
         for done in texts
         if deepest and len(done.accepted_at_depth) == deepest
     )
-    drafted = sum(done.forwards - done.lone_forwards for done in texts)
-    return acceptance_of(accepted, drafted - whole)
+    missed = sum(done.forwards - done.lone_forwards for done in texts) - whole
+    return accepted / (accepted + missed) if accepted + missed else 0.0

@@ -12,8 +12,6 @@ from inference.energy import EnergyMeter, EnergyReader
 from inference.figures import Figure
 from outrider.completion import Completion, Request
 
-_RESET_PEAK = "5"  # proc(5), clear_refs
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -50,7 +48,7 @@ def reset_peak(pid: int | str) -> None:
     are of its whole life.
     """
     try:
-        Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # its peak: proc(5)
     except OSError:
         return
 

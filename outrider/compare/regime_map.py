@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from inference.policy import Chain
 from inference.times import ForwardTimes
-from outrider.compare.arms import BASELINE
 from outrider.compare.closed_forms import best_chain
-from outrider.compare.rows import Row
-
-LONGEST_CHAIN = 32
+from outrider.compare.measure import Comparison
+from outrider.compare.prediction import Network, made_at_the_target
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,12 @@ class RegimeMap:
 
     def rounds(self, acceptance: float, round_trip: float) -> float:
         """A token in synchronous rounds, with the best chain for this acceptance of a guess."""
-        fixed = self.host + round_trip
-        return best_chain(
-            acceptance,
-            lambda length: length * self.level + self.passes.seconds(1, length + 1) + fixed,
-            LONGEST_CHAIN,
-        ).time
+
+        def seconds(length: int) -> float:
+            passing = self.passes.seconds(1, length + 1)
+            return length * self.level + passing + self.host + round_trip
+
+        return best_chain(acceptance, seconds).time
 
     def rounds_win(
         self, acceptances: Sequence[float], round_trips: Sequence[float]
@@ -46,21 +44,21 @@ class RegimeMap:
         )
 
 
-def regime_map(rows: Sequence[Row]) -> RegimeMap | None:
-    """From the rounds of these rows; None where no chain or no target-only run tells."""
-    alone = [row.costs for row in rows if row.costs and row.arm.architecture.name == BASELINE]
+def regime_map(comparison: Comparison) -> RegimeMap | None:
+    """From what rounds of chains and target-only cost here; None where one of them is not known."""
+    alone = comparison.alone
     chains = [
-        (row.arm.setting.policy.length, row.costs)
-        for row in rows
-        if row.costs and isinstance(row.arm.setting.policy, Chain)
+        (one.arm.setting.policy.length, one.costs)
+        for one in comparison.costs
+        if isinstance(one.arm.setting.policy, Chain)
     ]
-    if not alone or not chains:
+    if alone is None or not chains:
         return None
     passes = ForwardTimes()
-    for known in (*alone, *(known for _, known in chains)):
+    for known in (alone, *(known for _, known in chains)):
         passes.record(1, round(known.nodes), known.made.verify)
     return RegimeMap(
-        alone=float(np.mean([one.made.verify + one.host + one.queue for one in alone])),
+        alone=made_at_the_target(alone, Network(0.0)),
         passes=passes,
         level=min(known.made.drafting / length for length, known in chains if length),
         host=min(known.host + known.queue for _, known in chains),

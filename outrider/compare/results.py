@@ -44,7 +44,7 @@ def write_results(directory: Path, comparison: Comparison) -> list[Path]:
         "accounting": comparison.account,
         "rows": records,
         "sweep": [trial.record() for trial in comparison.trials],
-        "costs_of_a_round": plain(comparison.costs),
+        "costs_of_a_round": {one.arm.name: plain(one.costs) for one in comparison.costs},
         "texts": comparison.texts,
     }
     paths = [directory / name for name in ("results.json", "results.csv", "report.md")]
@@ -81,13 +81,8 @@ def environment() -> dict[str, Any]:
 
 def record(row: Row) -> dict[str, Any]:
     """A row as plain data for JSON."""
-    arm = {
-        "architecture": row.arm.architecture.name,
-        "setting": row.arm.setting.label,
-        "cs": row.arm.setting.knob,
-    }
     values = {field.name: plain(getattr(row, field.name)) for field in fields(row)[1:]}
-    return {**arm, **values, "prediction_error": row.error}
+    return {**row.arm.record(), **values, "prediction_error": row.error}
 
 
 def plain(value: Any) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 
 from inference.figures import Figure
 from inference.objective import PER_MILLION
 from outrider.compare.accounting import Account
 from outrider.compare.arms import Arm
 from outrider.compare.divergence import Difference
-from outrider.compare.prediction import Costs, acceptance, costs_of, decoding, host_of
+from outrider.compare.prediction import acceptance, decoding
 from outrider.compare.readings import Reading
 from outrider.compare.statistics import (
     FEWEST,
@@ -22,7 +23,6 @@ from outrider.compare.statistics import (
     pareto,
     percentiles,
 )
-from outrider.completion import Completion
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",
@@ -73,7 +73,6 @@ class Row:
     differences: list[Difference]
     seconds_per_token: float | None  # of all texts, after their first chunks
     predicted: float | None  # the same by the closed form
-    costs: Costs | None  # of a round, where the arm has a closed form
     device: str  # of the target, as it describes itself: an emulated one says so
     pareto: bool = False  # no row at this round trip is nowhere worse and somewhere better
 
@@ -112,6 +111,9 @@ def summarise(
     drafted, accepted = forwards - sums["lone_forwards"], sums["num_accepted_tokens"]
     there = sum(sums[name] for name in ("queue_seconds", "target_seconds", "prefill_seconds"))
     each = [decoding([text]).seconds_per_token for text in done]
+    pairs = zip(done, baseline or [], strict=baseline is not None)
+    ratios = [ours.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs]
+    at_depth = zip_longest(*(text.accepted_at_depth for text in done), fillvalue=0)
     usd, usd_by_forwards, joules, joules_here = _charged(readings, account.of(arm.architecture))
     return Row(
         arm=arm,
@@ -119,14 +121,14 @@ def summarise(
         texts=len(done),
         tokens=tokens,
         tokens_per_second=bootstrap_median([text.tokens_per_second for text in done]),
-        ratio=_ratio(readings, baseline),
+        ratio=None if baseline is None else bootstrap_median(ratios),
         time_to_first_token=percentiles([text.time_to_first_token for text in done]),
         time_per_output_token=percentiles([seconds for seconds in each if seconds is not None]),
-        inter_chunk=percentiles(_gaps(done)),
+        inter_chunk=percentiles([b - a for text in done for a, b in pairwise(text.arrivals)]),
         acceptance_length=tokens / forwards if forwards else 0.0,
         acceptance_length_drafted=1 + accepted / drafted if drafted else 0.0,
         acceptance=acceptance(done) if drafted else None,
-        acceptance_by_position=_by_position(done, forwards),
+        acceptance_by_position=[sum(at) / forwards for at in at_depth],
         rest_seconds=max(0.0, sum(text.seconds for text in done) - there),
         memory_here=_most([reading.memory_here for reading in readings]),
         memory_target=_most([reading.memory_target for reading in readings]),
@@ -134,7 +136,6 @@ def summarise(
         differences=list(differences),
         seconds_per_token=decoding(done).seconds_per_token,
         predicted=predicted,
-        costs=_costs(arm, done, rtt_ms),
         device=done[0].device,
         usd_per_million=usd,
         usd_per_million_by_forwards=usd_by_forwards,
@@ -177,38 +178,6 @@ def _charged(readings: Sequence[Reading], account: Account) -> list[FigureInterv
             )
         )
     return [median_figure(each) for each in zip(*figures, strict=True)]
-
-
-def _costs(arm: Arm, done: Sequence[Completion], rtt_ms: float) -> Costs | None:
-    if arm.architecture.time is None:
-        return None
-    return costs_of(done, host_of(done, rtt_ms / 1e3 if arm.architecture.crosses else 0.0))
-
-
-def _gaps(done: Sequence[Completion]) -> list[float]:
-    return [
-        later - earlier
-        for text in done
-        for earlier, later in zip(text.arrivals, text.arrivals[1:], strict=False)
-    ]
-
-
-def _by_position(done: Sequence[Completion], forwards: int) -> list[float]:
-    depth = max(len(text.accepted_at_depth) for text in done)
-    return [
-        sum(text.accepted_at_depth[at] for text in done if at < len(text.accepted_at_depth))
-        / forwards
-        for at in range(depth)
-    ]
-
-
-def _ratio(readings: Sequence[Reading], baseline: Sequence[Reading] | None) -> Interval | None:
-    if baseline is None:
-        return None
-    pairs = zip(readings, baseline, strict=True)
-    return bootstrap_median(
-        [ours.done.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs]
-    )
 
 
 def _most(sizes: Sequence[int | None]) -> int | None:

@@ -4,7 +4,7 @@ half goes on to more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.compare.arms import Arm
@@ -33,8 +33,7 @@ class Trial:
     def record(self) -> dict[str, object]:
         """As plain data for JSON."""
         return {
-            "architecture": self.arm.architecture.name,
-            "setting": self.arm.setting.label,
+            **self.arm.record(),
             "rtt_ms": self.round_trip * 1e3,
             "texts": len(self.texts),
             "ms_per_token": self.seconds_per_token * 1e3,
@@ -50,8 +49,9 @@ def sweep(
     """
     left = [[Trial(arm, round_trip, len(group) > 1) for arm in group] for group in groups]
     trials = [trial for group in left for trial in group]
+    short = replace(requests[0], max_new_tokens=min(8, requests[0].max_new_tokens))
     for trial in trials:
-        warm_up(trial.arm.complete, requests[0])
+        trial.arm.complete(short)
     done, stage = 0, 0
     while stage < len(STAGES) or any(len(group) > 1 for group in left):
         more = STAGES[min(stage, len(STAGES) - 1)]
@@ -66,8 +66,3 @@ def sweep(
     for group in left:
         group[0].chosen = True
     return trials
-
-
-def warm_up(complete: Callable[[Request], Completion], request: Request) -> None:
-    """One short text that counts nowhere."""
-    complete(replace(request, max_new_tokens=min(8, request.max_new_tokens)))

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from inference.figures import Figure, Quality
+from inference.objective import PER_MILLION
 from outrider.compare.measure import Comparison
 from outrider.compare.rows import Row
 from outrider.compare.statistics import CONFIDENCE, FigureInterval, Interval, Percentiles
@@ -76,13 +77,13 @@ _BRIEF: list[Column] = [
     ("arm", lambda row: row.arm.name),
     ("tokens/s", lambda row: f"{row.tokens_per_second.median:.1f}"),
     ("x target-only", lambda row: _interval(row.ratio, 2)),
-    ("TPOT", lambda row: _p50(row.time_per_output_token)),
+    ("TPOT", lambda row: _time(row.time_per_output_token and row.time_per_output_token.p50)),
     ("length", lambda row: f"{row.acceptance_length:.2f}"),
     ("same", lambda row: _identical(row)),
 ]
-_PRICES: list[tuple[str, Callable[[Row], FigureInterval], int]] = [
-    ("$/1M", lambda row: row.usd_per_million, 2),
-    ("J/1M", lambda row: row.joules_per_million, 0),
+_PRICES: list[tuple[str, Callable[[Row], Figure]]] = [
+    ("$/1M", lambda row: row.usd_per_million.median),
+    ("J/token", lambda row: row.joules_per_million.median.times(1 / PER_MILLION)),
 ]
 
 
@@ -115,9 +116,9 @@ def tables(comparison: Comparison) -> list[Table]:
 def brief(comparison: Comparison) -> Table:
     """The one table of the terminal: what is known of every arm, without what is nowhere known."""
     rows, columns = comparison.rows, list(_BRIEF)
-    for head, read, digits in _PRICES:
-        if any(read(row).median.value is not None for row in rows):
-            columns.append((head, partial(_short, read, digits)))
+    for head, read in _PRICES:
+        if any(read(row).value is not None for row in rows):
+            columns.append((head, partial(_short, read)))
     columns.append(("", lambda row: "*" * row.pareto))
     note = (
         "RTT: added ms; TPOT: p50 ms; length: tokens a forward; same: texts as target-only makes; "
@@ -141,7 +142,7 @@ def print_comparison(comparison: Comparison) -> None:
     table = brief(comparison)
     shown = RichTable(box=SIMPLE_HEAD, caption=table.note, caption_justify="left", pad_edge=False)
     for number, head in enumerate(table.heads):
-        shown.add_column(head, justify="left" if number == 1 else "right")
+        shown.add_column(head, justify="left" if number == 1 else "right", no_wrap=True)
     for cells in table.cells:
         shown.add_row(*cells)
     console.print(shown)
@@ -182,11 +183,13 @@ def differences(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def figure_words(known: Figure, digits: int) -> str:
+def figure_words(
+    known: Figure, digits: int, least: str = "at least ", about: str = "about "
+) -> str:
     """A number, marked where it is an estimate or a lower bound; never 0 for what is not known."""
     if known.value is None:
         return UNKNOWN
-    bound = "at least " if known.lower_bound else "about " * (known.quality is Quality.ESTIMATED)
+    bound = least if known.lower_bound else about * (known.quality is Quality.ESTIMATED)
     return f"{bound}{known.value:.{digits}f}"
 
 
@@ -231,12 +234,9 @@ def _cost(value: FigureInterval, digits: int) -> str:
     return figure_words(value.median, digits) + interval
 
 
-def _short(read: Callable[[Row], FigureInterval], digits: int, row: Row) -> str:
-    known = read(row).median
-    if known.value is None:
-        return "-"
-    mark = ">=" if known.lower_bound else "~" * (known.quality is Quality.ESTIMATED)
-    return f"{mark}{known.value:.{digits}f}"
+def _short(read: Callable[[Row], Figure], row: Row) -> str:
+    known = read(row)
+    return "-" if known.value is None else figure_words(known, 2, ">=", "~")
 
 
 def _identical(row: Row) -> str:
@@ -245,10 +245,6 @@ def _identical(row: Row) -> str:
 
 def _milliseconds(value: Percentiles | None) -> str:
     return "-" if value is None else " / ".join(f"{part * 1e3:.1f}" for part in value)
-
-
-def _p50(value: Percentiles | None) -> str:
-    return "-" if value is None else f"{value.p50 * 1e3:.1f}"
 
 
 def _time(seconds: float | None) -> str:

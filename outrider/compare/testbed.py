@@ -85,7 +85,8 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
     """
     draft_device = options.draft_device or options.draft.device
     common = replace(options.draft, device=draft_device, target_host=options.target_host or "")
-    checkpoint, prompts = find_checkpoint(common, "draft"), _prompts(common)
+    checkpoint = find_checkpoint(common, "draft")
+    prompts = PROMPTS if common.prompt is common.prompt_text is None else read_prompts(common)
     stated = read_prices(common, 0.0)
     positions = read_positions(options, stated) if options.target_host is None else []
     with ExitStack() as stack:
@@ -127,11 +128,6 @@ def read_positions(options: CompareOptions, stated: Stated | None) -> list[Aims]
     """
     rates = stated.rates if stated is not None else None
     return [read_aims(replace(options.draft, cs=knob), rates) for knob in options.cs]
-
-
-def _prompts(draft: Options) -> list[str]:
-    given = draft.prompt is not None or draft.prompt_text is not None
-    return read_prompts(draft) if given else list(PROMPTS)
 
 
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:

@@ -4,13 +4,13 @@ from the closed forms. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 
-from outrider.compare.arms import BASELINE, FUSED, LOCAL
+from outrider.compare.arms import BASELINE, FUSED
 from outrider.compare.closed_forms import break_even_round_trip, capacity_over_alone, least_time
 from outrider.compare.measure import Comparison, network
-from outrider.compare.prediction import Costs
+from outrider.compare.prediction import Network, made_at_the_target
 from outrider.compare.rows import Row
 from outrider.compare.statistics import FEWEST
 
@@ -40,7 +40,7 @@ def details(comparison: Comparison) -> list[str]:
     """
     words: list[str] = []
     if comparison.has_baseline and comparison.tells:
-        words = [*_local(comparison.rows), *_bound(comparison), *_capacity(comparison)]
+        words = [*_bound(comparison), *_capacity(comparison)]
     return [*words, *_errors(comparison.rows)]
 
 
@@ -58,7 +58,7 @@ def leader(rows: Sequence[Row]) -> Row | None:
 def _leader_words(rtt: float, rows: Sequence[Row]) -> str:
     first, others = leader(rows), [row for row in rows if row.arm.architecture.name != BASELINE]
     if first is None:
-        best = max(others, key=_ratio)
+        best = max(others, key=lambda row: row.ratio or (0.0,))
         return (
             f"{rtt:g} ms: nothing can be told from target-only (best: {best.arm.name} {_x(best)})"
         )
@@ -74,24 +74,16 @@ def _x(row: Row) -> str:
     return f"{row.ratio.median:.2f}x target-only [{row.ratio.low:.2f}, {row.ratio.high:.2f}]"
 
 
-def _ratio(row: Row) -> float:
-    return row.ratio.median if row.ratio else 0.0
-
-
 def _advice(comparison: Comparison) -> str:
     """Where drafting here, or beside the target, is faster than target-only."""
     here = [row for row in comparison.rows if row.arm.architecture.drafts_here]
     beside = [row for row in comparison.rows if row.arm.architecture.name == FUSED]
-    said = [
-        f"drafting {where} {', '.join(_outcomes(rows))}"
-        for where, rows in (("on this machine", here), ("beside the target", beside))
-        if rows
-    ]
-    words = "; ".join(said)
-    return f"{words[:1].upper()}{words[1:]}." if said else ""
+    places = {"on this machine": here, "beside the target": beside}
+    said = [f"{where} {_outcomes(rows)}" for where, rows in places.items() if rows]
+    return f"Drafting {'; '.join(said)}." if said else ""
 
 
-def _outcomes(rows: Sequence[Row]) -> Iterator[str]:
+def _outcomes(rows: Sequence[Row]) -> str:
     """Of the best of these rows at each round trip."""
     trips: dict[str, list[str]] = {}
     for trip in dict.fromkeys(row.rtt_ms for row in rows):
@@ -102,24 +94,27 @@ def _outcomes(rows: Sequence[Row]) -> Iterator[str]:
         elif all(row.slower for row in there):
             outcome = "is slower than target-only"
         trips.setdefault(outcome, []).append(f"{trip:g}")
-    for outcome, where in trips.items():
-        yield f"{outcome} at {', '.join(where)} ms"
+    return ", ".join(f"{outcome} at {', '.join(where)} ms" for outcome, where in trips.items())
+
+
+def break_even_ms(comparison: Comparison) -> float | None:
+    """The added round trip below which the best of the measured synchronous rounds are faster
+    than target-only, by the closed forms.
+    """
+    if comparison.alone is None or not comparison.rounds:
+        return None
+    alone = made_at_the_target(comparison.alone, Network(0.0))
+    ends = [
+        break_even_round_trip(alone, one.made, one.host + one.queue) for one in comparison.rounds
+    ]
+    return max(ends) * 1e3
 
 
 def _break_even(comparison: Comparison) -> str:
-    """The round trip up to which waiting for rounds pays by the closed forms, with what was
-    measured here, unless the texts say otherwise.
-    """
-    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
-    alone = {trip: _alone(comparison, trip) for trip in comparison.options.rtt}
-    ends = [
-        break_even_round_trip(_time_alone(known), row.costs.made, row.costs.host + row.costs.queue)
-        for row in crossing
-        if row.costs is not None and (known := alone[row.rtt_ms]) is not None
-    ]
-    if not ends:
+    """As computed from what rounds cost here, unless the texts say otherwise."""
+    end = break_even_ms(comparison)
+    if end is None:
         return ""
-    end = max(ends) * 1e3
     words = f"Computed: synchronous rounds pay below {end:.0f} ms of added round trip"
     if end <= 0:
         words = "Computed: synchronous rounds pay at no round trip, the target is too fast for them"
@@ -158,49 +153,39 @@ def _cheapest(comparison: Comparison) -> str:
     return "Nothing is known of the cost: no price and no joules."
 
 
-def _local(rows: Sequence[Row]) -> list[str]:
-    return [
-        "A user whose machine holds the target needs nobody: "
-        f"{row.tokens_per_second.median:.1f} tokens/s there, alone."
-        for row in rows[:]
-        if row.arm.architecture.name == LOCAL
-    ][:1]
-
-
 def _bound(comparison: Comparison) -> list[str]:
     """What no synchronous rounds can beat, at the longest round trip."""
-    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
-    passes = [row.costs.made.verify for row in crossing if row.costs is not None]
-    miss = 1 - max((row.acceptance or 0.0 for row in crossing), default=1.0)
-    if miss == 0 or not passes:
+    longest, miss = max(comparison.options.rtt), least_miss(comparison)
+    if not miss or not comparison.rounds:
         return []
-    longest = max(comparison.options.rtt)
     link = network(comparison.options, longest / 1e3)
+    verify = min(one.made.verify for one in comparison.rounds)
     return [
         f"At {longest:g} ms no synchronous rounds with these guesses (a miss at {miss:.0%} of "
-        f"positions) take less than {least_time(miss, link.round_trip, min(passes)) * 1e3:.1f} ms "
-        "a token."
+        f"positions) take less than {least_time(miss, link.round_trip, verify) * 1e3:.1f} ms a "
+        "token."
     ]
+
+
+def least_miss(comparison: Comparison) -> float:
+    """Share of positions at which the best guesses of all synchronous arms miss."""
+    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
+    return 1 - max((row.acceptance or 0.0 for row in crossing), default=0.0)
 
 
 def _capacity(comparison: Comparison) -> list[str]:
     """What rounds are for where they save no time."""
-    first = comparison.options.rtt[0]
-    alone = _alone(comparison, first)
-    gains = [
-        capacity_over_alone(row.costs.made.tokens, alone.made.verify, row.costs.made.verify)
-        for row in comparison.at(first)
-        if alone is not None
-        and row.arm.architecture.crosses
-        and row.costs is not None
-        and row.costs.made.verify > 0
-    ]
-    if not gains:
+    alone = comparison.alone
+    if alone is None or not comparison.rounds:
         return []
+    gain = max(
+        capacity_over_alone(one.made.tokens, alone.made.verify, one.made.verify)
+        for one in comparison.rounds
+    )
     return [
-        f"Computed for a saturated target: {max(gains):.1f} times as many clients in synchronous "
-        "rounds as in target-only, if passes of many sessions keep the proportion that passes of "
-        "one have here."
+        f"Computed for a saturated target: {gain:.1f} times as many clients in synchronous rounds "
+        "as in target-only, if passes of many sessions keep the proportion that passes of one "
+        "have here."
     ]
 
 
@@ -212,12 +197,3 @@ def _errors(rows: Sequence[Row]) -> list[str]:
         f"Predictions of the time per token were off by {median(errors):.0%} (median of "
         f"{len(errors)} cells), at worst {max(errors):.0%}."
     ]
-
-
-def _alone(comparison: Comparison, rtt_ms: float) -> Costs | None:
-    rows = comparison.at(rtt_ms)
-    return next((row.costs for row in rows if row.arm.architecture.name == BASELINE), None)
-
-
-def _time_alone(costs: Costs) -> float:
-    return (costs.made.verify + costs.host + costs.queue) / costs.made.tokens
