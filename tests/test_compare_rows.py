@@ -41,7 +41,7 @@ from outrider.compare.regime_map import regime_map
 from outrider.compare.rows import Row, marked, summarise
 from outrider.compare.statistics import bootstrap_median, median_figure, pareto, percentiles
 from outrider.compare.sweep import sweep
-from outrider.compare.tables import brief, figure_words, tables
+from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables
 from outrider.compare.verdict import leader, verdict
 from outrider.completion import Completion, Request
 from outrider.drafting import Aims
@@ -378,5 +378,22 @@ def test_every_table_has_a_cell_for_each_head_and_hides_what_is_nowhere_known() 
     for table in [*tables(found), brief(found)]:
         assert all(len(cells) == len(table.heads) for cells in table.cells)
     assert "$/1M" not in brief(found).heads
-    priced = row([text(4, 2, 0.5)], None, PAYING)
-    assert {"$/1M", "J/token"} <= set(brief(comparison([priced])).heads)
+    assert {"$/1M", "J/token"} <= set(brief(comparison([priced(1)])).heads)
+
+
+def priced(texts: int) -> Row:
+    """With the longest name that a default sweep chooses."""
+    done = [text(4, 2, 0.5, index) for index in range(texts)]
+    made = row(done, done, PAYING, arm(TREE, Setting(BestFirst(16, 12))), 1000.0)
+    return replace(made, pareto=True, device="")
+
+
+def test_the_widest_table_of_the_terminal_loses_nothing_at_a_hundred_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = comparison([priced(16)])
+    print_comparison(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    (line,) = (line for line in lines if line.lstrip().startswith("1000"))
+    assert line.split() == " ".join(brief(found).cells[0]).split()

@@ -150,8 +150,9 @@ def _regime_map(picture: Picture, comparison: Comparison) -> bool:
         Patch(color=colour, alpha=0.5, label=f"computed, best chain: {name}")
         for name, colour in regimes.items()
     ]
-    words = "break-even of the rounds that were measured"
-    shown.append(axes.axvline(max(end, 0.0), color="black", linestyle="--", label=words))
+    if end > 0:
+        words = "computed break-even of the rounds that were measured"
+        shown.append(axes.axvline(end, color="black", linestyle="--", label=words))
     for trip in comparison.options.rtt:
         shown += _measured_winner(axes, trip, comparison.at(trip))
     axes.set(xlabel="added round trip, ms", ylabel="acceptance of a guess", ylim=(0.3, 0.98))
@@ -182,6 +183,7 @@ def _tradeoff(picture: Picture, comparison: Comparison) -> bool:
                 panels.append((trip, name, rows))
     if not panels:
         return False
+    picture.set_size_inches(max(10, 5 * len(panels)), 5)
     axes = picture.subplots(1, len(panels), squeeze=False)[0]
     for panel, (trip, name, rows) in zip(axes, panels, strict=True):
         _panel(panel, rows, AXES[name])

@@ -74,7 +74,7 @@ _COST: list[Column] = [
 ]
 _BRIEF: list[Column] = [
     ("RTT", lambda row: f"{row.rtt_ms:g}"),
-    ("arm", lambda row: row.arm.name),
+    ("arm", lambda row: row.arm.name + " *" * row.pareto),
     ("tokens/s", lambda row: f"{row.tokens_per_second.median:.1f}"),
     ("x target-only", lambda row: _interval(row.ratio, 2)),
     ("TPOT", lambda row: _time(row.time_per_output_token and row.time_per_output_token.p50)),
@@ -119,7 +119,6 @@ def brief(comparison: Comparison) -> Table:
     for head, read in _PRICES:
         if any(read(row).value is not None for row in rows):
             columns.append((head, partial(_short, read)))
-    columns.append(("", lambda row: "*" * row.pareto))
     note = (
         "RTT: added ms; TPOT: p50 ms; length: tokens a forward; same: texts as target-only makes; "
         "~ estimate, >= lower bound; * Pareto: nothing at this RTT is as good in all and better."
@@ -140,7 +139,13 @@ def print_comparison(comparison: Comparison) -> None:
     for number, line in enumerate(verdict(comparison), 1):
         console.print(f"{number}. {line}")
     table = brief(comparison)
-    shown = RichTable(box=SIMPLE_HEAD, caption=table.note, caption_justify="left", pad_edge=False)
+    shown = RichTable(
+        box=SIMPLE_HEAD,
+        caption=table.note,
+        caption_justify="left",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for number, head in enumerate(table.heads):
         shown.add_column(head, justify="left" if number == 1 else "right", no_wrap=True)
     for cells in table.cells:

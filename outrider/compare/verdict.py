@@ -115,12 +115,12 @@ def _break_even(comparison: Comparison) -> str:
     end = break_even_ms(comparison)
     if end is None:
         return ""
-    words = f"Computed: synchronous rounds pay below {end:.0f} ms of added round trip"
+    words = f"Computed for one user: synchronous rounds pay below {end:.0f} ms of added round trip"
     if end <= 0:
-        words = "Computed: synchronous rounds pay at no round trip, the target is too fast for them"
+        words = "Computed for one user: the target is too fast for synchronous rounds to pay"
     if any(_contradicts(comparison.at(trip), trip < end) for trip in comparison.options.rtt):
         return f"{words}; the texts say otherwise, so trust the first line."
-    return f"{words}, for one user and these settings."
+    return f"{words}."
 
 
 def _contradicts(rows: Sequence[Row], pays: bool) -> bool:
