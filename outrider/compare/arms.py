@@ -176,31 +176,29 @@ def _growing(bench: Bench, setting: Setting) -> Complete:
     return _across(bench, GrowingPool(bench.draft, bench.draft_times, bench.target, aims, None))
 
 
-def _once(runs: bool) -> list[Setting]:
+def _once(bench: Bench) -> list[Setting]:
     """There is nothing to set."""
-    return [Setting()] if runs else []
+    return [Setting()]
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture(
-        BASELINE, lambda bench: _once(True), lambda bench, _: _across(bench), made_at_the_target
-    ),
+    Architecture(BASELINE, _once, lambda bench, _: _across(bench), made_at_the_target),
     Architecture(
         LOCAL,
-        lambda bench: _once(bench.local is not None),
+        _once,
         lambda bench, _: _here(bench, beside=False),
         made_at_the_target,
         on_this_machine=True,
     ),
     Architecture(
         FUSED_LOCAL,
-        lambda bench: _once(bench.local is not None),
+        _once,
         lambda bench, _: _here(bench, beside=True),
         on_this_machine=True,
     ),
     Architecture(
         FUSED,
-        lambda bench: _once(bool(bench.target.description.draft_model)),
+        lambda bench: [Setting()] if bench.target.description.draft_model else [],
         lambda bench, _: _across(bench, beside=True),
     ),
     Architecture(
@@ -221,7 +219,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture(
         GROWING,
-        lambda bench: [Setting(aims=aims) for aims in bench.positions] or _once(True),
+        lambda bench: [Setting(aims=aims) for aims in bench.positions] or _once(bench),
         _growing,
         drafts_here=True,
     ),

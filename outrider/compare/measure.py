@@ -13,7 +13,7 @@ from typing import NamedTuple
 from inference.energy_readers import find_readers
 from inference.errors import OutriderError
 from inference.objective import SPEED
-from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, FUSED_LOCAL, LOCAL, Arm, groups_of
+from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
 from outrider.compare.divergence import Difference, Divergence, first_difference
 from outrider.compare.options import CompareOptions
 from outrider.compare.prediction import Costs, Network, costs_of, host_of
@@ -251,11 +251,8 @@ def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list
         )
     if any(cell.round_trip or options.jitter or options.bandwidth for cell in cells):
         remarks.append("Round trips are emulated by a proxy on this machine, beyond its own.")
-    remarks += [
-        f"{name} was not run: {_REASONS.get(name, 'it cannot run here')}."
-        for name in options.chosen
-        if name not in run
-    ]
+    if FUSED in options.chosen and FUSED not in run:
+        remarks.append("fused was not run: the target has no draft beside it (--role fused_target)")
     weighed = [one.wish.objective for one in ready.positions if one.wish.weight]
     if weighed:
         objective = weighed[0]
@@ -267,10 +264,3 @@ def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list
                 "the same."
             )
     return remarks
-
-
-_REASONS = {
-    FUSED: "the target has no draft beside it (--role fused_target)",
-    LOCAL: "the target's model is not in this process (--local)",
-    FUSED_LOCAL: "the target's model is not in this process (--local)",
-}

@@ -146,10 +146,8 @@ examples:
     --emulate llama-3.1-8b-trn1.2xlarge-roofline,llama-3.1-8b-trn1.2xlarge-measured
   python compare_architectures.py --target_host HOST:PORT --draft_model DIR \\
     --tls_ca ca.pem --token_file token
-  python compare_architectures.py --cs 0,25,50,75,100 --out DIR \\
-    --usd_per_hour 1.34 --usd_per_kwh 0.3 --usd_per_gb_up 0 --usd_per_gb_down 0.09 --draft_watts 30
-  python compare_architectures.py --cs 0,50,100 --target_host HOST:PORT \\
-    --objective energy_total --draft_watts 30 --target_watts 400 --out DIR"""
+  python compare_architectures.py --cs 0,25,50,75,100 --usd_per_hour 1.34 \\
+    --usd_per_kwh 0.3 --usd_per_gb_up 0 --usd_per_gb_down 0.09 --draft_watts 30"""
 
 
 def parse(arguments: Sequence[str] | None = None) -> CompareOptions:

@@ -72,7 +72,7 @@ def _speeds(picture: Picture, comparison: Comparison) -> bool:
     axes, trips = picture.subplots(), comparison.options.rtt
     lanes = list(dict.fromkeys(_lane(row.arm) for row in comparison.rows))
     width = 0.8 / len(lanes)
-    for index, (lane, style) in enumerate(zip(lanes, cycle(_STYLES))):  # styles do not end
+    for index, lane in enumerate(lanes):
         rows = [row for row in comparison.rows if _lane(row.arm) == lane]
         shift = (index - (len(lanes) - 1) / 2) * width
         speeds = [row.tokens_per_second for row in rows]
@@ -84,7 +84,7 @@ def _speeds(picture: Picture, comparison: Comparison) -> bool:
             capsize=3,
             label=lane,
             color=_colour(rows[0].arm),
-            hatch="/" * _STYLES.index(style) if rows[0].arm.setting.knob is not None else None,
+            hatch="/" * index if rows[0].arm.setting.knob is not None else None,
         )
     axes.set_xticks(range(len(trips)), [f"{trip:g} ms" for trip in trips])
     axes.set(xlabel="added round trip", ylabel="tokens a second, median over texts")

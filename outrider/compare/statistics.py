@@ -30,7 +30,7 @@ class Interval(NamedTuple):
 
 
 class Percentiles(NamedTuple):
-    """Half, nine in ten and 99 in a hundred of the values are at most this."""
+    """So many of a hundred values are at most this."""
 
     p50: float
     p90: float

@@ -56,16 +56,16 @@ def leader(rows: Sequence[Row]) -> Row | None:
 
 
 def _leader_words(rtt: float, rows: Sequence[Row]) -> str:
-    first, others = leader(rows), [row for row in rows if row.arm.architecture.name != BASELINE]
+    first = leader(rows)
     if first is None:
+        others = [row for row in rows if row.arm.architecture.name != BASELINE]
         best = max(others, key=lambda row: row.ratio or (0.0,))
         return (
             f"{rtt:g} ms: nothing can be told from target-only (best: {best.arm.name} {_x(best)})"
         )
-    if first not in others:
-        return f"{rtt:g} ms: target-only is fastest ({first.tokens_per_second.median:.1f} tokens/s)"
+    against = f", {_x(first)}" if first.arm.architecture.name != BASELINE else ""
     speed = f"{first.tokens_per_second.median:.1f} tokens/s"
-    return f"{rtt:g} ms: {first.arm.name} is fastest, {_x(first)} ({speed})"
+    return f"{rtt:g} ms: {first.arm.name} is fastest{against} ({speed})"
 
 
 def _x(row: Row) -> str:
