@@ -131,9 +131,10 @@ def _device(name: str) -> str:
 
 _add = partial(add_flag, CompareOptions)
 
-_EPILOG = """and the flags of `main.py --role draft` that say how texts are made and what they cost:
-models and devices, prompts and sampling (default: four pieces of Python, 48 tokens of each, seed
-0), TLS and token, --usd_per_hour or --instance, --usd_per_kwh, --draft_watts, --target_watts, ...
+_EPILOG = """and of `main.py --role draft`: --target_model, --draft_model, --artifact, --device,
+--dtype, --threads; --prompt, --chat, --max_new_tokens (48), --temperature, --top_p, --top_k,
+--seed (0); --tls_ca, --token_file; --usd_per_hour or --instance, --region, --no_live,
+--usd_per_kwh, --usd_per_gb_up, --usd_per_gb_down, --draft_watts, --target_watts, --objective.
 
 Without --target_host a target is started on this machine and stopped again; draft and target then
 share its cores, so forwards, acceptance and bytes carry over to other machines and tokens/s do
@@ -155,7 +156,7 @@ def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     parser = argparse.ArgumentParser(
         prog="compare_architectures.py",
         description=(
-            "Ways of decoding side by side: same prompts, seeds and limits, interleaved, each "
+            "Ways of decoding side by side: same prompts, seeds and limits, interleaved, each\n"
             "against its own target-only run. With --cs, the curve of speed against cost."
         ),
         epilog=_EPILOG,
@@ -190,7 +191,9 @@ def _arm_flags(group: argparse._ArgumentGroup) -> None:
     runs = "runs of each prompt and architecture, interleaved (default: %(default)s)"
     _add(group, "num_runs", runs, type=int)
     names = ("--prompt_file", "--prompt-file", "--prompt_text", "--prompt-text")
-    group.add_argument(*names, dest="prompt_file", help="one prompt a line", metavar="FILE")
+    group.add_argument(
+        *names, dest="prompt_file", help="one prompt a line (default: four)", metavar="FILE"
+    )
     out = "write report.md, results.json, results.csv and plots there"
     _add(group, "out", out, metavar="DIR")
 
