@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from inference.cost import COSTS, ENERGIES, Rates
+from inference.cost.accounting import COSTS, ENERGIES, Rates
+from inference.cost.objective import PER_MILLION, Terms, Wish, read_knob
 from inference.errors import InvalidRequest
-from inference.objective import PER_MILLION, Terms, Wish, read_knob
 from outrider.options import Options
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import InvalidRequest
-from inference.policy import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.compare.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from inference.cost import Rates
-from inference.figures import Figure, Quality
-from inference.objective import Effort, Terms, Wish
-from inference.policy import BestFirst, Chain
+from inference.cost.accounting import Rates
+from inference.cost.objective import Effort, Terms, Wish
+from inference.cost.quantity import Figure, Quality
+from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams
 from outrider.compare.accounting import Account
 from outrider.compare.arms import (

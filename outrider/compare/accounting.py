@@ -1,4 +1,4 @@
-"""Dollars and joules of an arm's texts, by the one accounting of inference/cost.py. What nobody
+"""Dollars and joules of an arm's texts, by the one accounting of inference/cost/accounting.py. What nobody
 can know here is unavailable, with the reason.
 """
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.cost import bill
-from inference.figures import Figure
-from inference.objective import PER_MILLION, Effort, Terms
+from inference.cost.accounting import bill
+from inference.cost.objective import PER_MILLION, Effort, Terms
+from inference.cost.quantity import Figure
 from outrider.compare.arms import Architecture
 from outrider.options import Options
 from outrider.wishes import Stated, terms_of

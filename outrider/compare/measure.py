@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import NamedTuple
 
-from inference.energy_readers import find_readers
+from inference.cost.energy_readers import find_readers
+from inference.cost.objective import SPEED
 from inference.errors import OutriderError
-from inference.objective import SPEED
 from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
 from outrider.compare.divergence import Difference, Divergence, first_difference
 from outrider.compare.options import CompareOptions

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from inference.command import add_flag, add_gone
+from inference.cost.objective import read_knob
+from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
-from inference.objective import read_knob
-from inference.policy import BestFirst, Chain, Policy
 from outrider import options as drafting
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
 from outrider.options import Options, is_device

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.policy import Chain
+from inference.drafters.tree_policies import Chain
 from inference.times import ForwardTimes
 from outrider.compare.closed_forms import best_chain
 from outrider.compare.measure import Comparison

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 
-from inference.figures import Figure
-from inference.objective import PER_MILLION
+from inference.cost.objective import PER_MILLION
+from inference.cost.quantity import Figure
 from outrider.compare.accounting import Account
 from outrider.compare.arms import Arm
 from outrider.compare.divergence import Difference

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inference.figures import Figure, total
+from inference.cost.quantity import Figure, total
 
 CONFIDENCE = 0.95
 FEWEST = 6

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from inference.figures import Figure, Quality
-from inference.objective import PER_MILLION
+from inference.cost.objective import PER_MILLION
+from inference.cost.quantity import Figure, Quality
 from outrider.compare.measure import Comparison
 from outrider.compare.rows import Row
 from outrider.compare.statistics import CONFIDENCE, FigureInterval, Interval, Percentiles

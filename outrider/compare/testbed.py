@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from grpc_comm.translate import Description
 from inference.backends import Model
-from inference.drafters.growing import ROOM
-from inference.engine import Engine
+from inference.drafters.model_proposer import ROOM
+from inference.engine.engine import Engine
 from outrider.compare.accounting import Account, open_account
 from outrider.compare.arms import FUSED, Bench
 from outrider.compare.options import CompareOptions
