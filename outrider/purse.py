@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from inference.cost.accounting import Rates
 from inference.cost.objective import Effort, Terms
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.options import Options
-from outrider.wishes import UNPRICED, Stated
+from outrider.wishes import UNPRICED, Stated, terms_of
 
 
 class _Meter:
@@ -130,6 +129,6 @@ class Purse:
 
 def open_purse(options: Options, stated: Stated | None) -> Purse:
     """For the texts of a run. Raises InvalidRequest where --max_usd could not be counted."""
-    rates = stated.rates if stated is not None else Rates(0.0)
-    terms = Terms(rates, options.target_share, options.draft_watts, options.target_watts)
-    return Purse(terms, options.max_usd, source=stated.source if stated is not None else None)
+    if stated is None:
+        return Purse(terms_of(options, None), options.max_usd)
+    return Purse(terms_of(options, stated.rates), options.max_usd, source=stated.source)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unicodedata import category
 
+from inference.cost.accounting import COSTS
 from inference.cost.objective import PER_MILLION, Effort, Wish, price_words
 from inference.whole_file import write_whole
 from outrider.completion import Completion, Piece
@@ -164,10 +165,8 @@ def _limit(completions: Sequence[Completion], purse: Purse, wish: Wish) -> list[
         ]
     if wish.max_per_token is None:
         return []
-    figure, of_money = (
-        purse.terms.price(wish.objective, tokens, purse.effort),
-        wish.objective.endswith("cost"),
-    )
+    figure = purse.terms.price(wish.objective, tokens, purse.effort)
+    of_money = wish.objective in COSTS
     assert figure.value is not None, "a limit is of what can be computed"
     flag, unit = ("--max_usd_per_1m", PER_MILLION) if of_money else ("--max_joules_per_token", 1.0)
     kept, wanted = (

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from inference.backends.timed import EMULATED
 from inference.errors import Unavailable
 from outrider.serve import READY
 
@@ -42,6 +43,13 @@ class StartedTarget(NamedTuple):
     address: str
     pid: int
     said: deque[str]
+
+    @property
+    def emulation(self) -> str | None:
+        """How well it kept emulated times; None before its end, and of a target that emulates
+        nothing.
+        """
+        return next((line.strip() for line in self.said if line.startswith(EMULATED)), None)
 
 
 @contextmanager

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from inference.cost.accounting import Rates
+from inference.cost.accounting import COSTS, ENERGIES, Rates
 from inference.cost.objective import PER_MILLION, Terms, Wish, read_knob
 from inference.errors import InvalidRequest
 from outrider.options import Options
-
-ENERGIES = ("energy_total", "draft_energy", "target_energy")
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
 
@@ -47,7 +45,7 @@ def read_wish(options: Options, rates: Rates | None) -> Wish:
         raise InvalidRequest(
             f"--max_joules_per_token limits an energy, and --objective is {objective}"
         )
-    if options.max_usd_per_1m is not None and objective not in ("total_cost", "api_cost"):
+    if options.max_usd_per_1m is not None and objective not in COSTS:
         raise InvalidRequest(f"--max_usd_per_1m limits a cost, and --objective is {objective}")
     limit = (
         options.max_usd_per_1m / PER_MILLION
@@ -66,6 +64,11 @@ def read_terms(options: Options, rates: Rates | None, wish: Wish) -> Terms | Non
         return None
     if rates is None and wish.objective not in (*ENERGIES, "latency"):
         raise InvalidRequest(f"{wish.objective} needs a price of the target: {UNPRICED}")
+    return terms_of(options, rates)
+
+
+def terms_of(options: Options, rates: Rates | None) -> Terms:
+    """What bills are made of: these prices, the share of the target that is charged, the watts."""
     return Terms(
         rates or Rates(0.0), options.target_share, options.draft_watts, options.target_watts
     )

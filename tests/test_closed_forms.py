@@ -7,16 +7,13 @@ from math import isclose
 import pytest
 
 from inference.cost.accounting import expected_chain_tokens
-from outrider.comparison.closed_forms import (
+from outrider.compare.closed_forms import (
     Round,
-    acceptance_of,
     best_chain,
     break_even_round_trip,
     capacity_over_alone,
-    exchange,
     least_time,
-    synchronous_time,
-    time_at_the_target,
+    time_per_token,
 )
 
 ACCEPTANCES = (0.5, 0.7, 0.85, 0.9)
@@ -99,30 +96,17 @@ def test_the_best_chains_times_are_those_of_the_joint_optimum(
         assert isclose(found, time, rel_tol=0.01)
 
 
-def test_a_round_that_no_network_lies_within_is_the_faster_one_at_every_distance() -> None:
-    made = Round(drafting=50, verify=30, tokens=3)
-    assert time_at_the_target(made) == synchronous_time(made, exchange(0))
-    waits = [synchronous_time(made, exchange(trip)) for trip in (1, 20, 300)]
-    assert all(time_at_the_target(made) < wait for wait in waits)
+def test_a_token_takes_longer_at_every_distance() -> None:
+    made = Round(drafting=50, verify=30, tokens=4)
+    assert [time_per_token(made, trip) for trip in (0, 20, 300)] == [20, 25, 95]
 
 
 def test_nothing_is_faster_than_the_misses_it_has_to_wait_for() -> None:
     assert isclose(least_time(0.25, round_trip=80, verify=30), 27.5)
 
 
-def test_an_exchange_is_the_round_trip_the_bytes_the_queue_and_the_programs() -> None:
-    assert isclose(
-        exchange(0.02, 140, 60, byte_time=8 / 1e6, queue=0.001, host=0.002), 0.02 + 0.0016 + 0.003
-    )
-
-
 def test_a_target_that_does_not_draft_serves_more() -> None:
     assert capacity_over_alone(tokens=3.9, alone=30, verify=39) == 3
-
-
-def test_the_acceptance_of_a_guess_comes_from_hits_and_misses() -> None:
-    assert acceptance_of(accepted=30, missed=10) == 0.75
-    assert acceptance_of(0, 0) == 0
 
 
 def test_what_cannot_be_is_refused() -> None:

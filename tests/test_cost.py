@@ -228,9 +228,17 @@ def test_sums_are_as_good_as_their_worst_part() -> None:
     assert total([joules(1.0), estimate]) == Figure.estimated(3.0, "counter; model")
     assert total([joules(1.0), UNKNOWN]) == UNKNOWN
     assert total([]).value is None
-    assert at_least([joules(1.0), UNKNOWN]) == Figure.estimated(
-        1.0, "at least, from counter; not counted: no counter"
+    assert at_least([joules(1.0), UNKNOWN]) == Figure(
+        1.0,
+        Quality.ESTIMATED,
+        "at least, from counter; not counted: no counter",
+        lower_bound=True,
     )
     assert at_least([joules(1.0), estimate]) == total([joules(1.0), estimate])
     assert at_least([UNKNOWN]) == UNKNOWN
-    assert UNKNOWN.record() == {"value": None, "quality": "unavailable", "source": "no counter"}
+    assert UNKNOWN.record() == {
+        "value": None,
+        "quality": "unavailable",
+        "source": "no counter",
+        "lower_bound": False,
+    }

@@ -14,9 +14,8 @@ from compile import options as compiling
 from compile import smoke
 from deploy import __main__ as deploying
 from outrider import options as running
-from outrider.comparison import options as comparing
-from outrider.tradeoff import options as trading
-from outrider.tradeoff.measure import aims_of
+from outrider.compare import options as comparing
+from outrider.compare.testbed import read_positions
 from outrider.wishes import read_prices
 
 ROOT = Path(__file__).parents[1]
@@ -24,9 +23,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/options.py",
     "deploy/__main__.py",
-    "outrider/comparison/options.py",
+    "outrider/compare/options.py",
     "outrider/options.py",
-    "outrider/tradeoff/options.py",
 ]
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {
@@ -35,7 +33,6 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "-m compile": compiling.parse,
     "-m compile.smoke": smoke._parse,
     "-m deploy": deploying._parse,
-    "-m outrider.tradeoff": trading.parse,
 }
 PLACEHOLDERS = {"D": "int8", "T": "trn1", "N": "2"}
 """What a page has the reader put in where not any text will do."""
@@ -94,10 +91,9 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
-    sorted({command for _, command in DOCUMENTED if command.startswith("-m outrider.tradeoff ")}),
+    "command", sorted({command for _, command in DOCUMENTED if "_architectures.py --cs" in command})
 )
 def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
-    options = trading.parse(split(command)[1])
+    options = comparing.parse(split(command)[1])
     stated = read_prices(options.draft, 0.0)
-    assert len(aims_of(options, stated.rates if stated is not None else None)) == len(options.cs)
+    assert len(read_positions(options, stated)) == len(options.cs)

@@ -302,9 +302,8 @@ def test_a_neuron_file_without_data_is_unavailable(text: str, tmp_path: Path) ->
 def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it() -> None:
     energy = Energy(2.0, (Figure.measured(30.0, "board"), Figure.unavailable("CPU: no counter")))
     assert energy.total == Figure.unavailable("CPU: no counter")
-    assert energy.known == Figure.estimated(
-        30.0, "at least, from board; not counted: CPU: no counter"
-    )
+    known = "at least, from board; not counted: CPU: no counter"
+    assert energy.known == Figure(30.0, Quality.ESTIMATED, known, lower_bound=True)
     assert energy.watts.value == 15.0
     assert Energy(1.0, ()).known.value is None
 

@@ -4,6 +4,7 @@ limit was kept.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,6 +18,11 @@ from outrider.report import account, summary
 
 RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
 TERMS = Terms(RATES, draft_watts=10.0, target_watts=100.0)
+
+
+def numbers(line: str) -> list[float]:
+    """The figures of a line, in their order; how it is worded is free."""
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line)]
 
 
 def text(tokens: int = 100, seconds: float = 2.0, **more: object) -> Completion:
@@ -46,27 +52,22 @@ def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -
         messages_up=90,
         messages_down=40,
     )
-    said = summary([done], 2.0).splitlines()
-    assert said == [
-        "prompt tokens 3, generated 100",
-        "forwards 40, 2.50 tokens a forward (acceptance length); 10 of them without candidates, "
-        "3.00 tokens in the others",
-        "candidates computed 240, accepted 60 (25.0%): by model 45, copy 15",
-        "draft calls 110, 1.10 a token, 0.50 s",
-        "time 2.00 s, 50.0 tokens/s",
-        "bytes a token 80 up, 7 down; messages 0.90 up, 0.40 down",
+    assert [numbers(line) for line in summary([done], 2.0).splitlines()] == [
+        [3, 100],  # prompt tokens, generated
+        [40, 2.5, 10, 3.0],  # forwards, tokens a forward; without candidates, tokens in the others
+        [240, 60, 25.0, 45, 15],  # candidates, accepted, by the model, by copying
+        [110, 1.1, 0.5],  # draft calls, a token, seconds
+        [2.0, 50.0],  # seconds, tokens a second
+        [80, 7, 0.9, 0.4],  # bytes and messages a token, up and down
     ]
     beside = replace(done, baseline=text(forwards=100, seconds=5.0))
-    assert "100 forwards instead of 40, 5.00 s instead of 2.00 s: speed-up 2.50" in summary(
-        [beside], 7.0
-    )
+    assert [100, 40, 5.0, 2.0, 2.5] in map(numbers, summary([beside], 7.0).splitlines())
 
 
 def test_seconds_of_target_only_runs_are_not_the_texts_own() -> None:
-    assert "time 2.00 s, 50.0 tokens/s" in summary([text()], 2.0)
-    assert "time 2.00 s of 7.00 s with target-only runs, 50.0 tokens/s" in summary(
-        [text(baseline=text())], 7.0
-    )
+    assert [2.0, 50.0] in map(numbers, summary([text()], 2.0).splitlines())
+    beside = summary([text(baseline=text())], 7.0).splitlines()
+    assert [2.0, 7.0, 50.0] in map(numbers, beside)
 
 
 class Clock:
@@ -91,16 +92,14 @@ def said(purse: Purse, wish: Wish = Wish(), texts: Sequence[Completion] = (text(
 
 
 def test_cost_and_energy_are_told_by_the_token_with_their_sources() -> None:
-    assert said(spent(2.0)) == [
-        "cost $0.002000, $20 a million tokens",
-        "prices: $3.6 an hour, as given",
-        "energy 2 J a token (no time of the draft; 100 W assumed)",
-    ]
+    told = said(spent(2.0))
+    assert [numbers(line) for line in told] == [[0.002, 20], [3.6], [2, 100]]
+    assert "as given" in told[1]
 
 
 def test_where_the_forwards_alone_are_paid_a_token_has_another_price() -> None:
     told = said(spent(2.0), texts=[text(share_seconds=0.4, prefill_seconds=0.1)])
-    assert told[1] == "by the target's forwards alone $5 a million tokens"
+    assert numbers(told[1]) == [5]
 
 
 def test_a_cost_that_leaves_something_out_says_what() -> None:
@@ -108,45 +107,42 @@ def test_a_cost_that_leaves_something_out_says_what() -> None:
         2.0,
         Terms(Rates(3.6, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0), target_share=0.5),
     )
-    assert said(bare) == [
-        "cost $0.001000, $10 a million tokens, at least (no price of electricity was given)",
-        "prices: $3.6 an hour, as given; 0.5 of the hour is charged",
-    ]
+    told = said(bare)
+    assert [numbers(line) for line in told] == [[0.001, 10], [3.6, 0.5]]
+    assert "no price of electricity" in told[0]
 
 
 def test_without_prices_and_watts_nothing_is_said() -> None:
     assert said(spent(2.0, Terms(Rates(0.0)), source=None)) == []
     assert said(spent(2.0, source=None), texts=[text(0)]) == []
-    assert said(spent(2.0), texts=[text(0)]) == ["cost $0.002000"]
+    assert [numbers(line) for line in said(spent(2.0), texts=[text(0)])] == [[0.002]]
 
 
 @pytest.mark.parametrize(
-    ("wish", "line"),
+    ("wish", "flag", "kept", "figures"),
     [
-        (Wish(min_tps=40.0), "--min_tps kept: measured 50 tokens/s of 40 wanted"),
-        (Wish(min_tps=60.0), "--min_tps missed: measured 50 tokens/s of 60 wanted"),
-        (
-            Wish("api_cost", max_per_token=25e-6),
-            "--max_usd_per_1m kept: measured $20 a million tokens of $25 wanted",
-        ),
-        (
-            Wish("total_cost", max_per_token=5e-6),
-            "--max_usd_per_1m missed: measured $20 a million tokens of $5 wanted",
-        ),
-        (
-            Wish("energy_total", max_per_token=1.5),
-            "--max_joules_per_token missed: measured 2 J a token of 1.5 wanted",
-        ),
+        (Wish(min_tps=40.0), "--min_tps", True, [50, 40]),
+        (Wish(min_tps=60.0), "--min_tps", False, [50, 60]),
+        (Wish("api_cost", max_per_token=25e-6), "--max_usd_per_1m", True, [20, 25]),
+        (Wish("total_cost", max_per_token=5e-6), "--max_usd_per_1m", False, [20, 5]),
+        (Wish("energy_total", max_per_token=1.5), "--max_joules_per_token", False, [2, 1.5]),
     ],
 )
-def test_a_limit_is_followed_by_what_was_measured(wish: Wish, line: str) -> None:
-    assert said(spent(2.0), wish)[-1] == line
+def test_a_limit_is_followed_by_what_was_measured(
+    wish: Wish, flag: str, kept: bool, figures: list[float]
+) -> None:
+    name, outcome, *rest = said(spent(2.0), wish)[-1].split()
+    assert (name, outcome) == (flag, "kept:" if kept else "missed:")
+    assert numbers(" ".join(rest)) == figures
 
 
 def test_texts_that_the_purse_ended_are_counted_apart_from_those_that_never_began() -> None:
     cut, never = text(finish_reason="spent"), text(0, 0.0, finish_reason="spent")
-    assert "ended by --max_usd: 3 of 4 texts, 2 of them before they began" in summary(
-        [text(), cut, never, never], 4.0
-    )
-    assert summary([text(), cut], 4.0).endswith("ended by --max_usd: 1 of 2 texts")
-    assert "--max_usd" not in summary([text()], 2.0)
+
+    def ended(*texts: Completion) -> list[float]:
+        lines = [line for line in summary(texts, 4.0).splitlines() if "--max_usd" in line]
+        return [number for line in lines for number in numbers(line)]
+
+    assert ended(text(), cut, never, never) == [3, 4, 2]
+    assert ended(text(), cut) == [1, 2]
+    assert ended(text()) == []

@@ -131,6 +131,10 @@ def _size(raw: Json) -> int:
     return raw.integer()
 
 
+EMULATED = "emulated "
+"""Start of the line in which an emulation says how well it kept its times."""
+
+
 class TimedModel:
     """A Model that answers as another one does, and not before the profile's time for the call has
     passed.
@@ -169,7 +173,7 @@ class TimedModel:
         """Whether the emulation kept its times, in one line."""
         late = f"{self.late_seconds * 1e3:.1f} ms late in {self.emulated_seconds * 1e3:.1f} ms"
         return (
-            f"emulated {self.profile.name}: {self.forwards} forwards, {self.overruns} longer "
+            f"{EMULATED}{self.profile.name}: {self.forwards} forwards, {self.overruns} longer "
             f"than the profile says, {late}"
         )
 

@@ -158,6 +158,12 @@ OBJECTIVES: Mapping[str, Callable[[Bill], Figure]] = {
 }
 """What a plan may be asked to keep small, by the name that a user gives."""
 
+COSTS = ("total_cost", "api_cost")
+"""Objectives in US dollars."""
+
+ENERGIES = ("energy_total", "draft_energy", "target_energy")
+"""Objectives in joules."""
+
 
 def hire_usd(seconds: float, usd_per_hour: float) -> float:
     """Dollars for a machine by the time it is held."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inference.cost.accounting import OBJECTIVES, Rates, Usage, assumed_joules, bill
+from inference.cost.accounting import COSTS, OBJECTIVES, Rates, Usage, assumed_joules, bill
 from inference.cost.quantity import Figure
 from inference.errors import InvalidRequest
 
@@ -156,7 +156,7 @@ def read_knob(text: str) -> float:
 
 def price_words(objective: str, per_token: float) -> str:
     """A price of a token in the unit in which people state it."""
-    if objective.endswith("cost"):
+    if objective in COSTS:
         return f"${per_token * PER_MILLION:.4g} a million tokens"
     return (
         f"{per_token * 1e3:.4g} ms a token"

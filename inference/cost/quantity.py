@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 
@@ -27,6 +27,7 @@ class Figure:
     value: float | None
     quality: Quality
     source: str
+    lower_bound: bool = False  # parts that nobody knows are not counted
 
     def __post_init__(self) -> None:
         if (self.value is None) != (self.quality is Quality.UNAVAILABLE):
@@ -51,13 +52,11 @@ class Figure:
 
     def times(self, factor: float) -> Figure:
         """This figure in another unit, or a share of it."""
-        return (
-            self if self.value is None else Figure(self.value * factor, self.quality, self.source)
-        )
+        return self if self.value is None else replace(self, value=self.value * factor)
 
     def record(self) -> dict[str, object]:
         """Plain data for JSON."""
-        return {"value": self.value, "quality": self.quality.name.lower(), "source": self.source}
+        return {**vars(self), "quality": self.quality.name.lower()}
 
 
 def total(parts: Sequence[Figure]) -> Figure:
@@ -69,6 +68,7 @@ def total(parts: Sequence[Figure]) -> Figure:
         sum(part.value or 0.0 for part in parts),
         max(part.quality for part in parts),
         _joined([part.source for part in parts]),
+        any(part.lower_bound for part in parts),
     )
 
 
@@ -85,6 +85,7 @@ def at_least(parts: Sequence[Figure]) -> Figure:
         have.value,
         Quality.ESTIMATED,
         f"at least, from {have.source}; not counted: {_joined(missing)}",
+        lower_bound=True,
     )
 
 

@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,55 +18,46 @@ from typing import Any
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import MissingExtra
 from inference.whole_file import write_whole
-from outrider.comparison.arms import label
-from outrider.comparison.measure import Comparison
-from outrider.comparison.options import CompareOptions
-from outrider.comparison.plots import draw
-from outrider.comparison.tables import markdown
+from outrider.compare.arms import Setting
+from outrider.compare.measure import Comparison
+from outrider.compare.plots import draw
+from outrider.compare.rows import Row
+from outrider.compare.tables import markdown
+from outrider.compare.verdict import details, verdict
 
 _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers", "openvino")
 
 
-def write_results(
-    directory: Path, options: CompareOptions, comparison: Comparison, words: Sequence[str]
-) -> list[Path]:
+def write_results(directory: Path, comparison: Comparison) -> list[Path]:
     """The files, as far as they can be made: without matplotlib there are no plots, and one line
     on stderr says so.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    records = [row.record() for row in comparison.rows]
+    made_with = {"environment": environment(), "options": plain(comparison.options)}
+    records = [record(row) for row in comparison.rows]
     results = {
-        "environment": environment(),
-        "options": plain_options(options),
-        "device": comparison.device,
-        "architectures": records,
-        "sweep": [trial.record() for trial in comparison.trials],
-        "costs_of_a_round": [
-            {"architecture": name, "setting": setting, **asdict(costs)}
-            for (name, setting), costs in comparison.costs.items()
-        ],
-        "acceptance": {"chain": comparison.acceptance, "tree": comparison.coverage},
-        "verdict": list(words),
+        **made_with,
+        "title": comparison.title,
+        "verdict": verdict(comparison),
+        "details": details(comparison),
         "remarks": comparison.remarks,
         "accounting": comparison.account,
+        "rows": records,
+        "sweep": [trial.record() for trial in comparison.trials],
+        "costs_of_a_round": {one.arm.name: plain(one.costs) for one in comparison.costs},
         "texts": comparison.texts,
     }
     paths = [directory / name for name in ("results.json", "results.csv", "report.md")]
     write_whole(paths[0], json.dumps(results, indent=1) + "\n")
     _write_csv(paths[1], records)
     try:
-        plots = draw(directory, options, comparison)
+        plots = draw(directory, comparison)
     except MissingExtra as error:
         plots = []
         print(f"no plots: {error}", file=sys.stderr)
     pictures = "".join(f"![{path.stem}]({path.name})\n\n" for path in plots)
-    made_with = json.dumps(
-        {"environment": results["environment"], "options": results["options"]}, indent=1
-    )
-    write_whole(
-        paths[2],
-        f"{markdown(comparison, words)}\n{pictures}## Made with\n\n```json\n{made_with}\n```\n",
-    )
+    made = f"## Made with\n\n```json\n{json.dumps(made_with, indent=1)}\n```\n"
+    write_whole(paths[2], f"{markdown(comparison)}\n{pictures}{made}")
     return [*paths, *plots]
 
 
@@ -88,15 +79,25 @@ def environment() -> dict[str, Any]:
     return found
 
 
-def plain_options(options: CompareOptions) -> dict[str, Any]:
-    """As plain data for JSON, defaults included."""
-    return {name: _plain(value) for name, value in vars(options).items()}
+def record(row: Row) -> dict[str, Any]:
+    """A row as plain data for JSON."""
+    values = {field.name: plain(getattr(row, field.name)) for field in fields(row)[1:]}
+    return {**row.arm.record(), **values, "prediction_error": row.error}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    return label(value) if isinstance(value, Chain | BestFirst) else value
+def plain(value: Any) -> Any:
+    """Records, tuples with names and policies as data for JSON."""
+    if hasattr(value, "record"):
+        return value.record()
+    if isinstance(value, Chain | BestFirst):
+        return Setting(value).label
+    if is_dataclass(value):
+        value = vars(value)
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _write_csv(path: Path, records: Sequence[dict[str, Any]]) -> None:
@@ -117,10 +118,7 @@ def _columns(record: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         elif name == "differences":
             columns.append((f"{prefix}differing_texts", len(value)))
         else:
-            columns.append(
-                (
-                    f"{prefix}{name}",
-                    " ".join(f"{part:.4f}" for part in value) if isinstance(value, list) else value,
-                )
-            )
+            numbers = isinstance(value, list)
+            shown = " ".join(f"{part:.4f}" for part in value) if numbers else value
+            columns.append((f"{prefix}{name}", shown))
     return columns

@@ -1,5 +1,5 @@
-"""How near a tie was, where a text differs from the target-only one: the target's scores of both
-tokens, computed in float32 here.
+"""Where a text diverges from the target-only one, and how near a tie that was: the target's
+scores of both tokens, computed in float32 here.
 """
 
 from __future__ import annotations
@@ -19,25 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token at which a text is not the target-only one. margin: score of the target's
-    own token over ours; 0 is a tie.
-    """
+    """The first token at which a text is not the target-only one."""
 
     prompt: int
     at: int
     ours: int | None  # None: the text ended there
     theirs: int | None
-    margin: Figure
+    margin: Figure  # score of the target's own token over ours; 0 is a tie
 
     def record(self) -> dict[str, object]:
         """As plain data for JSON."""
-        return {
-            "prompt": self.prompt,
-            "at": self.at,
-            "ours": self.ours,
-            "theirs": self.theirs,
-            "margin": self.margin.record(),
-        }
+        return {**vars(self), "margin": self.margin.record()}
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -48,7 +40,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
-class Margins:
+class Divergence:
     """Scores of the target's checkpoint; it is loaded at the first question. checkpoint None:
     the target is not here.
     """
@@ -88,34 +80,24 @@ class Margins:
         from inference.model.sampler import Sampling, noise
         from inference.tree import TokenTree
 
-        decoder, chain, wanted = (
-            self._load(),
-            TokenTree.chain(prefix),
-            torch.tensor(ids, dtype=torch.int32),
-        )
-        config = decoder.config
+        decoder, chain = self._load(), TokenTree.chain(prefix)
+        wanted = torch.tensor(ids, dtype=torch.int32)
+        config, at = decoder.config, len(prefix)
         cache = torch.zeros(config.layers, 1, config.kv_heads, 1, config.head_dim)
-        tokens, positions = (
+        tokens, positions, mask = (
             torch.from_numpy(np.array(part, dtype=np.int32))[None]
-            for part in (chain.tokens, chain.depths)
+            for part in (chain.tokens, chain.depths, chain.mask)
         )
-        mask, pick = (
-            torch.from_numpy(chain.mask.astype(np.int32))[None],
-            torch.tensor([[len(prefix) - 1]], dtype=torch.int32),
-        )
+        pick = torch.tensor([[at - 1]], dtype=torch.int32)
         row, unseen = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
         with torch.no_grad():
             states = decoder(tokens, row, positions, unseen, mask, pick, cache, cache).states
             weight = decoder.model.embed_tokens.weight if config.tied else decoder.lm_head.weight
             scores = (states[0, 0] @ weight[wanted.long()].T) / (params.temperature or 1.0)
         if not params.greedy:
-            seed = Sampling.of([params], torch.device("cpu")).seed
-            scores = (
-                scores
-                + noise(
-                    seed[:, None], torch.tensor([[len(prefix)]], dtype=torch.int32), wanted[None]
-                )[0]
-            )
+            seed = Sampling.of([params], torch.device("cpu")).seed[:, None]
+            position = torch.tensor([[at]], dtype=torch.int32)
+            scores = scores + noise(seed, position, wanted[None])[0]
         return [float(score) for score in scores]
 
     def _load(self) -> Decoder:

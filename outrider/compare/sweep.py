@@ -4,10 +4,10 @@ half goes on to more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.comparison.arms import Arm
+from outrider.compare.arms import Arm
 from outrider.completion import Completion, Request
 
 STAGES = (1, 2)
@@ -16,26 +16,24 @@ STAGES = (1, 2)
 
 @dataclass
 class Trial:
-    """One setting in a sweep. seconds_per_token: whole texts, prefill included; what the sweep
-    decides by.
-    """
+    """One arm in a sweep."""
 
     arm: Arm
     round_trip: float  # emulated, seconds
+    had_rivals: bool
     texts: list[Completion] = field(default_factory=list)
     chosen: bool = False
 
     @property
     def seconds_per_token(self) -> float:
-        return sum(done.seconds for done in self.texts) / max(
-            1, sum(len(done.token_ids) for done in self.texts)
-        )
+        """Of whole texts, prefill included; what the sweep decides by."""
+        tokens = sum(len(done.token_ids) for done in self.texts)
+        return sum(done.seconds for done in self.texts) / max(1, tokens)
 
     def record(self) -> dict[str, object]:
-        """As plain data for JSON and CSV."""
+        """As plain data for JSON."""
         return {
-            "architecture": self.arm.name,
-            "setting": self.arm.setting,
+            **self.arm.record(),
             "rtt_ms": self.round_trip * 1e3,
             "texts": len(self.texts),
             "ms_per_token": self.seconds_per_token * 1e3,
@@ -49,10 +47,11 @@ def sweep(
     """A trial for each arm, one of each group chosen. All groups take turns, text by text; each
     arm has warmed up before.
     """
-    left = [[Trial(arm, round_trip) for arm in group] for group in groups]
+    left = [[Trial(arm, round_trip, len(group) > 1) for arm in group] for group in groups]
     trials = [trial for group in left for trial in group]
+    short = replace(requests[0], max_new_tokens=min(8, requests[0].max_new_tokens))
     for trial in trials:
-        warm_up(trial.arm.complete, requests[0])
+        trial.arm.complete(short)
     done, stage = 0, 0
     while stage < len(STAGES) or any(len(group) > 1 for group in left):
         more = STAGES[min(stage, len(STAGES) - 1)]
@@ -67,8 +66,3 @@ def sweep(
     for group in left:
         group[0].chosen = True
     return trials
-
-
-def warm_up(complete: Callable[[Request], Completion], request: Request) -> None:
-    """One short text that counts nowhere."""
-    complete(replace(request, max_new_tokens=min(8, request.max_new_tokens)))

@@ -12,25 +12,21 @@ from inference.cost.energy import EnergyMeter, EnergyReader
 from inference.cost.quantity import Figure
 from outrider.completion import Completion, Request
 
-_RESET_PEAK = "5"  # proc(5), clear_refs
-
 
 @dataclass(frozen=True)
 class Reading:
-    """One text and what it took. joules: of this machine.  Memory in bytes resident; None where
-    it cannot be read.
-    """
+    """One text and what it took."""
 
     done: Completion
-    joules: Figure
-    memory_here: int | None
+    joules: Figure  # of this machine
+    memory_here: int | None  # bytes resident at the peak; None where it cannot be read
     memory_target: int | None
 
 
 @dataclass(frozen=True)
-class Gauges:
-    """readers: of this machine's energy.  target_pid: of a target on this machine that was
-    started here.
+class Meters:
+    """What is read with: the energy readers of this machine, and the process of a target that
+    was started here.
     """
 
     readers: Sequence[EnergyReader]
@@ -52,7 +48,7 @@ def reset_peak(pid: int | str) -> None:
     are of its whole life.
     """
     try:
-        Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # its peak: proc(5)
     except OSError:
         return
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from inference.cost.accounting import expected_chain_tokens
 
-LONGEST = 64
+LONGEST = 32
 """Lengths of a chain that best_chain tries."""
 
 
@@ -39,40 +39,21 @@ class Round:
             raise ValueError(f"a round brings the target's own token at least: got {self.tokens}")
 
 
-def exchange(
-    round_trip: float,
-    bytes_up: float = 0.0,
-    bytes_down: float = 0.0,
-    byte_time: float = 0.0,
-    *,
-    queue: float = 0.0,
-    host: float = 0.0,
-) -> float:
-    """What lies between a finished draft and its verdict, the target's pass apart.
-
-    byte_time: of a byte in either direction, 0 for a link without limit.  queue: waiting for others
-    at the target. host: both programs outside their models, as measured without a network.
+def time_per_token(made: Round, between: float) -> float:
+    """A token, where so much lies between a finished draft and its verdict beside the target's
+    pass: the network, the queue, both programs.
     """
-    return round_trip + (bytes_up + bytes_down) * byte_time + queue + host
-
-
-def time_at_the_target(made: Round, host: float = 0.0) -> float:
-    """A token where no network lies within a round."""
-    return (made.drafting + made.verify + host) / made.tokens
-
-
-def synchronous_time(made: Round, between: float) -> float:
-    """A token where the draft waits for each verdict; `between` is exchange()."""
     return (made.drafting + between + made.verify) / made.tokens
 
 
 def least_time(miss: float, round_trip: float, verify: float) -> float:
-    """No lossless split of drafting and verifying makes a token faster: each miss waits for the
-    target's correction.
+    """No rounds that the target waits for make a token faster: each miss waits for its
+    correction. (A target that goes on by itself waits for nothing.)
 
     miss: probability that the target's token is none of the guesses for its position.
     """
-    _check_share("miss", miss)
+    if not 0 <= miss <= 1:
+        raise ValueError(f"miss is a probability: got {miss}")
     return miss * (round_trip + verify)
 
 
@@ -97,26 +78,10 @@ class BestChain(NamedTuple):
     time: float
 
 
-def best_chain(
-    acceptance: float, round_time: Callable[[int], float], longest: int = LONGEST
-) -> BestChain:
-    """Of the chains of 1 to `longest`, whose whole round takes round_time(length). The shortest
-    of equals.
-    """
+def best_chain(acceptance: float, round_time: Callable[[int], float]) -> BestChain:
+    """Of the chains whose whole round takes round_time(length). The shortest of equals."""
     times = [
         BestChain(length, round_time(length) / expected_chain_tokens(length, acceptance))
-        for length in range(1, longest + 1)
+        for length in range(1, LONGEST + 1)
     ]
     return min(times, key=lambda chain: chain.time)
-
-
-def acceptance_of(accepted: float, missed: float) -> float:
-    """Chance that a guess is the target's token: levels that were accepted, and rounds that
-    ended by a miss. 0 where nothing was guessed.
-    """
-    return accepted / (accepted + missed) if accepted + missed else 0.0
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} is a probability: got {value}")

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from outrider.comparison.closed_forms import (
-    Round,
-    acceptance_of,
-    exchange,
-    synchronous_time,
-    time_at_the_target,
-)
+from outrider.compare.closed_forms import Round, time_per_token
 from outrider.completion import Completion
 
 
@@ -33,18 +27,14 @@ class Network(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """One round of an arm on average, in seconds and bytes.
-
-    nodes: of the target's pass, the root included.  host: of both programs outside their models,
-    the machine's own network included.
-    """
+    """One round of an arm on average, in seconds and bytes."""
 
     made: Round
-    nodes: float
+    nodes: float  # of the target's pass, the root included
     bytes_up: float
     bytes_down: float
     queue: float
-    host: float
+    host: float  # of both programs outside their models, the machine's own network included
 
 
 Time = Callable[[Costs, Network], float]
@@ -53,20 +43,13 @@ Time = Callable[[Costs, Network], float]
 
 def made_at_the_target(costs: Costs, network: Network) -> float:
     """No round crosses the network, whatever it is."""
-    return time_at_the_target(costs.made, costs.queue + costs.host)
+    return time_per_token(costs.made, costs.queue + costs.host)
 
 
 def made_across(costs: Costs, network: Network) -> float:
     """Every round waits for its verdict."""
-    between = exchange(
-        network.round_trip,
-        costs.bytes_up,
-        costs.bytes_down,
-        network.byte_time,
-        queue=costs.queue,
-        host=costs.host,
-    )
-    return synchronous_time(costs.made, between)
+    sent = (costs.bytes_up + costs.bytes_down) * network.byte_time
+    return time_per_token(costs.made, network.round_trip + sent + costs.queue + costs.host)
 
 
 class Decoding(NamedTuple):
@@ -100,7 +83,7 @@ def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
         return None
     rounds, after_first = sum(done.forwards for done in told), decoding(told)
     drafting, verify, queue = (
-        _median_of_round(told, name)
+        float(median(getattr(done, name) / done.forwards for done in told))
         for name in ("draft_seconds", "target_seconds", "queue_seconds")
     )
     up, down, drafted = (
@@ -135,21 +118,19 @@ def _told(done: Completion) -> bool:
     return len(done.arrivals) > 1 and done.forwards > 1
 
 
-def _median_of_round(texts: Sequence[Completion], name: str) -> float:
-    return float(median(getattr(done, name) / done.forwards for done in texts))
-
-
 def acceptance(texts: Sequence[Completion]) -> float:
     """Chance that the target's next token is among the guesses for its position, where there are
     any.
 
     A round whose path is as long as the longest of all did not miss, as far as can be told.
+    Forwards without candidates had nothing to miss.
     """
     accepted = sum(done.num_accepted_tokens for done in texts)
     deepest = max((len(done.accepted_at_depth) for done in texts), default=0)
     whole = sum(
         done.accepted_at_depth[-1]
         for done in texts
-        if len(done.accepted_at_depth) == deepest and deepest
+        if deepest and len(done.accepted_at_depth) == deepest
     )
-    return acceptance_of(accepted, sum(done.forwards for done in texts) - whole)
+    missed = sum(done.forwards - done.lone_forwards for done in texts) - whole
+    return accepted / (accepted + missed) if accepted + missed else 0.0

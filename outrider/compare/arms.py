@@ -1,0 +1,226 @@
+"""The architectures that are compared: a row each in ARCHITECTURES. A new one joins by adding its
+row.
+
+An architecture in one setting is an Arm, which makes a Completion of a request. Target-only and
+synchronous arms have a closed form that predicts their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import TYPE_CHECKING, NamedTuple
+
+from grpc_comm.client.connection import Connection
+from inference.decode import TargetSession
+from inference.drafters.tree_policies import BestFirst, Chain, Policy
+from inference.engine.local_session import LocalSession
+from inference.errors import InvalidRequest
+from inference.order import Pace
+from inference.text import Tokenizer
+from outrider.compare.prediction import Time, made_across, made_at_the_target
+from outrider.completion import Completion, Request, complete
+from outrider.drafting import SPEED_ALONE, Aims, GrowingPool, Rows, rounds
+from outrider.report import silent
+
+if TYPE_CHECKING:
+    from inference.backends import Model
+    from inference.engine.engine import Engine
+
+BASELINE, LOCAL = "target-only", "target-only local"
+FUSED, FUSED_LOCAL = "fused", "fused local"
+CHAIN, TREE, GROWING = "synchronous chain", "synchronous tree", "growing"
+
+Complete = Callable[[Request], Completion]
+
+
+class Setting(NamedTuple):
+    """What is set of an architecture: the trees of synchronous rounds, or a position of the knob
+    --cs.
+    """
+
+    policy: Policy | None = None
+    aims: Aims | None = None
+
+    @property
+    def label(self) -> str:
+        """As a user writes it: 4 is a chain, 16x6 a tree of 16 nodes and depth 6; empty where
+        nothing is set.
+        """
+        if isinstance(self.policy, Chain):
+            return str(self.policy.length)
+        if isinstance(self.policy, BestFirst):
+            return f"{self.policy.nodes}x{self.policy.depth}"
+        return "" if self.aims is None else f"--cs {self.knob:g}"
+
+    @property
+    def knob(self) -> float | None:
+        """0 is speed alone, 100 cost alone."""
+        return None if self.aims is None else 100 * self.aims.wish.weight
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What arms are made of."""
+
+    target: Connection  # over the link in question
+    tokenizer: Tokenizer
+    draft: Model  # with room for the trees of all settings
+    draft_times: dict[int, float]  # width -> seconds of a call
+    chains: Sequence[Policy]
+    trees: Sequence[Policy]
+    positions: Sequence[Aims]  # of the knob; empty: nothing is asked for
+    local: Engine | None  # the target's model in this process, where it was asked for
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of the table."""
+
+    name: str
+    settings: Callable[[Bench], Sequence[Setting]]  # none where this bench cannot run it
+    complete: Callable[[Bench, Setting], Complete]
+    time: Time | None = None  # the closed form
+    swept: bool = False  # the best setting alone is measured; else all are
+    drafts_here: bool = False  # on the client's machine
+    on_this_machine: bool = False  # the target, too
+
+    @property
+    def crosses(self) -> bool:
+        """Each of its rounds waits for the network."""
+        return self.time is made_across
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An architecture in one setting, ready to run."""
+
+    architecture: Architecture
+    setting: Setting
+    complete: Complete
+
+    @property
+    def name(self) -> str:
+        """With its setting."""
+        return f"{self.architecture.name} {self.setting.label}".strip()
+
+    def record(self) -> dict[str, object]:
+        """As plain data for JSON."""
+        name, setting = self.architecture.name, self.setting
+        return {"architecture": name, "setting": setting.label, "cs": setting.knob}
+
+
+def groups_of(architecture: Architecture, bench: Bench) -> list[list[Arm]]:
+    """The arms that this bench can run; of each group a sweep chooses the best."""
+    arms = [
+        Arm(architecture, setting, architecture.complete(bench, setting))
+        for setting in architecture.settings(bench)
+    ]
+    return [arms] if architecture.swept and arms else [[arm] for arm in arms]
+
+
+def read_setting(text: str) -> Policy:
+    """What Setting.label says of a policy; raises InvalidRequest for anything else."""
+    nodes, tree, depth = text.strip().partition("x")
+    try:
+        return BestFirst(int(nodes), int(depth)) if tree else Chain(int(nodes))
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{text!r} is neither a chain, such as 4, nor a tree, such as 16x6"
+        ) from error
+
+
+def _across(
+    bench: Bench, rows: Rows | None = None, pace: Pace = Pace.GO_ON, *, beside: bool = False
+) -> Complete:
+    """Over the link, the proposers of these rows drafting here. The target's device stands in
+    the record.
+    """
+    device = bench.target.description.device
+
+    def complete_one(request: Request) -> Completion:
+        order, session = request.order(pace, beside=beside), bench.target.session()
+        with rows.proposer() if rows else nullcontext() as proposer:
+            proposers = [proposer] if proposer else []
+            show, never = silent, Event()
+            done = complete(request, session, proposers, bench.tokenizer, show, never, order=order)
+        return replace(done, device=device)
+
+    return complete_one
+
+
+def _here(bench: Bench, *, beside: bool) -> Complete:
+    """The target in this process, alone or with a draft beside it."""
+
+    def complete_one(request: Request) -> Completion:
+        assert bench.local is not None
+        session: TargetSession = LocalSession(bench.local)
+        order = request.order(beside=beside)
+        return complete(request, session, [], bench.tokenizer, silent, Event(), order=order)
+
+    return complete_one
+
+
+def _in_rounds(bench: Bench, setting: Setting) -> Complete:
+    """The target waits for a whole tree."""
+    assert setting.policy is not None
+    room = bench.target.description.max_tree_nodes - 1
+    return _across(bench, rounds(bench.draft, setting.policy, room), Pace.WAIT)
+
+
+def _growing(bench: Bench, setting: Setting) -> Complete:
+    """Neither waits; what it learns in one text serves the next."""
+    aims = setting.aims or SPEED_ALONE
+    return _across(bench, GrowingPool(bench.draft, bench.draft_times, bench.target, aims, None))
+
+
+def _once(bench: Bench) -> list[Setting]:
+    """There is nothing to set."""
+    return [Setting()]
+
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    Architecture(BASELINE, _once, lambda bench, _: _across(bench), made_at_the_target),
+    Architecture(
+        LOCAL,
+        _once,
+        lambda bench, _: _here(bench, beside=False),
+        made_at_the_target,
+        on_this_machine=True,
+    ),
+    Architecture(
+        FUSED_LOCAL,
+        _once,
+        lambda bench, _: _here(bench, beside=True),
+        on_this_machine=True,
+    ),
+    Architecture(
+        FUSED,
+        lambda bench: [Setting()] if bench.target.description.draft_model else [],
+        lambda bench, _: _across(bench, beside=True),
+    ),
+    Architecture(
+        CHAIN,
+        lambda bench: [Setting(policy) for policy in bench.chains],
+        _in_rounds,
+        made_across,
+        swept=True,
+        drafts_here=True,
+    ),
+    Architecture(
+        TREE,
+        lambda bench: [Setting(policy) for policy in bench.trees],
+        _in_rounds,
+        made_across,
+        swept=True,
+        drafts_here=True,
+    ),
+    Architecture(
+        GROWING,
+        lambda bench: [Setting(aims=aims) for aims in bench.positions] or _once(bench),
+        _growing,
+        drafts_here=True,
+    ),
+)

@@ -1,0 +1,35 @@
+"""compare_architectures.py: architectures side by side, and what that says. Nothing is claimed
+that was not measured in this call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from inference.command import run_command
+from outrider.compare.options import CompareOptions, parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison, once for each profile of --emulate; 0 when it was made."""
+    options = parse(arguments)
+    return run_command(lambda: _run(options), debug=options.draft.debug)
+
+
+def _run(options: CompareOptions) -> int:
+    """Measured, shown, written."""
+    from outrider.compare.measure import compare
+    from outrider.compare.results import write_results
+    from outrider.compare.tables import print_comparison
+
+    for profile in options.emulate or (None,):
+        comparison = compare(options, profile)
+        print_comparison(comparison)
+        if options.out:
+            several = profile is not None and len(options.emulate) > 1
+            directory = Path(options.out) / (Path(profile or "").stem if several else "")
+            for path in write_results(directory, comparison):
+                print(f"wrote {path}", file=sys.stderr)
+    return 0

@@ -1,0 +1,266 @@
+"""The comparison itself: at each round trip a sweep, then all arms on all prompts, interleaved,
+and their rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import NamedTuple
+
+from inference.cost.energy_readers import find_readers
+from inference.cost.objective import SPEED
+from inference.errors import OutriderError
+from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
+from outrider.compare.divergence import Difference, Divergence, first_difference
+from outrider.compare.options import CompareOptions
+from outrider.compare.prediction import Costs, Network, costs_of, host_of
+from outrider.compare.readings import Meters, Reading
+from outrider.compare.rows import Row, marked, summarise
+from outrider.compare.statistics import FEWEST
+from outrider.compare.sweep import Trial, sweep
+from outrider.compare.testbed import Testbed, testbed
+from outrider.completion import Completion, Request
+from outrider.models import Checkpoint, find_checkpoint
+from outrider.options import Options
+
+
+class Cell(NamedTuple):
+    """One arm at one round trip, measured."""
+
+    arm: Arm
+    round_trip: float  # emulated, seconds
+    readings: list[Reading]
+
+
+class ArmCosts(NamedTuple):
+    """What a round of an arm costs by its sweep runs: what every closed form starts from."""
+
+    arm: Arm
+    costs: Costs
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one comparison found."""
+
+    title: str  # models, device, date, temperature, number of texts
+    options: CompareOptions
+    rows: list[Row]
+    trials: list[Trial]
+    costs: list[ArmCosts]
+    texts: list[dict[str, object]]
+    account: str
+    remarks: list[str]  # what a reader must know of how this came about
+
+    @property
+    def has_baseline(self) -> bool:
+        return any(_is_baseline(row.arm) for row in self.rows)
+
+    @property
+    def tells(self) -> bool:
+        """There are texts enough to claim a difference."""
+        return all(row.texts >= FEWEST for row in self.rows)
+
+    @property
+    def alone(self) -> Costs | None:
+        """Of target-only."""
+        return next((one.costs for one in self.costs if _is_baseline(one.arm)), None)
+
+    @property
+    def rounds(self) -> list[Costs]:
+        """Of the synchronous arms that were measured."""
+        run = {row.arm.name for row in self.rows if row.arm.architecture.crosses}
+        return [one.costs for one in self.costs if one.arm.name in run]
+
+    def at(self, rtt_ms: float) -> list[Row]:
+        return [row for row in self.rows if row.rtt_ms == rtt_ms]
+
+
+def compare(options: CompareOptions, profile: str | None) -> Comparison:
+    """Run it. profile: of --emulate, the device whose times the target that is started takes."""
+    cells: list[Cell] = []
+    trials: list[Trial] = []
+    with testbed(options, profile) as ready:
+        meters = Meters(find_readers(), ready.started.pid if ready.started else None)
+        for trip in options.rtt:
+            with ready.bench(trip) as bench:
+                chosen = [one for one in ARCHITECTURES if one.name in options.chosen]
+                groups = [group for one in chosen for group in groups_of(one, bench)]
+                swept = sweep(groups, ready.requests, trip / 1e3)
+                trials += swept
+                arms = [trial.arm for trial in swept if trial.chosen]
+                _say(trip, ", ".join(arm.name for arm in arms))
+                cells += _measure(arms, ready.requests, options.num_runs, trip / 1e3, meters)
+    return _sum_up(ready, profile, cells, trials)
+
+
+def _measure(
+    arms: Sequence[Arm], requests: Sequence[Request], runs: int, round_trip: float, meters: Meters
+) -> list[Cell]:
+    """Every arm on every prompt, `runs` times, in an order that turns. Before each turn every arm
+    makes one token of it, so that no arm finds the prompt's keys at the target and another one does
+    not.
+    """
+    cells = [Cell(arm, round_trip, []) for arm in arms]
+    for run in range(runs):
+        for request in requests:
+            for arm in arms:
+                arm.complete(replace(request, max_new_tokens=1))
+            turn = (run + request.index) % len(cells)
+            for cell in [*cells[turn:], *cells[:turn]]:
+                cell.readings.append(meters.read(cell.arm.complete, request))
+        _say(round_trip * 1e3, f"run {run + 1} of {runs} done")
+    return cells
+
+
+def _say(rtt_ms: float, words: str) -> None:
+    print(f"round trip {rtt_ms:g} ms: {words}", file=sys.stderr)
+
+
+def _sum_up(
+    ready: Testbed, profile: str | None, cells: Sequence[Cell], trials: Sequence[Trial]
+) -> Comparison:
+    """Rows, each with its prediction and with the differences of its texts."""
+    options = ready.options
+    costs = _costs(trials, options.rtt[0] / 1e3)
+    known = {one.arm.name: one.costs for one in costs}
+    divergence = Divergence(_target_checkpoint(options))
+    alone = {cell.round_trip: cell.readings for cell in cells if _is_baseline(cell.arm)}
+    rows = []
+    for cell in cells:
+        baseline = alone.get(cell.round_trip)
+        predicted = _predicted(cell.arm, known, network(options, cell.round_trip))
+        differences = _differences(cell.readings, baseline or [], ready.requests, divergence)
+        rtt_ms, account = cell.round_trip * 1e3, ready.account
+        rows.append(
+            summarise(cell.arm, rtt_ms, cell.readings, baseline, account, differences, predicted)
+        )
+    return Comparison(
+        _title(ready),
+        options,
+        marked(rows),
+        list(trials),
+        costs,
+        [
+            {**cell.arm.record(), "rtt_ms": cell.round_trip * 1e3, **reading.done.record()}
+            for cell in cells
+            for reading in cell.readings
+        ],
+        ready.account.words,
+        _remarks(ready, profile, cells),
+    )
+
+
+def _predicted(arm: Arm, known: Mapping[str, Costs], link: Network) -> float | None:
+    time = arm.architecture.time
+    return None if time is None or arm.name not in known else time(known[arm.name], link)
+
+
+def _is_baseline(arm: Arm) -> bool:
+    return arm.architecture.name == BASELINE
+
+
+def _title(ready: Testbed) -> str:
+    draft, prompts, runs = ready.options.draft, len(ready.requests), ready.options.num_runs
+    return (
+        f"{ready.checkpoint.name} for {ready.target.model} on {ready.target.device}; "
+        f"{date.today().isoformat()}; temperature {draft.temperature:g}; "
+        f"{prompts * runs} texts each ({prompts} prompts, {runs} runs)"
+    )
+
+
+def network(options: CompareOptions, round_trip: float) -> Network:
+    """The emulated link; jitter counts with its mean, once each way."""
+    byte_time = 8e-6 / options.bandwidth if options.bandwidth else 0.0  # of Mbit/s
+    return Network(round_trip + options.jitter / 1e3, byte_time)
+
+
+def _costs(trials: Sequence[Trial], first: float) -> list[ArmCosts]:
+    """Of every arm with a closed form, from all its sweep runs. What the programs add comes from
+    the runs at the first round trip: of one's own where no round crosses the network, else of all
+    that do.
+    """
+    by_arm: dict[str, list[Completion]] = {}
+    for trial in trials:
+        by_arm.setdefault(trial.arm.name, []).extend(trial.texts)
+    crossing = [
+        done
+        for trial in trials
+        if trial.arm.architecture.crosses and trial.round_trip == first
+        for done in trial.texts
+    ]
+    costs: list[ArmCosts] = []
+    for arm in {trial.arm.name: trial.arm for trial in trials}.values():
+        crosses, texts = arm.architecture.crosses, by_arm[arm.name]
+        if arm.architecture.time is not None:
+            known = costs_of(texts, host_of(crossing, first) if crosses else host_of(texts, 0.0))
+            costs += [] if known is None else [ArmCosts(arm, known)]
+    return costs
+
+
+def _differences(
+    readings: Sequence[Reading],
+    alone: Sequence[Reading],
+    requests: Sequence[Request],
+    divergence: Divergence,
+) -> list[Difference]:
+    """Where texts part from the target-only ones, and how near the two tokens were."""
+    found = []
+    for ours, theirs in zip(readings, alone, strict=bool(alone)):
+        mine, other = ours.done.token_ids, theirs.done.token_ids
+        at = first_difference(mine, other)
+        if at is None:
+            continue
+        request = requests[ours.done.index]
+        taken, own = (tokens[at] if at < len(tokens) else None for tokens in (mine, other))
+        margin = divergence.margin([*request.ids, *other[:at]], request.params, taken, own)
+        found.append(Difference(request.index, at, taken, own, margin))
+    return found
+
+
+def _target_checkpoint(options: CompareOptions) -> Checkpoint | None:
+    """The target's model where it is on this machine."""
+    draft = options.draft
+    if draft.artifact or (options.target_host and not (draft.target_model or draft.model)):
+        return None
+    try:
+        named = Options(target_model=draft.target_model, model=draft.model)
+        return find_checkpoint(named, "target")
+    except OutriderError:  # a name that only the other machine knows
+        return None
+
+
+def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list[str]:
+    """What a reader must know of how this came about."""
+    options, run = ready.options, {cell.arm.architecture.name for cell in cells}
+    remarks = []
+    if profile:
+        kept = (ready.started and ready.started.emulation) or "it did not say how well it kept them"
+        remarks.append(
+            f"The target's passes take emulated times ({kept}); drafts, at the target too, and "
+            "both programs are this machine's."
+        )
+    if options.target_host is None:
+        remarks.append(
+            "Draft and target share this machine's cores: of synchronous rounds, forwards, "
+            "acceptance and bytes carry over to other machines; "
+            + ("times of the draft do not." if profile else "tokens/s do not.")
+        )
+    if any(cell.round_trip or options.jitter or options.bandwidth for cell in cells):
+        remarks.append("Round trips are emulated by a proxy on this machine, beyond its own.")
+    if FUSED in options.chosen and FUSED not in run:
+        remarks.append("fused was not run: the target has no draft beside it (--role fused_target)")
+    weighed = [one.wish.objective for one in ready.positions if one.wish.weight]
+    if weighed:
+        objective = weighed[0]
+        remarks.append(f"--cs weighs speed against {objective}.")
+        tariff = ready.account.terms.tariff(objective)
+        if tariff == SPEED.times(tariff.wall):
+            remarks.append(
+                f"{objective} is proportional to time here: every position of the knob asks for "
+                "the same."
+            )
+    return remarks

@@ -1,0 +1,214 @@
+"""The flags of compare_architectures.py: its own, and those of a draft that say how texts are
+made and what they cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from inference.command import add_flag, add_gone
+from inference.cost.objective import read_knob
+from inference.drafters.tree_policies import BestFirst, Chain, Policy
+from inference.errors import InvalidRequest
+from outrider import options as drafting
+from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
+from outrider.options import Options, is_device
+
+NAMES = tuple(one.name for one in ARCHITECTURES)
+ON_THIS_MACHINE = tuple(one.name for one in ARCHITECTURES if one.on_this_machine)
+DEFAULTS = Options(batch=1, seed=0, max_new_tokens=48)
+UNUSED = (
+    "gamma", "tree_nodes", "tree_depth", "tree_rates", "pace", "offline", "baseline", "json",
+    "profile", "calibrate", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
+    "max_joules_per_token", "explain",
+)  # fmt: skip
+"""Flags of a draft that mean nothing here."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared, and how; argparse reads the defaults from here. Raises InvalidRequest
+    for what cannot be measured.
+    """
+
+    draft: Options = field(default_factory=lambda: DEFAULTS)  # of every text
+    num_runs: int = 2
+    cs: tuple[str, ...] = ()  # positions of the knob
+    architectures: tuple[str, ...] = ()  # empty: those that can run across a link
+    local: bool = False
+    chains: tuple[Policy, ...] = (Chain(2), Chain(4), Chain(8))
+    trees: tuple[Policy, ...] = (BestFirst(8, 4), BestFirst(16, 6), BestFirst(32, 8))
+    rtt: tuple[float, ...] = (0.0, 40.0)
+    jitter: float = 0.0
+    bandwidth: float | None = None
+    target_host: str | None = None  # None: a target is started here
+    target_device: str | None = None  # None: that of --device
+    draft_device: str | None = None
+    emulate: tuple[str, ...] = ()
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_runs < 1:
+            raise InvalidRequest(f"--num_runs {self.num_runs}: at least one is needed")
+        if not self.rtt or not all(0 <= trip < 60_000 for trip in self.rtt) or _twice(self.rtt):
+            raise InvalidRequest(
+                f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from "
+                "0 to 60000 are needed"
+            )
+        unknown = set(self.architectures) - set(NAMES)
+        if unknown:
+            raise InvalidRequest(
+                f"--architectures {','.join(sorted(unknown))}: there are {', '.join(NAMES)}"
+            )
+        if self.target_host and (self.emulate or self.draft.artifact or self.target_device):
+            raise InvalidRequest(
+                "--emulate, --artifact and --target_device are of a target that is started here: "
+                "--target_host names one that runs"
+            )
+        self._check_knob()
+        unused = [name for name in UNUSED if getattr(self.draft, name) != getattr(Options, name)]
+        if unused:
+            raise InvalidRequest(f"--{unused[0]} does not go with a comparison")
+
+    def _check_knob(self) -> None:
+        weights = [read_knob(knob) for knob in self.cs]
+        if _twice(weights) or not all(0 <= weight <= 1 for weight in weights):
+            raise InvalidRequest(
+                f"--cs {','.join(self.cs)}: different positions are needed, each tps, balanced, "
+                "cost or 0 to 100"
+            )
+        if self.cs and GROWING not in self.chosen:
+            raise InvalidRequest(f"--cs steers {GROWING}: name it in --architectures")
+        if self.draft.objective and not self.cs:
+            raise InvalidRequest("--objective is what --cs weighs speed against: give --cs, too")
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Architectures to run, in the order of the table."""
+        across = (BASELINE, GROWING) if self.cs else set(NAMES) - set(ON_THIS_MACHINE)
+        asked = self.architectures or across
+        return tuple(
+            name for name in NAMES if name in asked or (name in ON_THIS_MACHINE and self.local)
+        )
+
+    @property
+    def with_local(self) -> bool:
+        return any(name in self.chosen for name in ON_THIS_MACHINE)
+
+
+def _twice(values: Sequence[float]) -> bool:
+    return len(set(values)) < len(values)
+
+
+def _settings(text: str, kind: type[Chain] | type[BestFirst]) -> tuple[Policy, ...]:
+    try:
+        policies = tuple(read_setting(part) for part in text.split(","))
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not all(isinstance(policy, kind) for policy in policies):
+        raise argparse.ArgumentTypeError(f"{text!r}: a chain is such as 4, a tree such as 16x6")
+    return policies
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _device(name: str) -> str:
+    if not is_device(name):
+        raise argparse.ArgumentTypeError(
+            f"{name!r} is no device: auto, cpu, cuda, cuda:N, neuron or neuron-legacy"
+        )
+    return name
+
+
+_add = partial(add_flag, CompareOptions)
+
+_EPILOG = """and of `main.py --role draft`: --target_model, --draft_model, --artifact, --device,
+--dtype, --threads; --prompt, --chat, --max_new_tokens (48), --temperature, --top_p, --top_k,
+--seed (0); --tls_ca, --token_file; --usd_per_hour or --instance, --region, --no_live,
+--usd_per_kwh, --usd_per_gb_up, --usd_per_gb_down, --draft_watts, --target_watts, --objective.
+
+Without --target_host a target is started on this machine and stopped again; draft and target then
+share its cores, so forwards, acceptance and bytes carry over to other machines and tokens/s do
+not. Settings: 4 is a chain of 4, 16x6 a tree of 16 nodes and depth 6.
+
+examples:
+  python compare_architectures.py                                       the pair that ships here
+  python compare_architectures.py --target_model DIR --draft_model DIR  a real pair
+  python compare_architectures.py --rtt 0,20,80 --out DIR \\
+    --emulate llama-3.1-8b-trn1.2xlarge-roofline,llama-3.1-8b-trn1.2xlarge-measured
+  python compare_architectures.py --target_host HOST:PORT --draft_model DIR \\
+    --tls_ca ca.pem --token_file token
+  python compare_architectures.py --cs 0,25,50,75,100 --usd_per_hour 1.34 \\
+    --usd_per_kwh 0.3 --usd_per_gb_up 0 --usd_per_gb_down 0.09 --draft_watts 30"""
+
+
+def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
+    """The options of a command line; prints help or a usage error and exits as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog="compare_architectures.py",
+        description=(
+            "Ways of decoding side by side: same prompts, seeds and limits, interleaved, each\n"
+            "against its own target-only run. With --cs, the curve of speed against cost."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _arm_flags(parser.add_argument_group("what is compared"))
+    _target_flags(parser.add_argument_group("target and link"))
+    add_gone(parser, "fused", "the draft beside the target chooses its own trees")
+    known, others = parser.parse_known_args(arguments)
+    given = vars(known)
+    file = given.pop("prompt_file")
+    given["rtt"] = given["rtt"] or ((0.0,) if given["cs"] else CompareOptions.rtt)
+    defaults = [f"--{name}={getattr(DEFAULTS, name)}" for name in ("seed", "max_new_tokens")]
+    draft = drafting.parse(["--role", "draft", *defaults, *others])
+    try:
+        return CompareOptions(replace(draft, batch=1, prompt_text=file), **given)
+    except InvalidRequest as error:
+        parser.error(str(error))
+
+
+def _arm_flags(group: argparse._ArgumentGroup) -> None:
+    _add(group, "architectures", f"of: {', '.join(NAMES)}", type=_words, metavar="NAME,...")
+    local = "also the target in this process, without a network: alone, and with a draft beside it"
+    _add(group, "local", local, action="store_true")
+    chains = "settings that the sweep tries for chains; one is not swept (default: 2,4,8)"
+    _add(group, "chains", chains, type=partial(_settings, kind=Chain), metavar="N,...")
+    trees = "the same for trees (default: 8x4,16x6,32x8)"
+    _add(group, "trees", trees, type=partial(_settings, kind=BestFirst), metavar="NxD,...")
+    cs = "the growing draft at these positions of the knob: tps, balanced, cost or 0 to 100"
+    _add(group, "cs", cs, type=_words, metavar="KNOB,...")
+    runs = "runs of each prompt and architecture, interleaved (default: %(default)s)"
+    _add(group, "num_runs", runs, type=int)
+    names = ("--prompt_file", "--prompt-file", "--prompt_text", "--prompt-text")
+    group.add_argument(
+        *names, dest="prompt_file", help="one prompt a line (default: four)", metavar="FILE"
+    )
+    out = "write report.md, results.json, results.csv and plots there"
+    _add(group, "out", out, metavar="DIR")
+
+
+def _target_flags(group: argparse._ArgumentGroup) -> None:
+    _add(group, "target_host", "a running target (default: start one)", metavar="HOST:PORT")
+    target = "of a target that is started (default: that of --device)"
+    _add(group, "target_device", target, type=_device, metavar="DEVICE")
+    draft = "of the draft in this process (default: that of --device)"
+    _add(group, "draft_device", draft, type=_device, metavar="DEVICE")
+    emulate = "the target's passes take the times of this profile; several: one comparison each"
+    _add(group, "emulate", emulate, type=_words, metavar="PROFILE,...")
+    rtt = "round trips to emulate, milliseconds beyond the machine's own (default: 0,40; --cs: 0)"
+    _add(group, "rtt", rtt, type=_numbers, metavar="MS,...", default=None)
+    jitter = "up to so many milliseconds more each way (default: %(default)g)"
+    _add(group, "jitter", jitter, type=float, metavar="MS")
+    bandwidth = "megabits a second each way (default: no limit)"
+    _add(group, "bandwidth", bandwidth, type=float, metavar="MBIT")

@@ -1,0 +1,145 @@
+"""The testbed of a comparison: a target (started here unless one is named), emulated links to
+it, the draft, the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from grpc_comm.translate import Description
+from inference.backends import Model
+from inference.drafters.model_proposer import ROOM
+from inference.engine.engine import Engine
+from outrider.compare.accounting import Account, open_account
+from outrider.compare.arms import FUSED, Bench
+from outrider.compare.options import CompareOptions
+from outrider.completion import Request
+from outrider.drafting import Aims, load_draft, read_aims
+from outrider.fused import with_draft
+from outrider.generate import connect_target, make_requests, read_prompts, session_length
+from outrider.link import Shape, shaped_link
+from outrider.models import Checkpoint, find_checkpoint
+from outrider.options import Options
+from outrider.profiles import user_profiles
+from outrider.serve import load_served
+from outrider.spawn import StartedTarget, started
+from outrider.wishes import Stated, read_prices
+
+PROMPTS = (
+    "def read_lines(path, encoding='utf-8'):",
+    "class Queue:",
+    "import os\nimport sys\n\ndef main(argv):",
+    "for name in sorted(os.listdir(path)):",
+)
+OF_TARGET = (
+    "model", "target_model", "draft_model", "artifact", "dtype", "threads", "sequence_length",
+    "max_tree_nodes",
+)  # fmt: skip
+"""Flags of a draft that a target which is started here is given, too."""
+
+
+@dataclass(frozen=True)
+class Testbed:
+    """What is running."""
+
+    options: CompareOptions
+    common: Options  # of the draft in this process, and where the target is
+    checkpoint: Checkpoint  # of the draft
+    target: Description
+    draft: Model
+    draft_times: dict[int, float]
+    requests: list[Request]
+    positions: list[Aims]  # of the knob
+    account: Account
+    started: StartedTarget | None  # None: the user named a target
+    local: Engine | None
+
+    @contextmanager
+    def bench(self, round_trip_ms: float) -> Iterator[Bench]:
+        """What arms are made of, over a link of this quality."""
+        options = self.options
+        shape = Shape(round_trip_ms / 2, options.jitter, options.bandwidth)
+        with ExitStack() as stack:
+            address = self.common.target_host
+            if shape != Shape():
+                address = stack.enter_context(shaped_link(address, shape)).address
+            reached = replace(self.common, target_host=address)
+            yield Bench(
+                stack.enter_context(connect_target(reached, self.checkpoint.tokenizer)),
+                self.checkpoint.tokenizer,
+                self.draft,
+                self.draft_times,
+                options.chains,
+                options.trees,
+                self.positions,
+                self.local,
+            )
+
+
+@contextmanager
+def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
+    """Start what is needed, and stop it. profile: the device whose times the started target
+    takes. What is not priced, although it is weighed, is refused before anything starts.
+    """
+    draft_device = options.draft_device or options.draft.device
+    common = replace(options.draft, device=draft_device, target_host=options.target_host or "")
+    checkpoint = find_checkpoint(common, "draft")
+    prompts = PROMPTS if common.prompt is common.prompt_text is None else read_prompts(common)
+    stated = read_prices(common, 0.0)
+    positions = read_positions(options, stated) if options.target_host is None else []
+    with ExitStack() as stack:
+        target: StartedTarget | None = None
+        if options.target_host is None:
+            target = stack.enter_context(_start(options, profile))
+            common = replace(common, target_host=target.address)
+        with connect_target(common, checkpoint.tokenizer) as connection:
+            description = connection.description
+            length = session_length(common, checkpoint, connection)
+        if target is None:
+            stated = stated or read_prices(common, description.usd_per_hour)
+            positions = read_positions(options, stated)
+        requests = make_requests(
+            common, prompts, checkpoint.tokenizer, length, description.stop_ids
+        )
+        room = max(ROOM, *(one.most_ranked for one in (*options.chains, *options.trees)))
+        draft = load_draft(common, checkpoint, 1, length, room, room)
+        times = user_profiles().draft(checkpoint, draft, length)
+        account = open_account(common, stated, whole=target is not None, emulated=bool(profile))
+        yield Testbed(
+            options,
+            common,
+            checkpoint,
+            description,
+            draft,
+            times,
+            requests,
+            positions,
+            account,
+            target,
+            _local(common, length) if options.with_local else None,
+        )
+
+
+def read_positions(options: CompareOptions, stated: Stated | None) -> list[Aims]:
+    """What each position of the knob asks for; raises InvalidRequest where it weighs what nobody
+    has stated.
+    """
+    rates = stated.rates if stated is not None else None
+    return [read_aims(replace(options.draft, cs=knob), rates) for knob in options.cs]
+
+
+def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
+    """A target; where fused is compared, with a draft beside it."""
+    flags = ["--device", options.target_device or options.draft.device, "--batch", "1"]
+    given = {name: getattr(options.draft, name) for name in OF_TARGET} | {"emulate": profile}
+    for name, value in given.items():
+        flags += [] if value is None else [f"--{name}", str(value)]
+    return started("fused_target" if FUSED in options.chosen else "target", flags)
+
+
+def _local(common: Options, length: int) -> Engine:
+    """The target's model in this process, with a draft beside it."""
+    own = replace(common, role="fused_target", sequence_length=length, artifact=None)
+    return load_served(own, with_draft).engine

@@ -1,0 +1,199 @@
+"""The comparison in words: three lines that say what was measured, and for report.md what follows
+from the closed forms. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from outrider.compare.arms import BASELINE, FUSED
+from outrider.compare.closed_forms import break_even_round_trip, capacity_over_alone, least_time
+from outrider.compare.measure import Comparison, network
+from outrider.compare.prediction import Network, made_at_the_target
+from outrider.compare.rows import Row
+from outrider.compare.statistics import FEWEST
+
+
+def verdict(comparison: Comparison) -> list[str]:
+    """At most three lines. Nothing is claimed within an interval or from too few texts."""
+    if not comparison.has_baseline:
+        return ["No speed-up is given: target-only was not run."]
+    if not comparison.tells:
+        texts = min(row.texts for row in comparison.rows)
+        return [
+            f"Too few to tell: {texts} texts of each arm, and {FEWEST} are needed. Give more "
+            "prompts or --num_runs."
+        ]
+    trips = comparison.options.rtt
+    lines = [
+        "; ".join(_leader_words(trip, comparison.at(trip)) for trip in trips) + ".",
+        _advice(comparison),
+        _cheapest(comparison) if comparison.options.cs else _break_even(comparison),
+    ]
+    return [line for line in lines if line]
+
+
+def details(comparison: Comparison) -> list[str]:
+    """What else follows, for report.md: nothing from too few texts but how far predictions were
+    off.
+    """
+    words: list[str] = []
+    if comparison.has_baseline and comparison.tells:
+        words = [*_bound(comparison), *_capacity(comparison)]
+    return [*words, *_errors(comparison.rows)]
+
+
+def leader(rows: Sequence[Row]) -> Row | None:
+    """The fastest at one round trip: an arm that is faster than target-only, else target-only
+    itself where every other arm is slower. None where neither can be told.
+    """
+    faster = [row for row in rows if row.faster]
+    if faster:
+        return max(faster, key=lambda row: row.tokens_per_second.median)
+    alone = next((row for row in rows if row.arm.architecture.name == BASELINE), None)
+    return alone if all(row.slower for row in rows if row is not alone) else None
+
+
+def _leader_words(rtt: float, rows: Sequence[Row]) -> str:
+    first = leader(rows)
+    if first is None:
+        others = [row for row in rows if row.arm.architecture.name != BASELINE]
+        best = max(others, key=lambda row: row.ratio or (0.0,))
+        return (
+            f"{rtt:g} ms: nothing can be told from target-only (best: {best.arm.name} {_x(best)})"
+        )
+    against = f", {_x(first)}" if first.arm.architecture.name != BASELINE else ""
+    speed = f"{first.tokens_per_second.median:.1f} tokens/s"
+    return f"{rtt:g} ms: {first.arm.name} is fastest{against} ({speed})"
+
+
+def _x(row: Row) -> str:
+    """The ratio to target-only with its interval."""
+    assert row.ratio is not None
+    return f"{row.ratio.median:.2f}x target-only [{row.ratio.low:.2f}, {row.ratio.high:.2f}]"
+
+
+def _advice(comparison: Comparison) -> str:
+    """Where drafting here, or beside the target, is faster than target-only."""
+    here = [row for row in comparison.rows if row.arm.architecture.drafts_here]
+    beside = [row for row in comparison.rows if row.arm.architecture.name == FUSED]
+    places = {"on this machine": here, "beside the target": beside}
+    said = [f"{where} {_outcomes(rows)}" for where, rows in places.items() if rows]
+    return f"Drafting {'; '.join(said)}." if said else ""
+
+
+def _outcomes(rows: Sequence[Row]) -> str:
+    """Of the best of these rows at each round trip."""
+    trips: dict[str, list[str]] = {}
+    for trip in dict.fromkeys(row.rtt_ms for row in rows):
+        there = [row for row in rows if row.rtt_ms == trip]
+        outcome = "cannot be told from target-only"
+        if any(row.faster for row in there):
+            outcome = "pays"
+        elif all(row.slower for row in there):
+            outcome = "is slower than target-only"
+        trips.setdefault(outcome, []).append(f"{trip:g}")
+    return ", ".join(f"{outcome} at {', '.join(where)} ms" for outcome, where in trips.items())
+
+
+def break_even_ms(comparison: Comparison) -> float | None:
+    """The added round trip below which the best of the measured synchronous rounds are faster
+    than target-only, by the closed forms.
+    """
+    if comparison.alone is None or not comparison.rounds:
+        return None
+    alone = made_at_the_target(comparison.alone, Network(0.0))
+    ends = [
+        break_even_round_trip(alone, one.made, one.host + one.queue) for one in comparison.rounds
+    ]
+    return max(ends) * 1e3
+
+
+def _break_even(comparison: Comparison) -> str:
+    """As computed from what rounds cost here, unless the texts say otherwise."""
+    end = break_even_ms(comparison)
+    if end is None:
+        return ""
+    words = f"Computed for one user: synchronous rounds pay below {end:.0f} ms of added round trip"
+    if end <= 0:
+        words = "Computed for one user: the target is too fast for synchronous rounds to pay"
+    if any(_contradicts(comparison.at(trip), trip < end) for trip in comparison.options.rtt):
+        return f"{words}; the texts say otherwise, so trust the first line."
+    return f"{words}."
+
+
+def _contradicts(rows: Sequence[Row], pays: bool) -> bool:
+    """Whether rounds at this round trip were measured to do the contrary."""
+    rounds = [row for row in rows if row.arm.architecture.crosses]
+    if pays:
+        return bool(rounds) and all(row.slower for row in rounds)
+    return any(row.faster for row in rounds)
+
+
+def _cheapest(comparison: Comparison) -> str:
+    """The cheapest position of the knob, at the first round trip, in the first unit that is known
+    of all.
+    """
+    rows = [
+        row for row in comparison.at(comparison.options.rtt[0]) if row.arm.setting.knob is not None
+    ]
+    for name, unit in (("usd_per_million", "$"), ("joules_per_million", "J")):
+        costs = [(getattr(row, name), row.arm.setting.label) for row in rows]
+        if any(cost.median.value is None for cost, _ in costs):
+            continue
+        least, label = min(costs, key=lambda one: one[0].median.value)
+        others = [cost for cost, other in costs if other != label]
+        told = all(least.high < cost.low for cost in others)
+        return (
+            f"Cheapest: {label}, {unit}{least.median.value:.3g} a million tokens "
+            f"[{least.low:.3g}, {least.high:.3g}]"
+            + (", but it cannot be told from the others." * (not told) or ".")
+        )
+    return "Nothing is known of the cost: no price and no joules."
+
+
+def _bound(comparison: Comparison) -> list[str]:
+    """What no synchronous rounds can beat, at the longest round trip."""
+    longest, miss = max(comparison.options.rtt), least_miss(comparison)
+    if not miss or not comparison.rounds:
+        return []
+    link = network(comparison.options, longest / 1e3)
+    verify = min(one.made.verify for one in comparison.rounds)
+    return [
+        f"At {longest:g} ms no synchronous rounds with these guesses (a miss at {miss:.0%} of "
+        f"positions) take less than {least_time(miss, link.round_trip, verify) * 1e3:.1f} ms a "
+        "token."
+    ]
+
+
+def least_miss(comparison: Comparison) -> float:
+    """Share of positions at which the best guesses of all synchronous arms miss."""
+    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
+    return 1 - max((row.acceptance or 0.0 for row in crossing), default=0.0)
+
+
+def _capacity(comparison: Comparison) -> list[str]:
+    """What rounds are for where they save no time."""
+    alone = comparison.alone
+    if alone is None or not comparison.rounds:
+        return []
+    gain = max(
+        capacity_over_alone(one.made.tokens, alone.made.verify, one.made.verify)
+        for one in comparison.rounds
+    )
+    return [
+        f"Computed for a saturated target: {gain:.1f} times as many clients in synchronous rounds "
+        "as in target-only, if passes of many sessions keep the proportion that passes of one "
+        "have here."
+    ]
+
+
+def _errors(rows: Sequence[Row]) -> list[str]:
+    errors = [abs(row.error) for row in rows if row.error is not None]
+    if not errors:
+        return ["No prediction was made: the texts of the sweep were too short."]
+    return [
+        f"Predictions of the time per token were off by {median(errors):.0%} (median of "
+        f"{len(errors)} cells), at worst {max(errors):.0%}."
+    ]

@@ -1,0 +1,399 @@
+"""Rows, statistics, charges, predictions and the verdict of a comparison, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inference.cost.accounting import Rates
+from inference.cost.objective import Effort, Terms, Wish
+from inference.cost.quantity import Figure, Quality
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.sampling import SamplingParams
+from outrider.compare.accounting import Account
+from outrider.compare.arms import (
+    ARCHITECTURES,
+    BASELINE,
+    CHAIN,
+    GROWING,
+    LOCAL,
+    TREE,
+    Arm,
+    Setting,
+    read_setting,
+)
+from outrider.compare.closed_forms import Round
+from outrider.compare.measure import ArmCosts, Comparison
+from outrider.compare.options import CompareOptions
+from outrider.compare.prediction import (
+    Costs,
+    Network,
+    acceptance,
+    costs_of,
+    host_of,
+    made_across,
+    made_at_the_target,
+)
+from outrider.compare.readings import Reading
+from outrider.compare.regime_map import regime_map
+from outrider.compare.rows import Row, marked, summarise
+from outrider.compare.statistics import bootstrap_median, median_figure, pareto, percentiles
+from outrider.compare.sweep import sweep
+from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables
+from outrider.compare.verdict import leader, verdict
+from outrider.completion import Completion, Request
+from outrider.drafting import Aims
+
+UNREAD = Figure.unavailable("no counter here")
+READ = Figure.measured(8.0, "counter")
+EFFORT = Effort(2.0, 0.2)
+RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
+PAYING = Account(Terms(RATES, 1.0, 10.0, 100.0), "given", priced=True, whole=True)
+FREE = Account(Terms(Rates(0.0)), "no price was given", priced=False, whole=True)
+
+
+def arm(name: str, setting: Setting = Setting(), seconds: float = 0.5) -> Arm:  # noqa: B008
+    architecture = next(one for one in ARCHITECTURES if one.name == name)
+    return Arm(architecture, setting, lambda request: text(4, 2, seconds))
+
+
+def text(
+    rounds: int, per_round: int, round_seconds: float, index: int = 0, **fields: Any
+) -> Completion:
+    """A text whose rounds all bring the same, the first one after one second."""
+    count, seconds = rounds * per_round, 1 + (rounds - 1) * round_seconds
+    accepted = rounds * (per_round - 1)
+    made = Completion(
+        index,
+        "p",
+        0,
+        3,
+        token_ids=list(range(count)),
+        forwards=rounds,
+        nodes=count,
+        seconds=seconds,
+        time_to_first_token=1.0,
+        tokens_per_second=count / seconds,
+        arrivals=[1 + number * round_seconds for number in range(rounds)],
+        chunk_tokens=[per_round] * rounds,
+        num_accepted_tokens=accepted,
+        accepted_at_depth=[rounds] * (per_round - 1),
+    )
+    return replace(made, **fields)
+
+
+def row(
+    ours: list[Completion],
+    alone: list[Completion] | None = None,
+    account: Account = FREE,
+    made_by: Arm | None = None,
+    rtt_ms: float = 0.0,
+) -> Row:
+    before = None if alone is None else [Reading(done, UNREAD, None, None) for done in alone]
+    mine = [Reading(done, UNREAD, None, None) for done in ours]
+    by = made_by or arm(CHAIN, Setting(Chain(2)))
+    return summarise(by, rtt_ms, mine, before, account, [], 0.02)
+
+
+def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[Row]:
+    """Target-only at half a second a token, and chains and trees whose rounds take so long."""
+    alone = [text(8, 1, 0.5, index) for index in range(texts)]
+    found = [row(alone, alone, FREE, arm(BASELINE), rtt_ms)]
+    policies = {CHAIN: Chain(2), TREE: BestFirst(8, 4)}
+    for name, each in seconds.items():
+        ours = [text(4, 2, each, index) for index in range(texts)]
+        found.append(row(ours, alone, FREE, arm(name, Setting(policies.get(name))), rtt_ms))
+    return found
+
+
+def comparison(rows: list[Row], *costs: Costs, **options: Any) -> Comparison:
+    """Costs are of the rows, in their order."""
+    trips = tuple(dict.fromkeys(one.rtt_ms for one in rows))
+    known = [ArmCosts(one.arm, each) for one, each in zip(rows, costs, strict=False)]
+    return Comparison("", CompareOptions(rtt=trips, **options), rows, [], known, [], "", [])
+
+
+def test_settings_are_written_as_they_are_read() -> None:
+    for policy in (Chain(4), BestFirst(16, 6)):
+        assert read_setting(Setting(policy).label) == policy
+    assert Setting(aims=Aims(Wish(weight=0.5), None)).knob == 50
+    assert Setting().label == ""
+
+
+def test_a_median_lies_in_its_interval_and_one_value_has_no_width() -> None:
+    assert bootstrap_median([3.0]) == (3, 3, 3)
+    found = bootstrap_median([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert found.median == 3
+    assert 1 <= found.low < 3 < found.high <= 100
+    assert found == bootstrap_median([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert percentiles(list(range(101))) == (50, 90, 99)
+    assert percentiles([]) is None
+
+
+def test_a_median_of_figures_is_as_good_as_the_worst_of_them() -> None:
+    clock = [Figure.measured(3.0, "clock"), Figure.measured(2.0, "clock")]
+    found = median_figure([*clock, Figure.estimated(1.0, "watts")])
+    assert (found.median.value, found.median.quality) == (2.0, Quality.ESTIMATED)
+    assert found.low is not None
+    assert found.high is not None
+    assert 1.0 <= found.low <= 2.0 <= found.high <= 3.0
+    assert median_figure([*clock, UNREAD]) == (UNREAD, None, None)
+
+
+def test_the_pareto_set_is_what_nothing_dominates() -> None:
+    assert pareto([(1, 5), (2, 4), (3, 3), (3, 4), (1, 6)]) == [True, True, True, False, False]
+    assert pareto([(1, 1), (1, 1)]) == [True, True]
+    assert pareto([(2.0,), (1.0,), (1.0,)]) == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("costs", "best"),
+    [
+        ([(10, 2.0, None), (20, 3.0, None), (15, 3.5, None)], [True, True, False]),
+        ([(10, 2.0, 9.0), (20, 3.0, 8.0), (15, 3.5, 1.0)], [True, True, True]),
+        ([(10, 2.0, 1.0), (20, 1.0, None)], [False, True]),  # joules are known of one alone
+        ([(10, None, None), (20, None, None)], [False, True]),
+    ],
+)
+def test_rows_are_marked_by_speed_and_by_what_is_known_of_all(
+    costs: list[tuple[float, float | None, float | None]], best: list[bool]
+) -> None:
+    def one(speed: float, *known: float | None) -> Row:
+        figures = (UNREAD if value is None else Figure.measured(value, "hand") for value in known)
+        usd, joules = (median_figure([figure]) for figure in figures)
+        made = row([text(4, 2, 0.5, index) for index in range(6)])
+        speeds = bootstrap_median([speed])
+        return replace(
+            made, tokens_per_second=speeds, usd_per_million=usd, joules_per_million=joules
+        )
+
+    assert [found.pareto for found in marked([one(*cost) for cost in costs])] == best
+    few = [replace(one(*cost), texts=5) for cost in costs]
+    assert not any(found.pareto for found in marked(few))
+
+
+def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
+    seconds = {2: 0.3, 4: 0.1, 8: 0.2}
+    chains = [arm(CHAIN, Setting(Chain(length)), each) for length, each in seconds.items()]
+    request = Request(0, "p", [1], SamplingParams(), 8, frozenset())
+    trials = sweep([chains, [arm(BASELINE)]], [request], 0.0)
+    found = [(trial.arm.setting.label, len(trial.texts), trial.chosen) for trial in trials]
+    assert found == [("2", 1, False), ("4", 3, True), ("8", 3, False), ("", 3, True)]
+
+
+def test_costs_of_a_round_come_from_texts_and_predict_another_round_trip() -> None:
+    """Rounds of 50 ms at 20 ms of round trip, of which 10 are drafted and 12 are the target's: 8
+    are the programs'.
+    """
+    parts = {"draft_seconds": 0.05, "target_seconds": 0.06, "num_draft_tokens": 20}
+    done = [text(5, 4, 0.05, **parts) for _ in range(3)]
+    host = host_of(done, 0.02)
+    costs = costs_of(done, host)
+    assert host == pytest.approx(0.008)
+    assert costs is not None
+    assert (costs.made.drafting, costs.made.verify) == pytest.approx((0.01, 0.012))
+    assert (costs.made.tokens, costs.nodes) == pytest.approx((4, 5))
+    assert made_across(costs, Network(0.02)) == pytest.approx(0.05 / 4)
+    assert made_across(costs, Network(0.1)) == pytest.approx(0.13 / 4)
+    loaded = replace(costs, bytes_up=140, bytes_down=60, queue=0.001)
+    assert made_across(loaded, Network(0.1, 8 / 1e6)) == pytest.approx((0.13 + 0.0026) / 4)
+    assert made_at_the_target(costs, Network(0.1)) == pytest.approx(0.03 / 4)
+    assert costs_of([text(1, 4, 0.05)], 0.0) is None
+
+
+def test_a_round_that_went_to_the_end_and_a_forward_without_candidates_are_no_misses() -> None:
+    done = text(10, 1, 0.1, num_accepted_tokens=18, accepted_at_depth=[8, 6, 4])
+    assert acceptance([done]) == pytest.approx(18 / (18 + 6))
+    assert acceptance([replace(done, lone_forwards=2)]) == pytest.approx(18 / (18 + 4))
+    assert row([done]).acceptance == acceptance([done])
+
+
+def test_the_map_gives_a_fast_network_to_the_draft_and_a_slow_one_to_the_target() -> None:
+    alone = Costs(Round(0, 0.09, 1), 1, 0, 0, 0, 0.001)
+    chain = Costs(Round(0.02, 0.1, 3), 5, 20, 10, 0, 0.002)
+    found = regime_map(comparison(rows_at(0, {CHAIN: 0.5}), alone, chain))
+    assert found is not None
+    assert found.rounds_win([0.9], [0.0, 5.0]).tolist() == [[True, False]]
+    assert found.rounds_win([0.9, 0.05], [0.0]).tolist() == [[True], [False]]
+    assert regime_map(comparison(rows_at(0, {}), alone)) is None
+
+
+def test_a_ratio_is_taken_text_by_text_and_a_difference_is_only_claimed_beyond_its_interval() -> (
+    None
+):
+    alone = [text(8, 1, 0.5, index) for index in range(6)]
+    faster = row([text(4, 2, 0.5, index) for index in range(6)], alone)
+    assert faster.ratio is not None
+    assert faster.ratio.median == pytest.approx(4.5 / 2.5)
+    assert faster.seconds_per_token == pytest.approx(0.25)
+    assert faster.error == pytest.approx(0.02 / 0.25 - 1)
+    mixed = row([text(4, 2, 0.5 if index % 2 else 2.0, index) for index in range(6)], alone)
+    few = row([text(4, 2, 0.5, index) for index in range(5)], alone[:5])
+    assert [(one.faster, one.slower) for one in (faster, mixed, few)] == [
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
+
+
+def test_the_leader_is_faster_than_target_only_or_target_only_itself_or_nobody() -> None:
+    def name(seconds: dict[str, float], texts: int = 6) -> str | None:
+        found = leader(rows_at(0, seconds, texts))
+        return None if found is None else found.arm.architecture.name
+
+    assert name({CHAIN: 0.5, TREE: 0.4}) == TREE
+    assert name({CHAIN: 3.0, TREE: 2.0}) == BASELINE
+    assert name({CHAIN: 0.5, TREE: 0.4}, texts=5) is None
+
+
+def test_the_verdict_is_three_lines_that_agree() -> None:
+    rows = [*rows_at(0, {CHAIN: 0.5, GROWING: 0.6}), *rows_at(40, {CHAIN: 3.0, GROWING: 3.0})]
+    alone = Costs(Round(0, 0.5, 1), 1, 0, 0, 0, 0)
+    chain = Costs(Round(0.49, 0.5, 2), 3, 0, 0, 0, 0)
+    lines = verdict(comparison(rows, alone, chain))
+    assert len(lines) == 3
+    assert "below 10 ms" in lines[2]
+    assert f"0 ms: {CHAIN} 2 is fastest, 1.80x" in lines[0]
+    assert "40 ms: target-only is fastest" in lines[0]
+    assert "pays at 0 ms" in lines[1]
+    assert "slower than target-only at 40 ms" in lines[1]
+
+
+@pytest.mark.parametrize(("rounds", "agrees"), [(0.5, True), (3.0, False)])
+def test_a_break_even_that_the_texts_contradict_says_so(rounds: float, agrees: bool) -> None:
+    """The closed form says that rounds pay below 0.4 s."""
+    alone = Costs(Round(0, 0.5, 1), 1, 0, 0, 0, 0)
+    chain = Costs(Round(0.1, 0.5, 2), 3, 0, 0, 0, 0)
+    lines = verdict(comparison(rows_at(0, {CHAIN: rounds}), alone, chain))
+    assert "below 400 ms" in lines[2]
+    assert ("texts say otherwise" not in lines[2]) == agrees
+
+
+def test_few_texts_and_no_baseline_give_one_line() -> None:
+    assert len(verdict(comparison(rows_at(0, {CHAIN: 0.5}, texts=5)))) == 1
+    assert len(verdict(comparison(rows_at(0, {CHAIN: 0.5})[1:]))) == 1
+
+
+def test_the_cheapest_position_is_named_only_where_it_can_be_told() -> None:
+    def line(*seconds: float) -> str:
+        alone = [text(8, 1, 0.5, index) for index in range(6)]
+        rows = [row(alone, alone, PAYING, arm(BASELINE))]
+        for number, each in enumerate(seconds):
+            by = arm(GROWING, Setting(aims=Aims(Wish(weight=number / 2), None)))
+            rows.append(row([text(4, 2, each, index) for index in range(6)], alone, PAYING, by))
+        return verdict(comparison(rows, cs=("0", "50")))[2]
+
+    assert "--cs 50" in line(0.6, 0.3)
+    assert "cannot be told" not in line(0.6, 0.3)
+    assert "cannot be told" in line(0.5, 0.5)
+
+
+def test_what_is_not_known_is_unavailable_and_never_zero() -> None:
+    found = row([text(4, 2, 0.5)])
+    for known in (found.usd_per_million, found.joules_per_million, found.joules_here_per_million):
+        assert known.median.value is None
+        assert figure_words(known.median, 2) == "unavailable"
+    bare = replace(PAYING, terms=Terms(Rates(3.6)))
+    priced = row([text(4, 2, 0.5)], None, bare).usd_per_million.median
+    assert priced.value == pytest.approx(0.001 * 2.5 / 8 * 1e6)
+    assert priced.lower_bound
+    assert figure_words(priced, 2) == "at least 312.50"
+
+
+def test_a_row_by_hand_is_charged_with_the_target_held_and_by_its_forwards() -> None:
+    done = text(4, 2, 0.5, draft_seconds=0.2, share_seconds=0.6, prefill_seconds=0.2)
+    found = row([done], None, PAYING)
+    draft = 0.2 * 10.0  # joules
+    electricity = draft * 0.36 / 3.6e6
+    assert found.usd_per_million.median.value == pytest.approx(
+        (2.5 * 0.001 + electricity) / 8 * 1e6
+    )
+    assert found.usd_per_million_by_forwards.median.value == pytest.approx(
+        (0.8 * 0.001 + electricity) / 8 * 1e6
+    )
+    assert found.joules_per_million.median.value == pytest.approx((draft + 2.5 * 100) / 8 * 1e6)
+
+
+def test_a_target_on_the_users_own_machine_is_not_rented() -> None:
+    own = PAYING.of(arm(LOCAL).architecture)
+    assert own.usd_per_million(4, EFFORT, READ).value is None
+    assert own.joules_per_million(4, EFFORT, READ).value == pytest.approx(2e6)
+
+
+@pytest.mark.parametrize(
+    ("account", "read", "joules"),
+    [
+        (PAYING, READ, 8.0),  # this machine as a whole is draft and target
+        (PAYING, UNREAD, 202.0),
+        (replace(PAYING, whole=False), READ, 208.0),  # the target is elsewhere
+        (replace(PAYING, emulated=True), READ, 202.0),
+        (replace(PAYING, terms=Terms(RATES, 1.0, 10.0)), READ, 8.0),
+        (replace(PAYING, whole=False, terms=Terms(RATES, 1.0, None, 100.0)), READ, 208.0),
+    ],
+)
+def test_joules_are_read_where_they_can_be_and_else_counted_from_stated_watts(
+    account: Account, read: Figure, joules: float
+) -> None:
+    found = account.joules_per_million(4, EFFORT, read)
+    assert found.value == pytest.approx(joules / 4 * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("account", "read", "reasons"),
+    [
+        (
+            replace(PAYING, terms=Terms(RATES, 1.0, 10.0)),
+            UNREAD,
+            ("counter", "watts of the target"),
+        ),
+        (
+            replace(PAYING, terms=Terms(RATES, 1.0, None, 9.0)),
+            UNREAD,
+            ("counter", "watts of the draft"),
+        ),
+        (
+            replace(PAYING, whole=False, terms=Terms(RATES, 1.0, 10.0)),
+            READ,
+            ("watts of the target",),
+        ),
+        (
+            replace(PAYING, emulated=True, terms=Terms(RATES, 1.0, None, 9.0)),
+            READ,
+            ("emulated", "watts of the draft"),
+        ),
+    ],
+)
+def test_joules_of_one_side_alone_are_not_the_joules_of_a_token(
+    account: Account, read: Figure, reasons: tuple[str, ...]
+) -> None:
+    found = account.joules_per_million(4, EFFORT, read)
+    assert found.value is None
+    assert all(reason in found.source for reason in reasons)
+
+
+def test_every_table_has_a_cell_for_each_head_and_hides_what_is_nowhere_known() -> None:
+    found = comparison(rows_at(0, {CHAIN: 0.5}))
+    for table in [*tables(found), brief(found)]:
+        assert all(len(cells) == len(table.heads) for cells in table.cells)
+    assert "$/1M" not in brief(found).heads
+    assert {"$/1M", "J/token"} <= set(brief(comparison([priced(1)])).heads)
+
+
+def priced(texts: int) -> Row:
+    """With the longest name that a default sweep chooses."""
+    done = [text(4, 2, 0.5, index) for index in range(texts)]
+    made = row(done, done, PAYING, arm(TREE, Setting(BestFirst(16, 12))), 1000.0)
+    return replace(made, pareto=True, device="")
+
+
+def test_the_widest_table_of_the_terminal_loses_nothing_at_a_hundred_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = comparison([priced(16)])
+    print_comparison(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    (line,) = (line for line in lines if line.lstrip().startswith("1000"))
+    assert line.split() == " ".join(brief(found).cells[0]).split()
