@@ -1,4 +1,4 @@
-"""Dollars and joules of an arm's texts, by the one accounting of inference/cost/accounting.py. What nobody
+"""Dollars and joules of an arm's texts, by the one accounting of the cost accounting. What nobody
 can know here is unavailable, with the reason.
 """
 
