@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from inference.errors import OutriderError
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -62,10 +63,14 @@ def add_gone(parser: argparse.ArgumentParser, name: str, why: str) -> None:
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:
     """The exit code of `work`.
 
-    An OutriderError or a full disk becomes one line on stderr, or with `debug` its traceback.
+    An OutriderError or a full disk becomes one line on stderr, or with `debug` its traceback. Where
+    nobody reads stdout any more, as behind `| head`, it ends without a word.
     """
     try:
         return work()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is not written yet
+        return UNREAD
     except (OutriderError, OSError) as error:
         if debug or (isinstance(error, OSError) and error.errno not in _FULL):
             raise

@@ -14,9 +14,9 @@ from grpc_comm.translate import Description
 from inference.errors import Unavailable
 from inference.profiling import Tell
 from inference.times import TRUSTED, LinkTimes
-from outrider.generate import connect_target
-from outrider.models import PREFILL_NODES, describe, find_checkpoint, load_model
-from outrider.options import Options
+from outrider.connecting import connect_target
+from outrider.models import PREFILL_NODES, describe, find_draft, load_model
+from outrider.options.roles import DraftRole
 from outrider.profiles import WIDEST, say, user_profiles
 
 PROBES, PROBE_SECONDS = 9, 1.0
@@ -25,11 +25,11 @@ longer, as many as fit, TRUSTED at least.
 """
 
 
-def calibrate(options: Options) -> int:
+def calibrate(options: DraftRole) -> int:
     """Print what a call of the draft takes by width, and what the target and the link to it take
     when it answers.
     """
-    checkpoint = find_checkpoint(options, "draft")
+    checkpoint = find_draft(options)
     length = checkpoint.sequence_length(options.sequence_length)
     model = load_model(
         options, checkpoint, rows=1, sequence_length=length, spare=WIDEST, max_nodes=PREFILL_NODES

@@ -11,12 +11,15 @@ from contextlib import ExitStack, contextmanager
 from grpc_comm.observer import ServiceObserver, ServiceObservers
 from grpc_comm.transport import Address
 from outrider.logs import EventLog, start_log
-from outrider.options import Options
+from outrider.options.network import ObservingOptions
 
 
 @contextmanager
-def observed(options: Options) -> Iterator[ServiceObserver]:
+def observed(
+    options: ObservingOptions, usd_per_hour: float | None = None
+) -> Iterator[ServiceObserver]:
     """What a target is to tell everything; until the context ends, it is written, served and shown.
+    usd_per_hour: what the operator's view counts dollars by.
 
     Raises MissingExtra, or InvalidRequest when metrics cannot be served at their address.
     """
@@ -42,7 +45,7 @@ def observed(options: Options) -> Iterator[ServiceObserver]:
 
             from outrider.watch import Watch
 
-            watch = Watch(Console(stderr=True), options.usd_per_hour)
+            watch = Watch(Console(stderr=True), usd_per_hour)
             observers.append(watch)
             stack.enter_context(watch)
         yield ServiceObservers(observers)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from inference.profile_cache import Subject, keep_profile, load_profile
 from inference.profiling import CONTEXT, Tell, profile_draft, profile_target
 from inference.times import Shape
 from outrider.models import Checkpoint, describe
+from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from inference.backends.compiled import CompiledModel
@@ -98,14 +98,6 @@ def user_profiles(*, afresh: bool = False) -> Profiles:
 def say(line: str) -> None:
     """Progress, on stderr."""
     print(line, file=sys.stderr, flush=True)
-
-
-def outrider_version() -> str:
-    """Of the installed package."""
-    try:
-        return version("outrider")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "checkout"
 
 
 def _subject(

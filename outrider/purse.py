@@ -11,7 +11,7 @@ from inference.cost import Rates
 from inference.errors import InvalidRequest
 from inference.objective import Effort, Terms
 from inference.stats import Traffic
-from outrider.options import Options
+from outrider.options.groups import GoalOptions
 from outrider.wishes import UNPRICED, Stated
 
 
@@ -128,7 +128,7 @@ class Purse:
         return self._limit is not None and self.spent >= self._limit
 
 
-def open_purse(options: Options, stated: Stated | None) -> Purse:
+def open_purse(options: GoalOptions, stated: Stated | None) -> Purse:
     """For the texts of a run. Raises InvalidRequest where --max_usd could not be counted."""
     rates = stated.rates if stated is not None else Rates(0.0)
     terms = Terms(rates, options.target_share, options.draft_watts, options.target_watts)

@@ -51,8 +51,8 @@ from outrider.comparison.sweep import sweep
 from outrider.comparison.tables import differences, figure
 from outrider.comparison.verdict import _at
 from outrider.completion import Completion, Request
-from outrider.models import EMBEDDED, find_checkpoint
-from outrider.options import Options
+from outrider.models import EMBEDDED, find_target
+from outrider.options.groups import TargetModelOptions
 from outrider.spawn import started
 
 FREE = Account(None, "no price was given", own_machine=True)
@@ -443,7 +443,7 @@ def test_the_first_difference_of_two_texts_is_found_with_the_margin_of_the_choic
     assert first_difference([1, 2, 3], [1, 5, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2
     tokenizer = Tokenizer(EMBEDDED / "target")
-    margins = Margins(find_checkpoint(Options(), "target"))
+    margins = Margins(find_target(TargetModelOptions()))
     prompt = tokenizer.encode("import os\nimport s", chat=False)
     greedy = SamplingParams()
     likely, unlikely = tokenizer.encode("ys", chat=False)[-1], tokenizer.encode("?", chat=False)[-1]

@@ -25,7 +25,7 @@ HELP = [
     "compile/options.py",
     "deploy/__main__.py",
     "outrider/comparison/options.py",
-    "outrider/options.py",
+    "outrider/options/command.py",
     "outrider/tradeoff/options.py",
 ]
 

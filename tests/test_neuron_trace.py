@@ -30,7 +30,7 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models import EMBEDDED
-from outrider.options import Options
+from outrider.options.roles import TargetRole
 from outrider.serve import load_target
 from tests.drafts import alone, growing, nudged, rounds, speculated
 from tests.equality import NearTies, assert_same_text
@@ -126,7 +126,7 @@ def test_the_served_artefact_writes_the_eager_targets_text(
     proposer, ties, served = (
         draft(nudged(target)),
         NearTies(),
-        load_target(Options(role="target", port=0, device="neuron", artifact=str(built.directory))),
+        load_target(TargetRole(port=0, device="neuron", artifact=str(built.directory))),
     )
     with BackgroundServer(served) as server, connect(str(server.address)) as connection:
 

@@ -17,9 +17,8 @@ from inference.errors import InvalidRequest
 from inference.figures import Figure, Quality
 from inference.objective import Effort
 from outrider.completion import Completion
-from outrider.options import Options
 from outrider.tradeoff.measure import aims_of, measure_tradeoff
-from outrider.tradeoff.options import TradeoffOptions, parse
+from outrider.tradeoff.options import CurveOptions, TradeoffOptions, parse
 from outrider.tradeoff.points import Ledger, Point, Sample, marked, pareto, spread, summarise
 from outrider.tradeoff.results import columns, print_tradeoff, write_tradeoff
 
@@ -197,11 +196,11 @@ def test_what_is_not_known_stands_in_the_csv_as_such() -> None:
         ({"num_runs": 0}, "--num_runs 0"),
         ({"rtt": -1.0}, "--rtt -1"),
         ({"target_host": "a:1", "emulate": "some"}, "--target_host"),
-        ({"draft": Options(gamma=3)}, "--gamma"),
-        ({"draft": Options(pace="wait")}, "--pace"),
-        ({"draft": Options(explain=True)}, "--explain does not go"),
-        ({"draft": Options(min_tps=3.0)}, "--min_tps does not go"),
-        ({"draft": Options(baseline=True)}, "--baseline does not go"),
+        ({"draft": CurveOptions(gamma=3)}, "--gamma"),
+        ({"draft": CurveOptions(pace="wait")}, "--pace"),
+        ({"draft": CurveOptions(explain=True)}, "--explain does not go"),
+        ({"draft": CurveOptions(min_tps=3.0)}, "--min_tps does not go"),
+        ({"draft": CurveOptions(baseline=True)}, "--baseline does not go"),
     ],
 )
 def test_a_curve_that_cannot_be_measured_is_refused_by_its_flag(
@@ -227,7 +226,7 @@ def test_its_flags_stand_beside_those_of_a_draft() -> None:
         ]
     )
     assert options == TradeoffOptions(
-        Options(usd_per_hour=1.5, max_new_tokens=9), ("tps", "balanced", "80"), 2, out="there"
+        CurveOptions(usd_per_hour=1.5, max_new_tokens=9), ("tps", "balanced", "80"), 2, out="there"
     )
     assert parse([]).cs == ("0", "25", "50", "75", "100")
 
@@ -236,14 +235,14 @@ def test_a_knob_that_weighs_what_nobody_has_stated_is_refused_before_anything_st
     with pytest.raises(InvalidRequest, match="--usd_per_hour or --instance"):
         measure_tradeoff(TradeoffOptions(cs=("0", "100")))
     with pytest.raises(InvalidRequest, match="watts of the draft"):
-        aims_of(TradeoffOptions(Options(objective="draft_energy")), None)
+        aims_of(TradeoffOptions(CurveOptions(objective="draft_energy")), None)
 
 
 def test_the_embedded_pair_is_measured_and_its_files_agree(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    draft = Options(
+    draft = CurveOptions(
         prompt="def f(",
         max_new_tokens=5,
         max_tree_nodes=16,

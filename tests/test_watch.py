@@ -13,7 +13,8 @@ from rich.console import Console
 
 from inference.forward import Forward
 from outrider.observing import observed
-from outrider.options import Options, parse
+from outrider.options import parse
+from outrider.options.roles import TargetRole
 from outrider.watch import WINDOW_SECONDS, Rates, Totals, Watch, Window, as_line, as_table
 from tests.observed import MODEL, TENANT, Service, log_as_before
 
@@ -182,7 +183,7 @@ def test_a_target_that_was_asked_for_all_of_it_tells_all_of_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.watch._LINE_SECONDS", 0.01)
-    options = Options(role="target", metrics_port=0, watch=True, log="json", log_level="info")
+    options = TargetRole(metrics_port=0, watch=True, log="json", log_level="info")
     with log_as_before(), observed(options) as observer:
         service = Service(observer)
         service.close(service.open([1, 2]))

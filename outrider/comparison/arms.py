@@ -20,8 +20,9 @@ from inference.policy import BestFirst, Chain, Policy
 from inference.text import Tokenizer
 from outrider.comparison.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
-from outrider.drafting import SPEED_ALONE, GrowingPool, rounds
+from outrider.pools import GrowingPool, rounds
 from outrider.report import silent
+from outrider.wishes import SPEED_ALONE
 
 if TYPE_CHECKING:
     from inference.backends import Model

@@ -32,8 +32,8 @@ from outrider.comparison.rig import Rig, rig
 from outrider.comparison.rows import Row, summarise
 from outrider.comparison.sweep import Trial, sweep
 from outrider.completion import Completion, Request
-from outrider.models import Checkpoint, find_checkpoint
-from outrider.options import Options
+from outrider.models import Checkpoint, find_target
+from outrider.options.groups import TargetModelOptions
 
 BITS_PER_MBIT = 1e6
 
@@ -267,7 +267,7 @@ def _target_checkpoint(options: CompareOptions) -> Checkpoint | None:
     if options.artifact or (options.target_host and not options.target_model):
         return None
     try:
-        return find_checkpoint(Options(target_model=options.target_model), "target")
+        return find_target(TargetModelOptions(target_model=options.target_model))
     except OutriderError:  # a name that only the other machine knows
         return None
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from inference.backends import Model
@@ -17,12 +18,14 @@ from inference.errors import InvalidRequest
 from outrider.comparison.arms import FUSED, Bench
 from outrider.comparison.options import CompareOptions
 from outrider.completion import Request
+from outrider.connecting import connect_target
 from outrider.fused import with_draft
-from outrider.generate import connect_target, make_requests, session_length
+from outrider.generate import session_length
 from outrider.link import Shape, shaped_link
-from outrider.models import PREFILL_NODES, Checkpoint, find_checkpoint, load_model
-from outrider.options import Options
+from outrider.models import PREFILL_NODES, Checkpoint, find_draft, load_model
+from outrider.options.roles import DraftRole, FusedTargetRole
 from outrider.profiles import user_profiles
+from outrider.prompts import make_requests
 from outrider.serve import load_served
 from outrider.spawn import StartedTarget, started
 
@@ -39,7 +42,7 @@ class Rig:
     """What is running. started: None for a target that the user named."""
 
     options: CompareOptions
-    common: Options
+    common: DraftRole
     checkpoint: Checkpoint  # of the draft
     draft: Model
     draft_times: dict[int, float]
@@ -63,7 +66,7 @@ class Rig:
             if shape != Shape():
                 address = stack.enter_context(shaped_link(address, shape)).address
             target = stack.enter_context(
-                connect_target(replace(self.common, target_host=address), self.checkpoint.tokenizer)
+                connect_target(self.common.but(target_host=address), self.checkpoint.tokenizer)
             )
             chains, trees = self.options.chains, self.options.trees
             yield Bench(
@@ -83,15 +86,15 @@ def rig(options: CompareOptions, profile: str | None) -> Iterator[Rig]:
     takes.
     """
     common = _draft_options(options)
-    checkpoint, prompts = find_checkpoint(common, "draft"), read_prompts(options)
+    checkpoint, prompts = find_draft(common), read_prompts(options)
     with ExitStack() as stack:
         target: StartedTarget | None = None
         if options.target_host is None:
             target = stack.enter_context(_start(options, profile))
-            common = replace(common, target_host=target.address)
+            common = common.but(target_host=target.address)
         with connect_target(common, checkpoint.tokenizer) as connection:
             length, stop_ids = (
-                session_length(common, checkpoint, connection),
+                session_length(common.sequence_length, checkpoint, connection),
                 connection.description.stop_ids,
             )
         requests = make_requests(common, prompts, checkpoint.tokenizer, length, stop_ids)
@@ -128,12 +131,12 @@ def read_prompts(options: CompareOptions) -> list[str]:
     return prompts
 
 
-def _draft_options(options: CompareOptions) -> Options:
+def _draft_options(options: CompareOptions) -> DraftRole:
     """Those of the draft in this process and of its requests."""
-    return Options(
+    return DraftRole(
         draft_model=options.draft_model,
         device=options.draft_device,
-        dtype=options.dtype,
+        dtype=options.dtype,  # type: ignore[arg-type]
         threads=options.threads,
         target_host=options.target_host or "",
         batch=1,
@@ -172,14 +175,13 @@ def _target_flags(options: CompareOptions, profile: str | None) -> list[str]:
 
 def _local(options: CompareOptions, length: int) -> Engine:
     """The target's model in this process, with a draft beside it."""
-    own = Options(
-        role="fused_target",
+    own = FusedTargetRole(
         target_model=options.target_model,
         draft_model=options.draft_model,
         device=options.draft_device,
-        dtype=options.dtype,
+        dtype=options.dtype,  # type: ignore[arg-type]
         threads=options.threads,
         sequence_length=length,
         batch=1,
     )
-    return load_served(own, with_draft).engine
+    return load_served(own, partial(with_draft, own)).engine

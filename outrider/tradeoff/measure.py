@@ -20,17 +20,20 @@ from inference.text import Tokenizer
 from outrider.comparison.gauges import Gauges
 from outrider.comparison.rig import PROMPTS
 from outrider.completion import Completion, Request, complete
-from outrider.drafting import Aims, GrowingPool, load_draft, read_aims
-from outrider.generate import connect_target, make_requests, read_prompts, session_length
+from outrider.connecting import connect_target
+from outrider.drafting import load_draft
+from outrider.generate import session_length
 from outrider.link import Shape, shaped_link
-from outrider.models import find_checkpoint
-from outrider.options import Options
+from outrider.models import find_draft
+from outrider.options.roles import DraftRole
+from outrider.pools import GrowingPool
 from outrider.profiles import user_profiles
+from outrider.prompts import make_requests, read_prompts
 from outrider.report import silent
 from outrider.spawn import StartedTarget, started
 from outrider.tradeoff.options import TradeoffOptions
 from outrider.tradeoff.points import Ledger, Point, Sample, marked, summarise
-from outrider.wishes import Stated, read_prices
+from outrider.wishes import Aims, Stated, read_aims, read_prices
 
 OF_TARGET = (
     "model",
@@ -77,7 +80,7 @@ def measure_tradeoff(options: TradeoffOptions) -> Tradeoff:
 
 def aims_of(options: TradeoffOptions, rates: Rates | None) -> list[Aims]:
     """What each position of the knob asks for."""
-    return [read_aims(replace(options.draft, cs=knob), rates) for knob in options.cs]
+    return [read_aims(options.draft.but(cs=knob), rates) for knob in options.cs]
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,10 @@ class _Rig:
 @contextmanager
 def _rig(options: TradeoffOptions) -> Iterator[_Rig]:
     """Start what is needed, and stop it."""
-    texts = replace(options.draft, batch=1, seed=options.draft.seed or 0)
+    texts = options.draft.but(batch=1, seed=options.draft.seed or 0)
     given = texts.prompt is not None or texts.prompt_text is not None
     checkpoint, prompts = (
-        find_checkpoint(texts, "draft"),
+        find_draft(texts),
         read_prompts(texts) if given else list(PROMPTS),
     )
     with ExitStack() as stack:
@@ -113,9 +116,9 @@ def _rig(options: TradeoffOptions) -> Iterator[_Rig]:
                 shaped_link(address, Shape(delay_ms=options.rtt / 2))
             ).address
         target = stack.enter_context(
-            connect_target(replace(texts, target_host=address), checkpoint.tokenizer)
+            connect_target(texts.but(target_host=address), checkpoint.tokenizer)
         )
-        length = session_length(texts, checkpoint, target)
+        length = session_length(texts.sequence_length, checkpoint, target)
         requests = make_requests(
             texts, prompts, checkpoint.tokenizer, length, target.description.stop_ids
         )
@@ -220,7 +223,7 @@ def _sum_up(
     )
 
 
-def _account(stated: Stated | None, draft: Options) -> str:
+def _account(stated: Stated | None, draft: DraftRole) -> str:
     if stated is None:
         return "no price was given"
     source = (

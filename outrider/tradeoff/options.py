@@ -10,12 +10,13 @@ from functools import partial
 from inference.command import add_flag
 from inference.errors import InvalidRequest
 from inference.objective import read_knob
-from outrider import options as drafting
-from outrider.options import Options
+from outrider.options import parse_as
+from outrider.options.groups import TargetOptions
+from outrider.options.roles import DraftRole
 
 UNUSED = (
     "baseline",
-    "json",
+    "as_json",
     "profile",
     "calibrate",
     "list_models",
@@ -26,6 +27,10 @@ UNUSED = (
     "explain",
 )
 """Flags of a draft that mean nothing here."""
+
+
+class CurveOptions(DraftRole, TargetOptions):
+    """A draft, and what a target that is started here is loaded from."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class TradeoffOptions:
     milliseconds of a round trip to emulate.
     """
 
-    draft: Options = field(default_factory=Options)
+    draft: CurveOptions = field(default_factory=CurveOptions)
     cs: tuple[str, ...] = ("0", "25", "50", "75", "100")
     num_runs: int = 3
     target_host: str | None = None
@@ -66,12 +71,13 @@ class TradeoffOptions:
             raise InvalidRequest(
                 "--emulate is of a target that is started here: --target_host names one that runs"
             )
-        if self.draft.waits or self.draft.offline != Options.offline:
+        if self.draft.waits or self.draft.offline == "draft":
             raise InvalidRequest(
                 "--cs steers a draft that never waits: leave out --pace wait, --gamma, "
                 "--tree_nodes, --tree_depth, --tree_rates and --offline draft"
             )
-        unused = [name for name in UNUSED if getattr(self.draft, name) != getattr(Options, name)]
+        fields = CurveOptions.model_fields
+        unused = [name for name in UNUSED if getattr(self.draft, name) != fields[name].default]
         if unused:
             raise InvalidRequest(f"--{unused[0]} does not go with a trade-off curve")
 
@@ -135,7 +141,7 @@ def parse(arguments: Sequence[str] | None = None) -> TradeoffOptions:
     )
     _add(parser, "out", "write tradeoff.json, tradeoff.csv and tradeoff.png there", metavar="DIR")
     given, others = parser.parse_known_args(arguments)
-    draft = drafting.parse(["--role", "draft", *others])
+    draft = parse_as(CurveOptions, others)
     try:
         return TradeoffOptions(draft=draft, **vars(given))
     except InvalidRequest as error:

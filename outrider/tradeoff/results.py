@@ -72,7 +72,7 @@ def write_tradeoff(directory: Path, options: TradeoffOptions, curve: Tradeoff) -
     paths = [directory / "tradeoff.json", directory / "tradeoff.csv"]
     results = {
         "environment": environment(),
-        "options": {**vars(options), "draft": vars(options.draft)},
+        "options": {**vars(options), "draft": options.draft.model_dump(by_alias=True)},
         "device": curve.device,
         "objective": curve.objective,
         "accounting": curve.account,
