@@ -42,7 +42,7 @@ def calibrate(options: DraftRole) -> int:
     print(_row("nodes", times))
     print(_row("ms", [_ms(seconds) for seconds in times.values()]))
     try:
-        with connect_target(options, checkpoint.tokenizer) as target:
+        with connect_target(options, checkpoint.tokenizer, checkpoint.name) as target:
             print(*described(target.description), _link(target), sep="\n")
     except Unavailable as error:
         print(f"the target and the link were not measured: {error}", file=sys.stderr)

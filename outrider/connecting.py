@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from grpc_comm.client import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.remote import Patience
 from grpc_comm.transport import Address
+from inference.errors import Mismatch
 from inference.text import Tokenizer
 from outrider.models import client_security
 from outrider.options.network import ConnectionOptions
@@ -15,22 +16,28 @@ from outrider.profiles import say
 
 
 @contextmanager
-def connect_target(options: ConnectionOptions, tokenizer: Tokenizer) -> Iterator[Connection]:
-    """The target at --target_host and --port; token ids mean the same on both sides, or nothing is
-    sent.
+def connect_target(
+    options: ConnectionOptions, tokenizer: Tokenizer, name: str = "the model here"
+) -> Iterator[Connection]:
+    """The target at --target_host and --port. name: of the model whose tokenizer this is.
 
     A model that is named may have to be loaded there first: that is waited for as long as
-    --patience says.
+    --patience says. Raises Mismatch where token ids do not mean the same on both sides.
     """
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
     with connect(
         _addresses(options),
         security=client_security(options),
-        tokenizer_fingerprint=tokenizer.fingerprint(),
         model=options.model_name or "",
         timeout=seconds,
         patience=Patience(options.patience, say),
     ) as target:
+        there = target.description
+        if tokenizer.fingerprint() != there.tokenizer_fingerprint:
+            raise Mismatch(
+                f"the tokenizers differ: {name} has {tokenizer.vocabulary} tokens, {there.model} "
+                f"on the target {there.vocabulary}; take a draft of the target's own family"
+            )
         yield target
 
 

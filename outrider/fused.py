@@ -42,11 +42,11 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
     checkpoint = find_draft(options)
-    fingerprint = checkpoint.tokenizer.fingerprint()
-    if fingerprint != description.tokenizer_fingerprint:
+    if checkpoint.tokenizer.fingerprint() != description.tokenizer_fingerprint:
         raise Mismatch(
-            f"the tokenizers differ: that of the draft {checkpoint.name} is {fingerprint}, that of "
-            f"{description.model} is {description.tokenizer_fingerprint}"
+            f"the tokenizers differ: the draft {checkpoint.name} has "
+            f"{checkpoint.tokenizer.vocabulary} tokens, {description.model} "
+            f"{description.vocabulary}; take a draft of the target's own family"
         )
     length = description.sequence_length
     draft = load_model(

@@ -37,7 +37,7 @@ def draft(options: DraftRole) -> int:
         return 0
     prompts, checkpoint = read_prompts(options), find_draft(options)
     tokenizer = checkpoint.tokenizer
-    with connect_target(options, tokenizer) as target:
+    with connect_target(options, tokenizer, checkpoint.name) as target:
         length = session_length(options.sequence_length, checkpoint, target)
         requests = make_requests(options, prompts, tokenizer, length, target.description.stop_ids)
         stated = read_prices(options, target.description.usd_per_hour)

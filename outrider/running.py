@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +32,8 @@ def run(
     failed. told: what else is to be reported.
     """
     cancelled = threading.Event()
-    show = LiveText() if len(requests) == 1 and not options.as_json else silent
+    streamed = len(requests) == 1 and not options.as_json
+    show = LiveText(_coloured(options.color)) if streamed else silent
     start, finished = time.perf_counter(), list[Completion]()
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(_attempt, make, request, show, cancelled) for request in requests]
@@ -50,6 +53,12 @@ def run(
     whole = [done for done in finished if not done.error]
     _report(options, whole, time.perf_counter() - start, told)
     return INTERRUPTED if cancelled.is_set() else int(len(whole) < len(finished))
+
+
+def _coloured(asked: str) -> bool:
+    if asked == "auto":
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return asked == "always"
 
 
 def _attempt(

@@ -127,6 +127,8 @@ class TextOptions(Group, title="text"):
     """prompt i uses seed + i (default: random, printed)"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object a prompt on stdout, and nothing else there"""
+    color: Literal["auto", "always", "never"] = "auto"
+    """mark in the text what was guessed; auto: on a terminal, unless NO_COLOR is set"""
     profile: Annotated[Directory, Bare(".")] | None = None
     """write outrider-profile.csv and .json into DIR (without DIR: here)"""
 
