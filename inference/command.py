@@ -81,6 +81,11 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
         return INTERRUPTED
 
 
+def say(line: str) -> None:
+    """Tell the user something: stdout is for what was asked for, this goes to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def printable(text: str) -> str:
     """One line without control characters: what another side said may stand in it."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -4,11 +4,11 @@ would.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from inference.cache_directory import cache_directory
+from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.config import parse_config
 from inference.text import Tokenizer
@@ -73,9 +73,7 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     if manifest.target != "cpu":
         from inference.backends.neuron import load_neuron
 
-        return load_neuron(
-            directory, manifest, lambda line: print(line, file=sys.stderr, flush=True)
-        )
+        return load_neuron(directory, manifest, say)
     if manifest.dtype == "int8":
         from inference.backends.openvino import DECODER_WEIGHTS, load_openvino
 
@@ -89,10 +87,9 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
         )
         set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
     beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
-    print(
+    say(
         f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, "
-        f"{manifest.rows} rows{beside}",
-        file=sys.stderr,
+        f"{manifest.rows} rows{beside}"
     )
     return model
 
@@ -135,7 +132,7 @@ def with_neuron_artifact(options: Served) -> Served:
         checkpoint.directory,
         cache_directory("artifacts"),
         command="main.py --device neuron",
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=say,
     )
     return options.but(artifact=str(directory), model=None, target_model=None, dtype=None)
 

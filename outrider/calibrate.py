@@ -6,18 +6,18 @@ to it; prints and keeps it. That of roles target and fused_target is in outrider
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from grpc_comm.client import Connection, Probe
 from grpc_comm.translate import Description
+from inference.command import say
 from inference.errors import Unavailable
 from inference.profiling import Tell
 from inference.times import TRUSTED, LinkTimes
 from outrider.connecting import connect_target
 from outrider.models import PREFILL_NODES, describe, find_draft, load_model
 from outrider.options.roles import DraftRole
-from outrider.profiles import WIDEST, say, user_profiles
+from outrider.profiles import WIDEST, user_profiles
 
 PROBES, PROBE_SECONDS = 9, 1.0
 """Empty exchanges with the target, fewer than LinkTimes keeps; on a link where these take
@@ -45,7 +45,7 @@ def calibrate(options: DraftRole) -> int:
         with connect_target(options, checkpoint.tokenizer, checkpoint.name) as target:
             print(*described(target.description), _link(target), sep="\n")
     except Unavailable as error:
-        print(f"the target and the link were not measured: {error}", file=sys.stderr)
+        say(f"the target and the link were not measured: {error}")
     return 0
 
 

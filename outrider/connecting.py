@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from grpc_comm.client import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.remote import Patience
 from grpc_comm.transport import Address
+from inference.command import say
 from inference.errors import Mismatch
 from inference.text import Tokenizer
 from outrider.models import client_security
 from outrider.options.network import ConnectionOptions
-from outrider.profiles import say
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from grpc_comm import keys_file
 from grpc_comm.security import make_certificate
+from inference.command import say
 from outrider.options.roles import MakeCertRole, MakeKeyRole
-from outrider.profiles import say
 
 
 def make_cert(options: MakeCertRole) -> int:

@@ -13,6 +13,7 @@ from threading import Event
 
 from grpc_comm.client import Connection
 from inference.backends import Model
+from inference.command import say
 from inference.engine import Engine
 from inference.local import LocalSession
 from inference.text import Tokenizer
@@ -22,7 +23,6 @@ from outrider.connecting import connect_target, print_models
 from outrider.drafting import Sides, drafting
 from outrider.models import Checkpoint, find_draft, find_target, find_tokenizer, load_model
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
-from outrider.profiles import say
 from outrider.prompts import make_requests, read_prompts
 from outrider.purse import Purse, open_purse
 from outrider.report import account, silent

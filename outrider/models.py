@@ -4,7 +4,6 @@ a sequence may be.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import torch
 
 import inference
 from grpc_comm.security import SecurityOptions
+from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
@@ -143,10 +143,8 @@ def load_model(
         decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
     )
     precision = str(model.dtype).removeprefix("torch.")
-    print(
-        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-        f"{describe(device)}",
-        file=sys.stderr,
+    say(
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}"
     )
     return model
 
@@ -166,7 +164,7 @@ def _load_legacy(
         chain=options.max_tree_nodes,
         tensor_parallel=options.tensor_parallel,
         dtype=DTYPES[options.dtype or ("float32" if checkpoint.embedded else "bfloat16")],
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=say,
     )
 
 

@@ -4,12 +4,12 @@ were asked for.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from grpc_comm.observer import ServiceObserver, ServiceObservers
 from grpc_comm.transport import Address
+from inference.command import say
 from outrider.logs import EventLog, start_log
 from outrider.options.network import ObservingOptions
 
@@ -35,11 +35,7 @@ def observed(
             bound = stack.enter_context(
                 serve_metrics(metrics, Address(options.metrics_host, options.metrics_port))
             )
-            print(
-                f"metrics on http://{bound}/metrics, health on http://{bound}/healthz",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
         if options.watch:
             from rich.console import Console
 

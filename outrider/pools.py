@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -14,6 +13,7 @@ from inference.acceptance import AcceptanceModel, read_acceptance, write_accepta
 from inference.backends import Model
 from inference.backends.together import Together
 from inference.cache_directory import cache_directory
+from inference.command import say
 from inference.drafters.growing import ModelProposer
 from inference.drafters.rounds import RoundProposer
 from inference.errors import InvalidRequest
@@ -22,7 +22,6 @@ from inference.policy import Policy
 from inference.proposer import Proposer
 from inference.times import DraftTimes, TargetTimes
 from outrider.calibrate import link_times, probe_link
-from outrider.profiles import say
 from outrider.wishes import Aims
 
 Make = Callable[[Model, int], Proposer]
@@ -94,7 +93,7 @@ class GrowingPool(Rows):
         try:
             write_acceptance(self.known[calls.index(max(calls))].acceptance, self._learned)
         except OSError as error:
-            print(f"note: what was learned was not kept: {error}", file=sys.stderr)
+            say(f"note: what was learned was not kept: {error}")
 
     def _knowledge(self, profile: dict[int, float], target: Connection) -> Knowledge:
         times = TargetTimes(dict(target.description.times))
@@ -107,7 +106,7 @@ class GrowingPool(Rows):
             if self._learned is not None and self._learned.exists():
                 return read_acceptance(self._learned)
         except (InvalidRequest, OSError) as error:
-            print(f"note: what was learned is not used: {error}", file=sys.stderr)
+            say(f"note: what was learned is not used: {error}")
         return read_acceptance()
 
 

@@ -4,7 +4,6 @@ use.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.cache_directory import cache_directory
+from inference.command import say
 from inference.profile_cache import Subject, keep_profile, load_profile
 from inference.profiling import CONTEXT, Tell, profile_draft, profile_target
 from inference.times import Shape
@@ -93,11 +93,6 @@ class Profiles:
 def user_profiles(*, afresh: bool = False) -> Profiles:
     """This user's, told of on stderr."""
     return Profiles(cache_directory("profiles"), say, afresh)
-
-
-def say(line: str) -> None:
-    """Progress, on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _subject(

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from inference.command import say
 from inference.errors import InvalidRequest
 from inference.sampling import SEED_BITS, random_seed
 from inference.text import Tokenizer
 from outrider.completion import Request
 from outrider.options.groups import TextOptions
-from outrider.profiles import say
 
 
 def read_prompts(options: TextOptions) -> list[str]:

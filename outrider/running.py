@@ -12,11 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from inference.command import INTERRUPTED, printable
+from inference.command import INTERRUPTED, printable, say
 from inference.errors import OutriderError
 from outrider.completion import Broken, Complete, Completion, Request, Show, new_completion
 from outrider.options.groups import TextOptions
-from outrider.profiles import say
 from outrider.report import LiveText, silent, summary, write_profile
 
 

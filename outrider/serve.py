@@ -18,6 +18,7 @@ from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
+from inference.command import say
 from inference.engine import Engine
 from inference.errors import InvalidRequest
 from inference.profiling import emulated_target
@@ -34,7 +35,7 @@ from outrider.models import (
 )
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
-from outrider.profiles import say, user_profiles
+from outrider.profiles import user_profiles
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:

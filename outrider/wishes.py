@@ -4,10 +4,10 @@ cost is made of.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from inference.command import say
 from inference.cost import Rates
 from inference.errors import InvalidRequest
 from inference.knowledge import Knowledge
@@ -164,7 +164,7 @@ def read_aims(options: GoalOptions, rates: Rates | None) -> Aims:
     wish = read_wish(options, rates)
     note = fallback_note(options, rates, wish)
     if note is not None:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     terms = read_terms(options, rates, wish)
     if terms is not None and not wish.speed_alone:
         terms.tariff(wish.objective)  # before anything is loaded: whether it can be computed

@@ -293,7 +293,7 @@ def test_a_target_that_calibrates_measures_afresh_says_and_keeps_it_and_ends(
 REFUSED = {
     "nothing to measure": (
         ["fused_client"],
-        "--calibrate is for --role draft and target and fused_target",
+        "--calibrate is for --role target, draft, fused_target",
     ),
     "a stated time": (
         ["target", "--emulate", "llama-3.1-8b-trn1.2xlarge-measured"],

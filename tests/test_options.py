@@ -86,6 +86,7 @@ def test_options_that_are_made_in_code_read_no_environment(monkeypatch: pytest.M
     [
         ("batsh: 3", ["batsh", "did you mean batch?"]),
         ("tree_nodes: 3", ["tree_nodes", "--role draft", "target"]),
+        ("no_bets: true", ["no_bets is gone"]),
         ("batch: 0", ["batch 0", "1 or more"]),
         ("batch: [1]", ["batch", "a whole number"]),
         ("device: cud", ["device cud", "cuda:N"]),

@@ -162,8 +162,10 @@ def _check_names(model: type[GeneralOptions], source: Source) -> None:
     """Raises InvalidRequest for what there is not, or does nothing in this role."""
     flags, role = all_flags(), model.model_fields["role"].default
     for name in source.values:
+        if name in GONE:
+            raise InvalidRequest(f"{source.call(name)} is gone: {GONE[name]}")
         if name not in flags:
-            raise InvalidRequest(f"there is no {source.call(name)}{nearest(name, flags)}")
+            raise InvalidRequest(f"{source.call(name)} is no flag{nearest(name, flags)}")
         if name not in flags_of(model):
             roles = ", ".join(roles_of(name))
             raise InvalidRequest(f"{source.call(name)} is for --role {roles} (got --role {role})")
