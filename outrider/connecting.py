@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from grpc_comm.client import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.remote import Patience
-from grpc_comm.transport import Address
 from inference.command import say
 from inference.errors import Mismatch
 from inference.text import Tokenizer
@@ -47,9 +46,4 @@ def print_models(options: ConnectionOptions) -> None:
 
 
 def _addresses(options: ConnectionOptions) -> str:
-    return ",".join(_address(host.strip(), options.port) for host in options.target_host.split(","))
-
-
-def _address(host: str, port: int) -> str:
-    named = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
-    return host if named else str(Address(host, port))
+    return ",".join(str(address) for address in options.addresses)

@@ -21,7 +21,7 @@ from inference.knowledge import Knowledge
 from inference.policy import Policy
 from inference.proposer import Proposer
 from inference.times import DraftTimes, TargetTimes
-from outrider.calibrate import link_times, probe_link
+from outrider.probing import link_times, probe_link
 from outrider.wishes import Aims
 
 Make = Callable[[Model, int], Proposer]

@@ -266,6 +266,8 @@ BAD_VALUES = {
     "rates that rise": (["--tree_rates", "0.1,0.6"], "--tree_rates"),
     "no rows": (["--batch", "0"], "--batch 0"),
     "half a pair": (["--tls_cert", "x"], "--tls_key"),
+    "address without a host": (["--target_host", "a:1,"], "--target_host a:1,"),
+    "address with a port that is none": (["--target_host", "localhost:x"], "HOST:PORT"),
     "patience without end": (["--patience", "inf"], "--patience inf"),
 }
 
@@ -294,7 +296,6 @@ BAD_INPUT = {
     ),
     "unserved device": (["--prompt", "x", "--device", "neuron"], "neuron"),
     "chat without template": (["--prompt", "x", "--chat"], "chat template"),
-    "port that is none": (["--prompt", "x", "--target_host", "localhost:x"], "HOST:PORT"),
 }
 
 

@@ -23,7 +23,6 @@ from inference.drafters.growing import ROOM
 from inference.errors import Mismatch
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, TargetTimes
-from outrider.calibrate import PROBES, link_times, probe_link
 from outrider.cli import main
 from outrider.completion import Request, complete
 from outrider.models import PREFILL_NODES, find_draft, load_model
@@ -31,6 +30,7 @@ from outrider.options import parse
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.pools import GrowingPool
+from outrider.probing import PROBES, link_times, probe_link
 from outrider.profiles import Profiles
 from outrider.report import silent
 from outrider.serve import load_target

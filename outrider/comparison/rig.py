@@ -138,7 +138,7 @@ def _draft_options(options: CompareOptions) -> DraftRole:
         device=options.draft_device,
         dtype=options.dtype,  # type: ignore[arg-type]
         threads=options.threads,
-        target_host=options.target_host or "",
+        target_host=options.target_host or "127.0.0.1",
         batch=1,
         chat=options.chat,
         max_new_tokens=options.max_new_tokens,

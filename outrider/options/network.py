@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import model_validator
 from typing_extensions import Self
 
+from grpc_comm.transport import Address, parse_address
 from outrider.options.group import Group
 from outrider.options.values import File, Host, Name, Natural, Port, Seconds
 
@@ -53,6 +54,21 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """print the names of the models that the target lists, and end"""
     tls: bool = False
     """TLS with the system's authorities"""
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Of the targets, each with --port where --target_host names none."""
+        return [self._address(host.strip()) for host in self.target_host.split(",")]
+
+    def _address(self, host: str) -> Address:
+        named = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
+        return parse_address(host) if named else Address(host, self.port)
+
+    @model_validator(mode="after")
+    def _has_addresses(self) -> Self:
+        if not all(address.host for address in self.addresses):
+            raise ValueError(f"--target_host {self.target_host}: HOST or HOST:PORT is needed")
+        return self
 
 
 class HostOptions(Group, title="network"):
