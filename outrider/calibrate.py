@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from grpc_comm.client import Connection
+from grpc_comm.client.connection import Connection
 from grpc_comm.translate import Description
 from inference.command import say
 from inference.errors import Unavailable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from grpc_comm.client import CONNECT_SECONDS, Connection, connect, list_models
-from grpc_comm.remote import Patience
+from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
+from grpc_comm.client.remote_session import Patience
 from inference.command import say
 from inference.errors import Mismatch
 from inference.text import Tokenizer

@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
-from grpc_comm.client import Connection
-from inference.cost import Rates
-from inference.drafters.growing import ROOM, WIDEST
+from grpc_comm.client.connection import Connection
+from inference.cost.accounting import Rates
+from inference.drafters.model_proposer import ROOM, WIDEST
+from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from inference.model.checkpoint import fingerprint
 from inference.order import Pace
-from inference.policy import BestFirst, Chain, Policy, Static
 from outrider.completion import Complete, Completion, Request, Show, complete
 from outrider.explain import Explainer
 from outrider.models import PREFILL_NODES, Checkpoint, load_model

@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 from threading import Event
 
-from grpc_comm.client import Connection
+from grpc_comm.client.connection import Connection
 from inference.backends import Model
 from inference.command import say
-from inference.engine import Engine
-from inference.local import LocalSession
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.completion import Complete, Completion, Request, Show, complete, new_completion

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from grpc_comm.observability.log import EventLog, start_log
 from grpc_comm.observer import ServiceObserver, ServiceObservers
 from grpc_comm.transport import Address
 from inference.command import say
-from outrider.logs import EventLog, start_log
 from outrider.options.network import ObservingOptions
 
 
@@ -27,8 +27,8 @@ def observed(
     observers: list[ServiceObserver] = [EventLog()]
     with ExitStack() as stack:
         if options.metrics_port is not None:
-            from grpc_comm.metrics import Metrics
-            from grpc_comm.scrape import serve_metrics
+            from grpc_comm.observability.endpoint import serve_metrics
+            from grpc_comm.observability.metrics import Metrics
 
             metrics = Metrics()
             observers.append(metrics)
@@ -39,7 +39,7 @@ def observed(
         if options.watch:
             from rich.console import Console
 
-            from outrider.watch import Watch
+            from grpc_comm.observability.dashboard import Watch
 
             watch = Watch(Console(stderr=True), usd_per_hour)
             observers.append(watch)

@@ -8,17 +8,17 @@ from copy import deepcopy
 from pathlib import Path
 from queue import SimpleQueue
 
-from grpc_comm.client import Connection
-from inference.acceptance import AcceptanceModel, read_acceptance, write_acceptance
+from grpc_comm.client.connection import Connection
 from inference.backends import Model
 from inference.backends.together import Together
 from inference.cache_directory import cache_directory
 from inference.command import say
-from inference.drafters.growing import ModelProposer
-from inference.drafters.rounds import RoundProposer
+from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import Policy
 from inference.errors import InvalidRequest
-from inference.knowledge import Knowledge
-from inference.policy import Policy
+from inference.planner.acceptance import AcceptanceModel, read_acceptance, write_acceptance
+from inference.planner.knowledge import Knowledge
 from inference.proposer import Proposer
 from inference.times import DraftTimes, TargetTimes
 from outrider.probing import link_times, probe_link

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grpc_comm.client import Probe
-from inference.profiling import Tell
+from grpc_comm.client.connection import Probe
+from inference.planner.profiling import Tell
 from inference.times import TRUSTED, LinkTimes
 
 PROBES, PROBE_SECONDS = 9, 1.0

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inference.command import say
-from inference.cost import Rates
+from inference.cost.accounting import Rates
+from inference.cost.objective import PER_MILLION, Effort, Terms, Wish, read_knob
 from inference.errors import InvalidRequest
-from inference.knowledge import Knowledge
-from inference.objective import PER_MILLION, Effort, Terms, Wish, read_knob
-from inference.prices import MESSAGE_BYTES, Prices
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import MESSAGE_BYTES, Prices
 from outrider.options.groups import ENERGIES, GoalOptions, PriceOptions
 from outrider.steering import SteeredPrices
 

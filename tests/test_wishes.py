@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from inference.cost import Rates
+from inference.cost.accounting import Rates
+from inference.cost.objective import Wish
 from inference.errors import InvalidRequest, OutriderError
-from inference.objective import Wish
 from outrider.options import parse
 from outrider.options.groups import GoalOptions
 from outrider.wishes import fallback_note, read_prices, read_terms, read_wish

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from inference.backends import Model
-from inference.drafters.growing import ROOM
-from inference.engine import Engine
+from inference.drafters.model_proposer import ROOM
+from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
 from outrider.comparison.arms import FUSED, Bench
 from outrider.comparison.options import CompareOptions

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from inference.objective import read_knob
+from inference.cost.objective import read_knob
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
 from outrider.options.group import Also, Bare, Group, Shown
 from outrider.options.values import (

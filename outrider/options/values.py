@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator
 
-from inference.objective import read_knob
+from inference.cost.objective import read_knob
 from outrider.options.group import Shown
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
