@@ -32,7 +32,8 @@ from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
-from outrider.options import PRECISIONS, Options
+from outrider.options import PRECISIONS
+from outrider.options.roles import TargetRole
 from outrider.serve import load_target
 
 BARE = "bare loop"
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=96, help="of a stretch")
     given = parser.parse_args(arguments)
     target = load_target(
-        Options(
+        TargetRole(
             target_model=given.model,
             dtype=given.dtype,
             emulate=given.emulate,

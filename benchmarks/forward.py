@@ -33,8 +33,8 @@ from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 from outrider.drafting import DEFAULT_TREE
-from outrider.models import find_checkpoint, load_model
-from outrider.options import Options
+from outrider.models import find_draft, load_model
+from outrider.options.roles import FusedTargetRole
 from outrider.serve import load_target
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -141,7 +141,7 @@ def outside_the_models(
     }
 
 
-def measure(options: Options, repetitions: int, tokens: int) -> dict[str, Any]:
+def measure(options: FusedTargetRole, repetitions: int, tokens: int) -> dict[str, Any]:
     """All figures of a pair."""
     served = load_target(options)
     target = StopwatchModel(served.engine.model)
@@ -151,7 +151,7 @@ def measure(options: Options, repetitions: int, tokens: int) -> dict[str, Any]:
         max_tree_nodes=64,
         vocabulary=served.engine.vocabulary,
     )
-    checkpoint = find_checkpoint(options, "draft")
+    checkpoint = find_draft(options)
     spare = DEFAULT_TREE.most_ranked
     draft = StopwatchModel(
         load_model(
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
-    options = Options(
+    options = FusedTargetRole(
         target_model=given.target,
         draft_model=given.draft,
         device=given.device,

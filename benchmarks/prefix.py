@@ -31,7 +31,7 @@ from inference.backends import Model
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
-from outrider.options import Options
+from outrider.options.roles import TargetRole
 from outrider.serve import load_target
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1000)
@@ -128,8 +128,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
-    options = Options(
-        role="target", port=0, model=given.model, dtype=given.dtype, threads=given.threads, batch=3
+    options = TargetRole(
+        port=0, model=given.model, dtype=given.dtype, threads=given.threads, batch=3
     )
     target = load_target(options)
     longest = target.engine.sequence_length - OWN - 2

@@ -36,7 +36,7 @@ from inference.order import Decode
 from inference.sampling import SamplingParams
 from outrider import serve
 from outrider.link import Shape, ShapedLink, shaped_link
-from outrider.options import parse
+from outrider.options.roles import TargetRole
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SEQUENCE_LENGTH = 256
@@ -100,7 +100,7 @@ def make_jobs(plan: Plan) -> list[Job]:
     are is still to be said.
     """
     chance = random.Random(plan.seed)  # noqa: S311
-    options = parse(["--role", "target", "--batch", "1", "--sequence_length", str(SEQUENCE_LENGTH)])
+    options = TargetRole(batch=1, sequence_length=SEQUENCE_LENGTH)
     engine = serve.load_target(options).engine
     alone, jobs = LocalSession(engine), []
     for session in range(plan.sessions):

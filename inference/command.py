@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import field, fields
@@ -14,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from inference.errors import OutriderError
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -99,10 +100,14 @@ def add_gone(parser: argparse.ArgumentParser, name: str, why: str) -> None:
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:
     """The exit code of `work`.
 
-    An OutriderError or a full disk becomes one line on stderr, or with `debug` its traceback.
+    An OutriderError or a full disk becomes one line on stderr, or with `debug` its traceback. Where
+    nobody reads stdout any more, as behind `| head`, it ends without a word.
     """
     try:
         return work()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is not written yet
+        return UNREAD
     except (OutriderError, OSError) as error:
         if debug or (isinstance(error, OSError) and error.errno not in _FULL):
             raise
@@ -111,6 +116,11 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return INTERRUPTED
+
+
+def say(line: str) -> None:
+    """Tell the user something: stdout is for what was asked for, this goes to stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

@@ -4,22 +4,22 @@ would.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from inference.cache_directory import cache_directory
+from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.config import parse_config
 from inference.text import Tokenizer
 from outrider.models import Checkpoint, set_threads
-from outrider.options import Options
+from outrider.options.groups import TargetOptions
 
 if TYPE_CHECKING:
     from inference.artifact import Manifest
     from inference.backends.compiled import CompiledModel
 
+Served = TypeVar("Served", bound=TargetOptions)
 _DECIDED = ("model", "target_model", "dtype")
 _CORES = {"trn1": 2, "inf2": 2, "trn2": 4}
 """Cores of the smallest instance of a family, which share the model unless an artefact says
@@ -27,7 +27,7 @@ otherwise.
 """
 
 
-def open_artifact(options: Options) -> tuple[Manifest, Checkpoint]:
+def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
     """What --artifact holds, after its files were checked; raises BadArtifact naming the file
     that is not what was built.
     """
@@ -65,7 +65,7 @@ def _read(device: str, directory: Path) -> Manifest:
     return manifest
 
 
-def load_artifact(options: Options, manifest: Manifest) -> CompiledModel:
+def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     """The artefact's model. Says what was loaded on stderr."""
     from inference.backends.compiled import WEIGHTS, load_compiled
 
@@ -73,13 +73,11 @@ def load_artifact(options: Options, manifest: Manifest) -> CompiledModel:
     if manifest.target != "cpu":
         from inference.backends.neuron import load_neuron
 
-        return load_neuron(
-            directory, manifest, lambda line: print(line, file=sys.stderr, flush=True)
-        )
+        return load_neuron(directory, manifest, say)
     if manifest.dtype == "int8":
         from inference.backends.openvino import DECODER_WEIGHTS, load_openvino
 
-        set_threads(options, (directory / DECODER_WEIGHTS).stat().st_size)
+        set_threads(options.threads, (directory / DECODER_WEIGHTS).stat().st_size)
         model = load_openvino(directory, manifest)
     else:
         model = (
@@ -87,12 +85,11 @@ def load_artifact(options: Options, manifest: Manifest) -> CompiledModel:
             if manifest.fused
             else load_compiled(directory, manifest)
         )
-        set_threads(options, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
+        set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
     beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
-    print(
+    say(
         f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, "
-        f"{manifest.rows} rows{beside}",
-        file=sys.stderr,
+        f"{manifest.rows} rows{beside}"
     )
     return model
 
@@ -103,7 +100,7 @@ def _load_fused(directory: Path, manifest: Manifest) -> CompiledModel:
     return load_fused(directory, manifest)
 
 
-def with_neuron_artifact(options: Options) -> Options:
+def with_neuron_artifact(options: Served) -> Served:
     """For --device neuron without --artifact one that matches is taken from the cache, else
     announced and built; other options stay.
     """
@@ -121,7 +118,7 @@ def with_neuron_artifact(options: Options) -> Options:
             "-m compile, then --artifact DIR"
         )
     asked = CompileOptions(
-        model=options.target_model or options.model,
+        model=options.target_name,
         target=target,
         rows=options.batch,
         sequence_length=options.sequence_length,
@@ -130,21 +127,17 @@ def with_neuron_artifact(options: Options) -> Options:
         tensor_parallel=_CORES[target],
     )
     checkpoint = find_checkpoint(asked)
-    spec, command = (
-        make_request(asked, checkpoint).spec,
-        f"main.py --role {options.role} --device neuron",
-    )
     directory = neuron_artifact(
-        spec,
+        make_request(asked, checkpoint).spec,
         checkpoint.directory,
         cache_directory("artifacts"),
-        command=command,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        command="main.py --device neuron",
+        say=say,
     )
-    return replace(options, artifact=str(directory), model=None, target_model=None, dtype=None)
+    return options.but(artifact=str(directory), model=None, target_model=None, dtype=None)
 
 
-def artifact_length(options: Options, manifest: Manifest) -> int:
+def artifact_length(options: TargetOptions, manifest: Manifest) -> int:
     """Prompt and output together; raises InvalidRequest beyond what was built."""
     asked = options.sequence_length or manifest.sequence_length
     if not 2 <= asked <= manifest.sequence_length:

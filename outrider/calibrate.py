@@ -1,35 +1,27 @@
-"""What --calibrate prints, and what is measured of a link.
-
---role draft --calibrate measures this machine's draft afresh and, where a target answers, the link
-to it; prints and keeps it. That of roles target and fused_target is in outrider/serve.py.
+"""What --calibrate measures and prints. For role draft: this machine's draft and, where a target
+answers, the target and the link to it. Roles target and fused_target are in outrider/serve.py.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from grpc_comm.client.connection import Connection, Probe
+from grpc_comm.client.connection import Connection
 from grpc_comm.translate import Description
+from inference.command import say
 from inference.errors import Unavailable
-from inference.planner.profiling import Tell
-from inference.times import TRUSTED, LinkTimes
-from outrider.generate import connect_target
-from outrider.models import PREFILL_NODES, describe, find_checkpoint, load_model
-from outrider.options import Options
-from outrider.profiles import WIDEST, say, user_profiles
-
-PROBES, PROBE_SECONDS = 9, 1.0
-"""Empty exchanges with the target, fewer than LinkTimes keeps; on a link where these take
-longer, as many as fit, TRUSTED at least.
-"""
+from outrider.connecting import connect_target
+from outrider.models import PREFILL_NODES, describe, find_draft, load_model
+from outrider.options.roles import DraftRole
+from outrider.probing import link_times, probe_link
+from outrider.profiles import WIDEST, user_profiles
 
 
-def calibrate(options: Options) -> int:
+def calibrate(options: DraftRole) -> int:
     """Print what a call of the draft takes by width, and what the target and the link to it take
     when it answers.
     """
-    checkpoint = find_checkpoint(options, "draft")
+    checkpoint = find_draft(options)
     length = checkpoint.sequence_length(options.sequence_length)
     model = load_model(
         options, checkpoint, rows=1, sequence_length=length, spare=WIDEST, max_nodes=PREFILL_NODES
@@ -42,41 +34,11 @@ def calibrate(options: Options) -> int:
     print(_row("nodes", times))
     print(_row("ms", [_ms(seconds) for seconds in times.values()]))
     try:
-        with connect_target(options, checkpoint.tokenizer) as target:
+        with connect_target(options, checkpoint.tokenizer, checkpoint.name) as target:
             print(*described(target.description), _link(target), sep="\n")
     except Unavailable as error:
-        print(f"the target and the link were not measured: {error}", file=sys.stderr)
+        say(f"the target and the link were not measured: {error}")
     return 0
-
-
-def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
-    """Exchanges without work, one after the other, enough for the round trip and its spread.
-
-    tell: hears of a link on which they take longer than PROBE_SECONDS.  They are all of one size,
-    since there is no exchange of another that is no work: what a byte takes is not told by them,
-    but by the rounds, whose trees differ.
-    """
-    probes, told = [probe()], False
-    while len(probes) < PROBES:
-        slow = sum(one.seconds for one in probes) + probes[-1].seconds > PROBE_SECONDS
-        if slow and len(probes) >= TRUSTED:
-            break
-        if slow and not told:
-            told = True
-            tell(
-                "measuring the link to the target: an exchange without work takes "
-                f"{_ms(probes[-1].seconds)} ms"
-            )
-        probes.append(probe())
-    return probes
-
-
-def link_times(probes: Sequence[Probe]) -> LinkTimes:
-    """What these exchanges tell of the link."""
-    link = LinkTimes()
-    for probe in probes:
-        link.observe(probe.seconds, 0.0, probe.transferred)
-    return link
 
 
 def described(target: Description) -> Iterator[str]:

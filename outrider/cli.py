@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.command import run_command
-from outrider.options import Options, parse
+from outrider.options import parse
+from outrider.options.groups import GeneralOptions
+from outrider.options.roles import (
+    DraftRole,
+    FusedClientRole,
+    MakeCertRole,
+    MakeKeyRole,
+    ServingRole,
+    VerifyDraftRole,
+    VerifyTargetRole,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -14,28 +24,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(lambda: _run(options), debug=options.debug)
 
 
-def _run(options: Options) -> int:
+def _run(options: GeneralOptions) -> int:
     """Roles are imported when they run: help needs no torch, a client no server."""
-    if options.role in ("target", "fused_target"):
+    if isinstance(options, ServingRole):
         from outrider.serve import serve
 
         return serve(options)
-    if options.role == "make-cert":
-        from outrider.serve import make_cert
+    if isinstance(options, MakeCertRole):
+        from outrider.credentials import make_cert
 
         return make_cert(options)
-    if options.role == "make-key":
-        from outrider.serve import make_key
+    if isinstance(options, MakeKeyRole):
+        from outrider.credentials import make_key
 
         return make_key(options)
-    if options.role == "fused_client":
-        from outrider.fused import fused_client
-
-        return fused_client(options)
-    if options.calibrate:
+    if isinstance(options, DraftRole) and options.calibrate:
         from outrider.calibrate import calibrate
 
         return calibrate(options)
-    from outrider.generate import draft, verify
+    from outrider import generate
 
-    return draft(options) if options.role == "draft" else verify(options)
+    if isinstance(options, DraftRole):
+        return generate.draft(options)
+    if isinstance(options, FusedClientRole):
+        return generate.fused_client(options)
+    assert isinstance(options, VerifyTargetRole | VerifyDraftRole)
+    return generate.verify(options)

@@ -43,6 +43,7 @@ class Piece(NamedTuple):
 
 
 Show = Callable[[Piece], None]
+"""Is given the text of a request as it becomes certain."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,10 @@ class Broken(OutriderError):
 
 Tell = Callable[[Completion], None]
 """Hears how far a text has come."""
+
+
+Complete = Callable[[Request, Show, Event], Completion]
+"""Makes the text of a request, or what there is of it when the event is set."""
 
 
 def new_completion(request: Request) -> Completion:

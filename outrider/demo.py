@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from inference.command import say
 from outrider.spawn import role_command, role_environment, target_process
 
 PROMPT = '''import os
@@ -19,10 +20,7 @@ def read_lines(path, encoding="utf-8"):
 
 def main() -> int:
     """Start a target, draft against it, stop it."""
-    print(
-        "starting a target process and a draft process on loopback, with the models that ship here",
-        file=sys.stderr,
-    )
+    say("starting a target process and a draft process on loopback, with the models that ship here")
     with target_process() as address:
         command = role_command(
             "draft",
@@ -35,10 +33,9 @@ def main() -> int:
             "--baseline",
         )
         command += ["--temperature", "0.7", "--top_p", "0.9", "--seed", "7"]
-        print(
+        say(
             f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
-            "draft, bold is the target's own):",
-            file=sys.stderr,
+            "draft, bold is the target's own):"
         )
         return subprocess.run(command, check=False, env=role_environment()).returncode  # noqa: S603
 

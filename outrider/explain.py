@@ -4,10 +4,10 @@ from what was measured while the text was made.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
+from inference.command import say
 from inference.cost.objective import Terms, price_words
 from outrider.completion import Completion
 
@@ -109,7 +109,7 @@ class Explainer:
             said = said if done.text.endswith("\n") else f"\n{said}"
         else:
             said = f"prompt {done.index}: {said}"
-        print(said, file=sys.stderr, flush=True)
+        say(said)
 
 
 def _price(done: Completion, terms: Terms | None, objective: str) -> str:

@@ -1,11 +1,9 @@
-"""Both models on one host: the draft beside a target (role fused_target), and the client of such a
-host (fused_client), where no model is loaded.
+"""Role fused_target: a draft on the target's own host, in a model of its own or in the target's
+graphs.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +20,8 @@ from inference.errors import InvalidRequest, Mismatch
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LinkTimes, TargetTimes
-from outrider.completion import Completion, Request, Show, complete
-from outrider.generate import add_baseline, connect_target, make_requests, read_prompts, run
-from outrider.models import PREFILL_NODES, find_checkpoint, find_tokenizer, load_model
-from outrider.options import Options
+from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
 
 
@@ -37,7 +33,7 @@ class Drafts(NamedTuple):
     graphs: GraphRounds | None = None
 
 
-def with_draft(options: Options, model: Model, description: Description) -> Drafts:
+def with_draft(options: FusedTargetRole, model: Model, description: Description) -> Drafts:
     """A draft beside this target, with as many rows. In a target whose graphs hold a draft it is
     that one.
 
@@ -45,12 +41,12 @@ def with_draft(options: Options, model: Model, description: Description) -> Draf
     """
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
-    checkpoint = find_checkpoint(replace(options, artifact=None), "draft")
-    fingerprint = checkpoint.tokenizer.fingerprint()
-    if fingerprint != description.tokenizer_fingerprint:
+    checkpoint = find_draft(options)
+    if checkpoint.tokenizer.fingerprint() != description.tokenizer_fingerprint:
         raise Mismatch(
-            f"the tokenizers differ: that of the draft {checkpoint.name} is {fingerprint}, that of "
-            f"{description.model} is {description.tokenizer_fingerprint}"
+            f"the tokenizers differ: the draft {checkpoint.name} has "
+            f"{checkpoint.tokenizer.vocabulary} tokens, {description.model} "
+            f"{description.vocabulary}; take a draft of the target's own family"
         )
     length = description.sequence_length
     draft = load_model(
@@ -73,7 +69,7 @@ def _knowledge(times: dict[int, float], description: Description) -> Knowledge:
     return Knowledge(DraftTimes(times), target, LinkTimes(), read_acceptance())
 
 
-def _in_graph(options: Options, model: RoundModel, description: Description) -> Drafts:
+def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:
     """The draft that is compiled into the target's graphs; a round has the shape that they were
     built for.
     """
@@ -89,27 +85,3 @@ def _in_graph(options: Options, model: RoundModel, description: Description) -> 
         )
     name = f"{fused_part(manifest).model} (in the target's graph: {model.shape})"
     return Drafts(replace(description, draft_model=name), graphs=GraphRounds(model))
-
-
-def fused_client(options: Options) -> int:
-    """Text from the target, and from the draft beside it where there is one. No model is loaded
-    here, only the tokenizer.
-    """
-    prompts, tokenizer = read_prompts(options), find_tokenizer(options)
-    with connect_target(options, tokenizer) as target:
-        description = target.description
-        length, stop_ids = description.sequence_length, description.stop_ids
-        requests = make_requests(options, prompts, tokenizer, length, stop_ids)
-        beside = bool(description.draft_model)
-        who = f"with {description.draft_model} beside it" if beside else "alone: no draft beside it"
-        print(f"{description.model} {who}", file=sys.stderr)
-
-        def make(request: Request, show: Show, cancelled: threading.Event) -> Completion:
-            order = request.order(beside=beside)
-            done = complete(request, target.session(), [], tokenizer, show, cancelled, order=order)
-            done.device = f"{description.device}, {who}" if beside else description.device
-            if options.baseline and done.token_ids and not cancelled.is_set():
-                add_baseline(done, request, target, tokenizer, cancelled)
-            return done
-
-        return run(options, requests, make, workers=min(options.batch, len(requests)))

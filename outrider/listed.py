@@ -21,14 +21,15 @@ from inference.json_file import Json, read_json, shown
 from inference.model.config import read_config
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length
-from outrider.models import Checkpoint, pick_device
-from outrider.options import PRECISIONS, Options
+from outrider.models import Checkpoint, find_directory, pick_device
+from outrider.options.roles import ServingRole
 
 LONGEST_NAME = 80
+_INT8 = "; list the artifact that python -m compile --target cpu --dtype int8 makes"
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[Options], Served]
+Load = Callable[[ServingRole], Served]
 """Loads the model of a command line."""
 
 
@@ -55,14 +56,14 @@ _FIELDS: Mapping[str, _Field] = {
 }
 
 
-def read_listed(path: Path, options: Options) -> dict[str, Options]:
+def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
     """The options of each model in the file, by name, in its order; what an entry leaves out is as
     on the command line.
 
     Raises InvalidRequest, naming the entry and the field, for what cannot be served. Weights are
     not looked at before first use.
     """
-    listed: dict[str, Options] = {}
+    listed: dict[str, ServingRole] = {}
     for entry in _entries(path):
         fields = entry.fields()
         name = _name(entry.field("name"))
@@ -80,13 +81,13 @@ def read_listed(path: Path, options: Options) -> dict[str, Options]:
     return listed
 
 
-def load_listed(name: str, options: Options, load: Load) -> Served:
+def load_listed(name: str, options: ServingRole, load: Load) -> Served:
     """The model, described by the name it is listed under."""
     served = load(options)
     return served._replace(description=replace(served.description, model=name))
 
 
-def lazily(name: str, options: Options, load: Load) -> Callable[[], Served]:
+def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
     """What loads it for a client: a failure is logged here in full, and is one line there."""
 
     def loader() -> Served:
@@ -119,15 +120,9 @@ def _name(raw: Json) -> str:
     return name
 
 
-def _options(entry: Mapping[str, Json], options: Options, where: str) -> Options:
+def _options(entry: Mapping[str, Json], options: ServingRole, where: str) -> ServingRole:
     """The command line's, but with the entry's model and fields."""
-    given: dict[str, Any] = {
-        "model": None,
-        "artifact": None,
-        "target_model": None,
-        "draft_model": None,
-        "models": None,
-    }
+    given: dict[str, Any] = dict.fromkeys(("model", "artifact", "target_model", "models"))
     for name, value in entry.items():
         field = _FIELDS.get(name)
         if field is None:
@@ -143,10 +138,13 @@ def _options(entry: Mapping[str, Json], options: Options, where: str) -> Options
         raise InvalidRequest(f'{where}: give one of "model" and "artifact"')
     if "artifact" in entry:
         given["dtype"] = None
-    return replace(options, **given)
+    try:
+        return options.but(**given)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: {error}{_INT8 * (given.get('dtype') == 'int8')}") from error
 
 
-def _check(options: Options, entry: Mapping[str, Any]) -> None:
+def _check(options: ServingRole, entry: Mapping[str, Any]) -> None:
     """As far as can be seen without loading: the model is there, is one that can be computed,
     and its device exists.
     """
@@ -170,19 +168,7 @@ def _check(options: Options, entry: Mapping[str, Any]) -> None:
             "for neuron a model is listed as an artifact, which python -m compile builds"
         )
     pick_device(options.device)
-    if options.dtype == "int8":
-        raise InvalidRequest(
-            "int8 is built ahead of time: list the artifact that python -m compile --target cpu "
-            "--dtype int8 makes"
-        )
-    if options.dtype not in (None, *PRECISIONS):
-        raise InvalidRequest(
-            f'"dtype" {options.dtype}: one of {", ".join(PRECISIONS)} is needed, or an int8 '
-            "artifact"
-        )
-    from inference.model.checkpoint import find_model
-
-    directory = find_model(options.model or "", weights=False)
+    directory = find_directory(options.model, "target", weights=False)
     checkpoint = Checkpoint(
         options.model or "", directory, False, read_config(directory), Tokenizer(directory)
     )

@@ -4,7 +4,6 @@ a sequence may be.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +12,18 @@ import torch
 
 import inference
 from grpc_comm.security import SecurityOptions
-from inference.errors import InvalidRequest
+from inference.command import say
+from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
-from outrider.options import DEVICES, Options, is_device
+from outrider.options.groups import (
+    DeviceOptions,
+    DraftModelOptions,
+    LegacyOptions,
+    TargetModelOptions,
+)
+from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOptions
+from outrider.options.values import DEVICES, is_device
 
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
@@ -54,21 +61,20 @@ class Checkpoint:
         return asked
 
 
-def find_checkpoint(options: Options, kind: str) -> Checkpoint:
-    """The checkpoint of `kind` ("target" or "draft"): --KIND_model, --model, or the embedded
-    one.
-    """
-    from inference.model.checkpoint import find_model
+def find_draft(options: DraftModelOptions) -> Checkpoint:
+    """The draft that --draft_model or --model names, or the embedded one."""
+    return _find_checkpoint(options.draft_name, "draft")
 
-    if options.artifact:
-        raise InvalidRequest(
-            f"--artifact is for roles target and verify_target: --role {options.role} loads a "
-            "model directory"
-        )
-    name = (options.target_model if kind == "target" else options.draft_model) or options.model
-    directory = find_model(name) if name else EMBEDDED / kind
+
+def find_target(options: TargetModelOptions) -> Checkpoint:
+    """The target that --target_model or --model names, or the embedded one."""
+    return _find_checkpoint(options.target_name, "target")
+
+
+def _find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
+    directory = find_directory(name, embedded)
     return Checkpoint(
-        name or f"outrider-embedded-{kind}",
+        name or f"outrider-embedded-{embedded}",
         directory,
         name is None,
         read_config(directory),
@@ -76,18 +82,33 @@ def find_checkpoint(options: Options, kind: str) -> Checkpoint:
     )
 
 
-def find_tokenizer(options: Options) -> Tokenizer:
-    """The tokenizer of --target_model or --model, or that of the embedded pair: for a client
-    that loads no model.
+def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> Path:
+    """Where a model lies that is given as a directory or a hub name; without a name, where the
+    embedded one of this kind does. weights: whether they are needed, too.
     """
     from inference.model.checkpoint import find_model
 
-    name = options.target_model or options.model
-    return Tokenizer(find_model(name) if name else EMBEDDED / "target")
+    if name is None:
+        return EMBEDDED / embedded
+    if Path(name).suffix == ".gguf" or _only_gguf(Path(name)):
+        raise UnsupportedModel(
+            f"{name} holds weights as GGUF, which is not read: give the directory or the hub name "
+            "of the safetensors checkpoint that it was made from"
+        )
+    return find_model(name, weights=weights)
+
+
+def _only_gguf(directory: Path) -> bool:
+    return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
+
+
+def find_tokenizer(options: TargetModelOptions) -> Tokenizer:
+    """That of the target's model, for a client that loads no model."""
+    return Tokenizer(find_directory(options.target_name, "target"))
 
 
 def load_model(
-    options: Options,
+    options: DeviceOptions,
     checkpoint: Checkpoint,
     *,
     rows: int,
@@ -100,9 +121,11 @@ def load_model(
     """
     from inference.model.checkpoint import DTYPES, load_decoder
 
-    if rows < 1:
-        raise InvalidRequest(f"--batch {rows}: at least one row is needed")
     if options.device == "neuron-legacy":
+        if not isinstance(options, LegacyOptions):
+            raise InvalidRequest(
+                "--device neuron-legacy is for roles target and verify_target: draft on cpu or cuda"
+            )
         return _load_legacy(options, checkpoint, sequence_length)
     device = pick_device(options.device)
     dtype = options.dtype or ("float32" if checkpoint.embedded else None)
@@ -115,30 +138,24 @@ def load_model(
     )
     parameters = sum(parameter.numel() for parameter in decoder.parameters())
     if device.type == "cpu":
-        set_threads(options, parameters)
+        set_threads(options.threads, parameters)
     model = _on_device(
         decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
     )
     precision = str(model.dtype).removeprefix("torch.")
-    print(
-        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-        f"{describe(device)}",
-        file=sys.stderr,
+    say(
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}"
     )
     return model
 
 
 def _load_legacy(
-    options: Options, checkpoint: Checkpoint, sequence_length: int
+    options: LegacyOptions, checkpoint: Checkpoint, sequence_length: int
 ) -> LegacyNeuronModel:
     """A target on transformers-neuronx: one row, chains of up to --max_tree_nodes tokens."""
     from inference.backends.legacy_neuron import load_legacy_neuron
     from inference.model.checkpoint import DTYPES
 
-    if options.role not in ("target", "verify_target"):
-        raise InvalidRequest(
-            "--device neuron-legacy is for roles target and verify_target: draft on cpu or cuda"
-        )
     return load_legacy_neuron(
         checkpoint.directory,
         checkpoint.config,
@@ -147,7 +164,7 @@ def _load_legacy(
         chain=options.max_tree_nodes,
         tensor_parallel=options.tensor_parallel,
         dtype=DTYPES[options.dtype or ("float32" if checkpoint.embedded else "bfloat16")],
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=say,
     )
 
 
@@ -166,11 +183,9 @@ def _on_device(
     return EagerModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
 
 
-def set_threads(options: Options, parameters: int) -> None:
-    """--threads, else one for a small model and torch's choice for others."""
-    if options.threads is not None and options.threads < 1:
-        raise InvalidRequest(f"--threads {options.threads}: at least one is needed")
-    torch.set_num_threads(options.threads or (1 if parameters < _SMALL else _THREADS))
+def set_threads(asked: int | None, parameters: int) -> None:
+    """As asked, else one for a small model and torch's choice for others."""
+    torch.set_num_threads(asked or (1 if parameters < _SMALL else _THREADS))
 
 
 def pick_device(name: str) -> torch.device:
@@ -208,8 +223,23 @@ def describe(device: torch.device) -> str:
     return f"cpu ({torch.get_num_threads()} threads)"
 
 
-def security_of(options: Options) -> SecurityOptions:
-    """The flags of the network group, as files."""
-    names = ("tls_cert", "tls_key", "tls_ca", "token_file", "keys_file")
-    files = {name: Path(value) for name in names if (value := getattr(options, name))}
-    return SecurityOptions(**files, tls=options.tls, insecure=options.insecure)
+def server_security(options: ListeningOptions) -> SecurityOptions:
+    """How a target proves who it is, and whom it serves."""
+    return SecurityOptions(
+        **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file", "keys_file"),
+        tls=False,
+        insecure=options.insecure,
+    )
+
+
+def client_security(options: ConnectionOptions) -> SecurityOptions:
+    """How a client proves who it is, and whom it trusts."""
+    return SecurityOptions(
+        **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file"),
+        tls=options.tls,
+        insecure=options.insecure,
+    )
+
+
+def _files(options: TlsOptions, *names: str) -> dict[str, Path]:
+    return {name: Path(value) for name in names if (value := getattr(options, name))}

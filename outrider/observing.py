@@ -4,19 +4,20 @@ were asked for.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from grpc_comm.observability.log import EventLog, start_log
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.transport import Address
-from outrider.options import Options
+from inference.command import say
+from outrider.options.network import ObservingOptions
 
 
 @contextmanager
-def observed(options: Options) -> Iterator[Statistics]:
+def observed(options: ObservingOptions, usd_per_hour: float | None = None) -> Iterator[Statistics]:
     """What a target is to tell everything; until the context ends, it is written, served and shown.
+    usd_per_hour: what the operator's view counts dollars by.
 
     Raises MissingExtra, or InvalidRequest when metrics cannot be served at their address.
     """
@@ -33,16 +34,12 @@ def observed(options: Options) -> Iterator[Statistics]:
                     Metrics(statistics), Address(options.metrics_host, options.metrics_port)
                 )
             )
-            print(
-                f"metrics on http://{bound}/metrics, health on http://{bound}/healthz",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
         if options.watch:
             from rich.console import Console
 
             from grpc_comm.observability.dashboard import Watch
 
-            watch = Watch(Console(stderr=True), statistics, options.usd_per_hour)
+            watch = Watch(Console(stderr=True), statistics, usd_per_hour)
             stack.enter_context(watch)
         yield statistics

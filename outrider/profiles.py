@@ -4,22 +4,22 @@ use.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from inference.cache_directory import cache_directory
+from inference.command import say
 from inference.planner.profile_cache import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Tell, profile_draft, profile_target
 from inference.times import Shape
 from outrider.models import Checkpoint, describe
+from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from inference.backends.compiled import CompiledModel
@@ -93,19 +93,6 @@ class Profiles:
 def user_profiles(*, afresh: bool = False) -> Profiles:
     """This user's, told of on stderr."""
     return Profiles(cache_directory("profiles"), say, afresh)
-
-
-def say(line: str) -> None:
-    """Progress, on stderr."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def outrider_version() -> str:
-    """Of the installed package."""
-    try:
-        return version("outrider")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "checkout"
 
 
 def _subject(

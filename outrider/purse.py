@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from inference.cost.objective import Effort, Terms
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
-from outrider.options import Options
+from outrider.options.groups import GoalOptions
 from outrider.wishes import UNPRICED, Stated, terms_of
 
 
@@ -127,7 +127,7 @@ class Purse:
         return self._limit is not None and self.spent >= self._limit
 
 
-def open_purse(options: Options, stated: Stated | None) -> Purse:
+def open_purse(options: GoalOptions, stated: Stated | None) -> Purse:
     """For the texts of a run. Raises InvalidRequest where --max_usd could not be counted."""
     if stated is None:
         return Purse(terms_of(options, None), options.max_usd)

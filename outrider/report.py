@@ -22,29 +22,31 @@ _GREEN, _BOLD, _DIM, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
 class LiveText:
-    """Writes pieces to stdout as they come; on a terminal, what the draft had guessed is green, the
-    target's own bold, and a control character is a space.
+    """Writes pieces to stdout as they come; on a terminal a control character is a space.
+
+    coloured: what the draft had guessed is green, the target's own bold.
 
     Text that nobody has verified is shown on a terminal only, dim, and followed by what is true
     from its beginning on.
     """
 
-    def __init__(self) -> None:
-        self._coloured = sys.stdout.isatty()
+    def __init__(self, coloured: bool) -> None:
+        self._coloured, self._terminal = coloured, sys.stdout.isatty()
         self._unverified = False
 
     def __call__(self, piece: Piece) -> None:
         if not piece.verified:
             self._unverified = self._unverified or bool(piece.text)
-            sys.stdout.write(f"{_DIM}{_harmless(piece.text)}{_PLAIN}" if self._coloured else "")
-            sys.stdout.flush()
+            self._write(piece.text if self._terminal else "", _DIM)
             return
-        if self._unverified and self._coloured:
+        if self._unverified and self._terminal:
             sys.stdout.write("\n[the target is back; from where the dim text began:]\n")
         self._unverified = False
-        colour = _GREEN if piece.accepted else _BOLD
-        shown = f"{colour}{_harmless(piece.text)}{_PLAIN}" if self._coloured else piece.text
-        sys.stdout.write(shown)
+        self._write(piece.text, _GREEN if piece.accepted else _BOLD)
+
+    def _write(self, text: str, colour: str) -> None:
+        shown = _harmless(text) if self._terminal else text
+        sys.stdout.write(f"{colour}{shown}{_PLAIN}" if self._coloured and shown else shown)
         sys.stdout.flush()
 
 

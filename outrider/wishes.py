@@ -4,12 +4,17 @@ cost is made of.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from inference.cost.accounting import COSTS, ENERGIES, Rates
-from inference.cost.objective import PER_MILLION, Terms, Wish, read_knob
+from inference.command import say
+from inference.cost.accounting import ENERGIES, Rates
+from inference.cost.objective import PER_MILLION, Effort, Terms, Wish, read_knob
 from inference.errors import InvalidRequest
-from outrider.options import Options
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import MESSAGE_BYTES, Prices
+from outrider.options.groups import GoalOptions, PriceOptions
+from outrider.steering import SteeredPrices
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
 
@@ -21,41 +26,25 @@ class Stated(NamedTuple):
     source: str
 
 
-def read_wish(options: Options, rates: Rates | None) -> Wish:
-    """Of --cs, --objective and the limits; raises InvalidRequest where they contradict each other.
+def read_wish(options: GoalOptions, rates: Rates | None) -> Wish:
+    """Of --cs, --objective and the limits.
 
     Cost is the total where all its prices are stated, else what the target's hours cost, unless
     --objective says.
     """
-    weight, limits = (
-        read_knob(options.cs),
-        (options.min_tps, options.max_usd_per_1m, options.max_joules_per_token),
-    )
-    if sum(limit is not None for limit in limits) > 1:
-        raise InvalidRequest(
-            "one limit at a time: --min_tps, --max_usd_per_1m or --max_joules_per_token"
-        )
-    if weight and any(limit is not None for limit in limits):
-        raise InvalidRequest("--cs weighs speed against cost, a limit decides it: give one of them")
     cost = "total_cost" if rates is not None and not _unstated(options, rates) else "api_cost"
     objective = options.objective or (
         "energy_total" if options.max_joules_per_token is not None else cost
     )
-    if options.max_joules_per_token is not None and objective not in ENERGIES:
-        raise InvalidRequest(
-            f"--max_joules_per_token limits an energy, and --objective is {objective}"
-        )
-    if options.max_usd_per_1m is not None and objective not in COSTS:
-        raise InvalidRequest(f"--max_usd_per_1m limits a cost, and --objective is {objective}")
     limit = (
         options.max_usd_per_1m / PER_MILLION
         if options.max_usd_per_1m is not None
         else options.max_joules_per_token
     )
-    return Wish(objective, weight, options.min_tps, limit)
+    return Wish(objective, read_knob(options.cs), options.min_tps, limit)
 
 
-def read_terms(options: Options, rates: Rates | None, wish: Wish) -> Terms | None:
+def read_terms(options: PriceOptions, rates: Rates | None, wish: Wish) -> Terms | None:
     """What bills of this run are made of; None where nothing is priced and nothing need be.
 
     Raises InvalidRequest where the wish is counted in what nobody has stated.
@@ -67,14 +56,14 @@ def read_terms(options: Options, rates: Rates | None, wish: Wish) -> Terms | Non
     return terms_of(options, rates)
 
 
-def terms_of(options: Options, rates: Rates | None) -> Terms:
+def terms_of(options: PriceOptions, rates: Rates | None) -> Terms:
     """What bills are made of: these prices, the share of the target that is charged, the watts."""
     return Terms(
         rates or Rates(0.0), options.target_share, options.draft_watts, options.target_watts
     )
 
 
-def fallback_note(options: Options, rates: Rates | None, wish: Wish) -> str | None:
+def fallback_note(options: GoalOptions, rates: Rates | None, wish: Wish) -> str | None:
     """What to say where the target's hours alone are weighed although the user has stated other
     prices; None where there is nothing to say.
     """
@@ -98,7 +87,7 @@ def fallback_note(options: Options, rates: Rates | None, wish: Wish) -> str | No
     )
 
 
-def _unstated(options: Options, rates: Rates) -> list[str]:
+def _unstated(options: PriceOptions, rates: Rates) -> list[str]:
     """Flags of the prices that the total lacks."""
     parts = {
         "--usd_per_kwh": rates.usd_per_kwh,
@@ -109,7 +98,7 @@ def _unstated(options: Options, rates: Rates) -> list[str]:
     return [flag for flag, value in parts.items() if value is None]
 
 
-def read_prices(options: Options, described_usd_per_hour: float) -> Stated | None:
+def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated | None:
     """The prices of --usd_per_hour, of --instance, or of the target's own word; None where nobody
     has stated one.
 
@@ -148,3 +137,40 @@ def read_prices(options: Options, described_usd_per_hour: float) -> Stated | Non
         ),
         source,
     )
+
+
+@dataclass(frozen=True)
+class Aims:
+    """What the user wants of every text of a run. terms: None where nothing is priced.
+
+    battery: drafting has a small price of its own, since nobody says what its energy costs.
+    """
+
+    wish: Wish
+    terms: Terms | None
+    battery: bool = True
+
+    def prices(self, known: Knowledge) -> Prices:
+        """Of one row of the draft."""
+        if self.terms is None or self.wish.speed_alone:
+            return Prices(battery=self.battery)
+        expected = Effort(known.target.seconds(1, 1), known.draft.seconds(1), MESSAGE_BYTES)
+        cost = self.terms.tariff(self.wish.objective)
+        guess = expected if expected.wall else Effort(1.0, 1.0, MESSAGE_BYTES)
+        return SteeredPrices(battery=self.battery, wish=self.wish, cost=cost, expected=guess)
+
+
+SPEED_ALONE = Aims(Wish(), None)
+"""Of a user who asks for nothing."""
+
+
+def read_aims(options: GoalOptions, rates: Rates | None) -> Aims:
+    """Raises InvalidRequest where the wish is counted in what nobody has stated."""
+    wish = read_wish(options, rates)
+    note = fallback_note(options, rates, wish)
+    if note is not None:
+        say(f"note: {note}")
+    terms = read_terms(options, rates, wish)
+    if terms is not None and not wish.speed_alone:
+        terms.tariff(wish.objective)  # before anything is loaded: whether it can be computed
+    return Aims(wish, terms, battery=options.draft_watts is None)

@@ -16,12 +16,13 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
-from outrider import generate
+from outrider import running
 from outrider.cli import main
 from outrider.completion import Broken, Completion, Piece, Request, Show, new_completion
-from outrider.generate import make_requests
-from outrider.models import EMBEDDED, find_checkpoint
-from outrider.options import ROLES, Options, parse
+from outrider.models import EMBEDDED, find_draft
+from outrider.options import ROLES, parse
+from outrider.options.roles import DraftRole, TargetRole
+from outrider.prompts import make_requests
 from outrider.serve import load_target
 from outrider.spawn import target_process
 
@@ -37,7 +38,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
-    with BackgroundServer(load_target(Options(role="target", port=0, batch=2))) as server:
+    with BackgroundServer(load_target(TargetRole(port=0, batch=2))) as server:
         yield str(server.address.port)
 
 
@@ -186,14 +187,13 @@ def test_any_tree_gives_the_same_text(
     )
 
 
-@pytest.mark.parametrize("flags", [["--json"], []], ids=["json", "text"])
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
 def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
-    capsys: pytest.CaptureFixture[str], flags: list[str]
+    capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
-    options = parse(["--role", "draft", "--prompt", PROMPT, *flags])
-    (request,) = make_requests(
-        options, [PROMPT], find_checkpoint(options, "draft").tokenizer, 64, frozenset()
-    )
+    options = DraftRole(prompt=PROMPT, json=as_json)
+    tokenizer = find_draft(options).tokenizer
+    (request,) = make_requests(options, [PROMPT], tokenizer, 64, frozenset())
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
         show(Piece("verified", accepted=False))
@@ -201,12 +201,12 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
         done.finish_reason = done.error = "the target\x1b[2J went away"
         raise Broken(Unavailable(done.error), done)
 
-    code = generate.run(options, [request], fail, workers=1)
+    code = running.run(options, [request], fail, workers=1)
     out, err = capsys.readouterr()
     assert code == 1
     assert "verified" in out
     assert "error: prompt 0: the target [2J went away" in err
-    if flags:
+    if as_json:
         assert records(out)[0]["token_ids"] == [7, 8]
 
 
@@ -253,6 +253,36 @@ def test_output_ends_with_the_sequence_length_and_says_so(
     assert "sequence length of 20" in err
 
 
+BAD_VALUES = {
+    "negative temperature": (["--temperature", "-1"], "--temperature -1"),
+    "temperature that float32 cannot tell": (["--temperature", "1e-5"], "0.001"),
+    "top-p of 0": (["--top_p", "0"], "--top_p 0"),
+    "top-k over 256": (["--top_k", "257"], "256"),
+    "negative seed": (["--seed", "-1"], "--seed -1"),
+    "no tokens": (["--max_new_tokens", "0"], "--max_new_tokens 0"),
+    "half a token": (["--max_new_tokens", "1.5"], "--max_new_tokens 1.5"),
+    "chain and tree": (["--gamma", "3", "--tree_nodes", "5"], "--gamma"),
+    "rates that are none": (["--tree_rates", "a,b"], "--tree_rates"),
+    "rates that rise": (["--tree_rates", "0.1,0.6"], "--tree_rates"),
+    "no rows": (["--batch", "0"], "--batch 0"),
+    "half a pair": (["--tls_cert", "x"], "--tls_key"),
+    "address without a host": (["--target_host", "a:1,"], "--target_host a:1,"),
+    "address with a port that is none": (["--target_host", "localhost:x"], "HOST:PORT"),
+    "patience without end": (["--patience", "inf"], "--patience inf"),
+}
+
+
+@pytest.mark.parametrize(("flags", "words"), BAD_VALUES.values(), ids=BAD_VALUES.keys())
+def test_values_are_checked_before_anything_is_loaded_or_asked(
+    capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        draft(capsys, "1", "--prompt", "x", *flags)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert words in line
+
+
 BAD_INPUT = {
     "missing model": (["--draft_model", "/nowhere/model", "--prompt", "x"], "/nowhere/model"),
     "empty prompt": (["--prompt", ""], "prompt is empty"),
@@ -260,21 +290,12 @@ BAD_INPUT = {
     "two prompts": (["--prompt", "x", "--prompt_text", "f"], "one of"),
     "unreadable prompt file": (["--prompt_text", "/nowhere.txt"], "/nowhere.txt"),
     "prompt over the limit": (["--prompt", "x " * 3000], "sequence length is 1024"),
-    "negative temperature": (["--prompt", "x", "--temperature", "-1"], "temperature"),
-    "top-p of 0": (["--prompt", "x", "--top_p", "0"], "top_p"),
-    "top-k over 256": (["--prompt", "x", "--top_k", "257"], "256"),
-    "negative seed": (["--prompt", "x", "--seed", "-1"], "seed"),
-    "no tokens": (["--prompt", "x", "--max_new_tokens", "0"], "max_new_tokens"),
-    "chain and tree": (["--prompt", "x", "--gamma", "3", "--tree_nodes", "5"], "--gamma"),
-    "rates that are none": (["--prompt", "x", "--tree_rates", "a,b"], "--tree_rates"),
     "sequence length over the model's": (
         ["--prompt", "x", "--sequence_length", "5000"],
         "max_position_embeddings",
     ),
-    "no rows": (["--prompt", "x", "--batch", "0"], "--batch"),
     "unserved device": (["--prompt", "x", "--device", "neuron"], "neuron"),
     "chat without template": (["--prompt", "x", "--chat"], "chat template"),
-    "port that is none": (["--prompt", "x", "--target_host", "localhost:x"], "HOST:PORT"),
 }
 
 
@@ -306,7 +327,8 @@ def test_another_tokenizer_is_refused_before_anything_is_sent(
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
     code, _, err = draft(capsys, port, "--draft_model", str(tmp_path), "--prompt", "x")
     assert code == 1
-    assert "tokenizers differ" in err
+    assert str(tmp_path) in err
+    assert "outrider-embedded-target" in err
 
 
 def test_a_target_open_to_the_network_needs_tls_and_a_token(
@@ -353,6 +375,31 @@ def test_certificates_made_here_serve_a_session_with_a_token(
         code, _, err = run(capsys, "--role", "draft", *client, "--token_file", f"{tmp_path}/wrong")
         assert code == 1
         assert "token" in err
+
+
+def test_several_texts_are_told_apart_by_their_prompts(
+    capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.txt").write_text("def a():\nclass B:\n")
+    flags = ["--prompt_text", str(tmp_path / "prompts.txt"), "--max_new_tokens", "3"]
+    _, out, _ = draft(capsys, port, *flags)
+    labels = [line for line in out.splitlines() if line.startswith("--- ")]
+    assert labels == ["--- 1/2: def a():", "--- 2/2: class B:"]
+
+
+def test_where_nobody_reads_the_text_the_draft_ends_without_a_word(port: str) -> None:
+    command = [sys.executable, str(MAIN), "--role", "draft", "--port", port, "--prompt", PROMPT]
+    process = subprocess.Popen(
+        [*command, "--max_new_tokens", "900"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    said = process.stderr.read().decode()
+    assert process.wait(timeout=30) == 141
+    assert "Traceback" not in said
+    assert "Broken" not in said
 
 
 def test_interrupting_a_draft_ends_it_cleanly_with_what_was_made(port: str) -> None:

@@ -26,8 +26,8 @@ from outrider.compare.readings import Meters
 from outrider.compare.tables import WIDTH
 from outrider.compare.testbed import read_positions
 from outrider.completion import Request, new_completion
-from outrider.models import EMBEDDED, find_checkpoint
-from outrider.options import Options
+from outrider.models import EMBEDDED, find_target
+from outrider.options.groups import TargetModelOptions
 from outrider.spawn import started
 
 SHORT = ["--num-runs", "1", "--max_new_tokens", "12", "--rtt", "0"]
@@ -183,7 +183,7 @@ def test_a_knob_that_weighs_what_nobody_has_stated_is_refused_before_anything_st
     with pytest.raises(InvalidRequest, match="--usd_per_hour or --instance"):
         compare(CompareOptions(cs=("0", "100")), None)
     with pytest.raises(InvalidRequest, match="watts of the draft"):
-        read_positions(CompareOptions(Options(objective="draft_energy"), cs=("50",)), None)
+        read_positions(CompareOptions(TextsOptions(objective="draft_energy"), cs=("50",)), None)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_the_first_difference_of_two_texts_is_found_with_the_margin_of_the_choic
     assert first_difference([1, 2, 3], [1, 5, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2
     tokenizer = Tokenizer(EMBEDDED / "target")
-    divergence = Divergence(find_checkpoint(Options(), "target"))
+    divergence = Divergence(find_target(TargetModelOptions()))
     prompt = tokenizer.encode("import os\nimport s", chat=False)
     greedy = SamplingParams()
     likely, unlikely = (tokenizer.encode(text, chat=False)[-1] for text in ("ys", "?"))

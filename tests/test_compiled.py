@@ -40,7 +40,7 @@ from inference.sequence import ModelSequence
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.models import EMBEDDED
-from outrider.options import Options
+from outrider.options.roles import TargetRole
 from outrider.serve import READY, load_target
 from outrider.spawn import role_environment
 from tests.drafts import alone, growing, nudged, rounds, speculated
@@ -325,9 +325,7 @@ def test_a_served_artefact_writes_the_eager_targets_text_over_grpc(
         LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 30
     )
     proposer = draft(embedded_draft)
-    with BackgroundServer(
-        load_target(Options(role="target", port=0, artifact=str(built)))
-    ) as server:
+    with BackgroundServer(load_target(TargetRole(port=0, artifact=str(built)))) as server:
         address = str(server.address)
         assert_same_text(
             target,

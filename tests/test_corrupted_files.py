@@ -39,7 +39,7 @@ from inference.tree_shape import Branches
 from outrider.cli import main
 from outrider.listed import read_listed
 from outrider.models import EMBEDDED
-from outrider.options import Options
+from outrider.options.roles import TargetRole
 from outrider.serve import load_target
 from tests.artifacts import FakeBuilder, build, checkpoint, small_spec
 from tests.corruption import VALUES, WHOLE, Steps, spoilt, stripped
@@ -142,7 +142,7 @@ KINDS = {
     "models": lambda: Kind(
         "list.json",
         {"models": _listed()["models"][1:]},
-        lambda path: read_listed(path, Options(role="target")),
+        lambda path: read_listed(path, TargetRole()),
     ),
     "prices": lambda: Kind("prices.json", _prices(), lambda path: read_table(path, "file")),
     "time profile": lambda: Kind(
@@ -402,7 +402,7 @@ def test_target_and_draft_start_beside_spoilt_caches_and_replace_them(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def run() -> tuple[str, str]:
-        options = Options(role="target", port=0, batch=1, max_tree_nodes=4)
+        options = TargetRole(port=0, batch=1, max_tree_nodes=4)
         with BackgroundServer(load_target(options)) as server:
             command = [
                 "--role",

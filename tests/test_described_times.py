@@ -23,15 +23,18 @@ from inference.errors import Mismatch
 from inference.planner.acceptance import read_acceptance
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, TargetTimes
-from outrider.calibrate import PROBES, link_times, probe_link
 from outrider.cli import main
 from outrider.completion import Request, complete
-from outrider.drafting import SPEED_ALONE, GrowingPool
-from outrider.models import PREFILL_NODES, find_checkpoint, load_model
-from outrider.options import Options, parse
+from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.options import parse
+from outrider.options.groups import DeviceOptions, DraftModelOptions
+from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
+from outrider.pools import GrowingPool
+from outrider.probing import PROBES, link_times, probe_link
 from outrider.profiles import Profiles
 from outrider.report import silent
 from outrider.serve import load_target
+from outrider.wishes import SPEED_ALONE
 from tests.wire_fixtures import LOOPBACK, describe, opened, successor_engine
 
 TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
@@ -39,7 +42,7 @@ TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
-    options = Options(role="fused_target", port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375)
+    options = FusedTargetRole(port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375)
     with BackgroundServer(load_target(options)) as server:
         yield str(server.address.port)
 
@@ -79,8 +82,7 @@ def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = load_target(
-        Options(
-            role="target",
+        TargetRole(
             port=0,
             batch=4,
             emulate="llama-3.1-8b-trn1.2xlarge-measured",
@@ -145,8 +147,8 @@ def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_tak
 def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingPool:
     """Of the embedded draft."""
     model = load_model(
-        Options(),
-        find_checkpoint(Options(), "draft"),
+        DeviceOptions(),
+        find_draft(DraftModelOptions()),
         rows=rows,
         sequence_length=128,
         spare=ROOM,
@@ -180,7 +182,7 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
 ) -> None:
     path, tokenizer = (
         tmp_path / "acceptance" / "pair.json",
-        find_checkpoint(Options(), "draft").tokenizer,
+        find_draft(DraftModelOptions()).tokenizer,
     )
     with connect(f"127.0.0.1:{port}") as connection:
         pool, learned = pool_of(connection, 2, path), list[dict[str, object]]()
@@ -201,7 +203,7 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
 
 
 def test_a_target_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
-    options = Options(role="target", port=0, batch=1, max_tree_nodes=4)
+    options = TargetRole(port=0, batch=1, max_tree_nodes=4)
     first = load_target(options).description.times
     capsys.readouterr()
     assert load_target(options).description.times == first
@@ -283,7 +285,7 @@ def test_a_target_that_calibrates_measures_afresh_says_and_keeps_it_and_ends(
         )
         == measured
     )
-    kept = load_target(Options(role="target", port=0, batch=1, max_tree_nodes=4)).description.times
+    kept = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4)).description.times
     assert "measuring" not in capsys.readouterr().err
     assert all(f"{seconds * 1e3:.3g}" in said.out for _, seconds in kept)
 
@@ -291,7 +293,7 @@ def test_a_target_that_calibrates_measures_afresh_says_and_keeps_it_and_ends(
 REFUSED = {
     "nothing to measure": (
         ["fused_client"],
-        "--calibrate is for --role draft and target and fused_target",
+        "--calibrate is for --role target, draft, fused_target",
     ),
     "a stated time": (
         ["target", "--emulate", "llama-3.1-8b-trn1.2xlarge-measured"],
@@ -312,8 +314,8 @@ def test_calibrate_is_refused_where_it_would_measure_nothing_or_not_all(
 
 def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file", encoding="utf-8")
-    options, told = Options(), list[str]()
-    checkpoint = find_checkpoint(options, "draft")
+    options, told = DraftRole(), list[str]()
+    checkpoint = find_draft(options)
     model = load_model(options, checkpoint, rows=1, sequence_length=64, spare=8, max_nodes=8)
     assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {
         1,

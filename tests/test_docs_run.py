@@ -32,8 +32,7 @@ NEEDED = {
     "--target cpu": "minutes of compiling, which tests of compile/ do at smaller sizes",
     "--artifact": "an artefact",
     "--role fused_client": "a running fused target",
-    "-m outrider.tradeoff": "minutes of measuring",
-    "--tradeoff": "minutes of measuring",
+    "--cs 0,": "minutes of measuring",
     "-m benchmarks": "minutes of measuring",
     "meta-llama": "a gated model",
 }

@@ -24,7 +24,7 @@ HELP = [
     "compile/options.py",
     "deploy/__main__.py",
     "outrider/compare/options.py",
-    "outrider/options.py",
+    "outrider/options/command.py",
 ]
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {

@@ -31,7 +31,7 @@ from inference.text import Tokenizer
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.completion import Completion, Request, complete
 from outrider.models import EMBEDDED
-from outrider.options import Options
+from outrider.options.roles import TargetRole
 from outrider.report import silent
 from outrider.serve import load_target
 from tests.equality import NearTies, assert_same_text
@@ -51,7 +51,7 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def served() -> Target:
-    return load_target(Options(role="target", port=0, batch=2))
+    return load_target(TargetRole(port=0, batch=2))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ from inference.sampling import SamplingParams
 from inference.stats import Statistics
 from inference.text import Tokenizer
 from inference.tree_shape import Branches
-from outrider.options import Options
+from outrider.options.roles import FusedTargetRole
 from outrider.serve import load_target
 from tests.drafts import text_of
 from tests.equality import NearTies, assert_same_text
@@ -151,7 +150,7 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
 ) -> None:
     """Through the command line's own loading and gRPC; fused and target-only."""
     options, ties = (
-        Options(role="fused_target", artifact=str(built), host="127.0.0.1", port=0),
+        FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0),
         NearTies(),
     )
     with (
@@ -295,8 +294,8 @@ def test_a_dry_run_names_the_rounds(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_flags_that_contradict_the_artefact_are_refused(built: Path) -> None:
-    options = Options(role="fused_target", artifact=str(built), host="127.0.0.1", port=0)
+    options = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
     with pytest.raises(InvalidRequest, match="holds a draft, too"):
-        load_target(replace(options, draft_model="another"))
+        load_target(options.but(draft_model="another"))
     with pytest.raises(InvalidRequest, match="a round of this artefact has 3 nodes"):
-        load_target(replace(options, max_tree_nodes=2))
+        load_target(options.but(max_tree_nodes=2))

@@ -12,13 +12,14 @@ import pytest
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from outrider.cli import main
-from outrider.options import Options, parse
+from outrider.options import parse
+from outrider.options.roles import FusedTargetRole, TargetRole
 from outrider.serve import load_target
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
-    options = Options(role="fused_target", port=0, batch=2, sequence_length=256)
+    options = FusedTargetRole(port=0, batch=2, sequence_length=256)
     with BackgroundServer(load_target(options)) as server:
         yield str(server.address.port)
 
@@ -63,7 +64,7 @@ def test_a_target_says_which_draft_runs_beside_it(port: str) -> None:
 def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with BackgroundServer(load_target(Options(role="target", port=0, batch=1))) as server:
+    with BackgroundServer(load_target(TargetRole(port=0, batch=1))) as server:
         assert ask(str(server.address.port)) == 0
     said = capsys.readouterr()
     record = json.loads(said.out)

@@ -34,7 +34,7 @@ from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 from outrider.models import EMBEDDED
-from outrider.options import Options
+from outrider.options.roles import DraftRole, TargetRole
 from tests.drafts import alone, nudged, rounds, speculated
 from tests.equality import NearTies, assert_same_text
 from tests.fake_tnx import SIGNATURES, VERSIONS, LegacyImage, signature
@@ -370,9 +370,7 @@ def test_the_command_line_serves_it_and_says_chains_only(image: LegacyImage) -> 
     from outrider.serve import load_target
 
     target = load_target(
-        Options(
-            role="target", device="neuron-legacy", max_tree_nodes=8, sequence_length=256, port=0
-        )
+        TargetRole(device="neuron-legacy", max_tree_nodes=8, sequence_length=256, port=0)
     )
     (model,) = image.models
     assert (model.tp_degree, model.amp, Path(model.directory)) == (2, "f32", EMBEDDED / "target")
@@ -381,13 +379,13 @@ def test_the_command_line_serves_it_and_says_chains_only(image: LegacyImage) -> 
 
 
 def test_a_draft_does_not_run_on_it(image: LegacyImage) -> None:
-    from outrider.models import find_checkpoint, load_model
+    from outrider.models import find_draft, load_model
 
-    options = Options(role="draft", device="neuron-legacy")
+    options = DraftRole(device="neuron-legacy")
     with pytest.raises(InvalidRequest, match="draft on cpu or cuda"):
         load_model(
             options,
-            find_checkpoint(options, "draft"),
+            find_draft(options),
             rows=1,
             sequence_length=64,
             spare=1,

@@ -27,7 +27,8 @@ from inference.sampling import SamplingParams
 from outrider.cli import main
 from outrider.listed import lazily, read_listed
 from outrider.models import EMBEDDED, pick_device
-from outrider.options import Options, parse
+from outrider.options import parse
+from outrider.options.roles import ServingRole, TargetRole
 from outrider.serve import load_served, load_target
 from tests.artifacts import build
 from tests.drafts import alone, growing, rounds, speculated
@@ -61,10 +62,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(folder: Path, **changes: Any) -> Options:
-    return Options(
-        **{"role": "target", "port": 0, "models": str(folder / "models.json"), "dtype": "float32"}
-        | changes
+def options(folder: Path, **changes: Any) -> ServingRole:
+    return TargetRole(
+        **{"port": 0, "models": str(folder / "models.json"), "dtype": "float32"} | changes
     )
 
 
@@ -186,7 +186,7 @@ class Slow:
     def __init__(self) -> None:
         self.loads, self.go = 0, threading.Event()
 
-    def __call__(self, options: Options) -> Served:
+    def __call__(self, options: ServingRole) -> Served:
         self.loads += 1
         assert self.go.wait(WAIT)
         engine = successor_engine()
@@ -194,12 +194,12 @@ class Slow:
 
 
 @contextmanager
-def listing(**loaders: Callable[[Options], Served]) -> Iterator[BackgroundServer]:
+def listing(**loaders: Callable[[ServingRole], Served]) -> Iterator[BackgroundServer]:
     from grpc_comm.server.server import Target
     from tests.wire_fixtures import LOOPBACK
 
     engine = successor_engine()
-    listed = {name: lazily(name, Options(), load) for name, load in loaders.items()}
+    listed = {name: lazily(name, TargetRole(), load) for name, load in loaders.items()}
     with BackgroundServer(Target(engine, describe(engine), LOOPBACK, listed=listed)) as server:
         yield server
 
@@ -310,7 +310,7 @@ def test_a_device_may_have_a_number(capsys: pytest.CaptureFixture[str]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path, entries: object, **changes: Any) -> dict[str, Options]:
+def read(folder: Path, entries: object, **changes: Any) -> dict[str, ServingRole]:
     path = folder / "other.json"
     path.write_text(entries if isinstance(entries, str) else json.dumps({"models": entries}))
     return read_listed(path, options(folder, **changes))
@@ -351,8 +351,8 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
         ({"device": "cuda:x"}, "cuda:N is needed"),
         ({"device": "cuda:99"}, "a: --device cuda:99: torch finds"),
         ({"device": "neuron"}, "listed as an artifact"),
-        ({"dtype": "int4"}, '"dtype" int4: one of float32'),
-        ({"dtype": "int8"}, "int8 is built ahead of time"),
+        ({"dtype": "int4"}, "--dtype int4: one of float32"),
+        ({"dtype": "int8"}, "--dtype int8 makes"),
         ({"sequence_length": 100_000}, "takes 2 to 256"),
         ({"model": "/nowhere"}, "no such model directory: /nowhere"),
         ({"artifact": "/nowhere"}, 'one of "model" and "artifact"'),
@@ -430,9 +430,9 @@ def test_a_large_model_that_is_loaded_after_a_small_one_has_torchs_threads(
 
     monkeypatch.setattr(models, "_THREADS", 2)
     try:
-        models.set_threads(Options(), 1_000)
+        models.set_threads(None, 1_000)
         assert torch.get_num_threads() == 1
-        models.set_threads(Options(), 10**9)
+        models.set_threads(None, 10**9)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

@@ -33,7 +33,8 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 from outrider.cli import main
-from outrider.options import ROLES, SERVING
+from outrider.options import ROLES
+from outrider.options.roles import ServingRole
 from outrider.serve import READY
 from tests import pairs
 from tests.drafts import alone, growing, rounds, speculated
@@ -234,7 +235,7 @@ def test_a_profile_of_the_users_own_is_checked(
 
 
 def test_only_a_target_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
-    for role in (role for role in ROLES if role not in SERVING):
+    for role in (role for role, model in ROLES.items() if not issubclass(model, ServingRole)):
         with pytest.raises(SystemExit):
             main(["--role", role, "--emulate", MEASURED])
         assert "--emulate is for --role target" in capsys.readouterr().err

@@ -23,7 +23,8 @@ from grpc_comm.observability.dashboard import (
 from grpc_comm.observability.statistics import Statistics
 from inference.engine.forward import Forward
 from outrider.observing import observed
-from outrider.options import Options, parse
+from outrider.options import parse
+from outrider.options.roles import TargetRole
 from tests.observed import MODEL, TENANT, Service, log_as_before
 
 WAIT = 10.0
@@ -193,7 +194,7 @@ def test_a_target_that_was_asked_for_all_of_it_tells_all_of_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("grpc_comm.observability.dashboard._LINE_SECONDS", 0.01)
-    options = Options(role="target", metrics_port=0, watch=True, log="json", log_level="info")
+    options = TargetRole(metrics_port=0, watch=True, log="json", log_level="info")
     with log_as_before(), observed(options) as statistics:
         service = Service(statistics)
         service.close(service.open([1, 2]))

@@ -5,13 +5,15 @@ contradicts itself.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from inference.cost.accounting import Rates
 from inference.cost.objective import Wish
 from inference.errors import InvalidRequest, OutriderError
-from outrider.options import Options, parse
+from outrider.options import parse
+from outrider.options.groups import GoalOptions
 from outrider.wishes import fallback_note, read_prices, read_terms, read_wish
 
 PRICED = Rates(1.34375, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.09)
@@ -67,67 +69,71 @@ def test_wishes_are_of_the_draft(capsys: pytest.CaptureFixture[str], flags: list
 
 
 CONTRADICTIONS = {
-    "two limits": (Options(min_tps=9.0, max_usd_per_1m=5.0), ["--min_tps", "--max_usd_per_1m"]),
+    "two limits": ({"min_tps": 9.0, "max_usd_per_1m": 5.0}, ["--min_tps", "--max_usd_per_1m"]),
     "three limits": (
-        Options(min_tps=9.0, max_usd_per_1m=5.0, max_joules_per_token=1.0),
+        {"min_tps": 9.0, "max_usd_per_1m": 5.0, "max_joules_per_token": 1.0},
         ["--max_joules_per_token"],
     ),
-    "knob and limit": (Options(cs="balanced", min_tps=9.0), ["--cs", "limit"]),
+    "knob and limit": ({"cs": "balanced", "min_tps": 9.0}, ["--cs", "--min_tps"]),
     "joules of dollars": (
-        Options(max_joules_per_token=1.0, objective="total_cost"),
+        {"max_joules_per_token": 1.0, "objective": "total_cost"},
         ["--max_joules_per_token", "--objective"],
     ),
     "dollars of joules": (
-        Options(max_usd_per_1m=5.0, objective="energy_total"),
+        {"max_usd_per_1m": 5.0, "objective": "energy_total"},
         ["--max_usd_per_1m", "--objective"],
     ),
-    "knob beyond": (Options(cs="101"), ["--cs"]),
-    "knob in words": (Options(cs="cheap"), ["--cs", "cheap"]),
+    "knob beyond": ({"cs": "101"}, ["--cs"]),
+    "knob in words": ({"cs": "cheap"}, ["--cs", "cheap"]),
 }
 
 
-@pytest.mark.parametrize(("options", "named"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
-def test_wishes_that_contradict_each_other_are_refused_by_name(
-    options: Options, named: list[str]
+@pytest.mark.parametrize(("values", "named"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+def test_goals_that_contradict_each_other_are_refused_by_name(
+    values: dict[str, Any], named: list[str]
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        read_wish(options, PRICED)
+        GoalOptions(**values)
     assert all(flag in str(refused.value) for flag in named)
 
 
 def test_wishes_are_read_from_the_flags() -> None:
-    assert read_wish(Options(), None) == Wish("api_cost")
-    assert read_wish(Options(cs="balanced", draft_watts=20.0), PRICED) == Wish("total_cost", 0.5)
-    assert read_wish(Options(cs="30"), PRICED) == Wish(
+    assert read_wish(GoalOptions(), None) == Wish("api_cost")
+    assert read_wish(GoalOptions(cs="balanced", draft_watts=20.0), PRICED) == Wish(
+        "total_cost", 0.5
+    )
+    assert read_wish(GoalOptions(cs="30"), PRICED) == Wish(
         "api_cost", 0.3
     )  # the draft's electricity is not known
-    assert read_wish(Options(cs="30", objective="draft_energy"), PRICED) == Wish(
+    assert read_wish(GoalOptions(cs="30", objective="draft_energy"), PRICED) == Wish(
         "draft_energy", 0.3
     )
-    assert read_wish(Options(max_usd_per_1m=5.0), PRICED) == Wish("api_cost", max_per_token=5e-6)
-    assert read_wish(Options(max_joules_per_token=2.0), None) == Wish(
+    assert read_wish(GoalOptions(max_usd_per_1m=5.0), PRICED) == Wish(
+        "api_cost", max_per_token=5e-6
+    )
+    assert read_wish(GoalOptions(max_joules_per_token=2.0), None) == Wish(
         "energy_total", max_per_token=2.0
     )
-    assert read_wish(Options(min_tps=9.0), PRICED) == Wish("api_cost", min_tps=9.0)
+    assert read_wish(GoalOptions(min_tps=9.0), PRICED) == Wish("api_cost", min_tps=9.0)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        Options(cs="1"),
-        Options(min_tps=9.0),
-        Options(max_usd_per_1m=5.0),
-        Options(cs="cost", objective="total_cost"),
+        GoalOptions(cs="1"),
+        GoalOptions(min_tps=9.0),
+        GoalOptions(max_usd_per_1m=5.0),
+        GoalOptions(cs="cost", objective="total_cost"),
     ],
 )
-def test_a_cost_without_a_price_says_how_to_give_one(options: Options) -> None:
+def test_a_cost_without_a_price_says_how_to_give_one(options: GoalOptions) -> None:
     with pytest.raises(InvalidRequest, match=r"--usd_per_hour or --instance"):
         read_terms(options, None, read_wish(options, None))
 
 
 def test_speed_alone_needs_no_price_and_energy_needs_watts_instead() -> None:
-    assert read_terms(Options(), None, Wish()) is None
-    options = Options(max_joules_per_token=2.0, draft_watts=20.0)
+    assert read_terms(GoalOptions(), None, Wish()) is None
+    options = GoalOptions(max_joules_per_token=2.0, draft_watts=20.0)
     terms = read_terms(options, None, read_wish(options, None))
     assert terms is not None
     with pytest.raises(InvalidRequest, match="watts of the target"):
@@ -141,20 +147,20 @@ def test_speed_alone_needs_no_price_and_energy_needs_watts_instead() -> None:
     ("options", "rates", "named"),
     [
         (
-            Options(cs="cost", usd_per_kwh=0.3, draft_watts=20.0),
+            GoalOptions(cs="cost", usd_per_kwh=0.3, draft_watts=20.0),
             Rates(1.0, usd_per_kwh=0.3),
             "needs --usd_per_gb_up and --usd_per_gb_down (0",
         ),
-        (Options(cs="cost", usd_per_kwh=0.3), PRICED, "needs --draft_watts (0"),
+        (GoalOptions(cs="cost", usd_per_kwh=0.3), PRICED, "needs --draft_watts (0"),
         (
-            Options(min_tps=9.0, draft_watts=20.0),
+            GoalOptions(min_tps=9.0, draft_watts=20.0),
             replace(PRICED, usd_per_kwh=None),
             "needs --usd_per_kwh (0",
         ),
     ],
 )
 def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are_missing(
-    options: Options, rates: Rates, named: str
+    options: GoalOptions, rates: Rates, named: str
 ) -> None:
     note = fallback_note(options, rates, read_wish(options, rates))
     assert note is not None
@@ -165,25 +171,27 @@ def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are
 @pytest.mark.parametrize(
     "options",
     [
-        Options(cs="cost"),  # the hours alone are priced
-        Options(usd_per_kwh=0.3),  # nothing is weighed
-        Options(cs="cost", usd_per_kwh=0.3, draft_watts=20.0),  # all is priced
-        Options(cs="cost", usd_per_kwh=0.3, objective="api_cost"),  # as the user says
+        GoalOptions(cs="cost"),  # the hours alone are priced
+        GoalOptions(usd_per_kwh=0.3),  # nothing is weighed
+        GoalOptions(cs="cost", usd_per_kwh=0.3, draft_watts=20.0),  # all is priced
+        GoalOptions(cs="cost", usd_per_kwh=0.3, objective="api_cost"),  # as the user says
     ],
 )
-def test_where_cost_is_what_the_user_expects_nothing_is_said(options: Options) -> None:
+def test_where_cost_is_what_the_user_expects_nothing_is_said(options: GoalOptions) -> None:
     assert fallback_note(options, PRICED, read_wish(options, PRICED)) is None
 
 
 def test_the_price_of_the_target_is_the_users_the_instances_or_its_own_word() -> None:
-    assert read_prices(Options(), 0.0) is None
-    assert read_prices(Options(), 2.5) == (Rates(2.5), "$2.5 an hour, as the target says")
-    given = read_prices(Options(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb_up=0.0), 2.5)
+    assert read_prices(GoalOptions(), 0.0) is None
+    assert read_prices(GoalOptions(), 2.5) == (Rates(2.5), "$2.5 an hour, as the target says")
+    given = read_prices(GoalOptions(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb_up=0.0), 2.5)
     assert given == (Rates(1.0, usd_per_kwh=0.3, usd_per_gb_to_target=0.0), "$1 an hour, as given")
 
 
 def test_a_listed_price_is_said_with_its_source_and_day() -> None:
-    listed = read_prices(Options(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5), 2.5)
+    listed = read_prices(
+        GoalOptions(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5), 2.5
+    )
     assert listed is not None
     assert listed.rates == Rates(1.34375, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.5)
     assert listed.source.startswith(
@@ -198,8 +206,10 @@ def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -
     with pytest.raises(
         OutriderError, match=r"trn9.*--usd_per_hour, in place of --instance, states one$"
     ):
-        read_prices(Options(instance="trn9.2xlarge", no_live=True), 0.0)
-    assert parse(["--role", "draft", "--prompt", "x", "--usd_per_hour", "1"]).usd_per_hour == 1.0
+        read_prices(GoalOptions(instance="trn9.2xlarge", no_live=True), 0.0)
+    options = parse(["--role", "draft", "--prompt", "x", "--usd_per_hour", "1"])
+    assert isinstance(options, GoalOptions)
+    assert options.usd_per_hour == 1.0
 
 
 @pytest.mark.parametrize(

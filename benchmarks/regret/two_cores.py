@@ -25,8 +25,8 @@ from inference.errors import InvalidRequest
 from inference.text import Tokenizer
 from inference.times import TargetTimes
 from outrider.link import Shape, shaped_link
-from outrider.models import PREFILL_NODES, find_checkpoint, load_model
-from outrider.options import Options
+from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.options.roles import DraftRole
 from outrider.profiles import user_profiles
 from outrider.spawn import started
 
@@ -103,8 +103,8 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
     if len(allowed) < 2:
         raise InvalidRequest("target and draft need a core each: this process may use one only")
     ours, theirs = sorted(allowed)[:2]
-    options = Options(draft_model=chosen.draft, device="cpu", dtype=chosen.dtype, threads=1)
-    checkpoint = find_checkpoint(options, "draft")
+    options = DraftRole(draft_model=chosen.draft, device="cpu", threads=1).but(dtype=chosen.dtype)
+    checkpoint = find_draft(options)
     with ExitStack() as stack:
         stack.callback(_move, allowed)
         _move({theirs})

@@ -1,4 +1,4 @@
-"""Dollars and joules of an arm's texts, by the one accounting of the cost accounting. What nobody
+"""Dollars and joules of an arm's texts, by the accounting of inference/cost. What nobody
 can know here is unavailable, with the reason.
 """
 
@@ -10,7 +10,7 @@ from inference.cost.accounting import bill
 from inference.cost.objective import PER_MILLION, Effort, Terms
 from inference.cost.quantity import Figure
 from outrider.compare.arms import Architecture
-from outrider.options import Options
+from outrider.options.groups import PriceOptions
 from outrider.wishes import Stated, terms_of
 
 
@@ -72,7 +72,7 @@ class Account:
 
 
 def open_account(
-    draft: Options, stated: Stated | None, *, whole: bool, emulated: bool = False
+    draft: PriceOptions, stated: Stated | None, *, whole: bool, emulated: bool = False
 ) -> Account:
     """With the prices that somebody has stated."""
     if stated is None:

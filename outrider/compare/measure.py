@@ -23,8 +23,8 @@ from outrider.compare.statistics import FEWEST
 from outrider.compare.sweep import Trial, sweep
 from outrider.compare.testbed import Testbed, testbed
 from outrider.completion import Completion, Request
-from outrider.models import Checkpoint, find_checkpoint
-from outrider.options import Options
+from outrider.models import Checkpoint, find_target
+from outrider.options.groups import TargetModelOptions
 
 
 class Cell(NamedTuple):
@@ -227,8 +227,7 @@ def _target_checkpoint(options: CompareOptions) -> Checkpoint | None:
     if draft.artifact or (options.target_host and not (draft.target_model or draft.model)):
         return None
     try:
-        named = Options(target_model=draft.target_model, model=draft.model)
-        return find_checkpoint(named, "target")
+        return find_target(TargetModelOptions(target_model=draft.target_model, model=draft.model))
     except OutriderError:  # a name that only the other machine knows
         return None
 

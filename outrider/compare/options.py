@@ -6,26 +6,33 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from inference.command import add_flag, add_gone
 from inference.cost.objective import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
-from outrider import options as drafting
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
-from outrider.options import Options, is_device
+from outrider.options import is_device, parse_as
+from outrider.options.groups import TargetOptions
+from outrider.options.roles import DraftRole
 
 NAMES = tuple(one.name for one in ARCHITECTURES)
 ON_THIS_MACHINE = tuple(one.name for one in ARCHITECTURES if one.on_this_machine)
-DEFAULTS = Options(batch=1, seed=0, max_new_tokens=48)
 UNUSED = (
-    "gamma", "tree_nodes", "tree_depth", "tree_rates", "pace", "offline", "baseline", "json",
+    "gamma", "tree_nodes", "tree_depth", "tree_rates", "pace", "offline", "baseline", "as_json",
     "profile", "calibrate", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
     "max_joules_per_token", "explain",
 )  # fmt: skip
 """Flags of a draft that mean nothing here."""
+
+
+class TextsOptions(DraftRole, TargetOptions):
+    """How texts are drafted and what they cost, and what a target that is started here loads."""
+
+
+DEFAULTS = TextsOptions(batch=1, seed=0, max_new_tokens=48)
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class CompareOptions:
     for what cannot be measured.
     """
 
-    draft: Options = field(default_factory=lambda: DEFAULTS)  # of every text
+    draft: TextsOptions = field(default_factory=lambda: DEFAULTS)  # of every text
     num_runs: int = 2
     cs: tuple[str, ...] = ()  # positions of the knob
     architectures: tuple[str, ...] = ()  # empty: those that can run across a link
@@ -69,7 +76,8 @@ class CompareOptions:
                 "--target_host names one that runs"
             )
         self._check_knob()
-        unused = [name for name in UNUSED if getattr(self.draft, name) != getattr(Options, name)]
+        fields = TextsOptions.model_fields
+        unused = [name for name in UNUSED if getattr(self.draft, name) != fields[name].default]
         if unused:
             raise InvalidRequest(f"--{unused[0]} does not go with a comparison")
 
@@ -171,9 +179,9 @@ def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     file = given.pop("prompt_file")
     given["rtt"] = given["rtt"] or ((0.0,) if given["cs"] else CompareOptions.rtt)
     defaults = [f"--{name}={getattr(DEFAULTS, name)}" for name in ("seed", "max_new_tokens")]
-    draft = drafting.parse(["--role", "draft", *defaults, *others])
+    draft = parse_as(TextsOptions, [*defaults, *others])
     try:
-        return CompareOptions(replace(draft, batch=1, prompt_text=file), **given)
+        return CompareOptions(draft.but(batch=1, prompt_text=file), **given)
     except InvalidRequest as error:
         parser.error(str(error))
 

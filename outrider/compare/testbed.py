@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from grpc_comm.translate import Description
 from inference.backends import Model
@@ -14,18 +15,20 @@ from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
 from outrider.compare.accounting import Account, open_account
 from outrider.compare.arms import FUSED, Bench
-from outrider.compare.options import CompareOptions
+from outrider.compare.options import CompareOptions, TextsOptions
 from outrider.completion import Request
-from outrider.drafting import Aims, load_draft, read_aims
+from outrider.connecting import connect_target
+from outrider.drafting import load_draft
 from outrider.fused import with_draft
-from outrider.generate import connect_target, make_requests, read_prompts, session_length
+from outrider.generate import session_length
 from outrider.link import Shape, shaped_link
-from outrider.models import Checkpoint, find_checkpoint
-from outrider.options import Options
+from outrider.models import Checkpoint, find_draft
+from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
+from outrider.prompts import make_requests, read_prompts
 from outrider.serve import load_served
 from outrider.spawn import StartedTarget, started
-from outrider.wishes import Stated, read_prices
+from outrider.wishes import Aims, Stated, read_aims, read_prices
 
 PROMPTS = (
     "def read_lines(path, encoding='utf-8'):",
@@ -45,7 +48,7 @@ class Testbed:
     """What is running."""
 
     options: CompareOptions
-    common: Options  # of the draft in this process, and where the target is
+    common: TextsOptions  # of the draft in this process, and where the target is
     checkpoint: Checkpoint  # of the draft
     target: Description
     draft: Model
@@ -65,7 +68,7 @@ class Testbed:
             address = self.common.target_host
             if shape != Shape():
                 address = stack.enter_context(shaped_link(address, shape)).address
-            reached = replace(self.common, target_host=address)
+            reached = self.common.but(target_host=address)
             yield Bench(
                 stack.enter_context(connect_target(reached, self.checkpoint.tokenizer)),
                 self.checkpoint.tokenizer,
@@ -84,8 +87,10 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
     takes. What is not priced, although it is weighed, is refused before anything starts.
     """
     draft_device = options.draft_device or options.draft.device
-    common = replace(options.draft, device=draft_device, target_host=options.target_host or "")
-    checkpoint = find_checkpoint(common, "draft")
+    common = options.draft.but(device=draft_device)
+    if options.target_host is not None:
+        common = common.but(target_host=options.target_host)
+    checkpoint = find_draft(common)
     prompts = PROMPTS if common.prompt is common.prompt_text is None else read_prompts(common)
     stated = read_prices(common, 0.0)
     positions = read_positions(options, stated) if options.target_host is None else []
@@ -93,10 +98,10 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         target: StartedTarget | None = None
         if options.target_host is None:
             target = stack.enter_context(_start(options, profile))
-            common = replace(common, target_host=target.address)
+            common = common.but(target_host=target.address)
         with connect_target(common, checkpoint.tokenizer) as connection:
             description = connection.description
-            length = session_length(common, checkpoint, connection)
+            length = session_length(common.sequence_length, checkpoint, connection)
         if target is None:
             stated = stated or read_prices(common, description.usd_per_hour)
             positions = read_positions(options, stated)
@@ -127,7 +132,7 @@ def read_positions(options: CompareOptions, stated: Stated | None) -> list[Aims]
     has stated.
     """
     rates = stated.rates if stated is not None else None
-    return [read_aims(replace(options.draft, cs=knob), rates) for knob in options.cs]
+    return [read_aims(options.draft.but(cs=knob), rates) for knob in options.cs]
 
 
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
@@ -139,7 +144,9 @@ def _start(options: CompareOptions, profile: str | None) -> AbstractContextManag
     return started("fused_target" if FUSED in options.chosen else "target", flags)
 
 
-def _local(common: Options, length: int) -> Engine:
+def _local(common: TextsOptions, length: int) -> Engine:
     """The target's model in this process, with a draft beside it."""
-    own = replace(common, role="fused_target", sequence_length=length, artifact=None)
-    return load_served(own, with_draft).engine
+    shared = ("model", "target_model", "draft_model", "device", "dtype", "threads")
+    given = {name: getattr(common, name) for name in shared}
+    own = FusedTargetRole(**given, sequence_length=length, batch=1)
+    return load_served(own, partial(with_draft, own)).engine

@@ -1,0 +1,49 @@
+"""The way to a target: what the flags of a client say about where it is and how to ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
+from grpc_comm.client.remote_session import Patience
+from inference.command import say
+from inference.errors import Mismatch
+from inference.text import Tokenizer
+from outrider.models import client_security
+from outrider.options.network import ConnectionOptions
+
+
+@contextmanager
+def connect_target(
+    options: ConnectionOptions, tokenizer: Tokenizer, name: str = "the model here"
+) -> Iterator[Connection]:
+    """The target at --target_host and --port. name: of the model whose tokenizer this is.
+
+    A model that is named may have to be loaded there first: that is waited for as long as
+    --patience says. Raises Mismatch where token ids do not mean the same on both sides.
+    """
+    seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
+    with connect(
+        _addresses(options),
+        security=client_security(options),
+        model=options.model_name or "",
+        timeout=seconds,
+        patience=Patience(options.patience, say),
+    ) as target:
+        there = target.description
+        if tokenizer.fingerprint() != there.tokenizer_fingerprint:
+            raise Mismatch(
+                f"the tokenizers differ: {name} has {tokenizer.vocabulary} tokens, {there.model} "
+                f"on the target {there.vocabulary}; take a draft of the target's own family"
+            )
+        yield target
+
+
+def print_models(options: ConnectionOptions) -> None:
+    """The names of the models that the target lists."""
+    print(*list_models(_addresses(options), security=client_security(options)), sep="\n")
+
+
+def _addresses(options: ConnectionOptions) -> str:
+    return ",".join(str(address) for address in options.addresses)

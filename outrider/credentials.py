@@ -1,0 +1,31 @@
+"""Roles that make what proves who somebody is: make-cert (a self-signed pair for TLS), make-key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpc_comm import keys_file
+from grpc_comm.security import make_certificate
+from inference.command import say
+from outrider.options.roles import MakeCertRole, MakeKeyRole
+
+
+def make_cert(options: MakeCertRole) -> int:
+    """Write a self-signed authority and a certificate for --host."""
+    hosts = list(dict.fromkeys([options.host, "localhost", "127.0.0.1"]))
+    files = make_certificate(Path(options.out), hosts)
+    say(
+        f"target: --tls_cert {files.certificate} --tls_key {files.key}\ndraft:  --tls_ca {files.ca}"
+    )
+    return 0
+
+
+def make_key(options: MakeKeyRole) -> int:
+    """Add a key to --keys_file and print its token, which is stored nowhere."""
+    token = keys_file.make_key(Path(options.keys_file or ""), options.name or "")
+    say(
+        f"{options.name} may call; the token is shown this once, limits can be added to the entry "
+        f"in {options.keys_file}:"
+    )
+    print(token)
+    return 0

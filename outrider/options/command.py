@@ -1,0 +1,235 @@
+"""The command line, made from the roles: parsing, help, and errors in one line each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from inference.command import USAGE, add_gone
+from inference.errors import InvalidRequest
+from outrider.options.group import Flag, Group, Shown, flags_of, nearest
+from outrider.options.groups import GeneralOptions
+from outrider.options.roles import GONE, ROLES
+from outrider.options.sources import Source, environment, origins, read_file, resolve
+from outrider.version import outrider_version
+
+Model = TypeVar("Model", bound=Group)
+TITLES = (
+    "general",
+    "models and devices",
+    "text",
+    "drafting",
+    "prices and limits",
+    "network",
+    "security",
+    "observing",
+)
+"""Of the groups, in the order of the help."""
+
+_SHORT = """{command}: a small draft model runs ahead here, a large target model checks its guesses.
+  {command} --role target                            serve the target that ships here
+  {command} --role draft --prompt "def main():"      make text with it, from another shell
+  {command} --role verify_target --prompt "..."      the target alone, in one process
+  {command} --role draft --help                      the flags of a role
+  {command} --help                                   all roles, all flags
+  {command} --config FILE                            role and flags from a YAML file
+"""
+
+_DESCRIPTION = """Outrider: a small draft model runs ahead on this machine, a large target model
+elsewhere checks its guesses, and the text is exactly the target's own. Without model flags the pair
+that ships with the repository is used. Each flag may also stand in a YAML file (--config) or in the
+environment (OUTRIDER_BATCH=8); the command line comes first. - and _ are the same in a flag, and
+--no_NAME turns a switch off. `--role ROLE --help` shows the flags of one role.
+
+roles:
+"""
+
+EXAMPLES = """examples:
+  python main.py --role target                                        serve the embedded target on
+                                                                      127.0.0.1:50051
+  python main.py --role draft --prompt "def main():" --baseline       draft here, verify there,
+                                                                      compare with target-only
+  python main.py --role target --model DIR --host 0.0.0.0 \\
+    --tls_cert cert.pem --tls_key key.pem --token_file token
+  python main.py --role draft --model DIR --target_host HOST \\
+    --tls_ca ca.pem --token_file token --prompt_text prompts.txt
+  python main.py --role fused_target                                  target and draft on one host
+  python main.py --role fused_client --prompt "def main():"           ask such a host
+  python main.py --role make-cert --host HOST --out certificates      a self-signed pair for --tls_*
+  python main.py --role make-key --name alice --keys_file keys.json   a key for a client"""
+
+
+class _Start(GeneralOptions):
+    """What is looked at before the role is known."""
+
+    role: Annotated[str, Shown("ROLE")] | None = None
+    """what this process is: one of the roles above"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {message}\n")
+
+
+def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
+    """The options of the role that a command line asks for; prints what it asks to be shown, or an
+    error in one line, and exits.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parser, start = _parser(all_flags()), environment(_Start)
+    if not words and not start.values:
+        parser.exit(USAGE, _SHORT.format(command=_command()))
+    try:
+        given = _read(parser, words, all_flags())
+        if given.values.pop("version", False):
+            _print_and_end(f"outrider {outrider_version()}\n")
+        if given.values.pop("help", False):
+            _print_and_end(_help(given.values.get("role")))
+        path = {**start.values, **given.values}.get("config")
+        files = [read_file(Path(path))] if path else []
+        roles = [
+            source.values["role"] for source in (given, start, *files) if "role" in source.values
+        ]
+        model = _model(roles)
+        for source in (given, *files):
+            _check_names(model, source)
+        sources = [given, environment(model), *files]
+        options = resolve(model, sources)
+    except InvalidRequest as error:
+        parser.error(str(error))
+    if options.print_config:
+        _print_and_end("".join(_lines(origins(options, sources))))
+    return options
+
+
+def parse_as(model: type[Model], arguments: Sequence[str]) -> Model:
+    """The flags of this model alone, without roles, environment and files."""
+    parser = _parser(flags_of(model))
+    try:
+        return resolve(model, [_read(parser, arguments, flags_of(model))])
+    except InvalidRequest as error:
+        parser.error(str(error))
+
+
+@cache
+def all_flags() -> dict[str, Flag]:
+    """Of all roles, by name."""
+    flags = flags_of(_Start)
+    for model in ROLES.values():
+        flags = {**flags_of(model), **flags}
+    return flags
+
+
+def roles_of(name: str) -> list[str]:
+    """Roles that have this flag."""
+    return [role for role, model in ROLES.items() if name in flags_of(model)]
+
+
+def _read(parser: _Parser, words: Sequence[str], flags: Mapping[str, Flag]) -> Source:
+    """The values that a command line gives. Raises InvalidRequest for a flag that there is not."""
+    given, unknown = parser.parse_known_args([_underscored(word) for word in words])
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        if not word.startswith("-"):
+            raise InvalidRequest(f"what is {word}? Every value follows a flag")
+        names = [spelling for flag in flags.values() for spelling in flag.spellings]
+        raise InvalidRequest(f"there is no flag {word}{nearest(word, names)}")
+    return Source("--{}", vars(given))
+
+
+def _underscored(word: str) -> str:
+    """A flag may be spelt with dashes, too."""
+    name, equals, value = word.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
+
+
+def _model(roles: Sequence[Any]) -> type[GeneralOptions]:
+    """The model of the first of these roles."""
+    if not roles:
+        raise InvalidRequest(f"--role is needed: one of {', '.join(ROLES)}")
+    if roles[0] not in ROLES:
+        near = nearest(str(roles[0]), ROLES)
+        raise InvalidRequest(f"--role {roles[0]}: one of {', '.join(ROLES)} is needed{near}")
+    return ROLES[roles[0]]
+
+
+def _check_names(model: type[GeneralOptions], source: Source) -> None:
+    """Raises InvalidRequest for what there is not, or does nothing in this role."""
+    flags, role = all_flags(), model.model_fields["role"].default
+    for name in source.values:
+        if name in GONE:
+            raise InvalidRequest(f"{source.call(name)} is gone: {GONE[name]}")
+        if name not in flags:
+            raise InvalidRequest(f"{source.call(name)} is no flag{nearest(name, flags)}")
+        if name not in flags_of(model):
+            roles = ", ".join(roles_of(name))
+            raise InvalidRequest(f"{source.call(name)} is for --role {roles} (got --role {role})")
+
+
+def _parser(flags: Mapping[str, Flag], description: str = "") -> _Parser:
+    command = _command()
+    parser = _Parser(
+        prog=command,
+        usage=f"{command} --role ROLE [FLAG VALUE ...]",
+        description=description,
+        epilog=EXAMPLES.replace("python main.py", command),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    groups = {title: parser.add_argument_group(title) for title in TITLES}
+    for flag in flags.values():
+        _add(groups[flag.title], flag)
+    groups["general"].add_argument("--version", action="store_true", help="print it, and end")
+    groups["general"].add_argument("-h", "--help", action="store_true", help="print this, and end")
+    for name, why in GONE.items():
+        add_gone(parser, name, why)
+    return parser
+
+
+def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    """A flag in all its spellings; a switch can be turned off, too."""
+    roles = roles_of(flag.name)
+    whose = f" [{', '.join(roles)}]" if 0 < len(roles) < len(ROLES) else ""
+    text = f"{flag.help}{whose}".replace("%", "%%")
+    if flag.kind is bool:
+        group.add_argument(*flag.spellings, action="store_true", dest=flag.name, help=text)
+        off = f"--no_{flag.name}"
+        group.add_argument(off, action="store_false", dest=flag.name, help=argparse.SUPPRESS)
+        return
+    shown = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
+    optional: dict[str, Any] = {"nargs": "?", "const": flag.bare} if flag.bare else {}
+    group.add_argument(*flag.spellings, dest=flag.name, help=text, metavar=shown, **optional)
+
+
+def _help(role: str | None) -> str:
+    """Of one role, or of all."""
+    flags = all_flags()
+    if role is not None:
+        flags = {name: flags[name] for name in all_flags() if name in flags_of(_model([role]))}
+    roles = "".join(f"  {name:15}{model.__doc__}\n" for name, model in ROLES.items())
+    return _parser(flags, _DESCRIPTION + roles).format_help()
+
+
+def _lines(values: Mapping[str, tuple[Any, str]]) -> Iterator[str]:
+    """A file for --config that says where each value comes from."""
+    for name, (value, origin) in values.items():
+        if name not in ("config", "print_config"):
+            yield f"{name}: {json.dumps(value)}  # {origin}\n"
+
+
+def _print_and_end(text: str) -> NoReturn:
+    sys.stdout.write(text)
+    raise SystemExit(0)
+
+
+def _command() -> str:
+    """How this program was called."""
+    called = Path(sys.argv[0]).name
+    return {"outrider": called, "__main__.py": "python -m outrider"}.get(called, "python main.py")

@@ -1,0 +1,182 @@
+"""What a group of options is: a frozen record of flags, each declared once.
+
+A field's type says which values its flag takes, its default is the flag's, and the docstring below
+it is the flag's help. Command line, environment, files, help and docs/flags.md are made from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, cached_property
+from inspect import get_annotations
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from inference.errors import InvalidRequest
+
+Same = TypeVar("Same", bound="Group")
+
+
+class Shown(NamedTuple):
+    """Marks a field: what stands for its flag's value in the help."""
+
+    metavar: str
+
+
+class Also(NamedTuple):
+    """Marks a field: another name of its flag."""
+
+    name: str
+
+
+class Bare(NamedTuple):
+    """Marks a field: the value of its flag when it is given without one."""
+
+    value: str
+
+
+class Group(BaseModel):
+    """Base of every group. Raises InvalidRequest, in one line, for values that are not allowed."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,
+        protected_namespaces=(),
+    )
+
+    def __init__(self, /, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise InvalidRequest(refusal(type(self), error)) from error
+
+    def but(self: Same, **changes: Any) -> Same:
+        """The same with these changes, validated again."""
+        fields = type(self).model_fields
+        given = {fields[name].alias or name: vars(self)[name] for name in self.model_fields_set}
+        return type(self)(**given | changes)
+
+    def given(self, group: type[Group], *but: str) -> list[str]:
+        """Flags that this group declares and whose value is not the default, with these left
+        out.
+        """
+        differ = (name for name in get_annotations(group) if self._differs(name))
+        return [f"--{name}" for name in differ if name not in but]
+
+    def _differs(self, name: str) -> bool:
+        field = type(self).model_fields.get(name)
+        return field is not None and bool(vars(self)[name] != field.default)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A field as a flag. title: of its group."""
+
+    name: str
+    field: FieldInfo
+    title: str
+
+    @property
+    def kind(self) -> Any:
+        """The type of its value."""
+        return self._parts[0]
+
+    @property
+    def spellings(self) -> list[str]:
+        """The flag, and its other name where it has one."""
+        others = (mark.name for mark in self._parts[1] if isinstance(mark, Also))
+        return [f"--{name}" for name in (self.name, *others)]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def metavar(self) -> str:
+        named = {float: "NUMBER", int: "N"}.get(self.kind, "TEXT")
+        return next((mark.metavar for mark in self._parts[1] if isinstance(mark, Shown)), named)
+
+    @property
+    def bare(self) -> str | None:
+        """Its value when it is given without one; None where that is not allowed."""
+        return next((mark.value for mark in self._parts[1] if isinstance(mark, Bare)), None)
+
+    @property
+    def allowed(self) -> str:
+        """Its values, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+        return f"{kinds.get(self.kind, 'text')}{self._bounds}"
+
+    @property
+    def help(self) -> str:
+        """With its default where it has one."""
+        text = " ".join((self.field.description or "").split())
+        default = self.field.default
+        return text if default is None or default is False else f"{text} (default: {default})"
+
+    @property
+    def _bounds(self) -> str:
+        marks = self._parts[1]
+        least = [mark.ge for mark in marks if isinstance(mark, Ge)]
+        most = [mark.le for mark in marks if isinstance(mark, Le)]
+        if least and most:
+            return f" from {least[0]} to {most[0]}"
+        words = [f" of {bound} or more" for bound in least] + [f" up to {bound}" for bound in most]
+        words += [f" above {mark.gt}" for mark in marks if isinstance(mark, Gt)]
+        return "".join(words + [f" below {mark.lt}" for mark in marks if isinstance(mark, Lt)])
+
+    @cached_property
+    def _parts(self) -> tuple[Any, list[Any]]:
+        """Its type without None, and what marks it."""
+        kind, marks = self.field.annotation, list(self.field.metadata)
+        if get_origin(kind) in (Union, UnionType):
+            (kind,) = (part for part in get_args(kind) if part is not NoneType)
+        if get_origin(kind) is Annotated:
+            kind, *more = get_args(kind)
+            marks += more
+        return kind, marks
+
+
+@cache
+def flags_of(model: type[Group]) -> dict[str, Flag]:
+    """Its flags by name. Not to be changed: it is the same for all callers."""
+    flags = {}
+    for name, field in model.model_fields.items():
+        owner = next(base for base in model.__mro__ if name in get_annotations(base))
+        flag = Flag(field.alias or name, field, str(owner.__dict__["model_config"].get("title")))
+        flags[flag.name] = flag
+    return flags
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error about an unknown name: which one is meant, where one is near."""
+    found = get_close_matches(name, names, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def refusal(
+    model: type[Group],
+    error: ValidationError,
+    label: Callable[[str], str] = "--{}".format,
+) -> str:
+    """In one line, what is wrong with the values. label: how a flag is called."""
+    first = error.errors(include_url=False)[0]
+    raised = first.get("ctx", {}).get("error")
+    if not first["loc"]:
+        return str(raised)
+    name, got, flags = str(first["loc"][0]), str(first["input"])[:40], flags_of(model)
+    if name not in flags:
+        return f"there is no option {name}{nearest(name, flags)}"
+    reason = f"{flags[name].allowed} is needed{nearest(got, flags[name].choices)}"
+    return f"{label(name)} {got}: {raised or reason}"

@@ -1,0 +1,123 @@
+"""The flags of two sides that talk: where a target listens, how a client finds it, how each proves
+who it is, and how a target tells what it does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+from typing_extensions import Self
+
+from grpc_comm.transport import Address, parse_address
+from outrider.options.group import Group
+from outrider.options.values import File, Host, Name, Natural, Port, Seconds
+
+
+class PortOptions(Group, title="network"):
+    port: Port = 50051
+    """of the target; where one listens, 0 lets the system choose"""
+
+
+class TlsOptions(Group, title="security"):
+    """How a side proves who it is, and checks the other."""
+
+    tls_cert: File | None = None
+    """certificate of this side; a target needs one for TLS"""
+    tls_key: File | None = None
+    """its private key"""
+    tls_ca: File | None = None
+    """authority that signed the other side's certificate; a target given one demands client
+    certificates"""
+    token_file: File | None = None
+    """file whose first line is the bearer token"""
+    insecure: bool = False
+    """go without TLS and token beyond this machine"""
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls_cert and --tls_key belong together: give both or neither")
+        return self
+
+
+class ConnectionOptions(TlsOptions, PortOptions, title="network"):
+    """Where a client finds its target."""
+
+    target_host: Host = "127.0.0.1"
+    """where the target is, HOST or HOST:PORT; several of one model: A,B"""
+    patience: Seconds = 30.0
+    """how long to look for a target that is full or went away"""
+    model_name: Name | None = None
+    """use this one of the models that the target lists (default: its first)"""
+    list_models: bool = False
+    """print the names of the models that the target lists, and end"""
+    tls: bool = False
+    """TLS with the system's authorities"""
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Of the targets, each with --port where --target_host names none."""
+        return [self._address(host.strip()) for host in self.target_host.split(",")]
+
+    def _address(self, host: str) -> Address:
+        named = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
+        return parse_address(host) if named else Address(host, self.port)
+
+    @model_validator(mode="after")
+    def _has_addresses(self) -> Self:
+        if not all(address.host for address in self.addresses):
+            raise ValueError(f"--target_host {self.target_host}: HOST or HOST:PORT is needed")
+        return self
+
+
+class HostOptions(Group, title="network"):
+    host: Host = "127.0.0.1"
+    """address to listen on; of a certificate: the name in it"""
+
+
+class KeysOptions(Group, title="security"):
+    keys_file: File | None = None
+    """clients' keys, each with limits of its own; make-key adds one to this file"""
+
+
+class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
+    """Where a target listens, and to whom."""
+
+    waiting: Natural = 64
+    """sessions that may stand in line for a row"""
+    lease: Seconds = 15.0
+    """how long a silent client's session is held"""
+    grace: Seconds = 5.0
+    """time that sessions have to leave after the first signal"""
+    share_prefixes: bool = False
+    """sessions may start from the prompts of other keys"""
+    reflection: bool = False
+    """tell callers the protocol (gRPC reflection)"""
+
+    @model_validator(mode="after")
+    def _one_kind_of_key(self) -> Self:
+        if self.token_file is not None and self.keys_file is not None:
+            raise ValueError("--token_file (one for all) and --keys_file (one each): give one")
+        return self
+
+
+class ObservingOptions(Group, title="observing"):
+    """How a target tells what it does."""
+
+    metrics_port: Port | None = None
+    """serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose"""
+    metrics_host: Host = "127.0.0.1"
+    """where they are served"""
+    log: Literal["text", "json"] = "text"
+    """form of the log on stderr"""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """info has a line for each session's start and end"""
+    watch: bool = False
+    """show sessions, batch, acceptance and tokens a second on stderr while serving"""
+
+    @model_validator(mode="after")
+    def _where_needs_which(self) -> Self:
+        if self.metrics_port is None and self.metrics_host != "127.0.0.1":
+            raise ValueError("--metrics_host needs --metrics_port")
+        return self

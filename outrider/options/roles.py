@@ -1,0 +1,156 @@
+"""What each --role takes: a model of its own, put together from the groups of flags.
+
+The flags of the last base come first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+from typing_extensions import Self
+
+from outrider.options import groups, network
+from outrider.options.values import Directory, File, Name
+
+
+class ServingRole(
+    groups.GeneralOptions,
+    network.ObservingOptions,
+    groups.HourlyOptions,
+    network.ListeningOptions,
+    groups.CalibrateOptions,
+    groups.TargetOptions,
+    title="models and devices",
+):
+    """What serves a target."""
+
+    models: File | None = None
+    """also serve the models listed in this JSON file, each loaded when a client first names it"""
+    emulate: Name | None = None
+    """the model chooses, each forward takes the time of this profile; all that is reported says
+    emulated (unknown names list them)"""
+
+    @model_validator(mode="after")
+    def _what_is_measured(self) -> Self:
+        if self.calibrate and self.emulate:
+            raise ValueError("--calibrate measures a target, --emulate states its times: give one")
+        if self.calibrate and self.models:
+            raise ValueError(
+                "--calibrate measures one model, --models lists several: name it with --model or "
+                "--artifact"
+            )
+        return self
+
+
+class TargetRole(ServingRole, groups.LegacyOptions):
+    """serve a target"""
+
+    role: Literal["target"] = "target"
+
+
+class FusedTargetRole(groups.DraftModelOptions, ServingRole):
+    """serve a target with a draft beside it, on one host"""
+
+    role: Literal["fused_target"] = "fused_target"
+
+
+class DraftRole(
+    groups.GeneralOptions,
+    network.ConnectionOptions,
+    groups.GoalOptions,
+    groups.TreeOptions,
+    groups.BaselineOptions,
+    groups.TextOptions,
+    groups.CalibrateOptions,
+    groups.BatchOptions,
+    groups.DeviceOptions,
+    groups.DraftModelOptions,
+):
+    """make text: draft here, verify at a target"""
+
+    role: Literal["draft"] = "draft"
+
+    @model_validator(mode="after")
+    def _rounds_have_no_goal(self) -> Self:
+        goals = self.given(groups.GoalOptions, "max_usd")
+        if self.waits and goals:
+            raise ValueError(
+                f"{goals[0]} steers a draft that never waits, {self.rounds_flag} makes rounds: "
+                "give one of them"
+            )
+        return self
+
+
+class FusedClientRole(
+    groups.GeneralOptions,
+    network.ConnectionOptions,
+    groups.BaselineOptions,
+    groups.TextOptions,
+    groups.BatchOptions,
+    groups.TargetModelOptions,
+):
+    """make text with a fused target; no model is loaded here"""
+
+    role: Literal["fused_client"] = "fused_client"
+
+
+class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyOptions):
+    """make text with the target alone, in this process"""
+
+    role: Literal["verify_target"] = "verify_target"
+
+
+class VerifyDraftRole(
+    groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, groups.DraftModelOptions
+):
+    """make text with the draft alone, in this process"""
+
+    role: Literal["verify_draft"] = "verify_draft"
+
+
+class MakeCertRole(groups.GeneralOptions, network.HostOptions, title="security"):
+    """make a self-signed certificate for a target"""
+
+    role: Literal["make-cert"] = "make-cert"
+    out: Directory = "certificates"
+    """where the certificate is written"""
+
+
+class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
+    """make a key for a client; its token is printed once"""
+
+    role: Literal["make-key"] = "make-key"
+    name: Name | None = None
+    """whose key it is"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if not (self.name and self.keys_file):
+            raise ValueError("a key needs a name and a file: --name NAME --keys_file FILE")
+        return self
+
+
+ROLES: dict[str, type[groups.GeneralOptions]] = {
+    "target": TargetRole,
+    "draft": DraftRole,
+    "fused_target": FusedTargetRole,
+    "fused_client": FusedClientRole,
+    "verify_target": VerifyTargetRole,
+    "verify_draft": VerifyDraftRole,
+    "make-cert": MakeCertRole,
+    "make-key": MakeKeyRole,
+}
+"""Every role by its name."""
+
+GONE = {
+    "architecture": (
+        "the target goes on by itself and takes whatever the draft proposes, so there is nothing "
+        "to choose; --role fused_client asks for the draft beside the target"
+    ),
+    "no_bets": (
+        "the draft never waits for an answer, so it bets on none; --pace wait lets the target wait"
+    ),
+    "acceptance": "every text is the target's own seeded one, as --acceptance match made it",
+}
+"""Flags of earlier versions, and what replaced them."""

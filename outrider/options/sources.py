@@ -1,0 +1,81 @@
+"""Where values come from: the command line before OUTRIDER_... of the environment, that before a
+YAML file, that before the defaults.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+from pydantic import ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource
+
+from inference.errors import InvalidRequest
+from outrider.options.group import Group, refusal
+
+PREFIX = "OUTRIDER_"
+Model = TypeVar("Model", bound=Group)
+
+
+class Source(NamedTuple):
+    """Values by the names of their flags. label: how one is called, {} for its name."""
+
+    label: str
+    values: dict[str, Any]
+
+    def call(self, name: str) -> str:
+        return self.label.format(name.upper() if self.label.startswith(PREFIX) else name)
+
+
+class _Environment(EnvSettingsSource):
+    """Reads a variable for each flag, by the name after its --."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        name = field.alias or field_name
+        return self.env_vars.get((PREFIX + name).lower()), name, False
+
+
+def environment(model: type[Group]) -> Source:
+    """What the environment says of this model's flags."""
+    settings: Any = create_model("Environment", __base__=(model, BaseSettings))
+    return Source(PREFIX + "{}", _Environment(settings)())
+
+
+def read_file(path: Path) -> Source:
+    """What a file says. Raises InvalidRequest where it is not one `flag: value` a line."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidRequest(f"--config {path} cannot be read: {reason}") from error
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise InvalidRequest(f"--config {path}: lines such as `batch: 8` are needed")
+    return Source(f"{path}: {{}}", {name.replace("-", "_"): values[name] for name in values})
+
+
+def resolve(model: type[Model], sources: list[Source]) -> Model:
+    """The options, an earlier source before a later one. Raises InvalidRequest, which names the
+    value as its source writes it.
+    """
+
+    def label(name: str) -> str:
+        return next(source.call(name) for source in sources if name in source.values)
+
+    try:
+        return model(**ChainMap(*(source.values for source in sources)))
+    except InvalidRequest as error:
+        if isinstance(error.__cause__, ValidationError):
+            raise InvalidRequest(refusal(model, error.__cause__, label)) from error
+        raise
+
+
+def origins(options: Group, sources: list[Source]) -> dict[str, tuple[Any, str]]:
+    """Every value by its flag's name, and where it comes from."""
+    values = options.model_dump(by_alias=True)
+    calls = dict.fromkeys(values, "default")
+    for source in reversed(sources):
+        calls |= {name: source.call(name) for name in source.values}
+    return {name: (values[name], calls[name]) for name in values}

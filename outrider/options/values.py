@@ -1,0 +1,63 @@
+"""Types of the values that flags take, with their bounds."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator
+
+from inference.cost.objective import read_knob
+from outrider.options.group import Shown
+
+DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
+
+
+def is_device(name: str) -> bool:
+    """Whether it can be a --device: one of DEVICES, or cuda:N."""
+    return name in DEVICES or re.fullmatch(r"cuda:\d{1,3}", name) is not None
+
+
+def _device(name: str) -> str:
+    if not is_device(name):
+        raise ValueError(f"one of {', '.join(DEVICES)} or cuda:N is needed")
+    return name
+
+
+def _knob(position: str) -> str:
+    if not 0 <= read_knob(position) <= 1:
+        raise ValueError("tps, balanced, cost or 0 to 100 is needed")
+    return position
+
+
+def _rates(text: str) -> str:
+    parts = [part.strip() for part in text.split(",")]
+    rates = [float(part) for part in parts if re.fullmatch(r"\d*\.?\d+", part)]
+    falling = rates == sorted(rates, reverse=True) and sum(rates) <= 1 + 1e-9
+    if len(rates) < len(parts) or not falling or rates[-1] == 0:
+        raise ValueError("falling rates that add up to at most 1 are needed, such as 0.6,0.15")
+    return text
+
+
+File: TypeAlias = Annotated[str, Shown("FILE")]
+Directory: TypeAlias = Annotated[str, Shown("DIR")]
+ModelName: TypeAlias = Annotated[str, Shown("DIR_OR_NAME")]
+Name: TypeAlias = Annotated[str, Shown("NAME")]
+Host: TypeAlias = Annotated[str, Shown("HOST")]
+Device: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
+Knob: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
+Rates: TypeAlias = Annotated[str, AfterValidator(_rates), Shown("R,R,...")]
+Count: TypeAlias = Annotated[int, Ge(1)]
+Natural: TypeAlias = Annotated[int, Ge(0)]
+Port: TypeAlias = Annotated[int, Ge(0), Le(65535), Shown("PORT")]
+Seconds: TypeAlias = Annotated[float, Ge(0), Shown("SECONDS")]
+Usd: TypeAlias = Annotated[float, Ge(0), Shown("USD")]
+Watts: TypeAlias = Annotated[float, Ge(0), Shown("WATTS")]
+Price: TypeAlias = Annotated[float, Gt(0), Shown("USD")]
+Share: TypeAlias = Annotated[float, Gt(0), Le(1)]
+Precision = Literal["float32", "bfloat16", "float16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+Objective = Literal[
+    "total_cost", "api_cost", "energy_total", "draft_energy", "target_energy", "latency"
+]

@@ -1,0 +1,115 @@
+"""The rows of a draft model, lent out as proposers to one text at a time each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from queue import SimpleQueue
+
+from grpc_comm.client.connection import Connection
+from inference.backends import Model
+from inference.backends.together import Together
+from inference.cache_directory import cache_directory
+from inference.command import say
+from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import Policy
+from inference.errors import InvalidRequest
+from inference.planner.acceptance import AcceptanceModel, read_acceptance, write_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.proposer import Proposer
+from inference.times import DraftTimes, TargetTimes
+from outrider.probing import link_times, probe_link
+from outrider.wishes import Aims
+
+Make = Callable[[Model, int], Proposer]
+"""A proposer on this row of the model."""
+
+
+class Rows:
+    """Proposers on the rows of a draft model, lent to one text at a time each. Calls that come at
+    the same time are computed together.
+    """
+
+    def __init__(self, model: Model, make: Make) -> None:
+        shared = Together(model)
+        self.proposers = [make(shared, row) for row in range(model.rows)]
+        self._free = SimpleQueue[Proposer]()
+        for proposer in self.proposers:
+            self._free.put(proposer)
+
+    @contextmanager
+    def proposer(self) -> Iterator[Proposer]:
+        """Waits until a row is free."""
+        proposer = self._free.get()
+        try:
+            yield proposer
+        finally:
+            self._free.put(proposer)
+
+
+def rounds(model: Model, policy: Policy, room: int) -> Rows:
+    """Rows that draft a whole tree of this policy for each forward. room: candidates that a
+    forward has.
+    """
+    return Rows(model, lambda shared, row: RoundProposer(shared, policy, room=room, row=row))
+
+
+class GrowingPool(Rows):
+    """Proposers that never wait, on the rows of a draft model, against one target. What a row
+    learned in one text serves its next; all begin alike.
+
+    learned: the file of what earlier runs learned; None to begin with the shipped prior and to keep
+    nothing.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        profile: dict[int, float],
+        target: Connection,
+        aims: Aims,
+        learned: Path | None,
+    ) -> None:
+        self._learned = learned
+        known = self._knowledge(profile, target)
+        self.round_trip = known.link.seconds(0)
+        # texts are made at once: each row learns alone
+        self.known = [deepcopy(known) for _ in range(model.rows)]
+        prices = [aims.prices(known) for known in self.known]
+        super().__init__(
+            model, lambda shared, row: ModelProposer(shared, row, self.known[row], prices[row])
+        )
+
+    def keep(self) -> None:
+        """Remember, for the next run, how the target takes this draft: as the row saw it that
+        learned most. Not while texts are made.
+        """
+        calls = [proposer.calls for proposer in self.proposers]
+        if self._learned is None or not any(calls):
+            return
+        try:
+            write_acceptance(self.known[calls.index(max(calls))].acceptance, self._learned)
+        except OSError as error:
+            say(f"note: what was learned was not kept: {error}")
+
+    def _knowledge(self, profile: dict[int, float], target: Connection) -> Knowledge:
+        times = TargetTimes(dict(target.description.times))
+        link = link_times(probe_link(target.probe, say))
+        return Knowledge(DraftTimes(profile), times, link, self._acceptance())
+
+    def _acceptance(self) -> AcceptanceModel:
+        """What was learned in earlier runs, else the shipped prior."""
+        try:
+            if self._learned is not None and self._learned.exists():
+                return read_acceptance(self._learned)
+        except (InvalidRequest, OSError) as error:
+            say(f"note: what was learned is not used: {error}")
+        return read_acceptance()
+
+
+def learned_file(draft: str, target: str) -> Path:
+    """Where what was learned about this pair is kept."""
+    return cache_directory("acceptance") / f"{draft[:16]}-{target[:16]}.json"

@@ -1,0 +1,105 @@
+"""All texts of a run: made several at a time, shown in the order of their prompts, summed up."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from inference.command import INTERRUPTED, printable, say
+from inference.errors import OutriderError
+from outrider.completion import Broken, Complete, Completion, Request, Show, new_completion
+from outrider.options.groups import TextOptions
+from outrider.report import LiveText, silent, summary, write_profile
+
+
+def run(
+    options: TextOptions,
+    requests: Sequence[Request],
+    make: Complete,
+    *,
+    workers: int,
+    told: Callable[[Sequence[Completion]], str] = lambda finished: "",
+) -> int:
+    """Complete all requests, `workers` at once, and report in input order; 1 when one of them
+    failed. told: what else is to be reported.
+    """
+    cancelled = threading.Event()
+    streamed = len(requests) == 1 and not options.as_json
+    show = LiveText(_coloured(options.color)) if streamed else silent
+    start, finished = time.perf_counter(), list[Completion]()
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(_attempt, make, request, show, cancelled) for request in requests]
+        try:
+            for future in futures:
+                finished.append(future.result())
+                _show(options, finished[-1], len(requests))
+        except KeyboardInterrupt:
+            cancelled.set()
+            pool.shutdown(cancel_futures=True)
+            finished = [future.result() for future in futures if not future.cancelled()]
+            say("\ninterrupted")
+        except BrokenPipeError:  # nobody reads the texts any more
+            cancelled.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    whole = [done for done in finished if not done.error]
+    _report(options, whole, time.perf_counter() - start, told)
+    return INTERRUPTED if cancelled.is_set() else int(len(whole) < len(finished))
+
+
+def _coloured(asked: str) -> bool:
+    if asked == "auto":
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return asked == "always"
+
+
+def _attempt(
+    make: Complete, request: Request, show: Show, cancelled: threading.Event
+) -> Completion:
+    """The text; where an error ended it, what was verified until then."""
+    try:
+        return make(request, show, cancelled)
+    except Broken as error:
+        return error.done
+    except OutriderError as error:
+        return replace(new_completion(request), finish_reason="error", error=str(error))
+
+
+def _show(options: TextOptions, done: Completion, texts: int) -> None:
+    """A finished text. A single one stands there already, since it was streamed."""
+    if options.as_json:
+        print(json.dumps(done.record()), flush=True)
+    elif not done.error or done.text:
+        if texts > 1:
+            first = printable(done.prompt.strip().partition("\n")[0])
+            print(f"--- {done.index + 1}/{texts}: {first[:60]}\n{done.text}", end="")
+        print(flush=True)
+        if done.finish_reason == "unverified":
+            say(
+                "the target did not come back; the draft alone went on, "
+                f"unverified:\n{done.unverified_text}"
+            )
+    if done.error:
+        say(f"error: prompt {done.index}: {printable(done.error)}")
+
+
+def _report(
+    options: TextOptions,
+    finished: Sequence[Completion],
+    seconds: float,
+    told: Callable[[Sequence[Completion]], str],
+) -> None:
+    """What the run took, and with --profile the same as files."""
+    if finished:
+        lines = [summary(finished, seconds), told(finished)]
+        say("\n".join(line for line in lines if line))
+    if options.profile is not None:
+        paths = write_profile(Path(options.profile), finished)
+        say("profile: " + ", ".join(str(path) for path in paths))
