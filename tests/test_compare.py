@@ -21,7 +21,7 @@ from outrider.compare.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING
 from outrider.compare.command import main
 from outrider.compare.divergence import Divergence, first_difference
 from outrider.compare.measure import compare
-from outrider.compare.options import CompareOptions, parse
+from outrider.compare.options import CompareOptions, TextsOptions, parse
 from outrider.compare.readings import Meters
 from outrider.compare.tables import WIDTH
 from outrider.compare.testbed import read_positions

@@ -44,7 +44,7 @@ from outrider.compare.sweep import sweep
 from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables
 from outrider.compare.verdict import leader, verdict
 from outrider.completion import Completion, Request
-from outrider.drafting import Aims
+from outrider.wishes import Aims
 
 UNREAD = Figure.unavailable("no counter here")
 READ = Figure.measured(8.0, "counter")

@@ -18,7 +18,8 @@ from grpc_comm.client import connection as client
 from grpc_comm.client import remote_session as remote
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import Patience, RemoteSession
-from grpc_comm.server.server import BackgroundServer, sender
+from grpc_comm.server import sender
+from grpc_comm.server.server import BackgroundServer
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
 from inference.decode import Step
