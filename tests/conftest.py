@@ -24,6 +24,47 @@ if TYPE_CHECKING:
 
 torch.set_num_threads(1)
 
+SLOW = {
+    "capacity",
+    "campaign",
+    "cli",
+    "compare",
+    "compiled",
+    "copy_row",
+    "embedded",
+    "far",
+    "floods",
+    "fused_compiled",
+    "fused_graph",
+    "fused_lowering",
+    "fused_neighbours",
+    "fused_neuron",
+    "growing",
+    "host",
+    "legacy_neuron",
+    "link",
+    "lossless",
+    "lowering",
+    "neuron",
+    "openvino",
+    "regret",
+    "regret_models",
+    "resume",
+    "server",
+    "store",
+    "storm",
+    "storms",
+    "timed",
+    "wire",
+}
+"""Files, by the name behind test_, that take longer than make check allows."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem.removeprefix("test_") in SLOW:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

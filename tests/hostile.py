@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import socket
 import struct
 import time
@@ -66,12 +67,17 @@ class Said(NamedTuple):
         return [token for answer in self.answers for token in answer.tokens.ids]
 
 
-def say(address: Address, messages: Iterable[pb.ClientMessage], name: str = "") -> Said:
+def say(
+    address: Address,
+    messages: Iterable[pb.ClientMessage],
+    name: str = "",
+    heartbeats: float | None = None,
+) -> Said:
     """Send all of this at once, as the caller of this name, and listen until the text or the stream
-    ends.
+    ends. heartbeats: seconds between signs of life meanwhile; None for none.
     """
     with raw_stub(address) as stub:
-        outbox = Outbox(messages)
+        outbox = Outbox(messages, heartbeats)
         call = stub.Session(outbox, metadata=bearer(name) if name else None, timeout=WAIT)
         answers: list[pb.ServerMessage] = []
         with suppress(grpc.RpcError):
@@ -99,8 +105,11 @@ def left_open(address: Address, first: pb.ClientMessage, name: str = "") -> Iter
 class Outbox:
     """Messages for a stream that stays open; `taken` counts those that gRPC took."""
 
-    def __init__(self, messages: Iterable[pb.ClientMessage]) -> None:
+    def __init__(
+        self, messages: Iterable[pb.ClientMessage], heartbeats: float | None = None
+    ) -> None:
         self._messages, self._ended = iter(messages), False
+        self._heartbeats = heartbeats or math.inf
         self._added: deque[pb.ClientMessage] = deque()
         self.taken = 0
 
@@ -111,7 +120,10 @@ class Outbox:
         for message in self._messages:
             self.taken += 1
             return message
+        due = time.monotonic() + self._heartbeats
         while not (self._added or self._ended):
+            if time.monotonic() >= due:
+                return pb.ClientMessage(heartbeat=pb.Heartbeat())
             time.sleep(0.02)
         if not self._added:
             raise StopIteration

@@ -365,7 +365,8 @@ def deaf(address: Address) -> Iterator[RawPeer]:
 
 def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
     with impatient() as server, deaf(server.address):
-        assert say(server.address, [opening(), decode_to(5)]).code is CODES.OK
+        said = say(server.address, [opening(), decode_to(5)], heartbeats=0.1)
+        assert said.code is CODES.OK, said
 
 
 def test_a_client_that_reads_nothing_does_not_keep_the_target_from_ending() -> None:

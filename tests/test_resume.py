@@ -243,7 +243,8 @@ def test_a_session_whose_lease_ran_out_is_opened_anew(
         assert halting(engine).halted.wait(WAIT)
         link.cut()
         assert text.result(WAIT) == alone(params)
-        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
+        assert session.traffic.resumes == 0
+        assert session.traffic.reopenings >= 1  # so short a lease may run out again
 
 
 @contextmanager
