@@ -25,13 +25,12 @@ import numpy as np
 
 from benchmarks.proposer import measure as measure_proposer
 from benchmarks.proposer import outside_the_model
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.candidates import BASE, Nodes, Proposal
-from inference.drafters.tree_policies import Ranked
 from inference.engine.engine import Engine
-from inference.engine.session import MOST_CREDIT, Session
-from inference.order import Decode
+from inference.engine.session import Session
+from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 

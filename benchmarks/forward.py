@@ -23,10 +23,9 @@ import numpy as np
 
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
-from inference.backends import Model, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.decode import TargetSession, decode
 from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import Ranked
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace

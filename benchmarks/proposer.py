@@ -14,10 +14,9 @@ from typing import TypeVar
 import numpy as np
 
 from inference.accept import accept_match
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.candidates import CandidateTree, Nodes
 from inference.drafters.model_proposer import WIDTH, ModelProposer
-from inference.drafters.tree_policies import Ranked
 from inference.engine.snapshot import best_of
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge

@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.candidates import MOST_CANDIDATES
-from inference.engine.session import Opened
 from inference.errors import (
     Busy,
     Gone,
@@ -25,6 +24,7 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
+from inference.order import Opened
 from inference.sampling import SamplingParams
 from inference.times import Shape
 

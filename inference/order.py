@@ -8,6 +8,11 @@ from typing import NamedTuple
 
 from inference.errors import InvalidRequest
 
+LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
+"""A target is ahead of the acknowledged length by what it makes in so many seconds, within these
+bounds, where the client asks for no other credit.
+"""
+
 
 class Pace(Enum):
     """When the target makes a forward for a session."""
@@ -77,6 +82,16 @@ class Progress(NamedTuple):
     sessions: int  # in the last forward
     room: int  # candidates that a forward has for this session at present
     end: End
+
+
+class Opened(NamedTuple):
+    """A prefilled prompt: tokens whose keys were there already, seconds spent waiting and seconds
+    of forwards.
+    """
+
+    reused: int
+    queue_seconds: float
+    prefill_seconds: float
 
 
 @dataclass

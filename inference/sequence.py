@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Model, Segment
-from inference.drafters.tree_policies import Ranked
+from inference.backends import Model, Ranked, Segment
 from inference.errors import LimitExceeded
 from inference.sampling import SamplingParams
 from inference.slots import Slots

@@ -11,6 +11,9 @@ from operator import mul
 
 from inference.errors import InvalidRequest
 
+NONE = -1
+"""In place of a node: the walk went no further."""
+
 
 @dataclass(frozen=True, order=True)
 class Branches:

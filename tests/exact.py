@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.candidates import BASE, Nodes, Proposal
-from inference.drafters.tree_policies import Ranked
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session

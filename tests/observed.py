@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from grpc_comm.observability.events import Ending, ModelServed, OfModel, SessionEnded, SessionOpened
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.translate import Description
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.candidates import BASE, Nodes, Proposal
-from inference.drafters.tree_policies import Ranked
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, Pace

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from inference.backends import Segment
-from inference.drafters.tree_policies import Ranked
+from inference.backends import Ranked, Segment
 from inference.tree import IntArray
 
 VOCABULARY = 40

@@ -19,9 +19,9 @@ from inference.engine import admission as roster
 from inference.engine.admission import SILENT_SECONDS, TURN_SECONDS
 from inference.engine.engine import Engine
 from inference.engine.scheduler import LEAST_RATE
-from inference.engine.session import LEAST_CREDIT, MOST_BEHIND, MOST_CREDIT, Session
+from inference.engine.session import MOST_BEHIND, Session
 from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
-from inference.order import Decode, End, Pace
+from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from tests.exact import (

@@ -24,9 +24,8 @@ from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.transport import Address
 from inference.backends import Segment
 from inference.engine.engine import Engine
-from inference.engine.session import MOST_CREDIT
 from inference.errors import Mismatch, OutriderError
-from inference.order import Decode
+from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.link import Shape, shaped_link

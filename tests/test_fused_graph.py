@@ -34,7 +34,7 @@ from inference.decode import Step, decode
 from inference.drafters.round_proposer import RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import NONE, Branching, GraphTree
+from inference.engine.graph_tree import Branching, GraphTree
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
@@ -46,7 +46,7 @@ from inference.sampling import SamplingParams
 from inference.stats import Statistics
 from inference.text import Tokenizer
 from inference.tree import IntArray, TokenTree
-from inference.tree_shape import Branches
+from inference.tree_shape import NONE, Branches
 from outrider.models import EMBEDDED
 from tests.drafts import growing
 from tests.equality import NearTies, assert_same_text

@@ -10,10 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.drafters.model_proposer import ROOM
-from inference.drafters.tree_policies import Ranked
 from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from inference.backends import Ranked
 from inference.drafters.tree_policies import (
     BestFirst,
     Budget,
     Chain,
     Policy,
-    Ranked,
     Static,
     best_static_tree,
     edge_values,

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.timed import find_profile
-from inference.drafters.tree_policies import Ranked
 from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
 from inference.planner.profile_cache import Subject, keep_profile, load_profile

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.engine import Engine
-from inference.engine.session import MOST_CREDIT, Session
-from inference.order import Decode, End, Pace
+from inference.engine.session import Session
+from inference.order import MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from tests.exact import Clock, Exact, exact_engine, own_text, text_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from grpc_comm.client.received import Received
 from grpc_comm.client.spending import Spending
-from inference.engine.session import LEAST_CREDIT
-from inference.order import Decode, Pace
+from inference.order import LEAST_CREDIT, Decode, Pace
 from inference.stats import Traffic
 from tests.test_received import progress
 

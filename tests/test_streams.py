@@ -20,8 +20,8 @@ from grpc_comm.server import sender
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from inference.engine.engine import Engine
-from inference.engine.session import LEAST_CREDIT, MOST_CREDIT
 from inference.errors import Busy
+from inference.order import LEAST_CREDIT, MOST_CREDIT
 from inference.sampling import SamplingParams
 from tests.hostile import RawPeer, eventually, resume
 from tests.wire_fixtures import (

@@ -20,10 +20,9 @@ import pytest
 from compile.plan.device import device_of
 from compile.plan.memory import work
 from compile.spec import CompileSpec, verify_bucket
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile, profile_names
-from inference.drafters.tree_policies import Ranked
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest

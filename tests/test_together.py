@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from inference.backends import Model, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.together import Together
-from inference.drafters.tree_policies import Ranked
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree

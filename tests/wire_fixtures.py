@@ -23,10 +23,9 @@ from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.server.server import BackgroundServer, Target, serve
 from grpc_comm.translate import PROTOCOL_VERSION, Description
 from grpc_comm.transport import Address
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import TargetSession
-from inference.drafters.tree_policies import Ranked
 from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
 from inference.sampling import SamplingParams

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.candidates import BASE, Nodes, Proposal
-from inference.drafters.tree_policies import Ranked
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
 from inference.tree import IntArray

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.regret.prefixes import EMPTY, Prefixes
-from inference.backends import Segment
-from inference.drafters.tree_policies import Ranked
+from inference.backends import Ranked, Segment
 from inference.model.sampler import (
     Sampling,
     choose_greedy,

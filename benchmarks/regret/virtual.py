@@ -19,11 +19,10 @@ from benchmarks.regret.clock import Signal, VirtualClock
 from grpc_comm import messages
 from grpc_comm.client.remote_session import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.backends import Model, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.backends.batch import Shape
 from inference.backends.timed import TimeProfile
 from inference.candidates import Nodes
-from inference.drafters.tree_policies import Ranked
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End, Progress

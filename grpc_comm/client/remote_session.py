@@ -23,9 +23,8 @@ from grpc_comm.client.spending import Spending
 from grpc_comm.client.transport_pool import Line, Ticket
 from grpc_comm.client.wire_session import ListeningSession
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.engine.session import LEAST_CREDIT
 from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
-from inference.order import Decode, End
+from inference.order import LEAST_CREDIT, Decode, End
 from inference.sampling import SamplingParams
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grpc_comm.client.received import Received
-from inference.engine.session import LEAST_CREDIT
-from inference.order import Decode, Pace
+from inference.order import LEAST_CREDIT, Decode, Pace
 
 
 class Spending:

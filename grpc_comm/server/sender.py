@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from grpc_comm import messages
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.engine.engine import Engine
-from inference.engine.session import Opened, Session
+from inference.engine.session import Session
 from inference.errors import Unavailable
-from inference.order import End, Progress
+from inference.order import End, Opened, Progress
 
 Send = Callable[[pb.ServerMessage], Awaitable[None]]
 

@@ -30,6 +30,7 @@ from grpc_comm.server.model_registry import Catalogue, Served
 from grpc_comm.server.parse_errors import ReadingInterceptor
 from grpc_comm.server.service import TargetService
 from grpc_comm.server.session_table import LEASE_SECONDS, Leases
+from grpc_comm.server.state import ServerState
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_port, server_options
@@ -154,13 +155,10 @@ class _Listening:
             2 * target.engine.most_sessions * (1 + len(target.listed)),
             target.lease_seconds,
         )
-        self._service = TargetService(
-            self._catalogue,
-            security.keys,
-            self._leases,
-            target.listener,
-            share_prefixes=target.share_prefixes,
+        state = ServerState(
+            self._catalogue, self._leases, target.listener, share_prefixes=target.share_prefixes
         )
+        self._service = TargetService(state, security.keys)
         verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -15,16 +15,13 @@ import grpc.aio
 
 from grpc_comm import translate
 from grpc_comm.keys import Grant, Key, Keys
-from grpc_comm.observability.events import CallRejected, Draining, Listener
+from grpc_comm.observability.events import CallRejected, Draining
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.server.model_registry import Catalogue
-from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance
 from grpc_comm.server.request_reader import Inbox
-from grpc_comm.server.session_table import Leases
+from grpc_comm.server.state import ServerState
 from grpc_comm.server.stream import Stream
-from grpc_comm.translate import Description
-from inference.errors import Busy, OutriderError, Unavailable
+from inference.errors import Busy, OutriderError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -36,33 +33,24 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     the user's terms.
     """
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        keys: Keys,
-        leases: Leases,
-        emit: Listener,
-        *,
-        share_prefixes: bool,
-    ) -> None:
-        self.catalogue, self.leases, self.emit = catalogue, leases, emit
-        self._keys, self._share_prefixes = keys, share_prefixes
+    def __init__(self, state: ServerState, keys: Keys) -> None:
+        self._state, self._keys = state, keys
         self._streams: set[Stream] = set()
-        self._allowances: dict[str, Allowance] = {}  # by the names of keys
-        self.draining = False
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         key = (await self._grant(context)).key
         async with self._guarded(context, key):
-            served = await self.catalogue.served(request.model)
-        now = replace(self.limited(served.description, key), sessions=len(served.engine.sessions))
-        return translate.write_description(now, self.catalogue.names)
+            served = await self._state.catalogue.served(request.model)
+        now = replace(
+            self._state.limited(served.description, key), sessions=len(served.engine.sessions)
+        )
+        return translate.write_description(now, self._state.catalogue.names)
 
     async def Session(self, requests: AsyncIterator[pb.ClientMessage], context: Context) -> None:
         grant = await self._grant(context)
         key = grant.key
-        inbox = Inbox(requests, self.emit)
-        stream = Stream(self, grant, inbox, context.write)
+        inbox = Inbox(requests, self._state.emit)
+        stream = Stream(self._state, grant, inbox, context.write)
         self._streams.add(stream)
         try:
             async with self._guarded(context, key):
@@ -73,36 +61,10 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
 
     def drain(self, reason: str, retry_after: float) -> None:
         """Take no new sessions, and end those that are here with the forward in hand."""
-        self.draining = True
-        self.emit(Draining())
+        self._state.draining = True
+        self._state.emit(Draining())
         for stream in self._streams:
             stream.go_away(reason, retry_after)
-
-    def charge(self, key: Key, message: pb.ClientMessage) -> float:
-        """Seconds by which a message comes too early for what its key may send."""
-        share = max(self.leases.count(key.name), 1)
-        allowance = self._allowances.setdefault(key.name, Allowance())
-        most_nodes = key.nodes_per_second or NODES_PER_SECOND * share
-        nodes = len(message.nodes.tokens) * NODES_PER_SECOND * share / most_nodes
-        return allowance.charge(nodes, message.ByteSize(), share)
-
-    def limited(self, description: Description, key: Key) -> Description:
-        """What this key may use of it."""
-        length = min(
-            description.sequence_length, key.sequence_length or description.sequence_length
-        )
-        nodes = min(description.max_tree_nodes, key.tree_nodes or description.max_tree_nodes)
-        return replace(description, sequence_length=length, max_tree_nodes=nodes)
-
-    def prefix_tenant(self, key: Key) -> str:
-        """The name of those who start from each other's rows."""
-        return "" if self._share_prefixes else key.name
-
-    def check_room(self, key: Key) -> None:
-        """Raises unless the key may open another session."""
-        if self.draining:
-            raise Unavailable("this target is about to end")
-        self.leases.check_room(key.name, key.sessions)
 
     def _check_streams(self, key: Key) -> None:
         """Streams that open nothing are bounded, too; a session may have a new one while its old
@@ -113,7 +75,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             raise Busy(
                 f"this key may have {key.sessions} sessions, and has {most} streams: try again "
                 "later",
-                self.leases.lease_seconds,
+                self._state.leases.lease_seconds,
             )
 
     async def _grant(self, context: Context) -> Grant:
@@ -134,13 +96,13 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         # the one place where a session's internal fault becomes a status, so that the others go on
         except Exception as error:
             log.exception("a session failed")
-            self.emit(CallRejected(grpc.StatusCode.INTERNAL.name, key.name))
+            self._state.emit(CallRejected(grpc.StatusCode.INTERNAL.name, key.name))
             await context.abort(
                 grpc.StatusCode.INTERNAL, f"{translate.FAULT}: {type(error).__name__}"
             )
 
     async def _refuse(self, context: Context, error: OutriderError, key: Key) -> None:
-        self.emit(CallRejected(translate.status_code(error).name, key.name))
+        self._state.emit(CallRejected(translate.status_code(error).name, key.name))
         trailing = (
             ((translate.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
             if isinstance(error, Busy)

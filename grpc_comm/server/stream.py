@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 
@@ -27,8 +27,8 @@ from grpc_comm.server.parse_errors import BREAK_SECONDS
 from grpc_comm.server.request_reader import Inbox
 from grpc_comm.server.sender import Send, Sender
 from grpc_comm.server.session_table import Held
+from grpc_comm.server.state import ServerState
 from grpc_comm.translate import Terms
-from inference.engine.session import Opened
 from inference.errors import (
     Gone,
     InvalidRequest,
@@ -37,9 +37,7 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    from grpc_comm.server.service import TargetService
+from inference.order import Opened
 
 _NOTHING_NEW = Opened(0, 0.0, 0.0)
 _CANCEL_SECONDS = 0.05
@@ -48,10 +46,10 @@ _CANCEL_SECONDS = 0.05
 class Stream:
     """Reads a client's messages; its Sender says what the target has to tell."""
 
-    def __init__(self, service: TargetService, grant: Grant, inbox: Inbox, write: Send) -> None:
+    def __init__(self, state: ServerState, grant: Grant, inbox: Inbox, write: Send) -> None:
         self._grant, self._heeded = grant, grant.key
-        self._service, self._inbox, self._write = service, inbox, write
-        self._leases = service.leases
+        self._state, self._inbox, self._write = state, inbox, write
+        self._leases = state.leases
         self._held: Held | None = None
         self._sender: Sender | None = None
         self._writing: asyncio.Future[Any] | None = None  # the last message
@@ -77,7 +75,7 @@ class Stream:
         kind = first.WhichOneof("kind")
         if kind not in ("open", "resume", "attach"):
             raise InvalidRequest("Open, Resume or Attach must come first")
-        if self._service.draining:
+        if self._state.draining:
             raise Unavailable("this target is about to end")
         if kind == "open":
             held, opening = await self._open(first.open)
@@ -95,8 +93,8 @@ class Stream:
     # Three ways in.
 
     async def _open(self, message: pb.Open) -> tuple[Held, Future[Opened]]:
-        served = await self._service.catalogue.served(message.model)
-        description = self._service.limited(served.description, self.key)
+        served = await self._state.catalogue.served(message.model)
+        description = self._state.limited(served.description, self.key)
         translate.check_fingerprints(message, description)
         params = translate.read_params(message)
         if len(message.prompt) >= description.sequence_length:  # before so many ids are looked at
@@ -104,13 +102,13 @@ class Stream:
                 f"a prompt of {len(message.prompt)} tokens leaves no room: the sequence length is "
                 f"{description.sequence_length}"
             )
-        self._service.check_room(self.key)
+        self._state.check_room(self.key)
         self._leases.check_name(message.session_id, self.key.name)
         session, opening = served.engine.open(
             list(message.prompt),
             params,
             tenant=self.key.name,
-            sharing=self._service.prefix_tenant(self.key),
+            sharing=self._state.prefix_tenant(self.key),
             limit=description.sequence_length,
         )
         held = Held(message.session_id, self.key.name, served.engine, session)
@@ -191,7 +189,7 @@ class Stream:
         session, length = held.session, held.session.length
         if opened is not _NOTHING_NEW:
             length = session.prompt_length  # what was made since is told as Tokens
-            self._service.emit(SessionOpened(session, held.session_id, self.key.name))
+            self._state.emit(SessionOpened(session, held.session_id, self.key.name))
         return translate.write_opened(held.session_id, length, opened, self._terms(held))
 
     def _terms(self, held: Held) -> Terms:
@@ -209,11 +207,11 @@ class Stream:
             if not owner and kind not in ("nodes", "heartbeat"):
                 raise InvalidRequest("who is attached to a session may append to it, no more")
             self._heed(held)
-            early = self._service.charge(self.key, message)
+            early = self._state.charge(self.key, message)
             if early == 0 or kind != "nodes":
                 self._obey(held, stream, kind, message)
             else:
-                self._service.emit(CandidatesDropped(len(message.nodes.tokens), Drop.RATE))
+                self._state.emit(CandidatesDropped(len(message.nodes.tokens), Drop.RATE))
             if early > 0:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
@@ -223,9 +221,9 @@ class Stream:
         if kind == "nodes":
             late, shed = engine.append(session, stream, messages.read_nodes(message.nodes))
             if late:
-                self._service.emit(CandidatesDropped(late, Drop.LATE))
+                self._state.emit(CandidatesDropped(late, Drop.LATE))
             if shed:
-                self._service.emit(CandidatesDropped(shed, Drop.CAP))
+                self._state.emit(CandidatesDropped(shed, Drop.CAP))
         elif kind == "ack":
             engine.acknowledge(session, message.ack.length)
         elif kind == "decode":
@@ -265,7 +263,7 @@ class Stream:
         """Raises Gone when nobody reads. What is being written is not given up with its sender."""
         if self._held is not None:
             self._heed(self._held)
-        self._service.emit(MessageSent(message.ByteSize()))
+        self._state.emit(MessageSent(message.ByteSize()))
         writing = self._writing = asyncio.ensure_future(self._write(message))
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at
         await asyncio.wait({writing}, timeout=self._leases.lease_seconds)

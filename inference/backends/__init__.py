@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.drafters.tree_policies import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from inference.tree_shape import Branches
@@ -28,6 +27,13 @@ class Segment(NamedTuple):
     pick: IntArray  # [p] the nodes to choose at
     params: SamplingParams
     draft: Segment | None = None  # the draft's share, in a round that one graph drafts and verifies
+
+
+class Ranked(NamedTuple):
+    """The draft's likeliest children of m nodes, best first."""
+
+    ids: IntArray  # [m, k]
+    scores: NDArray[np.float32]  # [m, k]
 
 
 class Model(Protocol):

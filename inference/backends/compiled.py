@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.backends.batch import Batch, Shape, check_rows, pad
-from inference.drafters.tree_policies import Ranked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig, parse_config
 from inference.model.sampler import Sampling

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.backends.batch import Batch, Shape, pad
 from inference.backends.eager import SLOT_STEP, EagerModel
-from inference.drafters.tree_policies import Ranked
 from inference.model.decoder import Decoder
 from inference.model.sampler import (
     Sampling,

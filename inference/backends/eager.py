@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.drafters.tree_policies import Ranked
 from inference.errors import LimitExceeded
 from inference.model.decoder import Decoder
 from inference.model.sampler import (

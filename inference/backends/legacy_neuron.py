@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.backends import Segment
+from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
-from inference.drafters.tree_policies import Ranked
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel
 from inference.model.checkpoint import tensor_shapes
 from inference.model.config import ModelConfig

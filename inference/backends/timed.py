@@ -15,9 +15,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inference.backends import Model, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.backends.batch import Shape
-from inference.drafters.tree_policies import Ranked
 from inference.errors import InvalidRequest
 from inference.json_file import Json, read_json
 from inference.tree import IntArray

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from inference.backends import Model, Segment
-from inference.drafters.tree_policies import Ranked
+from inference.backends import Model, Ranked, Segment
 from inference.tree import IntArray
 
 T = TypeVar("T")

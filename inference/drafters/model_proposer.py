@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Model, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.candidates import MOST_CANDIDATES, Nodes
 from inference.cost.objective import Effort
 from inference.drafters.outbox import Outbox
 from inference.drafters.prospects import Prospect, Prospects
 from inference.drafters.timetable import Timetable
-from inference.drafters.tree_policies import Ranked
 from inference.planner.acceptance import features
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import MESSAGE_BYTES, NODE_BYTES, Prices

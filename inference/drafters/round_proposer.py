@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from inference.backends import Model
+from inference.backends import Model, Ranked
 from inference.candidates import BASE, Nodes, Proposal
 from inference.drafters.growth import Growth
-from inference.drafters.tree_policies import Budget, Policy, Ranked
+from inference.drafters.tree_policies import Budget, Policy
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

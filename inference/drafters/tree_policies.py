@@ -16,17 +16,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.backends import Ranked
 from inference.drafters.growth import Growth
 from inference.errors import InvalidRequest
-from inference.tree import IntArray, TokenTree
-
-
-class Ranked(NamedTuple):
-    """The draft's likeliest children of m nodes, best first."""
-
-    ids: IntArray  # [m, k]
-    scores: NDArray[np.float32]  # [m, k]
-
+from inference.tree import TokenTree
 
 Rank = Callable[[TokenTree, Sequence[int], int], Ranked]
 """rank(tree, nodes, k): the k likeliest children of these nodes; every ancestor of a node was

@@ -32,8 +32,9 @@ from inference.engine.frontend import Reception
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.host import Host
 from inference.engine.scheduler import Turns, Wanting
-from inference.engine.session import Opened, Session
+from inference.engine.session import Session
 from inference.errors import Unavailable
+from inference.order import Opened
 from inference.times import Shape, TargetTimes
 from inference.tree import IntArray
 

@@ -9,9 +9,10 @@ from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from inference.backends import Segment
 from inference.engine.scheduler import Seconds, Turn
-from inference.engine.session import Opened, Session
+from inference.engine.session import Session
 from inference.engine.snapshot import Snapshot
 from inference.errors import OutriderError
+from inference.order import Opened
 from inference.tree import IntArray, TokenTree
 
 Tell = Callable[[], None]

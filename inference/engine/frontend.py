@@ -16,9 +16,9 @@ from inference.candidates import Dropped, Nodes
 from inference.engine.admission import Roster
 from inference.engine.calibration import Calibration
 from inference.engine.forward import Tell
-from inference.engine.session import Opened, Opening, Session
+from inference.engine.session import Opening, Session
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
-from inference.order import Decode, Progress
+from inference.order import Decode, Opened, Progress
 from inference.sampling import SamplingParams
 
 

@@ -15,10 +15,7 @@ from inference.accept import Verdict
 from inference.drafters.growth import Growth
 from inference.drafters.tree_policies import Budget, Rank
 from inference.tree import IntArray, TokenTree
-from inference.tree_shape import Branches
-
-NONE = -1
-"""In a graph's answer: no node of this depth was accepted."""
+from inference.tree_shape import NONE, Branches
 
 
 @dataclass(frozen=True)

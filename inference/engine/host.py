@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
 
-from inference.backends import Model, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
 from inference.drafters.model_proposer import WIDTH, ModelProposer
-from inference.drafters.tree_policies import Ranked
 from inference.engine.forward import ask_each
 from inference.engine.other_proposers import Others, token_seconds
 from inference.engine.scheduler import LEAST_RATE

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from inference.accept import Verdict, accept_match
 from inference.backends import Model, Segment
@@ -19,31 +19,26 @@ from inference.engine.prefix_cache import Row
 from inference.engine.proposal_streams import Streams
 from inference.engine.snapshot import Snapshot
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.order import Decode, End, Pace, Progress, Spent
+from inference.order import (
+    CREDIT_SECONDS,
+    LEAST_CREDIT,
+    MOST_CREDIT,
+    Decode,
+    End,
+    Opened,
+    Pace,
+    Progress,
+    Spent,
+)
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import IntArray, TokenTree
 
-LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
-"""A target is ahead of the acknowledged length by what it makes in so many seconds, within these
-bounds, where the client asks for no other credit.
-"""
-
 MOST_AHEAD, MOST_BEHIND = 4.0, -1.0
 """Bounds of `banked`: tokens that a session is ahead of what root-only forwards had made."""
 
 _RATE_WEIGHT = 0.1
-
-
-class Opened(NamedTuple):
-    """A prefilled prompt: tokens whose keys were there already, seconds spent waiting and seconds
-    of forwards.
-    """
-
-    reused: int
-    queue_seconds: float
-    prefill_seconds: float
 
 
 def promise() -> Future[Any]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.engine.graph_tree import NONE
 from inference.model.decoder import Decoder, Hidden, KeysValues
 from inference.model.sampler import (
     Add,
@@ -30,7 +29,7 @@ from inference.model.sampler import (
     noise_table,
 )
 from inference.model.verify_graph import example_inputs, sampling_of
-from inference.tree_shape import Branches
+from inference.tree_shape import NONE, Branches
 
 CACHES = ("keys", "values", "draft_keys", "draft_values")
 """Buffers of a fused graph: the target's caches, then the draft's."""

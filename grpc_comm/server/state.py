@@ -1,0 +1,55 @@
+"""What all streams of a target share, and what a key may do there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpc_comm.keys import Key
+from grpc_comm.observability.events import Listener
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server.model_registry import Catalogue
+from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance
+from grpc_comm.server.session_table import Leases
+from grpc_comm.translate import Description
+from inference.errors import Unavailable
+
+
+class ServerState:
+    """Used on the event loop only.
+
+    draining: no new sessions are taken.
+    """
+
+    def __init__(
+        self, catalogue: Catalogue, leases: Leases, emit: Listener, *, share_prefixes: bool
+    ) -> None:
+        self.catalogue, self.leases, self.emit = catalogue, leases, emit
+        self.draining = False
+        self._share_prefixes = share_prefixes
+        self._allowances: dict[str, Allowance] = {}  # by the names of keys
+
+    def charge(self, key: Key, message: pb.ClientMessage) -> float:
+        """Seconds by which a message comes too early for what its key may send."""
+        share = max(self.leases.count(key.name), 1)
+        allowance = self._allowances.setdefault(key.name, Allowance())
+        most_nodes = key.nodes_per_second or NODES_PER_SECOND * share
+        nodes = len(message.nodes.tokens) * NODES_PER_SECOND * share / most_nodes
+        return allowance.charge(nodes, message.ByteSize(), share)
+
+    def limited(self, description: Description, key: Key) -> Description:
+        """What this key may use of it."""
+        length = min(
+            description.sequence_length, key.sequence_length or description.sequence_length
+        )
+        nodes = min(description.max_tree_nodes, key.tree_nodes or description.max_tree_nodes)
+        return replace(description, sequence_length=length, max_tree_nodes=nodes)
+
+    def prefix_tenant(self, key: Key) -> str:
+        """The name of those who start from each other's rows."""
+        return "" if self._share_prefixes else key.name
+
+    def check_room(self, key: Key) -> None:
+        """Raises unless the key may open another session."""
+        if self.draining:
+            raise Unavailable("this target is about to end")
+        self.leases.check_room(key.name, key.sessions)
