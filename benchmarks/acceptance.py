@@ -34,7 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.agreement import TEMPERATURES, Agreement, load
-from inference.acceptance import (
+from inference.drafters.tree_policies import edge_values
+from inference.planner.acceptance import (
     FEATURES,
     KINDS,
     RANKS,
@@ -44,7 +45,6 @@ from inference.acceptance import (
     features,
     hazards,
 )
-from inference.policy import edge_values
 
 K = 8
 """Children of a node in the table."""

@@ -21,13 +21,13 @@ from statistics import geometric_mean, median
 
 import numpy as np
 
-from grpc_comm.client import connect
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
 from inference.backends import Model
 from inference.command import run_command
 from inference.decode import TargetSession, decode
-from inference.engine import Engine
-from inference.local import LocalSession
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

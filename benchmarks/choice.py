@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from benchmarks.forward import medians
-from inference.choice import Sampling, choose_greedy, choose_open, choose_truncated
+from inference.model.sampler import Sampling, choose_greedy, choose_open, choose_truncated
 from inference.sampling import SamplingParams
 
 

@@ -44,7 +44,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.openvino import load_openvino
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import read_config
-from inference.model.graph import VerifyGraph
+from inference.model.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree

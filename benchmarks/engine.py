@@ -28,11 +28,11 @@ from benchmarks.proposer import outside_the_model
 from inference.backends import Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.candidates import BASE, Nodes, Proposal
-from inference.engine import Engine
+from inference.drafters.tree_policies import Ranked
+from inference.engine.engine import Engine
+from inference.engine.session import MOST_CREDIT, Session
 from inference.order import Decode
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
-from inference.session import MOST_CREDIT, Session
 from inference.tree import IntArray
 
 CAPACITY, PROMPT, VOCABULARY = 2048, 600, 100_000

@@ -33,19 +33,19 @@ from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
 from benchmarks.regret.texts import HELD_OUT, PROMPTS
 from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
-from inference.acceptance import read_acceptance
 from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.command import run_command
 from inference.decode import TargetSession, decode
-from inference.drafters.growing import ROOM, ModelProposer
-from inference.engine import Engine
-from inference.knowledge import Knowledge
-from inference.local import LocalSession
+from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import read_config
 from inference.order import Decode, End
-from inference.prices import Prices
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from grpc_comm.client import connect
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
 from inference.backends import Model, Segment
 from inference.decode import TargetSession, decode
-from inference.drafters.rounds import RoundProposer
-from inference.engine import Engine
-from inference.local import LocalSession
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import Ranked
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 from outrider.drafting import DEFAULT_TREE

@@ -24,23 +24,23 @@ from typing import NamedTuple
 
 import torch
 
-from inference.acceptance import read_acceptance
 from inference.artifact import Manifest
 from inference.backends import Model
 from inference.backends.compiled import read_compiled
 from inference.backends.eager import EagerModel
 from inference.backends.fused import fused_part, load_fused
 from inference.decode import Step, decode
-from inference.drafters.growing import ROOM
-from inference.drafters.rounds import RoundProposer
-from inference.engine import Engine
-from inference.graph_rounds import GraphRounds
-from inference.graph_tree import Branching
-from inference.host import Host
-from inference.knowledge import Knowledge
-from inference.local import LocalSession
+from inference.drafters.model_proposer import ROOM
+from inference.drafters.round_proposer import RoundProposer
+from inference.engine.engine import Engine
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.graph_tree import Branching
+from inference.engine.host import Host
+from inference.engine.local_session import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.order import Decode, Pace
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LinkTimes, TargetTimes

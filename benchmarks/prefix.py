@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from grpc_comm.client import Connection, connect
-from grpc_comm.remote import RemoteSession
-from grpc_comm.server import BackgroundServer, Target
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import RemoteSession
+from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends import Model
 from inference.order import Decode
 from inference.sampling import SamplingParams

@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from inference.acceptance import read_acceptance
 from inference.backends import Segment
 from inference.candidates import CandidateTree, Nodes
-from inference.drafters.growing import WIDTH, ModelProposer
-from inference.knowledge import Knowledge
-from inference.policy import Ranked
-from inference.prices import Prices
+from inference.drafters.model_proposer import WIDTH, ModelProposer
+from inference.drafters.tree_policies import Ranked
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
 from inference.proposer import Notice
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes

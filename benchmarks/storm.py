@@ -30,8 +30,8 @@ from pathlib import Path
 from benchmarks.storm_client import BEYOND, CANCELLED, FINISHED, Job
 from benchmarks.storm_processes import ClientProcess, TargetProcess, Told
 from inference.decode import decode
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Unavailable
-from inference.local import LocalSession
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from outrider import serve

@@ -35,7 +35,7 @@ from inference.backends.compiled import (
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.decoder import Decoder
-from inference.model.graph import VerifyGraph, example_inputs
+from inference.model.verify_graph import VerifyGraph, example_inputs
 
 ALWAYS: Mapping[str, object] = {
     "aot_inductor.package_constants_in_so": False,  # one set of weights for all graphs

@@ -13,7 +13,7 @@ from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends.compiled import graph_path
 from inference.backends.fused import DRAFT_WEIGHTS, round_constants
-from inference.model.fused_graph import RoundGraph, round_inputs
+from inference.model.round_graph import RoundGraph, round_inputs
 
 
 class FusedCpuBuilder(CpuBuilder):

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from inference.artifact import Bucket
 from inference.backends.compiled import Graph
-from inference.choice import Sampling, noise
 from inference.errors import BadArtifact
-from inference.model.graph import VerifyGraph, example_inputs
+from inference.model.sampler import Sampling, noise
+from inference.model.verify_graph import VerifyGraph, example_inputs
 from inference.sampling import SamplingParams
 
 ROUNDS = 3

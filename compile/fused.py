@@ -12,9 +12,9 @@ from compile.graphs import Sizes, samplings_of, slots_of
 from compile.load import Limits
 from compile.options import Options
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
-from inference.branches import Branches
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.config import read_config, read_raw_config
+from inference.tree_shape import Branches
 
 CHAIN = 4
 """Drafted tokens of a round, unless told otherwise."""

@@ -15,10 +15,10 @@ from torch import Tensor
 from compile.equivalence import ROUNDING, ROUNDS, SAMPLINGS, distances
 from inference.artifact import RoundBucket
 from inference.backends.compiled import Graph
-from inference.choice import Sampling
+from inference.engine.graph_tree import blank_tree
 from inference.errors import BadArtifact
-from inference.graph_tree import blank_tree
-from inference.model.fused_graph import CACHES, RoundGraph, round_inputs
+from inference.model.round_graph import CACHES, RoundGraph, round_inputs
+from inference.model.sampler import Sampling
 
 
 @torch.no_grad()

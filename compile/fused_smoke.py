@@ -16,10 +16,10 @@ from inference.backends.fused import fused_part, load_fused
 from inference.backends.neuron import Say, load_neuron
 from inference.backends.neuron_sdk import has_device
 from inference.decode import decode
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
-from inference.graph_rounds import GraphRounds
-from inference.local import LocalSession
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

@@ -28,9 +28,9 @@ from torch.fx.node import map_arg
 
 from inference.artifact import Bucket
 from inference.errors import OutriderError
-from inference.model.fused_graph import CACHES as FUSED_CACHES
-from inference.model.fused_graph import RoundGraph, StatefulRoundGraph
-from inference.model.graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
+from inference.model.round_graph import CACHES as FUSED_CACHES
+from inference.model.round_graph import RoundGraph, StatefulRoundGraph
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
 
 aten = torch.ops.aten
 Arrays = dict[str, Any]  # name -> jax array

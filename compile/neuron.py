@@ -35,13 +35,13 @@ from inference.backends.neuron_sdk import (
     logical_cores,
     sdk_versions,
 )
-from inference.choice import add_in_halves
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
-from inference.model.fused_graph import StatefulRoundGraph
-from inference.model.graph import StatefulGraph, copy_inputs, example_inputs
+from inference.model.round_graph import StatefulRoundGraph
+from inference.model.sampler import add_in_halves
+from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
 
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PLATFORMS = {"trn1": "trn1", "inf2": "trn1", "trn2": "trn2"}

@@ -14,10 +14,10 @@ from compile.neuron import NeuronBuilder
 from compile.parallel import parallel_config
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.choice import add_in_halves
 from inference.errors import InvalidRequest
 from inference.model.config import read_config
-from inference.model.fused_graph import StatefulRoundGraph, draft_inputs, round_inputs
+from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
+from inference.model.sampler import add_in_halves
 
 
 class FusedNeuronBuilder(NeuronBuilder):

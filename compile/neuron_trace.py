@@ -19,10 +19,10 @@ from inference.artifact import Bucket
 from inference.backends.compiled import empty_caches
 from inference.backends.neuron import TRACE
 from inference.backends.neuron_sdk import has_device, sdk_versions
-from inference.choice import add_in_halves
 from inference.errors import InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
-from inference.model.graph import AliasedGraph, example_inputs
+from inference.model.sampler import add_in_halves
+from inference.model.verify_graph import AliasedGraph, example_inputs
 
 
 class TraceBuilder:

@@ -34,7 +34,7 @@ from inference.backends.openvino import (
 from inference.errors import InvalidRequest
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
-from inference.model.graph import VerifyGraph, example_inputs
+from inference.model.verify_graph import VerifyGraph, example_inputs
 
 _LEVELS = 127  # integers of -127 to 127, one scale an output
 _TINY = 1e-20

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from inference.backends.neuron_sdk import Sdk
-from inference.choice import add_in_halves, noise, threefry2x32
 from inference.errors import BadArtifact
+from inference.model.sampler import add_in_halves, noise, threefry2x32
 
 TOLERANCE = 2e-5
 """Of the noise, which lies in -2.81 to 16.64."""

@@ -14,7 +14,7 @@ from typing import Any
 from deploy.price import Offer, Price, Pricing, TransferPrice
 from deploy.price_table import SCHEMA, price_row, transfer_row
 from deploy.pricing import Prices, Unpriced
-from inference.cost import hire_usd
+from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest
 from inference.json_file import read_json
 

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from grpc_comm.ledger import occupancy
 from grpc_comm.translate import Description
-from inference.engine import Engine
+from inference.engine.engine import Engine
 from inference.proposer import COPY, DEVICE, HOST, MODEL
 
 _KINDS = {MODEL: "model", COPY: "copy", HOST: "host", DEVICE: "device"}

@@ -14,10 +14,10 @@ from enum import Enum
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from inference.engine import Engine
-from inference.forward import Commit
+from inference.engine.engine import Engine
+from inference.engine.forward import Commit
+from inference.engine.session import Opened, Session
 from inference.order import End
-from inference.session import Opened, Session
 
 _SHORT = 8  # characters of a session's id that are shown
 

@@ -1,6 +1,6 @@
 """What a target's callers do and suffer, told to whoever counts, logs or shows it.
 
-Forwards are told by the engine (inference.forward.Observer); this adds what only the wire knows.
+Forwards are told by the engine (inference.engine.forward.Observer); this adds what only the wire knows.
 The calls here come on the event loop. An observer must be quick, and must not raise.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from enum import Enum
 
 from grpc_comm.translate import Description
-from inference.engine import Engine
-from inference.forward import Commit, Forward, Observer
-from inference.session import Opened, Session
+from inference.engine.engine import Engine
+from inference.engine.forward import Commit, Forward, Observer
+from inference.engine.session import Opened, Session
 
 
 class Ending(Enum):

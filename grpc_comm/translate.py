@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.candidates import MOST_CANDIDATES
+from inference.engine.session import Opened
 from inference.errors import (
     Busy,
     Gone,
@@ -25,7 +26,6 @@ from inference.errors import (
     Unavailable,
 )
 from inference.sampling import SamplingParams
-from inference.session import Opened
 from inference.times import Shape
 
 PROTOCOL_VERSION = 3

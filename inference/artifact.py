@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from inference.branches import Branches
 from inference.errors import BadArtifact
 from inference.json_file import LARGEST, Json, read_json, shown
+from inference.tree_shape import Branches
 from inference.whole_file import write_whole
 
 SCHEMA = 1
@@ -83,7 +83,7 @@ class RoundBucket(Bucket):
     """A fused round's graph: the draft grows a tree of a fixed shape, and the target verifies it;
     both read `slots` of their caches.
 
-    branches: children of a node, level by level (inference.branches.Branches).
+    branches: children of a node, level by level (inference.tree_shape.Branches).
     """
 
     branches: tuple[int, ...]

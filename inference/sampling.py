@@ -2,7 +2,7 @@
 
 The contract (docs/architecture.md, "Sampling"): at temperature T > 0 the token at absolute position
 i is the v with the greatest logit_v / T + G(seed, i, v), ties to the lowest id; at T = 0 it is the
-argmax of the logits. `inference/choice.py` computes it; this module needs no array library, so that
+argmax of the logits. `inference/model/sampler.py` computes it; this module needs no array library, so that
 a client without one can ask for it.
 """
 

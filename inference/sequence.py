@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Model, Segment
+from inference.drafters.tree_policies import Ranked
 from inference.errors import LimitExceeded
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.slots import Slots
 from inference.tree import IntArray, Nodes, TokenTree, sight

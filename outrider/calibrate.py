@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from grpc_comm.client import Connection, Probe
+from grpc_comm.client.connection import Connection, Probe
 from grpc_comm.translate import Description
 from inference.errors import Unavailable
-from inference.profiling import Tell
+from inference.planner.profiling import Tell
 from inference.times import TRUSTED, LinkTimes
 from outrider.generate import connect_target
 from outrider.models import PREFILL_NODES, describe, find_checkpoint, load_model

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Any, NamedTuple
 
+from inference.cost.objective import Effort
 from inference.decode import Step, TargetSession, Unverified, decode, decode_offline
 from inference.errors import OutriderError, Unavailable
-from inference.objective import Effort
 from inference.order import Decode, End, Pace
 from inference.proposer import NOBODY, Proposer
 from inference.sampling import SamplingParams

@@ -14,21 +14,21 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from grpc_comm.client import Connection
-from inference.acceptance import AcceptanceModel, read_acceptance, write_acceptance
+from grpc_comm.client.connection import Connection
 from inference.backends import Model
 from inference.backends.together import Together
 from inference.cache_directory import cache_directory
-from inference.cost import Rates
-from inference.drafters.growing import ROOM, WIDEST, ModelProposer
-from inference.drafters.rounds import RoundProposer
+from inference.cost.accounting import Rates
+from inference.cost.objective import Effort, Terms, Wish
+from inference.drafters.model_proposer import ROOM, WIDEST, ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from inference.errors import InvalidRequest
-from inference.knowledge import Knowledge
 from inference.model.checkpoint import fingerprint
-from inference.objective import Effort, Terms, Wish
 from inference.order import Pace
-from inference.policy import BestFirst, Chain, Policy, Static
-from inference.prices import MESSAGE_BYTES, Prices
+from inference.planner.acceptance import AcceptanceModel, read_acceptance, write_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import MESSAGE_BYTES, Prices
 from inference.proposer import Proposer
 from inference.times import DraftTimes, TargetTimes
 from outrider.calibrate import link_times, probe_link

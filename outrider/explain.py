@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
-from inference.objective import Terms, price_words
+from inference.cost.objective import Terms, price_words
 from outrider.completion import Completion
 
 AGAIN = 16

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpc_comm.translate import Description
-from inference.acceptance import read_acceptance
 from inference.artifact import read_manifest
 from inference.backends import Model, RoundModel
 from inference.backends.fused import fused_part
-from inference.drafters.growing import ROOM
+from inference.drafters.model_proposer import ROOM
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.host import Host
 from inference.errors import InvalidRequest, Mismatch
-from inference.graph_rounds import GraphRounds
-from inference.host import Host
-from inference.knowledge import Knowledge
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.completion import Completion, Request, Show, complete
 from outrider.generate import add_baseline, connect_target, make_requests, read_prompts, run

@@ -15,14 +15,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from grpc_comm.client import CONNECT_SECONDS, Connection, connect, list_models
-from grpc_comm.remote import Patience
+from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
+from grpc_comm.client.remote_session import Patience
 from grpc_comm.transport import Address
 from inference.backends import Model
 from inference.command import printable
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, OutriderError
-from inference.local import LocalSession
 from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact

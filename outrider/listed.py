@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpc_comm.catalogue import Served
+from grpc_comm.server.model_registry import Served
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from inference.json_file import Json, read_json, shown

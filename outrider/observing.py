@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from grpc_comm.observability.log import EventLog, start_log
 from grpc_comm.observer import ServiceObserver, ServiceObservers
 from grpc_comm.transport import Address
-from outrider.logs import EventLog, start_log
 from outrider.options import Options
 
 
@@ -24,8 +24,8 @@ def observed(options: Options) -> Iterator[ServiceObserver]:
     observers: list[ServiceObserver] = [EventLog()]
     with ExitStack() as stack:
         if options.metrics_port is not None:
-            from grpc_comm.metrics import Metrics
-            from grpc_comm.scrape import serve_metrics
+            from grpc_comm.observability.endpoint import serve_metrics
+            from grpc_comm.observability.metrics import Metrics
 
             metrics = Metrics()
             observers.append(metrics)
@@ -40,7 +40,7 @@ def observed(options: Options) -> Iterator[ServiceObserver]:
         if options.watch:
             from rich.console import Console
 
-            from outrider.watch import Watch
+            from grpc_comm.observability.dashboard import Watch
 
             watch = Watch(Console(stderr=True), options.usd_per_hour)
             observers.append(watch)

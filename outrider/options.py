@@ -10,7 +10,7 @@ from functools import partial
 
 from grpc_comm.transport import read_port
 from inference.command import add_flag, add_gone
-from inference.cost import OBJECTIVES
+from inference.cost.accounting import OBJECTIVES
 from inference.errors import InvalidRequest
 
 SERVING, ASKING = ("target", "fused_target"), ("draft", "fused_client")

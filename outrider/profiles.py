@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.cache_directory import cache_directory
-from inference.profile_cache import Subject, keep_profile, load_profile
-from inference.profiling import CONTEXT, Tell, profile_draft, profile_target
+from inference.planner.profile_cache import Subject, keep_profile, load_profile
+from inference.planner.profiling import CONTEXT, Tell, profile_draft, profile_target
 from inference.times import Shape
 from outrider.models import Checkpoint, describe
 

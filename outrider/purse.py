@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from inference.cost import Rates
+from inference.cost.accounting import Rates
+from inference.cost.objective import Effort, Terms
 from inference.errors import InvalidRequest
-from inference.objective import Effort, Terms
 from inference.stats import Traffic
 from outrider.options import Options
 from outrider.wishes import UNPRICED, Stated

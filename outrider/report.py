@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unicodedata import category
 
-from inference.objective import PER_MILLION, Effort, Wish, price_words
+from inference.cost.objective import PER_MILLION, Effort, Wish, price_words
 from inference.whole_file import write_whole
 from outrider.completion import Completion, Piece
 from outrider.purse import Purse

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm import keys_file
-from grpc_comm.catalogue import Served
 from grpc_comm.security import make_certificate, server_security
-from grpc_comm.server import Target
-from grpc_comm.server import serve as serve_target
+from grpc_comm.server.model_registry import Served
+from grpc_comm.server.server import Target
+from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
-from inference.engine import Engine
+from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
-from inference.profiling import emulated_target
+from inference.planner.profiling import emulated_target
 from inference.times import Shape
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.listed import lazily, load_listed, read_listed

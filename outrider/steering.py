@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from inference.objective import SPEED, Effort, Tariff, Wish, blend
-from inference.prices import Prices
+from inference.cost.objective import SPEED, Effort, Tariff, Wish, blend
+from inference.planner.prices import Prices
 
 EVERY = 8
 """Tokens after which prices are looked at again."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from inference.cost import Rates
+from inference.cost.accounting import Rates
+from inference.cost.objective import PER_MILLION, Terms, Wish, read_knob
 from inference.errors import InvalidRequest
-from inference.objective import PER_MILLION, Terms, Wish, read_knob
 from outrider.options import Options
 
 ENERGIES = ("energy_total", "draft_energy", "target_energy")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket
-from inference.choice import add_in_halves
-from inference.model.graph import StatefulGraph, VerifyGraph
+from inference.model.sampler import add_in_halves
+from inference.model.verify_graph import StatefulGraph, VerifyGraph
 from tests.models import tiny_decoder
 
 SLOTS, JUNK = 40, 47

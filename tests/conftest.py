@@ -16,8 +16,8 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from grpc_comm.server import BackgroundServer
-    from inference.engine import Engine
+    from grpc_comm.server.server import BackgroundServer
+    from inference.engine.engine import Engine
     from inference.model.decoder import Decoder
     from tests.equality import NearTies
     from tests.fake_neuron import Neuron

@@ -9,16 +9,16 @@ from contextlib import closing
 
 import torch
 
-from inference.acceptance import read_acceptance
 from inference.backends.eager import EagerModel
 from inference.decode import Step, TargetSession, decode
-from inference.drafters.growing import ModelProposer
-from inference.drafters.rounds import RoundProposer
-from inference.knowledge import Knowledge
+from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Policy
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
-from inference.policy import BestFirst, Policy
-from inference.prices import Prices
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inference.choice import Sampling, noise
 from inference.model.decoder import Decoder
+from inference.model.sampler import Sampling, noise
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.candidates import BASE, Nodes, Proposal
-from inference.engine import Engine
-from inference.forward import Commit, Forward, Observer
+from inference.drafters.tree_policies import Ranked
+from inference.engine.engine import Engine
+from inference.engine.forward import Commit, Forward, Observer
+from inference.engine.session import Opened, Session
 from inference.order import Decode
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
-from inference.session import Opened, Session
 from inference.tree import IntArray
 
 VOCABULARY = 1000

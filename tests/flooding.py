@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpc_comm.security import SecurityOptions
-from grpc_comm.server import Target, serve
+from grpc_comm.server.server import Target, serve
 from grpc_comm.transport import Address
 from tests.hostile import SESSION
 from tests.wire_fixtures import LOOPBACK, WAIT, describe, successor_engine

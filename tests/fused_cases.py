@@ -10,9 +10,9 @@ from torch import Tensor
 from compile.fused_equivalence import random_round
 from inference.artifact import DraftBucket, RoundBucket
 from inference.backends.compiled import empty_caches
-from inference.branches import Branches
-from inference.choice import add_in_halves
-from inference.model.fused_graph import RoundGraph, StatefulRoundGraph
+from inference.model.round_graph import RoundGraph, StatefulRoundGraph
+from inference.model.sampler import add_in_halves
+from inference.tree_shape import Branches
 from tests.models import tiny_decoder
 
 LENGTH, SLOTS, JUNK, VOCABULARY = 40, 40, 47, 61

@@ -7,10 +7,10 @@ import torch
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends.compiled import CompiledModel, empty_caches
 from inference.backends.fused import FusedModel
-from inference.branches import Branches
 from inference.model.decoder import Decoder
-from inference.model.fused_graph import RoundGraph
-from inference.model.graph import VerifyGraph
+from inference.model.round_graph import RoundGraph
+from inference.model.verify_graph import VerifyGraph
+from inference.tree_shape import Branches
 
 torch.set_num_threads(1)
 

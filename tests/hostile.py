@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.remote import RemoteSession
 from grpc_comm.security import SecurityOptions
 from grpc_comm.translate import PROTOCOL_VERSION
 from grpc_comm.transport import Address

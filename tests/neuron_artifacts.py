@@ -15,7 +15,7 @@ from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, Manifest
 from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronModel, load_neuron
-from inference.engine import Engine
+from inference.engine.engine import Engine
 from inference.model.checkpoint import fingerprint, load_decoder
 from inference.model.decoder import Decoder
 from tests.models import TINY

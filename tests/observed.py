@@ -12,11 +12,11 @@ from grpc_comm.observer import Ending, ServiceObserver
 from grpc_comm.translate import Description
 from inference.backends import Segment
 from inference.candidates import BASE, Nodes, Proposal
-from inference.engine import Engine
+from inference.drafters.tree_policies import Ranked
+from inference.engine.engine import Engine
+from inference.engine.session import Session
 from inference.order import Decode, Pace
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
-from inference.session import Session
 from inference.tree import IntArray
 
 MODEL = "padded successor"

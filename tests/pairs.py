@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from inference.backends.eager import EagerModel
-from inference.engine import Engine
+from inference.engine.engine import Engine
 from inference.model.checkpoint import random_decoder
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder

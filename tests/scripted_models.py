@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from inference.backends import Segment
-from inference.policy import Ranked
+from inference.drafters.tree_policies import Ranked
 from inference.tree import IntArray
 
 VOCABULARY = 40

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inference.accept import accept_match
-from inference.acceptance import read_acceptance
 from inference.candidates import BASE, CandidateTree, Nodes, Proposal, Snapshot
-from inference.drafters.growing import ModelProposer
-from inference.knowledge import Knowledge
-from inference.prices import Prices
+from inference.drafters.model_proposer import ModelProposer
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
 from inference.proposer import Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes

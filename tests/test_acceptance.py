@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inference.acceptance import (
+from inference.errors import InvalidRequest
+from inference.planner.acceptance import (
     RANKS,
     SHIPPED,
     AcceptanceModel,
     read_acceptance,
     write_acceptance,
 )
-from inference.errors import InvalidRequest
 
 Scores = NDArray[np.float32]
 

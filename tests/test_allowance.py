@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpc_comm.allowance import (
+from grpc_comm.server.rate_limit import (
     BURST_SECONDS,
     BYTES_PER_SECOND,
     MESSAGES_PER_SECOND,

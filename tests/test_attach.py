@@ -8,15 +8,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from grpc_comm.attached import AttachedSession
-from grpc_comm.client import Connection, connect
-from grpc_comm.leases import MOST_GUESTS
+from grpc_comm.client.attached_session import AttachedSession
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.remote import RemoteSession
 from grpc_comm.security import SecurityOptions
+from grpc_comm.server.session_table import MOST_GUESTS
 from grpc_comm.translate import PROTOCOL_VERSION
 from inference.candidates import Nodes
-from inference.engine import Engine
+from inference.engine.engine import Engine
 from inference.errors import Busy, Gone, OutriderError, Unavailable
 from inference.order import Decode, Pace
 from inference.proposer import DEVICE

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.calibration import CAUTION, HIGHEST, MOST_TRUST, Calibration
+from inference.engine.calibration import CAUTION, HIGHEST, MOST_TRUST, Calibration
 
 
 def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Calibration:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference.choice import (
+from inference.model.sampler import (
     Sampling,
     add_in_halves,
     choose_greedy,

@@ -14,7 +14,7 @@ from threading import Event
 
 import pytest
 
-from grpc_comm.server import BackgroundServer
+from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
 from outrider import generate
 from outrider.cli import main

@@ -6,7 +6,7 @@ from math import isclose
 
 import pytest
 
-from inference.cost import expected_chain_tokens
+from inference.cost.accounting import expected_chain_tokens
 from outrider.comparison.closed_forms import (
     Round,
     acceptance_of,

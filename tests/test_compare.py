@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from inference.cost import Rates
-from inference.figures import Figure
-from inference.policy import BestFirst, Chain
+from inference.cost.accounting import Rates
+from inference.cost.quantity import Figure
+from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.compare import main

@@ -22,18 +22,18 @@ from compile.build import build_artifact, read_source
 from compile.cpu import CpuBuilder, check_compiler
 from compile.equivalence import check_equivalence, check_row_independence
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
-from grpc_comm.client import connect
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
 from inference.artifact import Bucket, read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, graph_path, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
-from inference.engine import Engine
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
-from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
-from inference.model.graph import VerifyGraph
-from inference.policy import BestFirst, Chain
+from inference.model.verify_graph import VerifyGraph
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

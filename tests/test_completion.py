@@ -10,20 +10,20 @@ from threading import Event
 
 import pytest
 
-from inference.acceptance import read_acceptance
 from inference.backends.eager import EagerModel
-from inference.cost import Rates
-from inference.drafters.growing import ROOM, ModelProposer
-from inference.drafters.rounds import RoundProposer
-from inference.engine import Engine
+from inference.cost.accounting import Rates
+from inference.cost.objective import Terms
+from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch, OutriderError, Unavailable
-from inference.knowledge import Knowledge
-from inference.local import LocalSession
 from inference.model.decoder import Decoder
-from inference.objective import Terms
 from inference.order import Pace, Progress
-from inference.policy import BestFirst
-from inference.prices import Prices
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer

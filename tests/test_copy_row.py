@@ -20,12 +20,12 @@ from inference.backends import Model
 from inference.backends.cuda import CudaModel
 from inference.backends.timed import TimedModel, TimeProfile
 from inference.candidates import BASE, Nodes, Proposal
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.prefix_cache import WORTH_COPYING
+from inference.engine.session import Session
 from inference.model.checkpoint import fingerprint
 from inference.order import Decode, End, Pace
-from inference.rows import WORTH_COPYING
 from inference.sampling import SamplingParams
-from inference.session import Session
 from tests.fake_neuron import Neuron
 from tests.models import TINY, write_checkpoint
 from tests.neuron_artifacts import (

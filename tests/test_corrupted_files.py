@@ -20,8 +20,7 @@ from compile.neuron_cache import cost_of_building
 from deploy.price import NoPrice, Offer, Price, TransferPrice
 from deploy.price_cache import PriceCache
 from deploy.price_table import SCHEMA, price_row, read_table, transfer_row
-from grpc_comm.server import BackgroundServer
-from inference.acceptance import SHIPPED, read_acceptance
+from grpc_comm.server.server import BackgroundServer
 from inference.artifact import (
     MANIFEST,
     DraftBucket,
@@ -31,13 +30,14 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.backends.timed import PROFILES, find_profile
-from inference.branches import Branches
 from inference.errors import BadArtifact, InvalidRequest, OutriderError, UnsupportedModel
 from inference.json_file import read_json
 from inference.model.checkpoint import weight_files
 from inference.model.config import parse_config, read_config
-from inference.profile_cache import Subject, keep_profile, load_profile
+from inference.planner.acceptance import SHIPPED, read_acceptance
+from inference.planner.profile_cache import Subject, keep_profile, load_profile
 from inference.text import Tokenizer
+from inference.tree_shape import Branches
 from outrider.cli import main
 from outrider.listed import read_listed
 from outrider.models import EMBEDDED

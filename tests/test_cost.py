@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost import (
+from inference.cost.accounting import (
     OBJECTIVES,
     Rates,
     Usage,
@@ -19,7 +19,7 @@ from inference.cost import (
     hire_usd,
     launch_usd,
 )
-from inference.figures import Figure, Quality, at_least, total
+from inference.cost.quantity import Figure, Quality, at_least, total
 
 UNKNOWN = Figure.unavailable("no counter")
 

@@ -26,14 +26,14 @@ from inference.backends.cuda import (
     _rank_greedy,
 )
 from inference.backends.eager import EagerModel
-from inference.drafters.growing import ModelProposer
-from inference.drafters.rounds import RoundProposer
-from inference.engine import Engine
+from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.local import LocalSession
 from inference.model.decoder import Decoder
-from inference.policy import BestFirst, Chain
-from inference.prices import Prices
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

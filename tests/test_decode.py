@@ -8,8 +8,8 @@ import pytest
 
 from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import Step, decode
-from inference.engine import Engine
-from inference.local import LocalSession
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.order import Decode, End, Pace
 from inference.proposer import COPY, NOBODY, Notice
 from inference.sampling import SamplingParams

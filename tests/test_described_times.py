@@ -14,13 +14,13 @@ from threading import Event
 import pytest
 
 from grpc_comm import translate
-from grpc_comm.client import Connection, Probe, connect
+from grpc_comm.client.connection import Connection, Probe, connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server import BackgroundServer, Target
+from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES, PROTOCOL_VERSION
-from inference.acceptance import read_acceptance
-from inference.drafters.growing import ROOM
+from inference.drafters.model_proposer import ROOM
 from inference.errors import Mismatch
+from inference.planner.acceptance import read_acceptance
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, TargetTimes
 from outrider.calibrate import PROBES, link_times, probe_link

@@ -12,19 +12,19 @@ from threading import Event
 import pytest
 import torch
 
-from grpc_comm.client import Connection, connect
-from grpc_comm.server import BackgroundServer, Target
-from inference.acceptance import read_acceptance
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends.eager import EagerModel
-from inference.drafters.growing import ROOM, ModelProposer
-from inference.drafters.rounds import RoundProposer
-from inference.knowledge import Knowledge
-from inference.local import LocalSession
+from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
+from inference.engine.local_session import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.order import Pace
-from inference.policy import BestFirst, Chain, Policy, Static
-from inference.prices import Prices
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer

@@ -15,8 +15,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from inference.energy import Energy, EnergyMeter
-from inference.energy_readers import (
+from inference.cost.energy import Energy, EnergyMeter
+from inference.cost.energy_readers import (
     AppleReader,
     NeuronReader,
     Unreadable,
@@ -25,7 +25,7 @@ from inference.energy_readers import (
     nvml_readers,
     rapl_readers,
 )
-from inference.figures import Figure, Quality
+from inference.cost.quantity import Figure, Quality
 
 
 class Clock:

@@ -13,16 +13,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from inference import roster
 from inference.candidates import BASE, Nodes, Proposal
-from inference.engine import Engine
+from inference.engine import admission as roster
+from inference.engine.admission import SILENT_SECONDS, TURN_SECONDS
+from inference.engine.engine import Engine
+from inference.engine.scheduler import LEAST_RATE
+from inference.engine.session import LEAST_CREDIT, MOST_BEHIND, MOST_CREDIT, Session
 from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
 from inference.order import Decode, End, Pace
 from inference.proposer import NOBODY
-from inference.roster import SILENT_SECONDS, TURN_SECONDS
 from inference.sampling import SamplingParams
-from inference.scheduler import LEAST_RATE
-from inference.session import LEAST_CREDIT, MOST_BEHIND, MOST_CREDIT, Session
 from tests.exact import (
     FAULTY,
     GREEDY,

@@ -8,8 +8,8 @@ from benchmarks.alone import BARE, PROMPT, bare, served, table
 from benchmarks.equal_texts import Job, Pair, ahead, alone, beside, share
 from benchmarks.regret.stage import serve
 from inference.backends.eager import EagerModel
-from inference.drafters.growing import ROOM
-from inference.local import LocalSession
+from inference.drafters.model_proposer import ROOM
+from inference.engine.local_session import LocalSession
 from inference.sampling import SamplingParams
 from tests import pairs
 

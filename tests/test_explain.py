@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost import Rates
-from inference.objective import Terms, price_words
+from inference.cost.accounting import Rates
+from inference.cost.objective import Terms, price_words
 from outrider.completion import Completion
 from outrider.explain import AGAIN, Explainer, Limit, explained, limit_of
 

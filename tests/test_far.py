@@ -15,20 +15,20 @@ import grpc.aio
 import pytest
 
 from grpc_comm import translate
-from grpc_comm.client import connect
-from grpc_comm.listening import MOST_BACKLOG
+from grpc_comm.client.connection import connect
+from grpc_comm.client.remote_session import MOST_UNREAD, Patience
+from grpc_comm.client.wire_session import MOST_BACKLOG
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.remote import MOST_UNREAD, Patience
 from grpc_comm.transport import Address
 from inference.backends import Segment
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.forward import Commit, Observer
+from inference.engine.session import MOST_CREDIT, Session
 from inference.errors import Mismatch, OutriderError
-from inference.forward import Commit, Observer
 from inference.order import Decode, End
 from inference.sampling import SamplingParams
-from inference.session import MOST_CREDIT, Session
 from inference.tree import IntArray
 from outrider.link import Shape, shaped_link
 from tests.hostile import eventually

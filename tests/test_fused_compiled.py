@@ -20,23 +20,23 @@ from compile.cpu_fused import FusedCpuBuilder
 from compile.fused_equivalence import check_round, check_round_independence, random_round
 from compile.fused_smoke import smoke
 from compile.spec import CompileSpec, verify_bucket
-from grpc_comm.client import connect
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
 from inference.artifact import DraftBucket, FusedPart, Manifest, RoundBucket, read_manifest
 from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel, load_fused
-from inference.branches import Branches
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
-from inference.local import LocalSession
 from inference.model.checkpoint import fingerprint, load_decoder
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
-from inference.model.fused_graph import RoundGraph, round_inputs
+from inference.model.round_graph import RoundGraph, round_inputs
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.stats import Statistics
 from inference.text import Tokenizer
+from inference.tree_shape import Branches
 from outrider.options import Options
 from outrider.serve import load_target
 from tests.drafts import text_of

@@ -29,24 +29,24 @@ from inference.artifact import (
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
-from inference.branches import Branches
 from inference.candidates import Nodes
 from inference.decode import Step, decode
-from inference.drafters.rounds import RoundProposer
-from inference.engine import Engine
+from inference.drafters.round_proposer import RoundProposer
+from inference.engine.engine import Engine
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.graph_tree import NONE, Branching, GraphTree
+from inference.engine.local_session import LocalSession
+from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
-from inference.graph_rounds import GraphRounds
-from inference.graph_tree import NONE, Branching, GraphTree
-from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
-from inference.model.fused_graph import accept_in_graph
+from inference.model.round_graph import accept_in_graph
 from inference.order import Decode, End, Pace
 from inference.proposer import HOST, NOBODY, Proposer
 from inference.sampling import SamplingParams
-from inference.session import Session
 from inference.stats import Statistics
 from inference.text import Tokenizer
 from inference.tree import IntArray, TokenTree
+from inference.tree_shape import Branches
 from outrider.models import EMBEDDED
 from tests.drafts import growing
 from tests.equality import NearTies, assert_same_text

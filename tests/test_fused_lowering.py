@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
 from compile.lowering import STABLEHLO, Proof, export, prove_fused
-from inference.model.fused_graph import CACHES, RoundGraph, StatefulRoundGraph, draft_inputs
+from inference.model.round_graph import CACHES, RoundGraph, StatefulRoundGraph, draft_inputs
 from tests.fused_cases import CASES, Case
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}

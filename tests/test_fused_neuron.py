@@ -21,18 +21,18 @@ from inference.artifact import DraftBucket, FusedPart, RoundBucket, read_manifes
 from inference.backends import RoundModel, Segment
 from inference.backends.neuron import COPY, load_neuron
 from inference.backends.neuron_fused import NeuronFusedModel
-from inference.branches import Branches
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.graph_tree import GraphTree, inner_tree
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.graph_rounds import GraphRounds
-from inference.graph_tree import GraphTree, inner_tree
-from inference.local import LocalSession
 from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import IntArray
+from inference.tree_shape import Branches
 from tests.drafts import text_of
 from tests.equality import NearTies, assert_same_text
 from tests.fake_neuron import Neuron

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpc_comm.client import connect
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
 from outrider.cli import main
 from outrider.options import Options, parse
 from outrider.serve import load_target

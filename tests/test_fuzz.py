@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from benchmarks.fuzz.messages import Mutator
 from grpc_comm.keys import Keys
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server import BackgroundServer
-from inference.engine import Engine
+from grpc_comm.server.server import BackgroundServer
+from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
 from tests.hostile import (
     SESSION,

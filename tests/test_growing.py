@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.acceptance import features
 from inference.backends.eager import EagerModel
 from inference.candidates import BASE, Nodes
-from inference.drafters.growing import ROOM, TRIES_AGAIN, WIDTH, ModelProposer
-from inference.prices import Prices
+from inference.drafters.model_proposer import ROOM, TRIES_AGAIN, WIDTH, ModelProposer
+from inference.planner.acceptance import features
+from inference.planner.prices import Prices
 from inference.proposer import Notice
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from inference.growth import Frontier, Growth
+from inference.drafters.growth import Frontier, Growth
 from inference.tree import sight
 
 

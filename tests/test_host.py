@@ -10,20 +10,20 @@ from functools import partial
 import numpy as np
 import pytest
 
-from inference.acceptance import read_acceptance
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
-from inference.drafters.growing import ROOM
-from inference.engine import Engine
-from inference.host import MOST_DEBT, Host
-from inference.knowledge import Knowledge
-from inference.local import LocalSession
+from inference.drafters.model_proposer import ROOM
+from inference.drafters.tree_policies import Ranked
+from inference.engine.engine import Engine
+from inference.engine.host import MOST_DEBT, Host
+from inference.engine.local_session import LocalSession
+from inference.engine.session import MOST_AHEAD, Session
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
-from inference.policy import Ranked
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
 from inference.proposer import HOST, NOBODY
 from inference.sampling import SamplingParams
-from inference.session import MOST_AHEAD, Session
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from tests import pairs
 from tests.drafts import growing, text_of

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from grpc_comm.catalogue import Served
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server import BackgroundServer
+from grpc_comm.server.model_registry import Served
+from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from tests.hostile import SESSION, Neighbour, Outbox, RawPeer, eventually, neighbour, say
 from tests.wire_fixtures import (
@@ -248,7 +248,7 @@ def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.Monke
     gRPC's flow control, some 100 KB.
     """
     for limit in ("NODES", "BYTES", "MESSAGES"):
-        monkeypatch.setattr(f"grpc_comm.allowance.{limit}_PER_SECOND", 1)
+        monkeypatch.setattr(f"grpc_comm.server.rate_limit.{limit}_PER_SECOND", 1)
     engine, flood = successor_engine(rows=1), FLOODS[kind]
     with background(engine) as server, raw_stub(server.address) as stub:
         outbox = Outbox(itertools.chain([opening(prompt=[3])], itertools.repeat(flood)))
@@ -271,7 +271,7 @@ def test_candidates_that_come_too_fast_are_dropped_and_counted(
         def dropped(self, candidates: int) -> None:
             self.dropped_candidates += candidates
 
-    monkeypatch.setattr("grpc_comm.allowance.NODES_PER_SECOND", 40)
+    monkeypatch.setattr("grpc_comm.server.rate_limit.NODES_PER_SECOND", 40)
     observer = Counting()
     with background(successor_engine(), observer=observer) as server:
         said = say(

@@ -14,7 +14,9 @@ import torch
 from inference.backends.eager import EagerModel
 from inference.backends.legacy_neuron import LegacyNeuronModel, load_legacy_neuron
 from inference.decode import Step
-from inference.engine import Engine
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import (
     Busy,
     InvalidRequest,
@@ -24,11 +26,9 @@ from inference.errors import (
     Unavailable,
     UnsupportedModel,
 )
-from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
-from inference.policy import BestFirst, Chain
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Unavailable
-from inference.local import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from outrider.link import Shape, shaped_link

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from grpc_comm.catalogue import Served
-from grpc_comm.client import Connection, connect, list_models
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import Connection, connect, list_models
+from grpc_comm.server.model_registry import Served
+from grpc_comm.server.server import BackgroundServer
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Unavailable
-from inference.local import LocalSession
 from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.proposer import Proposer
@@ -195,7 +195,7 @@ class Slow:
 
 @contextmanager
 def listing(**loaders: Callable[[Options], Served]) -> Iterator[BackgroundServer]:
-    from grpc_comm.server import Target
+    from grpc_comm.server.server import Target
     from tests.wire_fixtures import LOOPBACK
 
     engine = successor_engine()

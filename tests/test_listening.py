@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from grpc_comm.certificate import Issued, issue
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
 from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest

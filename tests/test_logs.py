@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from grpc_comm.observability.log import EventLog, start_log
 from grpc_comm.observer import Ending
 from inference.errors import InvalidRequest
-from outrider.logs import EventLog, start_log
 from tests.observed import MODEL, SESSION_ID, TENANT, Service, log_as_before
 
 SECRET_TOKENS = [3_777, 3_778, 3_779]
@@ -125,7 +125,7 @@ def test_refusals_drains_and_lost_streams_are_logged(capsys: pytest.CaptureFixtu
 def test_a_session_that_loses_its_row_is_logged(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.roster.SILENT_SECONDS", -1.0)
+    monkeypatch.setattr("inference.engine.admission.SILENT_SECONDS", -1.0)
     start_log("json", "info")
     service = Service(EventLog())
     for number in range(service.model.rows + 1):

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from inference.decode import Step, decode
-from inference.engine import Engine
-from inference.local import LocalSession
+from inference.drafters.tree_policies import BestFirst, Chain, Static
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.model.decoder import Decoder
 from inference.order import Decode, End, Pace
-from inference.policy import BestFirst, Chain, Static
 from inference.proposer import MODEL, NOBODY, Proposer
 from inference.sampling import SamplingParams
 from tests import drafts

@@ -22,7 +22,7 @@ from compile.lowering import (
     prove,
     prove_copying,
 )
-from inference.model.graph import StatefulGraph, VerifyGraph, example_inputs
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs
 from tests.buckets import CASES, Case, write
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}

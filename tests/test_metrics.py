@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from grpc_comm.metrics import Metrics
+from grpc_comm.observability.endpoint import serve_metrics
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.observer import Ending, ServiceObserver, ServiceObservers
-from grpc_comm.scrape import serve_metrics
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from inference.order import Decode
@@ -299,7 +299,7 @@ def test_a_port_in_use_is_said() -> None:
 
 
 def test_without_the_package_the_install_line_is_said() -> None:
-    code = "import sys; sys.modules['prometheus_client'] = None\nimport grpc_comm.metrics"
+    code = "import sys; sys.modules['prometheus_client'] = None\nimport grpc_comm.observability.metrics"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True
     )

@@ -20,11 +20,11 @@ from compile.parallel import parallel_config
 from compile.spec import verify_bucket
 from inference.backends import Segment
 from inference.backends.neuron import COPY, NeuronModel
+from inference.drafters.tree_policies import BestFirst
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
-from inference.local import LocalSession
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
-from inference.policy import BestFirst
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

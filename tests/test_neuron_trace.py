@@ -15,17 +15,17 @@ import torch
 
 from compile.__main__ import main
 from compile.neuron_trace import TraceBuilder
-from grpc_comm.client import connect
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
 from inference.artifact import Manifest, check_files, read_manifest
 from inference.backends.eager import EagerModel
 from inference.backends.neuron import TRACE, load_neuron
-from inference.engine import Engine
+from inference.drafters.tree_policies import BestFirst
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
-from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
-from inference.policy import BestFirst
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from inference.cost import OBJECTIVES, Rates, Usage, assumed_joules, bill
+from inference.cost.accounting import OBJECTIVES, Rates, Usage, assumed_joules, bill
+from inference.cost.objective import SPEED, Effort, Tariff, Terms, Wish, blend, read_knob
+from inference.cost.quantity import Figure
 from inference.errors import InvalidRequest
-from inference.figures import Figure
-from inference.objective import SPEED, Effort, Tariff, Terms, Wish, blend, read_knob
 
 RENTED = Rates(
     1.34375,
@@ -39,7 +39,7 @@ def random_effort(random: Random) -> Effort:
 
 
 def billed(terms: Terms, objective: str, tokens: float, effort: Effort) -> float:
-    """By inference.cost alone."""
+    """By inference.cost.accounting alone."""
     usage = Usage(
         tokens=tokens,
         wall_seconds=Figure.measured(effort.wall, "clock"),

@@ -9,17 +9,17 @@ from threading import Event
 
 import pytest
 
-from grpc_comm.client import connect
-from grpc_comm.remote import Patience
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import connect
+from grpc_comm.client.remote_session import Patience
+from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
-from inference.acceptance import read_acceptance
 from inference.backends.eager import EagerModel
-from inference.drafters.growing import ROOM, ModelProposer
-from inference.knowledge import Knowledge
-from inference.local import LocalSession
+from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.engine.local_session import LocalSession
 from inference.model.decoder import Decoder
-from inference.prices import Prices
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer

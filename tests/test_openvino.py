@@ -25,14 +25,14 @@ from inference.artifact import read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, read_compiled
 from inference.backends.openvino import DECODER, DECODER_WEIGHTS, load_openvino
 from inference.decode import Step
-from inference.engine import Engine
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
-from inference.local import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
-from inference.model.graph import VerifyGraph
-from inference.policy import BestFirst, Chain
+from inference.model.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
@@ -230,7 +230,7 @@ def test_the_caches_are_bound_and_not_copied(model: CompiledModel) -> None:
         for bucket, graph in model._graphs.items()
         if bucket.nodes == 2 and not bucket.sampled
     )
-    from inference.model.graph import example_inputs
+    from inference.model.verify_graph import example_inputs
 
     inputs = example_inputs(bucket)
     inputs["context_mask"][:] = 1

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from inference.errors import InvalidRequest
-from inference.policy import (
+from inference.drafters.tree_policies import (
     BestFirst,
     Budget,
     Chain,
@@ -21,6 +20,7 @@ from inference.policy import (
     best_static_tree,
     edge_values,
 )
+from inference.errors import InvalidRequest
 from inference.tree import TokenTree
 
 

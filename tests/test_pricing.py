@@ -22,7 +22,7 @@ from deploy.price_cache import Kept, PriceCache
 from deploy.price_list import on_demand_filters, transfer_filters
 from deploy.price_table import SNAPSHOT, PriceTable, price_row, read_table
 from deploy.pricing import Prices, open_prices
-from inference.cost import hire_usd
+from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest, Mismatch
 from tests.price_lists import hourly, live, product
 

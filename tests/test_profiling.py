@@ -17,11 +17,11 @@ import pytest
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
 from inference.backends.timed import find_profile
+from inference.drafters.tree_policies import Ranked
 from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
-from inference.policy import Ranked
-from inference.profile_cache import Subject, keep_profile, load_profile
-from inference.profiling import (
+from inference.planner.profile_cache import Subject, keep_profile, load_profile
+from inference.planner.profiling import (
     CONTEXT,
     MOST_SECONDS,
     ascending,
@@ -91,7 +91,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clocked]:
     ) -> Clocked:
         model = Clocked(seconds, sizes, first)
         monkeypatch.setattr(
-            "inference.profiling.time", SimpleNamespace(perf_counter=lambda: model.now)
+            "inference.planner.profiling.time", SimpleNamespace(perf_counter=lambda: model.now)
         )
         return model
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from grpc_comm.server import BackgroundServer
-from inference.cost import Rates
+from grpc_comm.server.server import BackgroundServer
+from inference.cost.accounting import Rates
+from inference.cost.objective import Effort, Terms
 from inference.errors import InvalidRequest
-from inference.objective import Effort, Terms
 from inference.stats import Traffic
 from outrider.cli import main
 from outrider.options import Options

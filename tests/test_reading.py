@@ -10,7 +10,7 @@ import pytest
 
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.security import SecurityOptions
-from grpc_comm.server import BackgroundServer
+from grpc_comm.server.server import BackgroundServer
 from tests.hostile import bearer, keys_file
 from tests.wire_fixtures import WAIT, background, status, successor_engine
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.received import Received
+from grpc_comm.client.received import Received
 from inference.errors import Mismatch
 from inference.order import End, Progress
 from inference.proposer import NOBODY

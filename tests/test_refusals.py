@@ -7,9 +7,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server import BackgroundServer
+from grpc_comm.server.server import BackgroundServer
 from grpc_comm.translate import FAULT, PROTOCOL_VERSION
 from inference.errors import InvalidRequest, OutriderError
 from inference.order import Decode

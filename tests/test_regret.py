@@ -43,8 +43,8 @@ from benchmarks.regret.study import Cell, NotTheTargetsText, Reading, Result, St
 from benchmarks.regret.texts import PROMPTS
 from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import decode
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.local import LocalSession
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, TargetTimes

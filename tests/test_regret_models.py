@@ -20,8 +20,8 @@ from benchmarks.regret.stage import CallTimes, Drafting, Stage, serve
 from benchmarks.regret.study import Cell, Reading, Result, read
 from benchmarks.regret.two_cores import Bench, Chosen, bench, busy
 from inference.backends.eager import EagerModel
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.local import LocalSession
 from inference.sampling import SamplingParams
 from outrider.models import EMBEDDED
 from tests import pairs

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost import Rates
-from inference.objective import Terms, Wish
+from inference.cost.accounting import Rates
+from inference.cost.objective import Terms, Wish
 from outrider.completion import Completion
 from outrider.purse import Purse
 from outrider.report import account, summary

@@ -15,15 +15,15 @@ from typing import NamedTuple
 import pytest
 
 from grpc_comm import client, remote, sender
-from grpc_comm.client import Connection, connect
-from grpc_comm.remote import Patience, RemoteSession
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import Patience, RemoteSession
+from grpc_comm.server.server import BackgroundServer
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
 from inference.decode import Step
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import OutriderError, Unavailable
-from inference.local import LocalSession
 from inference.order import Decode, End, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference.drafters.rounds import RoundProposer
-from inference.policy import BestFirst, Chain, Policy, Static
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from inference.proposer import Notice
 from tests.scripted_models import ScriptedModel, disagreeing, own_text
 from tests.stepped import PROMPT, SAMPLING, SteppedTarget

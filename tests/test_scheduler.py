@@ -12,12 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.calibration import Calibration
 from inference.candidates import BASE, Nodes, Proposal
-from inference.order import Decode, Pace
-from inference.roster import Roster
-from inference.sampling import SamplingParams
-from inference.scheduler import (
+from inference.engine.admission import Roster
+from inference.engine.calibration import Calibration
+from inference.engine.scheduler import (
     EXPLORE,
     FIRST_EXPLORE,
     LEAST_CHUNK,
@@ -30,7 +28,9 @@ from inference.scheduler import (
     Wanting,
     plan_width,
 )
-from inference.session import Session
+from inference.engine.session import Session
+from inference.order import Decode, Pace
+from inference.sampling import SamplingParams
 from inference.times import KEPT, ForwardTimes, TargetTimes
 from tests.exact import Clock, Exact
 

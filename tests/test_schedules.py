@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.candidates import BASE, Nodes, Proposal
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.session import MOST_CREDIT, Session
 from inference.order import Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
-from inference.session import MOST_CREDIT, Session
 from tests.exact import Clock, Exact, exact_engine, own_text, text_of
 
 KINDS = 3

@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm import certificate
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import (
     CertificateFiles,

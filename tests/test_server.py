@@ -17,14 +17,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
-from grpc_comm.server import BackgroundServer
+from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from inference.decode import TargetSession
+from inference.engine.local_session import LocalSession
 from inference.errors import Busy, InvalidRequest, Unavailable
-from inference.local import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from tests import pairs
@@ -109,7 +109,7 @@ def test_the_row_of_a_killed_client_is_given_back(
 ) -> None:
     _, server = one_row
     program = (
-        "import sys; from grpc_comm.client import connect; from inference.sampling import "
+        "import sys; from grpc_comm.client.connection import connect; from inference.sampling import "
         "SamplingParams\n"
         "session = connect(sys.argv[1]).session(); session.open([1, 2, 3], SamplingParams())\n"
         "while session.ticket is None: session.receive(1)\n"

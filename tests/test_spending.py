@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from grpc_comm.received import Received
-from grpc_comm.spending import Spending
+from grpc_comm.client.received import Received
+from grpc_comm.client.spending import Spending
+from inference.engine.session import LEAST_CREDIT
 from inference.order import Decode, Pace
-from inference.session import LEAST_CREDIT
 from inference.stats import Traffic
 from tests.test_received import progress
 

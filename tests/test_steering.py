@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.objective import SPEED, Effort, Tariff, Wish
+from inference.cost.objective import SPEED, Effort, Tariff, Wish
 from outrider.steering import EVERY, SteeredPrices
 
 COST = Tariff(wall=1e-3, drafting=1e-2)

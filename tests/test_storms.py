@@ -10,13 +10,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from grpc_comm.client import connect
-from grpc_comm.remote import Patience
-from grpc_comm.server import BackgroundServer
+from grpc_comm.client.connection import connect
+from grpc_comm.client.remote_session import Patience
+from grpc_comm.server.server import BackgroundServer
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
-from inference.engine import Engine
-from inference.local import LocalSession
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray

@@ -14,15 +14,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm import sender
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server import BackgroundServer
+from grpc_comm.server import sender
+from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.session import LEAST_CREDIT, MOST_CREDIT
 from inference.errors import Busy
 from inference.sampling import SamplingParams
-from inference.session import LEAST_CREDIT, MOST_CREDIT
 from tests.hostile import RawPeer, eventually, resume
 from tests.wire_fixtures import (
     WAIT,

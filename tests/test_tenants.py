@@ -15,12 +15,12 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
 from grpc_comm.keys import WATCH_SECONDS
 from grpc_comm.observer import ServiceObserver
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
-from grpc_comm.server import BackgroundServer
+from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams

@@ -23,12 +23,12 @@ from compile.spec import CompileSpec, verify_bucket
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile, profile_names
-from inference.engine import Engine
+from inference.drafters.tree_policies import Ranked
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.local import LocalSession
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
-from inference.policy import Ranked
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree

@@ -14,7 +14,7 @@ import pytest
 from inference.backends import Model, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.together import Together
-from inference.policy import Ranked
+from inference.drafters.tree_policies import Ranked
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence
 from inference.tree import TokenTree

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from inference.cost import Rates
+from inference.cost.accounting import Rates
+from inference.cost.objective import Effort
+from inference.cost.quantity import Figure, Quality
 from inference.errors import InvalidRequest
-from inference.figures import Figure, Quality
-from inference.objective import Effort
 from outrider.completion import Completion
 from outrider.options import Options
 from outrider.tradeoff.measure import aims_of, measure_tradeoff

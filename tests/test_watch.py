@@ -11,10 +11,18 @@ from urllib.request import urlopen
 import pytest
 from rich.console import Console
 
-from inference.forward import Forward
+from grpc_comm.observability.dashboard import (
+    WINDOW_SECONDS,
+    Rates,
+    Totals,
+    Watch,
+    Window,
+    as_line,
+    as_table,
+)
+from inference.engine.forward import Forward
 from outrider.observing import observed
 from outrider.options import Options, parse
-from outrider.watch import WINDOW_SECONDS, Rates, Totals, Watch, Window, as_line, as_table
 from tests.observed import MODEL, TENANT, Service, log_as_before
 
 WAIT = 10.0
@@ -140,8 +148,8 @@ def test_what_a_client_calls_itself_is_no_markup() -> None:
 def test_it_shows_itself_until_it_is_told_to_stop(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str
 ) -> None:
-    monkeypatch.setattr("outrider.watch._VIEW_SECONDS", 0.01)
-    monkeypatch.setattr("outrider.watch._LINE_SECONDS", 0.01)
+    monkeypatch.setattr("grpc_comm.observability.dashboard._VIEW_SECONDS", 0.01)
+    monkeypatch.setattr("grpc_comm.observability.dashboard._LINE_SECONDS", 0.01)
     seen = threading.Event()
     screen = console(terminal)
 
@@ -181,7 +189,7 @@ def test_flags_that_would_do_nothing_are_refused(
 def test_a_target_that_was_asked_for_all_of_it_tells_all_of_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.watch._LINE_SECONDS", 0.01)
+    monkeypatch.setattr("grpc_comm.observability.dashboard._LINE_SECONDS", 0.01)
     options = Options(role="target", metrics_port=0, watch=True, log="json", log_level="info")
     with log_as_before(), observed(options) as observer:
         service = Service(observer)

@@ -14,10 +14,10 @@ import pytest
 from compile.store import DiskObjects, pull, push
 from deploy.price import Offer, Price
 from deploy.price_cache import PriceCache
-from inference.acceptance import read_acceptance, write_acceptance
 from inference.artifact import read_manifest, write_manifest
 from inference.command import FAILED, run_command
-from inference.profile_cache import Subject, keep_profile
+from inference.planner.acceptance import read_acceptance, write_acceptance
+from inference.planner.profile_cache import Subject, keep_profile
 from inference.whole_file import replacing, write_whole
 from tests.artifacts import build
 

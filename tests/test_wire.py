@@ -15,11 +15,12 @@ import grpc
 import pytest
 
 from grpc_comm import messages, translate
-from grpc_comm.client import Connection, connect
+from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.transport import Address, parse_address
 from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
-from inference.engine import Engine
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import (
     Busy,
     Gone,
@@ -29,7 +30,6 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.local import LocalSession
 from inference.order import Decode, End, Pace, Progress
 from inference.proposer import COPY, HOST, NOBODY
 from inference.sampling import SamplingParams

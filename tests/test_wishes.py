@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost import Rates
+from inference.cost.accounting import Rates
+from inference.cost.objective import Wish
 from inference.errors import InvalidRequest, OutriderError
-from inference.objective import Wish
 from outrider.options import Options, parse
 from outrider.wishes import fallback_note, read_prices, read_terms, read_wish
 

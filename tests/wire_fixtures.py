@@ -15,20 +15,20 @@ from typing import Any
 
 import grpc
 
-from grpc_comm.client import Connection, connect
-from grpc_comm.listening import ListeningSession
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import RemoteSession
+from grpc_comm.client.wire_session import ListeningSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.remote import RemoteSession
-from grpc_comm.server import BackgroundServer, Target, serve
+from grpc_comm.server.server import BackgroundServer, Target, serve
 from grpc_comm.translate import PROTOCOL_VERSION, Description
 from grpc_comm.transport import Address
 from inference.backends import Segment
 from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import TargetSession
-from inference.engine import Engine
+from inference.drafters.tree_policies import Ranked
+from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 

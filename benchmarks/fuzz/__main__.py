@@ -31,9 +31,9 @@ from benchmarks.fuzz.honest import (
     first_texts,
 )
 from benchmarks.fuzz.recorder import Conversation, recording
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
+from grpc_comm.client.remote_session import Patience
 from grpc_comm.proto import verifier_pb2
-from grpc_comm.remote import Patience
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.spawn import StartedTarget, started
 

@@ -21,11 +21,11 @@ from benchmarks.regret.rivals import (
 )
 from benchmarks.regret.stage import Stage
 from inference.decode import TICK_SECONDS, Loop, decode
-from inference.drafters.growing import ModelProposer
-from inference.drafters.rounds import RoundProposer
+from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.order import Decode, Pace
-from inference.policy import BestFirst, Chain, Policy
-from inference.prices import Prices
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 
 CHAINS = (1, 2, 4, 8, 16)

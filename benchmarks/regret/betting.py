@@ -12,8 +12,8 @@ from typing import Protocol
 from benchmarks.regret.dial import GUESSES
 from inference.backends import Model
 from inference.candidates import BASE, Nodes, Proposal
-from inference.growth import Growth
-from inference.policy import edge_values
+from inference.drafters.growth import Growth
+from inference.drafters.tree_policies import edge_values
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
 from inference.sequence import ModelSequence

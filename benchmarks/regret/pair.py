@@ -18,7 +18,8 @@ from torch import Tensor
 
 from benchmarks.regret.prefixes import EMPTY, Prefixes
 from inference.backends import Segment
-from inference.choice import (
+from inference.drafters.tree_policies import Ranked
+from inference.model.sampler import (
     Sampling,
     choose_greedy,
     choose_open,
@@ -26,7 +27,6 @@ from inference.choice import (
     rank,
     rank_greedy,
 )
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 

@@ -19,13 +19,13 @@ from benchmarks.regret.embedded import embedded_study
 from benchmarks.regret.stage import PROFILES, hosted, serve
 from benchmarks.regret.study import TEMPERATURES, Cell
 from benchmarks.regret.texts import PROMPTS, TOKENS
-from grpc_comm.server import Target
-from grpc_comm.server import serve as serve_target
+from grpc_comm.server.server import Target
+from grpc_comm.server.server import serve as serve_target
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends.timed import TimedModel
 from inference.command import run_command
-from inference.engine import Engine
+from inference.engine.engine import Engine
 from outrider.serve import READY
 
 

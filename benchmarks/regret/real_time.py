@@ -35,7 +35,7 @@ from benchmarks.regret.stage import (
 )
 from benchmarks.regret.study import Cell, Result, play
 from benchmarks.regret.texts import PROMPTS
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
 from inference.backends.timed import TimedModel
 from inference.command import run_command
 from inference.errors import Unavailable

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from inference.growth import Growth
+from inference.drafters.growth import Growth
 from inference.times import DraftTimes, TargetTimes
 
 _EMA = 0.2

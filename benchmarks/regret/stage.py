@@ -15,14 +15,14 @@ from benchmarks.regret.dial import Agreement, Level, Text, measure
 from benchmarks.regret.pair import PrefixModel
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
-from inference.acceptance import read_acceptance
 from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
 from inference.decode import TargetSession
-from inference.drafters.growing import ROOM
-from inference.engine import Engine
-from inference.host import Host
-from inference.knowledge import Knowledge
+from inference.drafters.model_proposer import ROOM
+from inference.engine.engine import Engine
+from inference.engine.host import Host
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
 from inference.stats import Traffic
 from inference.times import DraftTimes, LinkTimes, Shape, TargetTimes
 

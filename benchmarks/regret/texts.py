@@ -10,7 +10,7 @@ from benchmarks.regret.pair import PrefixModel
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.stage import serve
 from inference.decode import decode
-from inference.local import LocalSession
+from inference.engine.local_session import LocalSession
 from inference.order import Decode
 from inference.sampling import SamplingParams
 

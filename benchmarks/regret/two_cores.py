@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from benchmarks.forward import StopwatchModel
 from benchmarks.regret.stage import BYTE_TIME, PROBES, SEQUENCE_LENGTH, CallTimes, Drafting, Stage
-from grpc_comm.client import connect
+from grpc_comm.client.connection import connect
 from grpc_comm.translate import Description
 from inference.errors import InvalidRequest
 from inference.text import Tokenizer

@@ -16,17 +16,17 @@ from google.protobuf.message import Message
 
 from benchmarks.regret.clock import Signal, VirtualClock
 from grpc_comm import messages
+from grpc_comm.client.remote_session import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.remote import ACKNOWLEDGED_AT_ONCE
 from inference.backends import Model, Segment
 from inference.backends.batch import Shape
 from inference.backends.timed import TimeProfile
 from inference.candidates import Nodes
-from inference.engine import Engine
+from inference.drafters.tree_policies import Ranked
+from inference.engine.engine import Engine
+from inference.engine.session import Session
 from inference.order import Decode, End, Progress
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
-from inference.session import Session
 from inference.stats import Traffic
 from inference.tree import IntArray
 

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.branches import Branches
-from inference.policy import Ranked
+from inference.drafters.tree_policies import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
+from inference.tree_shape import Branches
 
 
 class Segment(NamedTuple):

@@ -18,11 +18,11 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Segment
 from inference.backends.batch import Batch, Shape, check_rows, pad
-from inference.choice import Sampling
+from inference.drafters.tree_policies import Ranked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig, parse_config
+from inference.model.sampler import Sampling
 from inference.model.sizes import check_sizes
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 

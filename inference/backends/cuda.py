@@ -18,7 +18,9 @@ from torch import Tensor
 from inference.backends import Segment
 from inference.backends.batch import Batch, Shape, pad
 from inference.backends.eager import SLOT_STEP, EagerModel
-from inference.choice import (
+from inference.drafters.tree_policies import Ranked
+from inference.model.decoder import Decoder
+from inference.model.sampler import (
     Sampling,
     choose_greedy,
     choose_mixed,
@@ -26,8 +28,6 @@ from inference.choice import (
     rank,
     rank_greedy,
 )
-from inference.model.decoder import Decoder
-from inference.policy import Ranked
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 

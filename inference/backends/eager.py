@@ -10,7 +10,10 @@ from torch import Tensor
 
 from inference.backends import Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.choice import (
+from inference.drafters.tree_policies import Ranked
+from inference.errors import LimitExceeded
+from inference.model.decoder import Decoder
+from inference.model.sampler import (
     Sampling,
     choose_greedy,
     choose_mixed,
@@ -19,9 +22,6 @@ from inference.choice import (
     rank,
     rank_greedy,
 )
-from inference.errors import LimitExceeded
-from inference.model.decoder import Decoder
-from inference.policy import Ranked
 from inference.tree import IntArray
 
 SLOT_STEP = 64

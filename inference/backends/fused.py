@@ -27,10 +27,10 @@ from inference.backends.compiled import (
     load_graph,
     write_slots,
 )
-from inference.choice import Sampling
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.config import parse_config
-from inference.model.fused_graph import round_inputs
+from inference.model.round_graph import round_inputs
+from inference.model.sampler import Sampling
 from inference.tree import IntArray
 
 DRAFT_WEIGHTS = "weights/draft.safetensors"

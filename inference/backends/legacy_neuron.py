@@ -26,12 +26,12 @@ from inference.backends import Segment
 from inference.backends.batch import check_rows
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
-from inference.choice import Sampling, choose_greedy, choose_open, choose_truncated
+from inference.drafters.tree_policies import Ranked
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel
 from inference.model.checkpoint import tensor_shapes
 from inference.model.config import ModelConfig
+from inference.model.sampler import Sampling, choose_greedy, choose_open, choose_truncated
 from inference.model.sizes import check_sizes
-from inference.policy import Ranked
 from inference.tree import IntArray
 
 PREFILL = 128

@@ -31,11 +31,11 @@ from inference.backends.neuron_sdk import (
     logical_cores,
     sdk_versions,
 )
-from inference.choice import Sampling
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
-from inference.model.graph import copy_inputs, example_inputs
+from inference.model.sampler import Sampling
+from inference.model.verify_graph import copy_inputs, example_inputs
 from inference.tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"

@@ -22,7 +22,7 @@ from inference.backends.fused import draft_of, fill_round, fused_part, in_rounds
 from inference.backends.neuron import NeuronModel, Program, Say, fill
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
-from inference.model.fused_graph import draft_inputs, round_inputs, under_draft_names
+from inference.model.round_graph import draft_inputs, round_inputs, under_draft_names
 from inference.tree import IntArray
 
 

@@ -1,7 +1,7 @@
 """A target with 8-bit matrices on this machine's CPU, by OpenVINO: a CompiledModel whose graphs are
 one decoder of any shape.
 
-OpenVINO computes logits, new keys and new values; the choice is made here, by inference/choice.py.
+OpenVINO computes logits, new keys and new values; the choice is made here, by inference/model/sampler.py.
 The caches are bound, not copied. It compiles for the CPU it is loaded on, and is checked
 (compile/openvino.py) on the one it is built on.
 """
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from inference.artifact import Bucket, Manifest
 from inference.backends.compiled import REBUILD, CompiledModel, empty_caches
-from inference.choice import Sampling, choose_greedy, choose_mixed
 from inference.errors import BadArtifact, MissingExtra
 from inference.model.config import parse_config
+from inference.model.sampler import Sampling, choose_greedy, choose_mixed
 
 CACHE_DTYPE = torch.float32
 DECODER, DECODER_WEIGHTS = "graphs/decoder.xml", "weights/decoder.bin"

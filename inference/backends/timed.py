@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from inference.backends import Model, Segment
 from inference.backends.batch import Shape
+from inference.drafters.tree_policies import Ranked
 from inference.errors import InvalidRequest
 from inference.json_file import Json, read_json
-from inference.policy import Ranked
 from inference.tree import IntArray
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"

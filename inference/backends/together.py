@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from inference.backends import Model, Segment
-from inference.policy import Ranked
+from inference.drafters.tree_policies import Ranked
 from inference.tree import IntArray
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Dollars and joules of an arm, by the one accounting of inference/cost.py; what nobody can know
+"""Dollars and joules of an arm, by the one accounting of inference/cost/accounting.py; what nobody can know
 here is unavailable, with the reason.
 """
 
@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.cost import Rates, Usage, bill
-from inference.figures import Figure, at_least
+from inference.cost.accounting import Rates, Usage, bill
+from inference.cost.quantity import Figure, at_least
 from outrider.comparison.arms import FUSED_LOCAL, LOCAL
 from outrider.comparison.gauges import Reading
 from outrider.comparison.options import CompareOptions

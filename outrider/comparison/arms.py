@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import TYPE_CHECKING
 
-from grpc_comm.client import Connection
+from grpc_comm.client.connection import Connection
+from inference.drafters.tree_policies import BestFirst, Chain, Policy
+from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.local import LocalSession
 from inference.order import Pace
-from inference.policy import BestFirst, Chain, Policy
 from inference.text import Tokenizer
 from outrider.comparison.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
@@ -25,7 +25,7 @@ from outrider.report import silent
 
 if TYPE_CHECKING:
     from inference.backends import Model
-    from inference.engine import Engine
+    from inference.engine.engine import Engine
 
 BASELINE, LOCAL = "target-only", "target-only local"
 FUSED, FUSED_LOCAL = "fused", "fused local"

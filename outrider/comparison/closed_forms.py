@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inference.cost import expected_chain_tokens
+from inference.cost.accounting import expected_chain_tokens
 
 LONGEST = 64
 """Lengths of a chain that best_chain tries."""

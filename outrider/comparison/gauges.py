@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.energy import EnergyMeter, EnergyReader
-from inference.figures import Figure
+from inference.cost.energy import EnergyMeter, EnergyReader
+from inference.cost.quantity import Figure
 from outrider.completion import Completion, Request
 
 _RESET_PEAK = "5"  # proc(5), clear_refs

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inference.figures import Figure
+from inference.cost.quantity import Figure
 from inference.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Margins:
         import numpy as np
         import torch
 
-        from inference.choice import Sampling, noise
+        from inference.model.sampler import Sampling, noise
         from inference.tree import TokenTree
 
         decoder, chain, wanted = (

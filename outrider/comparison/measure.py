@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from inference.energy_readers import find_readers
+from inference.cost.energy_readers import find_readers
 from inference.errors import OutriderError
 from outrider.comparison.accounting import Account
 from outrider.comparison.arms import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from inference.command import add_flag, add_gone
+from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
-from inference.policy import BestFirst, Chain, Policy
 from outrider.comparison.arms import ARCHITECTURES, FUSED_LOCAL, LOCAL, read_setting
 from outrider.options import PRECISIONS, is_device
 

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import MissingExtra
-from inference.policy import BestFirst, Chain
 from inference.whole_file import write_whole
 from outrider.comparison.arms import label
 from outrider.comparison.measure import Comparison

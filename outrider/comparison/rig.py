@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.backends import Model
-from inference.drafters.growing import ROOM
-from inference.engine import Engine
+from inference.drafters.model_proposer import ROOM
+from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
 from outrider.comparison.arms import FUSED, Bench
 from outrider.comparison.options import CompareOptions

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from inference.figures import Figure
+from inference.cost.quantity import Figure
 from outrider.comparison.accounting import Account
 from outrider.comparison.arms import Arm
 from outrider.comparison.gauges import Reading

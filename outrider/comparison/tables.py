@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from inference.figures import Figure, Quality
+from inference.cost.quantity import Figure, Quality
 from outrider.comparison.measure import Comparison
 from outrider.comparison.rows import Row
 from outrider.comparison.spread import CONFIDENCE, Interval, Percentiles

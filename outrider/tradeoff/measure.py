@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from threading import Event
 
-from grpc_comm.client import Connection
+from grpc_comm.client.connection import Connection
 from inference.backends import Model
-from inference.cost import Rates
-from inference.drafters.growing import ROOM, WIDEST
-from inference.energy_readers import find_readers
-from inference.objective import SPEED, Terms, Wish
+from inference.cost.accounting import Rates
+from inference.cost.energy_readers import find_readers
+from inference.cost.objective import SPEED, Terms, Wish
+from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.text import Tokenizer
 from outrider.comparison.gauges import Gauges
 from outrider.comparison.rig import PROMPTS

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from inference.command import add_flag
+from inference.cost.objective import read_knob
 from inference.errors import InvalidRequest
-from inference.objective import read_knob
 from outrider import options as drafting
 from outrider.options import Options
 

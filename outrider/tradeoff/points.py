@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from inference.cost import Rates, bill
-from inference.figures import Figure, total
-from inference.objective import PER_MILLION, Effort, Terms
+from inference.cost.accounting import Rates, bill
+from inference.cost.objective import PER_MILLION, Effort, Terms
+from inference.cost.quantity import Figure, total
 from outrider.comparison.prediction import decoding
 from outrider.comparison.spread import Interval, bootstrap_median
 from outrider.completion import Completion

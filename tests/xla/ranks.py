@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from compile.parallel import parallel_config, parallel_tensors
 from inference.artifact import Bucket
-from inference.choice import add_in_halves
 from inference.model.decoder import Decoder, Layers
-from inference.model.graph import StatefulGraph
+from inference.model.sampler import add_in_halves
+from inference.model.verify_graph import StatefulGraph
 
 RANKS = 2
 

@@ -18,7 +18,7 @@ pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-
 import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from inference.model.fused_graph import CACHES, StatefulRoundGraph, draft_inputs
+from inference.model.round_graph import CACHES, StatefulRoundGraph, draft_inputs
 from tests.fused_cases import CASES, Case
 from tests.xla.test_hlo import ALLOWED, TOLERANCE, WIDE
 

@@ -1,0 +1,332 @@
+"""A session whose target is elsewhere, kept when the link breaks, the target restarts or goes away.
+
+The client has every committed token that came, so any target of the same model can go on: the one
+that holds the session resumes it, another prefills once. Orders are absolute, so that saying them
+again buys nothing twice.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from grpc_comm import messages, translate
+from grpc_comm.client.call import Call
+from grpc_comm.client.received import Received
+from grpc_comm.client.spending import Spending
+from grpc_comm.client.transport_pool import Line, Ticket
+from grpc_comm.client.wire_session import ListeningSession
+from grpc_comm.proto import verifier_pb2 as pb
+from inference.engine.session import LEAST_CREDIT
+from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
+from inference.order import Decode, End
+from inference.sampling import SamplingParams
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+"""Seconds between attempts: between nothing and twice as much each time."""
+
+RESUME_SECONDS = 5.0
+"""A target that holds the session says so at once; one that says nothing is not there."""
+
+REACH_SECONDS = 3.0
+"""For a connection to come about: TCP, TLS and HTTP/2 over a slow link, after gRPC's own
+back-off of a second.
+"""
+
+LONGEST_SILENCE, SHORTEST_SILENCE = 30.0, 3.0
+"""Seconds without a word after which a target is not there; a live one speaks every second."""
+
+ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
+"""Tokens: early enough for a target that is far away not to use up its credit."""
+
+MOST_UNREAD = 512
+"""Tokens that nobody has read; beyond them none is acknowledged, and the target stops."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For how many seconds a lost target is looked for (0: not at all), and who is told what
+    happens meanwhile.
+    """
+
+    seconds: float = 0.0
+    notice: Callable[[str], None] = lambda line: None
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a word after which a target is lost: half of all, so that the other half
+        is left to look for it.
+        """
+        if not self.seconds:
+            return LONGEST_SILENCE
+        return min(max(self.seconds / 2, SHORTEST_SILENCE), LONGEST_SILENCE)
+
+
+class RemoteSession(ListeningSession):
+    """A TargetSession (inference.decode); one text at a time.
+
+    The target computes with `params.on_the_wire()`.
+    """
+
+    def __init__(self, line: Line, patience: Patience) -> None:
+        super().__init__(line.description)
+        self._line, self._patience = line, patience
+        self._closed = threading.Event()
+        self._params, self._spending = SamplingParams(), Spending(self._received)
+        self._at = self._trying = 0  # index of the target that has the session; of the call's
+        self._resuming = self._opened_there = False  # the call resumes; it has been answered
+        self._held: pb.Opened | None = None  # how the session can be resumed
+        self._epoch = self._acknowledged = 0
+        self._mending: threading.Thread | None = None
+        self._deadline: float | None = None  # of the search, until the target works again
+
+    @property
+    def lost(self) -> bool:
+        """The target is being looked for."""
+        return self._mending is not None and not self._closed.is_set()
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """For a second device; None before the session is open."""
+        held = self._held
+        return Ticket(held.session_id, held.append_key) if held is not None else None
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Begin; what the target says to it is raised by receive()."""
+        self.close()
+        if self._mending is not None:  # it ends, now that the session is closed
+            self._mending.join()
+        self._check_prompt(prompt)
+        with self._changed:
+            self._received = Received(prompt, self._description.vocabulary, self.traffic)
+            self._params, self._spending = params, Spending(self._received)
+            self._held = self._failure = self._mending = self._deadline = None
+            self._closed = threading.Event()
+            self.stream += 1
+            self._begin(self._at, open=self._opening())
+
+    def decode(self, order: Decode) -> None:
+        """Let the target decode; replaces an earlier order."""
+        with self._changed:
+            self._received.ask(order.end, order.stop_ids)
+            self._spending = Spending(self._received, order)
+            self._send_order()
+
+    def go(self, base: int) -> None:
+        """Pace WAIT: make a forward below the token at position `base`."""
+        with self._changed:
+            call = self._open_call()
+            if call is not None and not self.lost:
+                call.send(go=pb.Go(base=base))
+
+    def close(self) -> None:
+        """End the session, waiting a moment for the target's confirmation. Idempotent."""
+        self.abandon()
+        if self._call is not None:
+            self._call.close()
+
+    def abandon(self) -> None:
+        """The connection is about to close: the target will not be looked for."""
+        with self._changed:
+            self._closed.set()
+            self._failure = self._failure or Unavailable("the session is closed")
+            self._changed.notify_all()
+
+    def tick(self) -> None:
+        """Now and then: keep the session while there is nothing to say, and notice a target that
+        says nothing.
+        """
+        call, held = self._open_call(), self._held
+        if call is not None and not self._closed.is_set():
+            if held is not None:
+                call.heartbeat(held.lease_seconds / 3)
+            call.give_up_after(self._patience.silence)
+
+    # What comes. On the reader's thread, with the lock.
+
+    def _opened(self, call: Call, opened: pb.Opened) -> None:
+        length, resumed = len(self._received.tokens), self._resuming
+        if opened.length < length or (opened.length > length and not resumed):
+            raise Mismatch(f"counts {opened.length} tokens at the start, and there are {length}")
+        super()._opened(call, opened)
+        if self._held is not None:
+            self.traffic.resumes += resumed
+            self.traffic.reopenings += not resumed
+        if resumed:
+            self._spending.found()
+        else:
+            self._spending.given_up()
+            self._received.session_begins()
+            self._epoch = 0
+        self.stream += self._mending is not None
+        self._held, self._at, self._mending, self._opened_there = opened, self._trying, None, True
+        if self._spending.limited and not resumed:
+            self._send_order()
+
+    def _take(self, call: Call, message: pb.Tokens) -> None:
+        if not self._opened_there:
+            if message.ids:
+                raise Mismatch("sent tokens before the session was open")
+            self._deadline = None
+            return self._received.is_alive()
+        super()._take(call, message)
+        self._deadline = None
+        self._acknowledge(call)
+        if self._received.end is End.DRAINED and self._patience.seconds > 0:
+            self._received.goes_on()
+            self._look_for_it(self._goes_away(call), call)
+
+    def _was_read(self) -> None:
+        call = self._open_call()
+        if call is not None and self._opened_there:
+            self._acknowledge(call)
+
+    def _acknowledge(self, call: Call) -> None:
+        """Say what has come, unless the reader stays behind."""
+        length, order = len(self._received.tokens), self._spending.order
+        at_once = ACKNOWLEDGED_AT_ONCE
+        if order is not None and order.credit:
+            at_once = max(1, min(at_once, order.credit // 4))
+        if self._received.unread <= MOST_UNREAD and length - self._acknowledged >= at_once:
+            self._acknowledged = length
+            call.send(ack=pb.Ack(length=length))
+
+    def _lost(self, call: Call, failure: OutriderError) -> None:
+        """The stream is over; look for the target unless that was the end of it."""
+        if self._mending is not None:
+            return  # one of its attempts
+        patient = self._patience.seconds > 0 and not self._closed.is_set()
+        if patient and isinstance(failure, Unavailable) and self._received.end is End.NOT:
+            if self._opened_there:
+                self._spending.lost(self._acknowledged, self._tree_nodes)
+            self._look_for_it(self._goes_away(call) if self._leaving else failure, call)
+        else:
+            self._failure = self._failure or failure
+
+    def _goes_away(self, call: Call) -> Unavailable:
+        return Unavailable(f"the target at {call.address} goes away: {self._leaving}")
+
+    # Getting the session back, on a thread of its own.
+
+    def _look_for_it(self, reason: OutriderError, call: Call) -> None:
+        leaving = bool(self._leaving) or (call.silent and self._line.targets > 1)
+        if self._deadline is None:
+            soonest = time.monotonic() + REACH_SECONDS
+            self._deadline = max(call.heard_at + self._patience.seconds, soonest)
+        elif self._deadline < time.monotonic():
+            self._failure = self._failure or reason
+            return
+        self._call, deadline = None, self._deadline
+
+        def mend() -> None:
+            self._patience.notice(f"{reason}; looking for it again")
+            try:
+                at = self._reattach(reason, leaving, deadline)
+            except OutriderError as error:
+                with self._changed:
+                    self._failure, self._mending = self._failure or error, None
+                    self._changed.notify_all()
+            else:
+                self._patience.notice(f"connected to {self._line.address(at)} again")
+            call.close()
+
+        self._mending = threading.Thread(target=mend, name="outrider reconnect", daemon=True)
+        self._mending.start()
+
+    def _reattach(self, reason: OutriderError, leaving: bool, deadline: float) -> int:
+        """Get the session back, here or elsewhere; returns where. Raises the last reason when
+        patience ends. leaving: the target will not go on with it.
+        """
+        first, pause = self._at + leaving, FIRST_PAUSE
+        for attempt in count(first):
+            resume = not leaving and (attempt - first) % self._line.targets == 0
+            try:
+                if attempt > first:
+                    self._line.reach(attempt, REACH_SECONDS, self._closed)
+                self._attach(attempt, resume)
+                return attempt
+            except Unavailable as error:
+                reason = error
+            wait = (
+                reason.retry_after * random.uniform(1, 2)  # noqa: S311
+                if isinstance(reason, Busy)
+                else random.uniform(0, pause)  # noqa: S311
+            )
+            pause = min(2 * pause, LONGEST_PAUSE)
+            if time.monotonic() + wait > deadline or self._closed.wait(wait):
+                break
+        raise reason
+
+    def _attach(self, index: int, resume: bool) -> None:
+        """One attempt at one target: Resume where the session may be held, else, or if it is not,
+        Open.
+        """
+        held = self._held
+        if resume and held is not None:
+            self._epoch += 1
+            length = len(self._received.tokens)
+            asked = translate.write_resume(held.session_id, held.resume_key, self._epoch, length)
+            try:
+                return self._try(index, RESUME_SECONDS, resume=asked)
+            except Gone:
+                pass
+        if self._spending.spent:
+            return self._end_here()
+        self._try(index, self._patience.silence, open=self._opening())
+
+    def _end_here(self) -> None:
+        """No target may be asked for more."""
+        with self._changed:
+            self._received.finish(End.SPENT)
+            self._mending = None
+            self._changed.notify_all()
+
+    def _try(self, index: int, seconds: float, **first: Any) -> None:
+        """Wait until the session is open there, as long as the target says something every so many
+        seconds.
+        """
+        with self._changed:
+            call = self._begin(index, **first)
+            while not (self._opened_there or self._closed.is_set()) and call.failure is None:
+                left = call.heard_at + seconds - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            if self._opened_there:
+                return
+            words = f"the target at {call.address} did not answer for {seconds:.0f} s"
+            failure = call.failure or Unavailable(words)
+        call.cancel()
+        raise failure
+
+    def _begin(self, index: int, **first: Any) -> Call:
+        """A stream to a target, with its first message and the order that stands."""
+        address = self._line.address(index)
+        call = self._call = Call(self._line.start(index), self, self.traffic, address)
+        self._trying, self._resuming, self._opened_there = index, "resume" in first, False
+        self._leaving, self._acknowledged = "", len(self._received.tokens)
+        call.send(**first)
+        self._send_order()
+        call.begin()
+        return call
+
+    def _opening(self) -> pb.Open:
+        """Of a session with all its tokens."""
+        return translate.write_open(
+            uuid.uuid4().hex, self._description, self._received.tokens, self._params
+        )
+
+    def _send_order(self) -> None:
+        """The order that stands. One that limits spending waits until the session is open: what is
+        computed for an answer that never comes would be spent unseen.
+        """
+        call, order = self._open_call(), self._spending.here
+        in_sight = self._opened_there or self._resuming or not self._spending.limited
+        if call is not None and order is not None and in_sight:
+            call.send(decode=messages.write_decode(order))

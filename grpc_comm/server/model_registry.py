@@ -1,0 +1,95 @@
+"""The models that a target lists, by name: loaded when first asked for, each with the thread
+that runs its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from grpc_comm.observer import ServiceObserver
+from grpc_comm.translate import Description
+from inference.engine.engine import Engine
+from inference.errors import InvalidRequest
+
+
+class Served(NamedTuple):
+    """A model that is loaded, and what clients are told of it."""
+
+    engine: Engine
+    description: Description
+
+
+class EngineThread:
+    """Runs an engine until stop()."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._stopped = engine, threading.Event()
+        self._thread = threading.Thread(
+            target=engine.run, args=(self._stopped,), name="model", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the forward in hand is done."""
+        self._engine.stop(self._stopped)
+        self._thread.join()
+
+
+class Catalogue:
+    """A model that is there, and others that are loaded on first use. Nothing but a listed name
+    reaches a loader.
+
+    While a model is loaded, whoever asks for it waits and all others go on. A load that nobody
+    waits for any more comes to its end, and serves who asks next; one that fails is tried again by
+    who asks next.
+    """
+
+    def __init__(
+        self, first: Served, listed: Mapping[str, Callable[[], Served]], observer: ServiceObserver
+    ) -> None:
+        self._first = first.description.model
+        self._served: dict[str, Served] = {}
+        self._listed, self._observer = dict(listed), observer
+        self._threads: list[EngineThread] = []
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._start(self._first, first)
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([self._first, *self._listed]))
+
+    async def served(self, name: str) -> Served:
+        """The model of this name (empty: the first); raises InvalidRequest for one that is not
+        listed, and what its loader raises.
+        """
+        name = name or self._first
+        if name not in self._served and name not in self._listed:
+            raise InvalidRequest(
+                f"this target does not serve {name[:80]!r}: it lists {', '.join(self.names)}"
+            )
+        if name not in self._served:
+            if name not in self._loading:
+                self._loading[name] = asyncio.create_task(self._load(name))
+                self._loading[name].add_done_callback(
+                    lambda done: done.cancelled() or done.exception()
+                )  # looked at here, raised by who waits
+            await asyncio.shield(self._loading[name])
+        return self._served[name]
+
+    async def _load(self, name: str) -> None:
+        try:
+            self._start(name, await asyncio.to_thread(self._listed[name]))
+        finally:
+            del self._loading[name]
+
+    def _start(self, name: str, served: Served) -> None:
+        served.engine.observer = self._observer.engine(served.engine, served.description)
+        self._served[name] = served
+        self._threads.append(EngineThread(served.engine))
+
+    def stop(self) -> None:
+        for thread in self._threads:
+            thread.stop()

@@ -1,0 +1,108 @@
+"""What becomes of a call whose message cannot be parsed, or is longer than its sender's key allows.
+
+gRPC parses before a method is called, and answers a failure of parsing with UNKNOWN, the name of a
+Python class and an ERROR in the log. Here the call ends with the code that the protocol lists.
+Session reads its messages itself (grpc_comm/server/request_reader.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from grpc_comm.observer import ServiceObserver
+from grpc_comm.translate import status_code
+from inference.errors import InvalidRequest
+
+BREAK_SECONDS = 0.1
+"""Of a call that breaks, gRPC may say that its messages have ended so long before it cancels it."""
+
+UNREADABLE = "a message that cannot be read: the client does not speak this protocol"
+
+
+class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as in the stubs
+    """Stands before the interceptors that limit what is parsed."""
+
+    def __init__(self, observer: ServiceObserver) -> None:
+        self._observer = observer
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        if handler.request_streaming:
+            return self._stream(handler)
+        changes = {"request_deserializer": _parsed_or_refused(handler.request_deserializer)}
+        if not handler.response_streaming:
+            return handler._replace(unary_unary=self._once(handler.unary_unary), **changes)
+        many = inspect.isasyncgenfunction(handler.unary_stream)
+        wrap = self._many if many else self._once
+        return handler._replace(unary_stream=wrap(handler.unary_stream), **changes)
+
+    def _once(self, method: Any) -> Any:
+        async def answer(request: Any, context: Any) -> Any:
+            await self._check(request, context)
+            return await method(request, context)
+
+        return answer
+
+    def _many(self, method: Any) -> Any:
+        async def answers(request: Any, context: Any) -> AsyncIterator[Any]:
+            await self._check(request, context)
+            async with aclosing(method(request, context)) as messages:
+                async for message in messages:
+                    yield message
+
+        return answers
+
+    def _stream(self, handler: Any) -> Any:
+        """Session is a coroutine, and left alone."""
+        method = handler.stream_stream
+        if not inspect.isasyncgenfunction(method):
+            return handler
+        parse = _parsed_or_refused(handler.request_deserializer)
+
+        async def answers(requests: Any, context: Any) -> AsyncIterator[Any]:
+            async with aclosing(method(self._checked(requests, context), context)) as messages:
+                async for message in messages:
+                    yield message
+
+        return handler._replace(stream_stream=answers, request_deserializer=parse)
+
+    async def _checked(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            await self._check(request, context)
+            yield request
+        await asyncio.sleep(BREAK_SECONDS)
+
+    async def _check(self, request: Any, context: Any) -> None:
+        """Ends the call of a message that was refused."""
+        if isinstance(request, InvalidRequest):
+            code = status_code(request)
+            self._observer.rejected(code.name)
+            await context.abort(code, str(request))
+
+
+def _parsed_or_refused(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """The message, or in its place why it is refused."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return InvalidRequest(UNREADABLE)
+        except InvalidRequest as error:
+            return error
+
+    return read

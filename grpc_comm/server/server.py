@@ -1,0 +1,239 @@
+"""A target that listens: in the foreground until a signal, or on a thread of its own for tests
+and tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from grpc_comm.observer import ServiceObserver
+from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
+from grpc_comm.security import (
+    PLAINTEXT,
+    KeyInterceptor,
+    SecurityOptions,
+    ServerSecurity,
+    server_security,
+)
+from grpc_comm.server.model_registry import Catalogue, Served
+from grpc_comm.server.parse_errors import ReadingInterceptor
+from grpc_comm.server.service import TargetService
+from grpc_comm.server.session_table import LEASE_SECONDS, Leases
+from grpc_comm.tls_files import check_tls_files
+from grpc_comm.translate import Description
+from grpc_comm.transport import Address, check_port, server_options
+from inference.engine.engine import Engine
+from inference.errors import InvalidRequest
+
+GRACE_SECONDS = 5.0
+"""How long sessions under way may go on after the first signal."""
+
+RETRY_SECONDS = 2.0
+"""After which clients of a target that ends may look for it again."""
+
+SETTLE_SECONDS = 2.0
+
+_SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is served, where and to whom.
+
+    listed: further models by name, loaded when first asked for.  observer: hears what happens.
+    share_prefixes: sessions may start from rows of other keys.  reflection: tell callers the
+    protocol.  lease_seconds: how long a session is held without a word from its client.
+    """
+
+    engine: Engine
+    description: Description
+    address: Address
+    security: SecurityOptions = PLAINTEXT
+    listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)
+    observer: ServiceObserver = field(default_factory=ServiceObserver)
+    share_prefixes: bool = False
+    reflection: bool = False
+    lease_seconds: float = LEASE_SECONDS
+
+
+def serve(
+    target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS
+) -> None:
+    """Serve until SIGINT or SIGTERM; a second signal ends at once. `on_ready` is told the bound
+    address.
+
+    Raises InvalidRequest when the address cannot be used or would expose the target.
+    """
+
+    async def until_signal() -> None:
+        loop, signalled = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, signalled.set)
+        async with _Listening(target) as listening:
+            on_ready(listening.address)
+            await signalled.wait()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            await listening.stop(grace)
+
+    asyncio.run(until_signal())
+
+
+class BackgroundServer:
+    """The same on a thread of its own; a context manager. `address` is the bound one."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._ready: Future[Address] = Future()
+        self._grace: float | None = None
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._until_stopped()), name="outrider server", daemon=True
+        )
+        self._thread.start()
+        self.address = self._ready.result()
+
+    def stop(self, grace: float | None = None) -> None:
+        """End sessions still under way after `grace` seconds (None: at once), then the server.
+        Idempotent.
+        """
+        if self._thread.is_alive():
+            self._grace = grace
+            self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join()
+
+    async def _until_stopped(self) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            async with _Listening(self._target) as listening:
+                self._ready.set_result(listening.address)
+                await self._stopped.wait()
+                await listening.stop(self._grace)
+        except InvalidRequest as error:
+            self._ready.set_exception(error)
+        finally:
+            # of no effect once it is set; else the one who waits is not left waiting
+            self._ready.cancel()
+
+    def __enter__(self) -> BackgroundServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class _Listening:
+    """A gRPC server from bind to stop, on the running loop."""
+
+    def __init__(self, target: Target) -> None:
+        security = server_security(target.security, target.address)
+        check_tls_files(target.security)
+        options = server_options(_longest(target))
+        interceptors: list[Any] = [ReadingInterceptor(target.observer)]
+        if security.keys.demanded:
+            interceptors.append(KeyInterceptor(security.keys))
+        self._server = grpc.aio.server(options=options, interceptors=interceptors)
+        self._keys = security.keys
+        self.address = target.address._replace(port=_bind(self._server, target.address, security))
+        self._catalogue = Catalogue(
+            Served(target.engine, target.description), target.listed, target.observer
+        )
+        self._leases = Leases(
+            target.observer,
+            2 * target.engine.most_sessions * (1 + len(target.listed)),
+            target.lease_seconds,
+        )
+        self._service = TargetService(
+            self._catalogue,
+            security.keys,
+            self._leases,
+            target.observer,
+            share_prefixes=target.share_prefixes,
+        )
+        verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if target.reflection:
+            reflection.enable_server_reflection(
+                (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            )
+
+    async def __aenter__(self) -> _Listening:
+        await self._server.start()
+        self._expiring = asyncio.create_task(self._expire())
+        self._watching = asyncio.create_task(self._keys.watch())
+        for name in ("", _SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return self
+
+    async def stop(self, grace: float | None) -> None:
+        """Say so, take no new sessions, let those under way leave for `grace` seconds, then end
+        them.
+        """
+        self._expiring.cancel()
+        self._watching.cancel()
+        await self._health.enter_graceful_shutdown()
+        if grace:
+            self._service.drain("the target ends", RETRY_SECONDS)
+        await self._server.stop(grace)
+        await _settle()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._server.stop(None)
+        self._expiring.cancel()
+        self._watching.cancel()
+        self._leases.end_all()
+        await asyncio.to_thread(self._catalogue.stop)
+
+    async def _expire(self) -> None:
+        """End sessions that were left, while nobody asks for anything."""
+        while True:
+            await asyncio.sleep(self._leases.lease_seconds / 4)
+            self._leases.expire()
+
+
+async def _settle() -> None:
+    """Let ended sessions give their rows back; gRPC prints a traceback for each that the loop's
+    end would cancel.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=SETTLE_SECONDS)
+
+
+def _longest(target: Target) -> int | None:
+    """Tokens of the longest prompt; None where models are listed that are not loaded yet."""
+    return None if target.listed else target.engine.sequence_length
+
+
+def _bind(server: grpc.aio.Server, address: Address, security: ServerSecurity) -> int:
+    """The port that was bound."""
+    check_port(address.port)
+    try:
+        if security.credentials is None:
+            return server.add_insecure_port(str(address))
+        return server.add_secure_port(str(address), security.credentials)
+    except RuntimeError as error:
+        raise InvalidRequest(
+            f"cannot listen on {address}: is the port in use, or the host not this machine?"
+        ) from error

@@ -1,0 +1,268 @@
+"""Energy counters of the hardware at hand: NVIDIA boards, CPU packages (RAPL), Apple's processors,
+Neuron devices.
+
+Neuron and Apple: not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.cost.energy import EnergyReader
+from inference.cost.quantity import Figure
+
+POWERCAP = Path("/sys/class/powercap")
+NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
+_INSTALL = "pip install 'outrider[energy]'"
+
+
+def find_readers(neuron_max_watts: float | None = None) -> list[EnergyReader]:
+    """A reader for everything that uses energy here. What is there and cannot be read has one, too,
+    which says why.
+
+    neuron_max_watts: the power that Neuron's percentages are of. AWS publishes none, so without it
+    they remain percentages.
+    """
+    if sys.platform == "darwin":
+        return apple_readers()
+    return [
+        *rapl_readers(POWERCAP),
+        *nvml_readers(),
+        *neuron_readers(NEURON_DEVICES, neuron_max_watts),
+    ]
+
+
+class Unreadable:
+    """Something that uses energy which cannot be read here."""
+
+    def __init__(self, reason: str) -> None:
+        self._figure = Figure.unavailable(reason)
+
+    def joules(self) -> Figure:
+        return self._figure
+
+
+class RaplReader:
+    """One zone of the kernel's power capping tree: a CPU package, or the memory beside it. The
+    counter is in uJ and wraps.
+    """
+
+    def __init__(self, zone: Path) -> None:
+        """Raises OSError where the zone cannot be read: since Linux 5.10 the counter is root's."""
+        self._counter = zone / "energy_uj"
+        self._range = int((zone / "max_energy_range_uj").read_text())
+        self._source = f"RAPL {(zone / 'name').read_text().strip()}"
+        self._last = int(self._counter.read_text())
+        self._microjoules = 0
+
+    def joules(self) -> Figure:
+        try:
+            now = int(self._counter.read_text())
+        except OSError as error:
+            return Figure.unavailable(f"{self._source}: {error.strerror}")
+        self._microjoules += (
+            now - self._last if now >= self._last else now - self._last + self._range
+        )
+        self._last = now
+        return Figure.measured(self._microjoules / 1e6, self._source)
+
+
+def rapl_readers(powercap: Path) -> list[EnergyReader]:
+    """Packages, and memory that is counted apart from them. Cores are part of a package, psys
+    contains packages: neither is added.
+    """
+    readers: list[EnergyReader] = []
+    for zone in sorted(powercap.glob("intel-rapl:*")):
+        name = (zone / "name").read_text().strip()
+        if not name.startswith("package") and name != "dram":
+            continue
+        try:
+            readers.append(RaplReader(zone))
+        except OSError as error:
+            readers.append(
+                Unreadable(
+                    f"RAPL {name}: {error.strerror} ({zone / 'energy_uj'} is readable by root only)"
+                )
+            )
+    return readers or [
+        Unreadable(f"CPU: no counter under {powercap}, as in virtual machines and on EC2")
+    ]
+
+
+class NvmlCounter:
+    """A board's own counter, in mJ since the driver was loaded (Volta and later)."""
+
+    def __init__(self, nvml: Any, board: Any, source: str) -> None:
+        self._nvml, self._board, self._source = nvml, board, source
+
+    def joules(self) -> Figure:
+        try:
+            millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._board)
+        except self._nvml.NVMLError as error:
+            return Figure.unavailable(f"{self._source}: {error}")
+        return Figure.measured(millijoules / 1e3, f"{self._source}, energy counter")
+
+
+class NvmlPower:
+    """A board without a counter: its power, in mW, integrated by trapezoids between the calls."""
+
+    def __init__(
+        self, nvml: Any, board: Any, source: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nvml, self._board, self._source, self._clock = nvml, board, source, clock
+        self._joules = 0.0
+        self._last: tuple[float, float] | None = None  # seconds, watts
+
+    def joules(self) -> Figure:
+        try:
+            now, watts = self._clock(), self._nvml.nvmlDeviceGetPowerUsage(self._board) / 1e3
+        except self._nvml.NVMLError as error:
+            return Figure.unavailable(f"{self._source}: {error}")
+        if self._last is not None:
+            then, before = self._last
+            self._joules += (now - then) * (before + watts) / 2
+        self._last = now, watts
+        return Figure.measured(self._joules, f"{self._source}, power sampled")
+
+
+def nvml_readers(driver: Path = NVIDIA_DRIVER) -> list[EnergyReader]:
+    """A reader for each NVIDIA board; none where there is no NVIDIA driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return [Unreadable(f"NVIDIA: {_INSTALL}")] if driver.exists() else []
+    try:
+        pynvml.nvmlInit()
+        return [_board(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return []
+    except pynvml.NVMLError as error:
+        return [Unreadable(f"NVIDIA: {error}")]
+
+
+def _board(nvml: Any, index: int) -> EnergyReader:
+    board = nvml.nvmlDeviceGetHandleByIndex(index)
+    source = f"{nvml.nvmlDeviceGetName(board)} {index}"
+    try:
+        nvml.nvmlDeviceGetTotalEnergyConsumption(board)
+    except nvml.NVMLError_NotSupported:
+        return NvmlPower(nvml, board, source)
+    return NvmlCounter(nvml, board, source)
+
+
+class AppleReader:
+    """Some of the counters, in mJ, that zeus_apple_silicon's monitor takes from IOReport, added
+    up. No root is needed for it.
+    """
+
+    def __init__(self, monitor: Any, fields: Sequence[str], source: str) -> None:
+        self._monitor, self._fields, self._source = monitor, fields, source
+
+    def joules(self) -> Figure:
+        try:
+            metrics = self._monitor.get_cumulative_energy()
+        except RuntimeError as error:
+            return Figure.unavailable(f"{self._source}: {error}")
+        millijoules = [
+            value
+            for value in (getattr(metrics, field) for field in self._fields)
+            if value is not None
+        ]
+        if not millijoules:
+            return Figure.unavailable(f"{self._source}: not counted on this processor")
+        return Figure.measured(sum(millijoules) / 1e3, self._source)
+
+
+def apple_readers() -> list[EnergyReader]:
+    """Two readers: on some Macs the CPU's and memory's counters stand still until `sudo
+    powermetrics` runs, while the GPU's advances.
+    """
+    try:
+        import zeus_apple_silicon
+    except ImportError:
+        return [Unreadable(f"Apple processor: {_INSTALL}")]
+    try:
+        monitor = zeus_apple_silicon.AppleEnergyMonitor()
+    except RuntimeError as error:
+        return [Unreadable(f"Apple processor: {error}")]
+    return [
+        AppleReader(monitor, ("cpu_total_mj", "dram_mj"), "Apple CPU and memory"),
+        AppleReader(monitor, ("gpu_mj", "gpu_sram_mj", "ane_mj"), "Apple GPU and neural engine"),
+    ]
+
+
+class NeuronReader:
+    """A Neuron device, whose driver publishes its mean power of a minute in percent of a maximum,
+    idle power taken off.
+
+    Each minute's mean stands for the time since the one before; the first that is published while
+    measuring, for the time since the first call. Before that nothing is counted. Always an
+    estimate.
+    """
+
+    def __init__(
+        self,
+        utilization: Path,
+        device: str,
+        max_watts: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._device, self._max_watts, self._clock = (
+            utilization,
+            device,
+            max_watts,
+            clock,
+        )
+        self._published: int | None = None  # seconds since the epoch
+        self._counted_until = 0.0
+        self._joules = 0.0
+        self._watts: float | None = None
+
+    def joules(self) -> Figure:
+        now = self._clock()
+        try:
+            status, published, percent = _neuron_minute(self._path.read_text())
+        except (OSError, ValueError) as error:
+            return Figure.unavailable(f"{self._device}: {error}")
+        if status != "POWER_STATUS_VALID":
+            return Figure.unavailable(f"{self._device}: {status}")
+        if self._max_watts is None:
+            return Figure.unavailable(
+                f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish (state "
+                "one for an estimate)"
+            )
+        if self._published is None:
+            self._published, self._counted_until = published, now
+        elif published != self._published:
+            self._published, self._watts = published, self._max_watts * percent / 100
+            self._joules += self._watts * (now - self._counted_until)
+            self._counted_until = now
+        since = (self._watts or 0.0) * (now - self._counted_until)
+        source = f"{self._device}, mean of each minute above idle, of {self._max_watts:g} W assumed"
+        return Figure.estimated(self._joules + since, source)
+
+
+def _neuron_minute(text: str) -> tuple[str, int, float]:
+    """Status, the time it was published, and the mean of the minute in percent, out of
+    STATUS,EPOCH,LEAST,MOST,MEAN.
+    """
+    status, published, _, _, mean = text.strip().split(",")
+    return status, int(published), float(mean)
+
+
+def neuron_readers(devices: Path, max_watts: float | None) -> list[EnergyReader]:
+    """A reader for each device. Drivers from 2.31 on have moved files, so the file is looked for
+    below its device.
+    """
+    return [NeuronReader(path, device, max_watts) for device, path in _neuron_power(devices)]
+
+
+def _neuron_power(devices: Path) -> Iterator[tuple[str, Path]]:
+    for device in sorted(devices.glob("neuron*")):
+        for path in sorted(device.glob("**/power/utilization")):
+            yield device.name, path

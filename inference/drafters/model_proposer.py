@@ -1,0 +1,406 @@
+"""A proposer on one row of a draft model: one list of nodes, the likeliest ranked next.
+
+The list never stands still for an answer: it grows under what is known to be committed, what is
+worth its price is sent, and tokens of the target make one of its nodes the new root, keys included.
+A call has three parts, so that a host can make one call for several rows: choose, segment, take.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.backends import Model, Segment
+from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
+from inference.cost.objective import Effort
+from inference.drafters.prospects import Prospect, Prospects
+from inference.drafters.timetable import AT_ROOT, Timetable, Walk
+from inference.drafters.tree_policies import Ranked
+from inference.planner.acceptance import features
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import MESSAGE_BYTES, NODE_BYTES, Prices
+from inference.proposer import MODEL, Notice
+from inference.sampling import SamplingParams
+from inference.sequence import ModelSequence
+from inference.times import TRUSTED
+
+WIDTH, WIDEST = 8, 32
+"""Children named for a node, and nodes ranked in one call."""
+
+ROOM = 768
+"""Ranked nodes whose keys the draft may hold beyond the committed ones."""
+
+WORTH_RANKING = 0.6
+"""Part of the least value of a sent node from which children of a node are looked at, too."""
+
+WINDOW = 64
+"""Levels below the root to which a line that was made alone is sent at a time."""
+
+TRIES_AGAIN = 64
+"""Committed tokens after which a draft that seems of no use is asked once more."""
+
+HITS_REMEMBERED = 20.0
+"""Tokens after which one counts for 1/e in how often the draft has named the target's token."""
+
+TIMES_KEPT = 16
+"""Calls of the draft after which its measured times are looked at again."""
+
+
+class _Places:
+    """The nodes that hold a slot, as a ModelSequence sees them: small numbers, used again."""
+
+    def __init__(self) -> None:
+        self.tokens, self.parents, self.depths = list[int](), list[int](), list[int]()
+        self._free: list[int] = []
+
+    @property
+    def taken(self) -> int:
+        return len(self.tokens) - len(self._free)
+
+    def take(self, node: Prospect, root: Prospect) -> int:
+        """A place for this node, as deep below the root as it is now."""
+        parent = -1 if node.parent is None or node.parent.place is None else node.parent.place
+        if not self._free:
+            self._free.append(len(self.tokens))
+            for column in (self.tokens, self.parents, self.depths):
+                column.append(-1)
+        place = node.place = self._free.pop()
+        self.tokens[place], self.parents[place] = node.token, parent
+        self.depths[place] = node.depth = node.position - root.position
+        return place
+
+    def free(self, places: Sequence[int]) -> None:
+        self._free += places
+
+
+class ModelProposer:
+    """A Proposer. room: nodes that it may have ranked at a time; the row has so many slots beyond
+    its longest text.  clock: seconds, asked around a call only.
+
+    most: candidates that the target keeps of it; it is told when the session is open.
+    """
+
+    _prompt: Sequence[int]  # but its last token
+    _chosen: Sequence[Prospect]
+    _calling: Sequence[Prospect]  # under way: nothing moves meanwhile
+    _line: list[Prospect]  # made alone, root's child first
+    _late: list[Prospect]  # would not be there in time, as far as is known
+    _heard: list[tuple[int, Sequence[int], float, Notice]]  # while a call was under way
+    _call_seconds: dict[int, float]
+    _epoch: int  # of the timetable
+    _silent: int  # committed tokens since the last call
+    _hits: float  # how often the draft named the target's token lately
+    _accounted: tuple[float, float] | None  # when, and seconds drafted by then
+    _bytes_up: float
+
+    def __init__(
+        self,
+        model: Model,
+        row: int,
+        knowledge: Knowledge,
+        prices: Prices,
+        *,
+        room: int = ROOM,
+        clock: Callable[[], float] = time.perf_counter,
+        kind: int = MODEL,
+    ) -> None:
+        self.kind, self.most = kind, MOST_CANDIDATES
+        self.calls = self.ranked = self.proposed = 0  # calls, nodes in them, nodes sent
+        self.drafting = 0.0  # seconds
+        self._model, self._row, self._known, self._prices = model, row, knowledge, prices
+        self._room, self._clock, self._call_seconds = room, clock, {}
+        self._begin([0], SamplingParams(), 1)
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        self.begin(prompt, params, end)
+        while self.feed():
+            pass
+
+    def begin(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        """The same without a call of the model: feed() makes these, before anything else is asked
+        or heard.
+        """
+        longest = self._model.capacity - self._room
+        self._begin(prompt, params, longest if end is None else min(end, longest))
+        self._prompt = prompt[:-1]
+
+    def feed(self) -> bool:
+        """Make the keys of the next part of the prompt in one call; False when all are there."""
+        start, most = self._sequence.length, self._model.max_nodes
+        self._sequence.extend(self._prompt[start : start + most])
+        return self._sequence.length < len(self._prompt)
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+        """While a call is under way nothing moves; what was heard is taken up after it."""
+        if self._calling:
+            self._heard.append((position, tokens, now, notice))
+            return
+        expected = self._list.root.position + 1
+        if position > expected:
+            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
+        fresh = tokens[expected - position :]
+        if fresh:
+            self._account(len(fresh), now)
+            self._advance(fresh)
+        if not self._prices.holds_target:  # else it waits, and nothing is late
+            self._times.heard(notice)
+        self._epoch += 1
+        for node in self._late:
+            self._list.unsent.add(node)  # unless it died meanwhile
+        self._late = []
+        if notice.held < sum(number < notice.known for number in self._list.sent):
+            self.resend()  # some that had arrived are not there
+
+    def work(self, now: float) -> bool:
+        if not self.choose(now):
+            return False
+        self._call()
+        return True
+
+    def choose(self, now: float) -> Sequence[Prospect]:
+        """The nodes that the next call ranks; none if no call is worth it. segment() and take()
+        follow, or another choose().
+        """
+        self._list_children()
+        nodes = self._list.unranked.first(min(WIDEST, self._model.max_nodes, self._free))
+        again = self._silent >= TRIES_AGAIN and nodes[:1] == [self._list.root]
+        call = self._seconds(1)
+        overtaken = not self._prices.holds_target and call >= self._times.forward > 0
+        if overtaken and self.calls >= TRUSTED:
+            # it never catches up with a target that is ahead
+            arrives = self._times.arrival(now + call)
+            nodes = [
+                one for one in nodes if not self._times.step(self._walk(one, arrives), arrives)[1]
+            ]
+        root = self._list.root.log
+        values = np.exp([node.log - root for node in nodes])
+        gains: list[float] = np.cumsum(self._gains(values)).tolist()
+        self._chosen = nodes[: self._prices.width(gains, self._seconds)]
+        if again and not self._chosen:
+            self._chosen = [self._list.root]
+        return self._chosen
+
+    def segment(self) -> Segment:
+        """This row's share of a call that ranks the chosen nodes; it is under way from here on."""
+        self._calling = self._chosen
+        root = self._list.root
+        places = [self._places.take(node, root) for node in self._calling]
+        return self._sequence.prepare_nodes(self._places, places)
+
+    def take(self, ranked: Ranked, seconds: float) -> None:
+        """The call has ended, and took so long."""
+        nodes, self._calling, self._chosen = self._calling, [], []
+        self._known.draft.observe(len(nodes), seconds)
+        self.calls, self.ranked = self.calls + 1, self.ranked + len(nodes)
+        self.drafting += seconds
+        self._silent = 0
+        if self.calls % TIMES_KEPT == 0 or self.calls < TIMES_KEPT:
+            self._look()
+        depths = [node.depth for node in nodes]
+        tables = features(ranked.scores, depths, self._params.greedy)
+        edges = self._known.acceptance.edges_of(tables, ranked.scores, self._params.greedy)
+        order = np.argsort(-edges, axis=1, kind="stable")
+        logs = np.log(np.maximum(np.take_along_axis(edges, order, 1), 1e-300))
+        logs += np.array([node.log for node in nodes])[:, None]
+        sorted_ids = np.take_along_axis(ranked.ids, order, 1).tolist()
+        for node, named, table, ids, row in zip(
+            nodes, ranked.ids.tolist(), tables, sorted_ids, logs.tolist(), strict=True
+        ):
+            node.named, node.features = named, table
+            self._list.name(node, ids, row)
+        heard, self._heard = self._heard, []
+        for told in heard:
+            self.hear(*told)
+
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        if self._calling or len(self._list.sent) >= self.most:
+            return None
+        self._list_children()
+        arrives, proposals = self._times.arrival(now), list[Proposal]()
+        waiting = self._list.unsent.take(self._list.log_of(self._floor) - 1e-9)
+        for index, node in enumerate(waiting):
+            if node.number is not None:
+                continue  # it went with another, which is below it
+            if self._times.step(self._walk(node.parent, arrives), arrives)[1]:
+                self._late.append(node)
+                continue
+            line = self._unsent_line(node)
+            if len(self._list.sent) + len(line) > self.most:
+                for one in waiting[index:]:
+                    self._list.unsent.add(one)
+                break
+            proposals += [self._send(one, arrives, next_number()) for one in line]
+        proposals += self._flush_line(arrives, next_number)
+        if not proposals:
+            return None
+        self._times.sent(proposals[-1].number, now)
+        self.proposed += len(proposals)
+        self._bytes_up += MESSAGE_BYTES + NODE_BYTES * len(proposals)
+        return Nodes(self._list.root.position, proposals, self.kind)
+
+    def resend(self) -> None:
+        self._times.forget()
+        self._list.recall()
+
+    def path(self, most: int) -> list[int]:
+        """What the draft itself would say. What was not ranked is, as far as there is room: a text
+        goes on so while the target is away, and this line is sent whatever it is worth.
+        """
+        node, said = self._list.root, list[int]()
+        while len(said) < most and node.position < self._list.end - 2:
+            if node.place is None:
+                if self._free < 1 or self._calling:
+                    break
+                self._chosen = [node]
+                self._call()
+            node = self._list.child(node, node.named[0])
+            said.append(node.token)
+            if node.number is None and node not in self._line:
+                self._line.append(node)
+        return said
+
+    def close(self) -> None:
+        self._begin([0], SamplingParams(), 1)
+
+    def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
+        """Nothing is known of a text but its prompt."""
+        known = self._known
+        self._params = params
+        self._sequence = ModelSequence(self._model, self._row, params)
+        self._list, self._places = Prospects(prompt[-1], len(prompt) - 1, end), _Places()
+        self._times = Timetable(known.target.seconds(1, 1), known.link.seconds(0))
+        self._chosen, self._calling, self._late, self._heard = [], [], [], []
+        self._line, self._prompt = [], []
+        self._epoch, self._silent, self._hits = 0, 0, 1.0
+        self._accounted, self._bytes_up = None, 0.0
+        self._look()
+
+    def _look(self) -> None:
+        """At prices and times, which change slowly."""
+        self._call_seconds.clear()
+        self._floor = self._prices.least_value(self._seconds(1))
+
+    @property
+    def _free(self) -> int:
+        """Nodes that there are slots for."""
+        taken = self._places.taken
+        return min(self._room, self._model.capacity - self._sequence.length) - taken
+
+    def _call(self) -> None:
+        """One call of the model for the chosen nodes."""
+        began = self._clock()
+        ranked = self._model.rank([self.segment()], WIDTH)[0]
+        self.take(ranked, self._clock() - began)
+
+    # --- what the target says
+
+    def _advance(self, tokens: Sequence[int]) -> None:
+        """Re-root; the keys of what is committed stay, those of what is pruned go."""
+        line, committed, gone = list[int](), list[int](), list[int]()
+        path = list[tuple[Prospect, int]]()
+        for token in tokens:
+            root = self._list.root
+            if root.features is not None:
+                path.append((root, token))
+            committed.append(root.token)
+            if root.place is not None:
+                line.append(root.place)
+            pruned = self._list.advance(token)
+            gone += [node.place for node in pruned if node.place is not None]
+        self._sequence.advance(line, committed, gone)
+        self._places.free(line + gone)
+        if self._list.root.place is not None:
+            self._places.parents[self._list.root.place] = -1
+        self._silent += len(tokens)
+        if path:
+            self._learn(path)
+
+    def _learn(self, path: Sequence[tuple[Prospect, int]]) -> None:
+        """What the target took at nodes that the draft has ranked."""
+        ranks = list[int | None]()
+        for node, token in path:
+            named = token in node.named
+            ranks.append(node.named.index(token) if named else None)
+            chance = math.exp(node.logs[node.ids.index(token)] - node.log) if named else 0.0
+            self._hits += ((chance >= self._floor) - self._hits) / HITS_REMEMBERED
+        tables = np.array([node.features for node, _ in path])
+        self._known.acceptance.observe_path(tables, self._params.greedy, ranks)
+
+    def _account(self, tokens: int, now: float) -> None:
+        """What these tokens took, for the price of the next ones."""
+        if self._accounted is not None:
+            began, drafted = self._accounted
+            self._prices.committed(
+                tokens, Effort(now - began, self.drafting - drafted, self._bytes_up)
+            )
+        self._accounted, self._bytes_up = (now, self.drafting), 0.0
+
+    # --- what is worth it
+
+    def _list_children(self) -> None:
+        self._list.list_children(WORTH_RANKING * self._floor)
+
+    def _seconds(self, width: int) -> float:
+        """Of a call of this width; committed tokens that were never fed ride along."""
+        if width not in self._call_seconds:
+            self._call_seconds[width] = self._known.draft.seconds(width)
+        return self._call_seconds[width]
+
+    def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
+        """Nodes worth sending that ranking each of these finds: by the rates of the ranks, as far
+        as the draft has named the target's tokens lately.
+        """
+        rates = self._known.acceptance.mean_edges(WIDTH)
+        rates = rates * min(self._hits / float(rates.sum()), 1.0)
+        found = values[:, None] * rates - self._floor / 2
+        return np.asarray(np.maximum(found, 0.0).sum(axis=1))
+
+    def _walk(self, node: Prospect | None, arrives: float) -> Walk:
+        """Of this node: as it was sent, else as if it arrived at that time."""
+        line = list[Prospect]()
+        while node is not None and node.parent is not None and node.epoch != self._epoch:
+            line.append(node)
+            node = node.parent
+        assert node is not None, "only the root has no parent"
+        walk = node.walk if node.parent is not None else AT_ROOT
+        for one in reversed(line):
+            walk = self._times.step(walk, min(one.arrives, arrives))
+            if one.number is not None:
+                one.walk, one.epoch = walk, self._epoch
+        return walk
+
+    def _flush_line(self, arrives: float, next_number: Callable[[], int]) -> Iterator[Proposal]:
+        """The next part of the line that was made alone."""
+        self._line = [node for node in self._line if node.alive and node.parent is not None]
+        for node in self._line:
+            fits = len(self._list.sent) < self.most
+            if node.position > self._list.root.position + WINDOW or not fits:
+                return
+            if node.number is None and _can_follow(node.parent):
+                yield self._send(node, arrives, next_number())
+
+    def _unsent_line(self, node: Prospect) -> list[Prospect]:
+        """It and its ancestors, as far as they were not sent; ancestors first."""
+        line = [node]
+        while (above := line[-1].parent) is not self._list.root:
+            if above is None or above.number is not None:
+                break
+            line.append(above)
+        return line[::-1]
+
+    def _send(self, node: Prospect, arrives: float, number: int) -> Proposal:
+        above = node.parent
+        assert above is not None, "the root is not sent"
+        node.arrives, node.epoch = arrives, -1
+        self._list.send(node, number)
+        parent = BASE if above is self._list.root or above.number is None else above.number
+        return Proposal(number, parent, node.token, math.exp(node.log - above.log))
+
+
+def _can_follow(above: Prospect | None) -> bool:
+    """Whether the target knows this node, as the root or as one that was sent."""
+    return above is not None and (above.parent is None or above.number is not None)

@@ -1,0 +1,215 @@
+"""What may come after the committed text: nodes by the chance that the target's path reaches them.
+
+Values are kept as logarithms from the text's beginning, so that a new root, by whose value all are
+divided, changes no number and no order. Children are made when they are worth remembering. A new
+root costs what is pruned, never what is kept. Pure: no model, no clock, no network.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from inference.drafters.timetable import AT_ROOT
+from inference.planner.acceptance import FloatArray
+
+_SPARE = 64  # entries of an order that may be out of date before it is looked through
+
+
+class Prospect:
+    """A node. log: of its value, from the text's beginning.
+
+    ids, logs: of the children that were named for it, likeliest first; listed: how many of them are
+    nodes.  named: the same in the model's own order; features: what its scores say about each.
+    depth: when it was ranked.
+    place: in the model's row.  number: under which it was sent.
+    """
+
+    __slots__ = (
+        "alive",
+        "arrives",
+        "children",
+        "depth",
+        "epoch",
+        "features",
+        "ids",
+        "listed",
+        "log",
+        "logs",
+        "named",
+        "number",
+        "parent",
+        "place",
+        "position",
+        "serial",
+        "token",
+        "walk",
+    )
+
+    def __init__(
+        self, token: int, position: int, log: float, serial: int, parent: Prospect | None
+    ) -> None:
+        self.token, self.position, self.log, self.serial = token, position, log, serial
+        self.parent = parent
+        self.children: dict[int, Prospect] = {}
+        self.ids: list[int] = []
+        self.logs: list[float] = []
+        self.named: list[int] = []
+        self.features: FloatArray | None = None
+        self.listed = self.depth = 0
+        self.alive = True
+        self.place: int | None = None
+        self.number: int | None = None
+        self.arrives, self.walk, self.epoch = math.inf, AT_ROOT, -1
+
+
+Entry: TypeAlias = tuple[float, int, Prospect]
+"""Negative logarithm of a value, serial number, node: in the order of value."""
+
+
+class Order:
+    """Nodes by value, as long as `wanted` says that they belong here."""
+
+    def __init__(self, wanted: Callable[[Prospect], bool]) -> None:
+        self._wanted = wanted
+        self._entries: list[Entry] = []
+        self._sound = 0  # entries after they were last looked through
+
+    def add(self, node: Prospect) -> None:
+        insort(self._entries, (-node.log, node.serial, node))
+        if len(self._entries) > 2 * self._sound + _SPARE:
+            self._entries = [entry for entry in self._entries if self._wanted(entry[2])]
+            self._sound = len(self._entries)
+
+    def first(self, most: int) -> list[Prospect]:
+        """The most valuable of them."""
+        sound, seen = list[Entry](), 0
+        for entry in self._entries:
+            if len(sound) >= most:
+                break
+            seen += 1
+            if self._wanted(entry[2]):
+                sound.append(entry)
+        if seen > len(sound):
+            self._entries[:seen] = sound
+        return [entry[2] for entry in sound]
+
+    def take(self, least: float) -> list[Prospect]:
+        """Take out those whose logarithm is at least this, most valuable first."""
+        end = bisect_right(self._entries, (-least, math.inf))
+        nodes = [node for _, _, node in self._entries[:end] if self._wanted(node)]
+        del self._entries[:end]
+        return nodes
+
+
+def _unranked(node: Prospect) -> bool:
+    return node.alive and node.place is None
+
+
+def _unsent(node: Prospect) -> bool:
+    return node.alive and node.number is None and node.parent is not None
+
+
+class Prospects:
+    """Nodes below the last committed token.
+
+    end: length of the text beyond which no token is wanted.
+    sent: nodes that the target has, or will have, by number.
+    """
+
+    def __init__(self, token: int, position: int, end: int) -> None:
+        self.end, self._serial = end, 0
+        self.root = Prospect(token, position, 0.0, 0, None)
+        self.unranked, self.unsent = Order(_unranked), Order(_unsent)
+        self.sent: dict[int, Prospect] = {}
+        self._unlisted: list[Entry] = []  # by the likeliest child that is not listed
+        self._sound = 0
+        self._rankable(self.root)
+
+    def log_of(self, value: float) -> float:
+        """What a node of this value has as `log`."""
+        return self.root.log + math.log(value)
+
+    def name(self, node: Prospect, ids: list[int], logs: list[float]) -> None:  # likeliest first
+        """These are its children, if they come to be worth it."""
+        node.ids, node.logs = ids, logs
+        heapq.heappush(self._unlisted, (-logs[0], node.serial, node))
+
+    def list_children(self, least: float) -> None:
+        """Make nodes of all children of at least this value."""
+        bound, heap = -self.log_of(least), self._unlisted
+        while heap and heap[0][0] <= bound:
+            node = heap[0][2]
+            if not node.alive:
+                heapq.heappop(heap)
+                continue
+            self._list(node)
+            if node.listed < len(node.ids):
+                heapq.heapreplace(heap, (-node.logs[node.listed], node.serial, node))
+            else:
+                heapq.heappop(heap)
+        if len(heap) > 2 * self._sound + _SPARE:
+            self._unlisted = [entry for entry in heap if entry[2].alive]
+            heapq.heapify(self._unlisted)
+            self._sound = len(self._unlisted)
+
+    def advance(self, token: int) -> list[Prospect]:
+        """The target has committed this token: it is the root. What was pruned."""
+        before = self.root
+        after = before.children.pop(token, None)
+        if after is None:
+            self._serial += 1
+            after = Prospect(token, before.position + 1, before.log, self._serial, None)
+            self._rankable(after)
+        elif after.number is not None:
+            del self.sent[after.number]
+        before.alive, after.parent, self.root = False, None, after
+        return list(self._prune(before))
+
+    def send(self, node: Prospect, number: int) -> None:
+        """It is on its way under this number."""
+        node.number = number
+        self.sent[number] = node
+
+    def recall(self) -> None:
+        """Nothing was sent."""
+        sent, self.sent = list(self.sent.values()), {}
+        for node in sent:
+            node.number, node.arrives, node.epoch = None, math.inf, -1
+            self.unsent.add(node)
+
+    def child(self, node: Prospect, token: int) -> Prospect:
+        """This named child, made a node whatever it is worth."""
+        return node.children.get(token) or self._make(node, node.ids.index(token))
+
+    def _list(self, node: Prospect) -> None:
+        index, node.listed = node.listed, node.listed + 1
+        if node.ids[index] not in node.children:
+            self._make(node, index)
+
+    def _make(self, node: Prospect, index: int) -> Prospect:
+        token, log = node.ids[index], node.logs[index]
+        self._serial += 1
+        made = node.children[token] = Prospect(token, node.position + 1, log, self._serial, node)
+        self._rankable(made)
+        self.unsent.add(made)
+        return made
+
+    def _rankable(self, node: Prospect) -> None:
+        if node.position < self.end - 2:  # the last token is the target's own in any case
+            self.unranked.add(node)
+
+    def _prune(self, node: Prospect) -> Iterator[Prospect]:
+        below = list(node.children.values())
+        node.children = {}
+        while below:
+            dead = below.pop()
+            dead.alive = False
+            if dead.number is not None:
+                del self.sent[dead.number]
+            below.extend(dead.children.values())
+            dead.children, dead.parent = {}, None
+            yield dead

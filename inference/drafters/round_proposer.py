@@ -1,0 +1,120 @@
+"""A proposer for a target that waits: one whole tree of a fixed policy under each committed root.
+
+When work() has nothing more to do, the tree is complete: whoever runs the loop sends it and tells
+the target to go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from inference.backends import Model
+from inference.candidates import BASE, Nodes, Proposal
+from inference.drafters.growth import Growth
+from inference.drafters.tree_policies import Budget, Policy, Ranked
+from inference.proposer import MODEL, Notice
+from inference.sampling import SamplingParams
+from inference.sequence import ModelSequence
+from inference.tree import TokenTree
+
+
+class RoundProposer:
+    """A Proposer on one row of a draft model. room: nodes that the next tree may have; the target
+    says it anew with each round.
+    """
+
+    kind = MODEL
+
+    _root: int  # the last committed token, and where it stands
+    _position: int
+    _end: int
+    _grown: Growth | None  # under this root
+    _order: list[int]  # its nodes that are sent
+
+    def __init__(self, model: Model, policy: Policy, *, room: int, row: int = 0) -> None:
+        self.room = room
+        self.calls, self.drafting = 0, 0.0  # of the model, and seconds in these
+        self._model, self._policy, self._row = model, policy, row
+        self._begin([0], SamplingParams(), 1)
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        longest = self._model.capacity - self._policy.most_ranked
+        self._begin(prompt, params, longest if end is None else min(end, longest))
+        self._sequence.extend(prompt[:-1])
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+        expected = self._position + 1
+        if position > expected:
+            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
+        self.room = notice.room
+        fresh = tokens[expected - position :]
+        if not fresh:
+            return
+        tree = TokenTree.chain([self._root]) if self._grown is None else self._grown.tree
+        path, node = list[int](), 0
+        for token in fresh[:-1]:
+            below = tree.child(node, token)
+            if below is None:
+                break
+            path.append(node := below)
+        self._sequence.commit(tree, path)
+        made_alone = fresh[len(path) : -1]
+        if made_alone:
+            self._sequence.commit(TokenTree.chain(made_alone), range(1, len(made_alone)))
+        self._root, self._position = fresh[-1], self._position + len(fresh)
+        self._grown, self._sent = None, False
+
+    def work(self, now: float) -> bool:
+        if self._grown is not None:
+            return False
+        room = max(self._end - 2 - self._position, 0)  # the target adds a token of its own
+        budget = Budget(self.room, room) if room else Budget(0, 0)
+        grown = self._policy.grow(self._root, budget, self._rank)
+        self._grown, self._order = grown, grown.best()
+        return True
+
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        grown = self._grown
+        if grown is None or self._sent or len(self._order) < 2:
+            return None
+        self._sent = True
+        numbers, proposals = {0: BASE}, list[Proposal]()
+        for node in self._order[1:]:
+            above, numbers[node] = grown.parents[node], next_number()
+            chance = grown.values[node] / grown.values[above]
+            proposals.append(
+                Proposal(numbers[node], numbers[above], int(grown.tokens[node]), chance)
+            )
+        return Nodes(self._position, proposals, self.kind)
+
+    def resend(self) -> None:
+        self._sent = False
+
+    def path(self, most: int) -> list[int]:
+        """The likeliest line of the tree."""
+        if self._grown is None:
+            return []
+        tree, node, said = self._grown, 0, list[int]()
+        while len(said) < most and (below := _children(tree, node)):
+            node = max(below, key=tree.values.__getitem__)
+            said.append(int(tree.tokens[node]))
+        return said
+
+    def close(self) -> None:
+        self._begin([0], SamplingParams(), 1)
+
+    def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
+        self._sequence = ModelSequence(self._model, self._row, params)
+        self._root, self._position, self._end = prompt[-1], len(prompt) - 1, end
+        self._grown, self._order, self._sent = None, [], False
+
+    def _rank(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
+        began = time.perf_counter()
+        ranked = self._sequence.rank(tree, nodes, k)
+        self.calls, self.drafting = self.calls + 1, self.drafting + time.perf_counter() - began
+        return ranked
+
+
+def _children(tree: Growth, node: int) -> list[int]:
+    return [below for below in range(node + 1, len(tree)) if tree.parents[below] == node]

@@ -1,0 +1,126 @@
+"""Admission: open sessions, the line for rows, and whose row is taken when others need it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from inference.backends import Model
+from inference.engine.prefix_cache import RowPool
+from inference.engine.session import Session
+from inference.errors import Busy
+
+SILENT_SECONDS = 5.0
+"""A session that wanted nothing for so long lends its row to one that waits for a row."""
+
+TURN_SECONDS = 2.0
+"""A session keeps its row for so long before it is another key's turn."""
+
+
+class Roster:
+    """Open sessions of one model, in order of opening.
+
+    waiting: how many may stand in line for a row.
+    """
+
+    def __init__(self, model: Model, waiting: int) -> None:
+        self.pool = RowPool(model)
+        self._model, self._waiting = model, waiting
+        self.most = model.rows + waiting
+        self._sessions: dict[Session, None] = {}
+
+    @property
+    def sessions(self) -> list[Session]:
+        return list(self._sessions)
+
+    @property
+    def line(self) -> list[Session]:
+        """Sessions that want a row and have none, in the order in which they are given one: keys
+        with fewest rows first, then in order of opening.
+        """
+        waiting = [one for one in self._sessions if one.row is None and one.wants_row]
+        if len(waiting) > 1:
+            rows = self._rows_by_tenant()
+            waiting.sort(key=lambda session: rows[session.tenant])
+        return waiting
+
+    @property
+    def on_rows(self) -> list[Session]:
+        return [session for session in self._sessions if session.row is not None]
+
+    @property
+    def closing(self) -> bool:
+        """Somebody is to be taken away."""
+        return any(session.closed for session in self._sessions)
+
+    def add(self, session: Session, now: float) -> None:
+        """Raises Busy when it would have to wait and the line is full."""
+        line = len(self.line)
+        if line >= self._waiting + self.pool.free + len(self._silent(now)):
+            full = f"{self._model.rows} sessions are served and {line} wait in line"
+            raise Busy(f"the target is full: {full}; try again later")
+        self._sessions[session] = None
+
+    def remove_closed(self) -> list[Session]:
+        """Closed sessions, whose rows are free now."""
+        gone = [session for session in self._sessions if session.closed]
+        for session in gone:
+            del self._sessions[session]
+            self._vacate(session)
+        return gone
+
+    def hand_out_rows(self, now: float) -> list[Session]:
+        """Give rows to those in line; returns who lost a row for it."""
+        evicted = []
+        while line := self.line:
+            row = self.pool.take(line[0].tokens, line[0].tenant)
+            if row is not None:
+                line[0].starts_on(row, self._model, now)
+                continue
+            victim = self._victim(line[0], now)
+            if victim is None:
+                break
+            self._vacate(victim)
+            evicted.append(victim)
+        return evicted
+
+    def next_change(self, now: float) -> float | None:
+        """Seconds after which a row may change hands by itself; None when nobody waits."""
+        if not self.line:
+            return None
+        held = [max(0.0, session.got_row + TURN_SECONDS - now) for session in self.on_rows]
+        return min([SILENT_SECONDS, *(seconds for seconds in held if seconds > 0)])
+
+    def _victim(self, waiting: Session, now: float) -> Session | None:
+        """Whose row `waiting` gets: that of the longest silent, else the turn of the key with most
+        rows ends for its longest decoding session.
+        """
+        silent = self._silent(now)
+        if silent:
+            return silent[0]
+        rows = self._rows_by_tenant()
+        if not rows:
+            return None
+        most = max(rows, key=lambda tenant: rows[tenant])
+        if rows[most] <= rows[waiting.tenant]:
+            return None
+        mine = [one for one in self.on_rows if one.tenant == most and not one.missing]
+        longest = min(mine, key=lambda session: session.got_row, default=None)
+        due = longest is not None and now - longest.got_row >= TURN_SECONDS
+        return longest if due else None
+
+    def _rows_by_tenant(self) -> Counter[str]:
+        return Counter(session.tenant for session in self._sessions if session.row is not None)
+
+    def _vacate(self, session: Session) -> None:
+        if session.row is not None:
+            self.pool.give_back(session.row)
+            session.leaves_row()
+
+    def _silent(self, now: float) -> list[Session]:
+        """Those on a row that have been silent for long, the longest first."""
+        silent = [(session.silent_for(now), session) for session in self.on_rows]
+        return [
+            session
+            for seconds, session in sorted(silent, key=lambda pair: -pair[0])
+            if seconds > SILENT_SECONDS
+        ]

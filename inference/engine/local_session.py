@@ -1,0 +1,102 @@
+"""A session with a target in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from inference.candidates import Nodes
+from inference.engine.engine import Engine
+from inference.engine.session import Session
+from inference.order import Decode, End, Progress
+from inference.sampling import SamplingParams
+from inference.stats import Traffic
+
+IDLE_SECONDS = 0.01
+"""How long receive() waits at a time for an engine that has nothing to do."""
+
+
+class LocalSession:
+    """A TargetSession (inference/decode.py) that calls the engine directly.
+
+    Where no thread runs the engine, receive() makes the forwards.
+    """
+
+    stream, lost = 0, False
+
+    def __init__(self, engine: Engine, *, tenant: str = "", limit: int | None = None) -> None:
+        self.traffic = Traffic()
+        self._engine, self._tenant, self._limit = engine, tenant, limit
+        self._session: Session | None = None
+        self._woken = threading.Event()
+        self._cursor = self._numbers = self._own = 0
+        self._ended = End.NOT
+        self._last: Progress | None = None
+
+    @property
+    def room(self) -> int:
+        """Candidates that a forward takes."""
+        return self._engine.max_tree_nodes - 1
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Open and prefill. Raises what refuses the session."""
+        self.close()
+        session, future = self._engine.open(prompt, params, tenant=self._tenant, limit=self._limit)
+        self._session, self._cursor, self._numbers = session, len(prompt), 0
+        self._ended, self._last = End.NOT, None
+        self._own = self._engine.join(session)
+        self._engine.listen(session, self._own, self._woken.set)
+        self._engine.finish(future)
+        opened = future.result()
+        self.traffic.queue_seconds += opened.queue_seconds
+        self.traffic.prefill_seconds += opened.prefill_seconds
+
+    def decode(self, order: Decode) -> None:
+        self._engine.decode(self._live, order)
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers - 1
+
+    def propose(self, nodes: Nodes) -> None:
+        self._engine.append(self._live, self._own, nodes)
+
+    def go(self, base: int) -> None:
+        self._engine.go(self._live, base)
+
+    def receive(self, timeout: float) -> Progress | None:
+        """What was committed since the last call. With a timeout of 0 no forward is made here."""
+        deadline = time.perf_counter() + timeout
+        while True:
+            self._woken.clear()
+            progress = self._engine.progress(self._live, self._cursor, self._own)
+            if progress.tokens or progress.end is not self._ended:
+                return self._read(progress)
+            left = deadline - time.perf_counter()
+            if left <= 0 or not self._advance(left):
+                return None
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._engine.close(self._session)
+            self._session = None
+
+    def _advance(self, seconds: float) -> bool:
+        """Wait for the engine's thread, or make a forward; False when there is nothing to make."""
+        if self._engine.running:
+            return self._woken.wait(seconds)
+        return self._engine.step() or self._woken.wait(min(seconds, IDLE_SECONDS)) or True
+
+    def _read(self, progress: Progress) -> Progress:
+        self._cursor += len(progress.tokens)
+        self._ended = progress.end
+        self._engine.acknowledge(self._live, self._cursor)
+        self.traffic.follow(self._last, progress)
+        self._last = progress
+        return progress
+
+    @property
+    def _live(self) -> Session:
+        assert self._session is not None, "open() comes first"
+        return self._session

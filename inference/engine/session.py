@@ -1,0 +1,391 @@
+"""One client's session on the target: committed tokens, candidates below them, and what it may do.
+
+The engine alone changes a session, under its lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+
+from inference.accept import Verdict, accept_match
+from inference.backends import Model, Segment
+from inference.candidates import CandidateTree, Nodes, Snapshot
+from inference.engine.calibration import Calibration
+from inference.engine.prefix_cache import Row
+from inference.errors import InvalidRequest, LimitExceeded
+from inference.order import Decode, End, Pace, Progress
+from inference.proposer import NOBODY
+from inference.sampling import SamplingParams
+from inference.sequence import ModelSequence
+from inference.tree import IntArray, TokenTree
+
+LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
+"""A target is ahead of the acknowledged length by what it makes in so many seconds, within these
+bounds, where the client asks for no other credit.
+"""
+
+MOST_AHEAD, MOST_BEHIND = 4.0, -1.0
+"""Bounds of `banked`: tokens that a session is ahead of what root-only forwards had made."""
+
+_RATE_WEIGHT = 0.1
+
+
+class Opened(NamedTuple):
+    """A prefilled prompt: tokens whose keys were there already, seconds spent waiting and seconds
+    of forwards.
+    """
+
+    reused: int
+    queue_seconds: float
+    prefill_seconds: float
+
+
+def promise() -> Future[Any]:
+    """A future that its holder cannot cancel."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+@dataclass
+class Opening:
+    """A prompt that is to be prefilled, and who waits for it."""
+
+    asked: float
+    future: Future[Opened] = field(default_factory=promise)
+
+
+@dataclass
+class Spent:
+    """What was computed for a session. Fields as in Progress."""
+
+    nodes: int = 0
+    forwards: int = 0
+    lone: int = 0
+    queue_seconds: float = 0.0
+    model_seconds: float = 0.0
+    share_seconds: float = 0.0
+    sessions: int = 0
+
+
+class Session:
+    """A session is its tokens; everything else can be lost and made again.
+
+    tokens: all committed ones; the last is the root of the candidates.
+    proposers: [tokens beyond the prompt] who had named each.
+    limit: tokens it may come to.
+    row, sequence: where its keys are; None while it waits for a row.
+    acknowledged: length that its client is known to have.
+    banked: tokens that it is ahead of what root-only forwards would have made by now.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        tenant: str,
+        limit: int,
+        calibration: Calibration,
+    ) -> None:
+        self.tokens, self.params, self.tenant, self.limit = list(prompt), params, tenant, limit
+        self.prompt_length = self.acknowledged = len(prompt)
+        self.proposers: list[int] = []
+        self.candidates, self.calibration = CandidateTree(self.tokens), calibration
+        self.order: Decode | None = None
+        self.end, self._told = End.NOT, -1  # the root below which a forward was asked for
+        self.opening: Opening | None = None
+        self.row: Row | None = None
+        self.sequence: ModelSequence | None = None
+        self.reused, self.prefill_seconds = 0, 0.0
+        self.closed: Exception | None = None
+        self.detached = False  # no stream of its client is there
+        self.tree_nodes: int | None = None  # in one forward, if fewer than the engine's
+        self._drained = self._in_forward = False
+        self.spent, self.banked, self.room = Spent(), 0.0, 0
+        self.ready_since = self.got_row = 0.0
+        self._streams = count(1)
+        self._arrived: dict[int, int] = {}  # stream -> nodes that have come
+        self._known: dict[int, int] = {}  # the same when the last forward began
+        self._wakes: dict[int, Callable[[], None]] = {}  # by stream
+        self._next_at, self._rate, self._last_at = 0.0, 0.0, 0.0
+
+    @property
+    def root(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def length(self) -> int:
+        """Committed tokens, the root included."""
+        return len(self.tokens)
+
+    @property
+    def live(self) -> ModelSequence:
+        assert self.sequence is not None, "the session has no row"
+        return self.sequence
+
+    @property
+    def missing(self) -> int:
+        """Committed tokens below the root whose keys are not in the row."""
+        return len(self.tokens) - 1 - self.live.cached
+
+    @property
+    def credit(self) -> int:
+        """Tokens that the target may be ahead of the acknowledged length."""
+        if self.order is not None and self.order.credit:
+            return min(self.order.credit, MOST_CREDIT)
+        return round(min(max(LEAST_CREDIT, CREDIT_SECONDS * self._rate), MOST_CREDIT))
+
+    @property
+    def allowed(self) -> int:
+        """Tokens that the next forward may commit: what length, credit and spending leave."""
+        order = self.order
+        if order is None or self.end is not End.NOT:
+            return 0
+        left = min(order.end, self.limit, self.acknowledged + self.credit) - self.length
+        if order.most_nodes:
+            left = min(left, order.most_nodes - self.spent.nodes)
+        return max(left, 0)
+
+    @property
+    def wants_row(self) -> bool:
+        """It has a prompt to prefill, or may decode."""
+        return self.opening is not None or self.decoding
+
+    @property
+    def decoding(self) -> bool:
+        """The target may go on with it, now or when its rate allows it."""
+        if self.closed is not None or self.detached or self.order is None:
+            return False
+        told = self.order.pace is Pace.GO_ON or self._told == self.length - 1
+        return self.allowed > 0 and told
+
+    @property
+    def drafted_beside(self) -> bool:
+        """A draft beside the target works for it, too."""
+        return self.order is not None and self.order.beside
+
+    def may_go(self, now: float) -> bool:
+        """The next forward can take it along."""
+        return self.decoding and not self.waits_until(now)
+
+    def waits_until(self, now: float) -> float:
+        """Seconds until the rate that the client asked for allows the next forward."""
+        return max(0.0, self._next_at - now)
+
+    # What clients say.
+
+    def ask(self, order: Decode) -> None:
+        """Decode up to a length. Raises LimitExceeded for one that the session cannot come to."""
+        if order.end > self.limit:
+            raise LimitExceeded(
+                f"a text of {order.end} tokens, prompt and output together, does not fit the "
+                f"sequence length of {self.limit}"
+            )
+        self.order = order
+        self.end = self._ended()
+
+    def go(self, base: int) -> None:
+        """Pace WAIT: make one forward below the token at `base`. However often it is said, there is
+        one; where that is not the root, there is none.
+        """
+        if base == self.length - 1:
+            self._told = base
+
+    def acknowledge(self, length: int) -> None:
+        """The client has so many tokens. What it said before never becomes less."""
+        if length > self.length:
+            raise InvalidRequest(
+                f"{length} tokens were acknowledged, and the session has {self.length}"
+            )
+        self.acknowledged = max(self.acknowledged, length)
+
+    def drain(self) -> None:
+        """The text does not go on here; it ends with the forward in hand, if there is one."""
+        self._drained = True
+        if not self._in_forward:
+            self.end = self._ended()
+
+    def join(self) -> int:
+        """A stream of proposals begins: its id."""
+        stream = next(self._streams)
+        self.candidates.join(stream)
+        self._arrived[stream] = self._known[stream] = 0
+        return stream
+
+    def leave(self, stream: int) -> None:
+        """The stream's numbers mean nothing any more; its candidates stay."""
+        self.candidates.leave(stream)
+        self._arrived.pop(stream, None)
+        self._known.pop(stream, None)
+        self._wakes.pop(stream, None)
+
+    def listen(self, stream: int, wake: Callable[[], None]) -> None:
+        """Call `wake` when there is progress, as long as the stream is there."""
+        if stream in self._arrived:
+            self._wakes[stream] = wake
+
+    @property
+    def listeners(self) -> list[Callable[[], None]]:
+        return list(self._wakes.values())
+
+    def known(self, stream: int) -> int:
+        """Nodes of a stream that had arrived when the last forward began."""
+        return self._known.get(stream, 0)
+
+    def append(self, stream: int, nodes: Nodes) -> None:
+        """Candidates came."""
+        if stream in self._arrived and nodes.proposals:
+            self.candidates.append(stream, nodes, self.calibration.trusted)
+            arrived = nodes.proposals[-1].number + 1
+            self._arrived[stream] = max(self._arrived[stream], arrived)
+
+    def progress(self, cursor: int, stream: int) -> Progress:
+        """What lies beyond the first `cursor` tokens."""
+        tokens = tuple(self.tokens[cursor:])
+        proposers = tuple(self.proposers[max(cursor - self.prompt_length, 0) :])
+        spent = self.spent
+        return Progress(
+            cursor,
+            tokens,
+            proposers,
+            self.known(stream),
+            self.candidates.live,
+            self.acknowledged,
+            spent.nodes,
+            spent.forwards,
+            spent.lone,
+            spent.queue_seconds,
+            spent.model_seconds,
+            spent.share_seconds,
+            spent.sessions,
+            self.room,
+            self.end,
+        )
+
+    def stands_by(self, now: float) -> None:
+        """From now on it waits for a forward, if it can use one and did not wait already."""
+        ready = self.opening is None and self.may_go(now)
+        self.ready_since = (self.ready_since or now) if ready else 0.0
+
+    # What forwards do.
+
+    def starts_on(self, row: Row, model: Model, now: float) -> None:
+        self.row, self.reused, self.got_row = row, len(row.tokens), now
+        self.sequence = ModelSequence(model, row.index, self.params, row.slots)
+
+    def leaves_row(self) -> None:
+        self.row = self.sequence = None
+
+    def next_chunk(self, most: int) -> list[int]:
+        start = self.live.cached
+        return self.tokens[start : min(start + most, len(self.tokens) - 1)]
+
+    def filled(self, chunk: TokenTree, seconds: float, now: float) -> None:
+        """A part of the prompt has its keys. The turn on the row begins when all of it has."""
+        self.live.commit(chunk, range(1, len(chunk)))
+        self._remember(chunk.tokens.tolist())
+        self.prefill_seconds += seconds
+        self.got_row = now
+
+    def begin(self, snapshot: Snapshot) -> Segment:
+        """The session's share of a forward that starts now."""
+        self.candidates.take(snapshot.nodes)
+        return self.prepare(snapshot.tree)
+
+    def prepare(self, tree: TokenTree) -> Segment:
+        """A forward over this tree starts now."""
+        self._known = dict(self._arrived)
+        self._in_forward = True
+        return self.live.prepare(tree)
+
+    def commits(self, snapshot: Snapshot, chosen: IntArray, now: float) -> list[int]:
+        """Walk over the forward's own tree and commit; returns the tokens.
+
+        chosen: [n] the target's token at each node.
+        """
+        verdict = accept_match(snapshot.tree, chosen)
+        for claim in snapshot.claims(chosen, verdict):
+            self.calibration.observe(*claim)
+        return self.takes(snapshot.tree, verdict, snapshot.named(verdict.path), now)
+
+    def takes(
+        self, tree: TokenTree, verdict: Verdict, named: Sequence[int], now: float
+    ) -> list[int]:
+        """Commit a verdict up to its first stop id: the path has its keys, the token behind it is
+        the next root. named: who named each node of the path.  Returns the tokens.
+        """
+        verdict = self._until_stop(tree, verdict)
+        path = tree.tokens[list(verdict.path)].tolist()
+        self.live.commit(tree, verdict.path)
+        self._remember([self.root, *path])
+        tokens = [*path, verdict.next_token]
+        self.candidates.advance(tokens)
+        self.proposers += [*named[: len(path)], NOBODY]
+        self._pace(len(tokens), now)
+        self._in_forward = False
+        self.end = self._ended()
+        return tokens
+
+    def charge(self, nodes: int, queue: float, model: float, share: float, sessions: int) -> None:
+        """Count a forward of `model` seconds in which so many nodes were this session's."""
+        spent = self.spent
+        spent.nodes += nodes
+        spent.forwards += 1
+        spent.lone += nodes == 1
+        spent.queue_seconds += queue
+        spent.model_seconds += model
+        spent.share_seconds += share
+        spent.sessions = sessions
+        self.ready_since = 0.0
+
+    def bank(self, tokens: float) -> None:
+        """So many tokens more, or fewer, than a root-only forward had made in the same time."""
+        self.banked = min(max(self.banked + tokens, MOST_BEHIND), MOST_AHEAD)
+
+    def silent_for(self, now: float) -> float:
+        """Seconds without a wish; 0 while there is one, endless where none can come soon."""
+        if self.wants_row:
+            return 0.0
+        out_of_credit = self.order is not None and self.end is End.NOT and self.allowed == 0
+        if self.detached or out_of_credit:
+            return math.inf
+        return now - max(self._last_at, self.got_row)
+
+    def _ended(self) -> End:
+        order = self.order
+        if order is None:
+            return End.DRAINED if self._drained else End.NOT
+        if len(self.tokens) > self.prompt_length and self.root in order.stop_ids:
+            return End.STOP_ID
+        if self.length >= self.limit:
+            return End.LIMIT
+        if self.length >= order.end:
+            return End.MAX_TOKENS
+        if order.most_nodes and self.spent.nodes >= order.most_nodes:
+            return End.SPENT
+        return End.DRAINED if self._drained else End.NOT
+
+    def _until_stop(self, tree: TokenTree, verdict: Verdict) -> Verdict:
+        """Nothing behind a stop id is ever committed."""
+        stop_ids = self.order.stop_ids if self.order is not None else ()
+        for index, node in enumerate(verdict.path):
+            if int(tree.tokens[node]) in stop_ids:
+                return Verdict(verdict.path[:index], int(tree.tokens[node]))
+        return verdict
+
+    def _pace(self, tokens: int, now: float) -> None:
+        if self._last_at:
+            rate = tokens / max(now - self._last_at, 1e-6)
+            self._rate += _RATE_WEIGHT * (rate - self._rate)
+        self._last_at = now
+        if self.order is not None and self.order.tokens_per_second:
+            self._next_at = max(self._next_at, now - 1.0) + tokens / self.order.tokens_per_second
+
+    def _remember(self, tokens: Sequence[int]) -> None:
+        assert self.row is not None
+        self.row.tokens += tokens

@@ -1,0 +1,434 @@
+"""A fused round as one graph: the draft grows a tree of a fixed shape, the target chooses at every
+node of it, and what matches is accepted.
+
+The draft ranks with the target's own noise, so its guesses are coupled to what the target will
+choose; acceptance is accept_match (inference/accept.py) unrolled over the shape. `RoundGraph` reads
+both models' caches and returns the new keys and values for its caller to write;
+`StatefulRoundGraph` writes them inside, and is also every other graph of its package.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.engine.graph_tree import NONE
+from inference.model.decoder import Decoder, Hidden, KeysValues
+from inference.model.sampler import (
+    Add,
+    Sampling,
+    choose_drawn,
+    choose_greedy,
+    choose_mixed,
+    guess_drawn,
+    guess_greedy,
+    noise_table,
+)
+from inference.model.verify_graph import example_inputs, sampling_of
+from inference.tree_shape import Branches
+
+CACHES = ("keys", "values", "draft_keys", "draft_values")
+"""Buffers of a fused graph: the target's caches, then the draft's."""
+
+# fmt: off
+INPUTS = (
+    "rows", "slots", "positions", "context_mask", "tree_mask",
+    "draft_tokens", "draft_rows", "draft_slots", "draft_positions", "draft_context_mask",
+    "draft_tree_mask", "temperature", "top_k", "top_p", "seed",
+)
+# fmt: on
+"""Of a round, in their order; the last four where it is sampled."""
+
+
+class Seen(NamedTuple):
+    """Where a model's new nodes are and what they see."""
+
+    positions: Tensor  # [B, n] int32
+    context_mask: Tensor  # [B, 1, S] int32 0/1
+    tree_mask: Tensor  # [B, n, n] int32 0/1
+
+
+class Drafted(NamedTuple):
+    """A tree's tokens, and keys and values of the nodes that the draft forwarded, its entry of
+    two first.
+    """
+
+    tokens: Tensor  # [B, nodes] int32
+    new: KeysValues  # [layers, B, kv heads, 1 + inner nodes, head dim]
+
+
+class Draws(NamedTuple):
+    """How each row is sampled, and the noise of every token at the positions below its root,
+    which draft and target share.
+    """
+
+    sampling: Sampling
+    table: Tensor  # [B, depth + 1, V] float32
+
+    @classmethod
+    def of(
+        cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, add: Add
+    ) -> Draws | None:
+        """For trees whose roots are the first nodes; None where every row is greedy."""
+        if sampling is None:
+            return None
+        return cls(
+            sampling,
+            noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, add),
+        )
+
+    def rows(self, order: Tensor) -> Draws:
+        """Those of these rows."""
+        return Draws(
+            Sampling(*(part.index_select(0, order) for part in self.sampling)),
+            self.table.index_select(0, order),
+        )
+
+    def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
+        """The noise of what follows `wide` nodes of this depth."""
+        return self.table[:, depth : depth + 1].expand(-1, wide, -1)
+
+
+def draft_tree(
+    draft: Decoder,
+    shape: Branches,
+    entry: Tensor,
+    seen: Seen,
+    rows: Tensor | None,
+    past: KeysValues,
+    draws: Draws | None,
+) -> Drafted:
+    """Grow the tree level by level.
+
+    entry: [B, 2] int32, a token that the draft has not seen yet (or padding) and the root; seen: of
+    these two and of the inner nodes.
+    """
+    levels, level, new, first = [entry[:, 1:]], entry, None, 0
+    for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
+        last = first + level.shape[1]
+        near = (
+            seen.positions[:, first:last],
+            seen.context_mask,
+            seen.tree_mask[:, first:last, :last],
+        )
+        out: Hidden = draft(level, rows, *near, None, past.keys, past.values, new)
+        logits = draft.logits(out.states[:, -wide:])
+        ids = (
+            guess_greedy(logits, branch)
+            if draws is None
+            else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch)
+        )
+        new = _joined(new, out)
+        level, first = ids.flatten(1), last
+        levels.append(level)
+    assert new is not None
+    return Drafted(torch.cat(levels, 1), new)
+
+
+def _joined(earlier: KeysValues | None, out: Hidden) -> KeysValues:
+    if earlier is None:
+        return KeysValues(out.keys, out.values)
+    return KeysValues(
+        torch.cat((earlier.keys, out.keys), 3), torch.cat((earlier.values, out.values), 3)
+    )
+
+
+def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """accept_match for trees of one shape: the accepted node of each depth [B, depth] (NONE below
+    the last), and the token after them [B].
+
+    tokens, chosen: [B, nodes] int32; siblings are distinct, so that one node of a level is reached
+    at most.
+    """
+    none = torch.full_like(chosen[:, 0], NONE)
+    reached: list[Tensor | None] = [None]  # of each node; the root is always
+    path, next_token = [none] * shape.depth, chosen[:, 0]
+    for node in range(1, shape.nodes):
+        parent, depth = shape.parents[node], shape.depths[node]
+        taken, above = tokens[:, node] == chosen[:, parent], reached[parent]
+        here = taken if above is None else taken & above
+        reached.append(here)
+        path[depth - 1] = torch.where(here, torch.full_like(none, node), path[depth - 1])
+        next_token = torch.where(here, chosen[:, node], next_token)
+    return torch.stack(path, 1), next_token
+
+
+class _Fused(nn.Module):
+    """Target, draft, their caches [layers, rows, kv heads, capacity + 1, head dim], and the
+    shape of the tree.
+    """
+
+    keys: Tensor
+    values: Tensor
+    draft_keys: Tensor
+    draft_values: Tensor
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        draft: Decoder,
+        caches: tuple[Tensor, ...],
+        shape: Branches,
+        add: Add = operator.add,
+    ) -> None:
+        """caches: as CACHES names them."""
+        super().__init__()
+        self.decoder, self.draft, self.shape, self.add = decoder, draft, shape, add
+        for name, cache in zip(CACHES, caches, strict=True):
+            self.register_buffer(name, cache, persistent=False)
+
+    def _draws(self, sampling: Sampling | None, seen: Seen) -> Draws | None:
+        return Draws.of(sampling, seen, self.shape, self.decoder.vocabulary, self.add)
+
+    def _draft(
+        self, entry: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
+    ) -> Drafted:
+        return draft_tree(
+            self.draft,
+            self.shape,
+            entry,
+            seen,
+            rows,
+            KeysValues(self.draft_keys, self.draft_values),
+            draws,
+        )
+
+    def _verify(
+        self, tokens: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
+    ) -> tuple[Tensor, KeysValues]:
+        """The answer [B, nodes - 1 + depth + 1] int32: drafted tokens, accepted nodes, next
+        token; and the target's new keys and values.
+        """
+        out: Hidden = self.decoder(tokens, rows, *seen, None, self.keys, self.values)
+        logits = self.decoder.logits(out.states)
+        if draws is None:
+            chosen = choose_greedy(logits)
+        else:
+            drawn = torch.cat(
+                [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
+            )
+            chosen = choose_drawn(logits, draws.sampling, drawn)
+        path, next_token = accept_in_graph(self.shape, tokens, chosen)
+        return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), KeysValues(
+            out.keys, out.values
+        )
+
+
+class RoundGraph(_Fused):
+    """Reads the caches; the caller writes the new keys and values at the slots."""
+
+    def forward(
+        self,
+        rows: Tensor,  # [B] int32, the target's cache row of each
+        slots: Tensor,  # [B, nodes] int32, where the target's new keys belong
+        positions: Tensor,  # [B, nodes] int32
+        context_mask: Tensor,  # [B, 1, S] int32 0/1
+        tree_mask: Tensor,  # [B, nodes, nodes] int32 0/1
+        draft_tokens: Tensor,  # [B, 2] int32, pending token (or padding) and root
+        # the same of the draft, whose nodes are these two and the tree's inner ones
+        draft_rows: Tensor,
+        draft_slots: Tensor,
+        draft_positions: Tensor,
+        draft_context_mask: Tensor,
+        draft_tree_mask: Tensor,
+        temperature: Tensor | None = None,  # [B] float32
+        top_k: Tensor | None = None,  # [B] int32
+        top_p: Tensor | None = None,  # [B] float32
+        seed: Tensor | None = None,  # [B, 2] int32
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The answer, and the new keys and values as CACHES names them."""
+        seen = Seen(positions, context_mask, tree_mask)
+        draws = self._draws(sampling_of(temperature, top_k, top_p, seed), seen)
+        drafted = self._draft(
+            draft_tokens,
+            Seen(draft_positions, draft_context_mask, draft_tree_mask),
+            draft_rows,
+            draws,
+        )
+        answer, new = self._verify(drafted.tokens, seen, rows, draws)
+        return answer, *new, *drafted.new
+
+
+class StatefulRoundGraph(_Fused):
+    """Reassigns its caches, and returns one tensor. Every row of the caches takes part in every
+    call, in its order.
+
+    Which inputs are given says what is asked: all of a RoundGraph a round; the target's alone, or
+    the draft's, a VerifyGraph of this model; `rows` alone that row i of every cache becomes what
+    row rows[i] was. In a round, a text lies in some row of the target and in another of the draft:
+    draft_rows[i] is the draft's row for the target's row i, and rows[j] the target's row for the
+    draft's row j.
+    """
+
+    levels = 1
+    """Positions that noise is made for where the target alone chooses."""
+
+    def forward(
+        self,
+        rows: Tensor | None = None,
+        tokens: Tensor | None = None,
+        slots: Tensor | None = None,
+        positions: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        tree_mask: Tensor | None = None,
+        pick: Tensor | None = None,
+        draft_tokens: Tensor | None = None,
+        draft_rows: Tensor | None = None,
+        draft_slots: Tensor | None = None,
+        draft_positions: Tensor | None = None,
+        draft_context_mask: Tensor | None = None,
+        draft_tree_mask: Tensor | None = None,
+        draft_pick: Tensor | None = None,
+        temperature: Tensor | None = None,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        """The answer of a round [B, nodes - 1 + depth + 1], or what was chosen [B, P]; after
+        copying, something that means nothing.
+        """
+        sampling = sampling_of(temperature, top_k, top_p, seed)
+        target = _part(tokens, slots, positions, context_mask, tree_mask, pick)
+        draft = _part(
+            draft_tokens,
+            draft_slots,
+            draft_positions,
+            draft_context_mask,
+            draft_tree_mask,
+            draft_pick,
+        )
+        if target is not None and draft is not None and rows is not None and draft_rows is not None:
+            return self._round(target, draft, rows, draft_rows, sampling)
+        if target is not None:
+            return self._alone(self.decoder, "", target, sampling)
+        if draft is not None:
+            return self._alone(self.draft, "draft_", draft, sampling)
+        assert rows is not None, "no inputs"
+        return self._copied(rows)
+
+    def _round(
+        self,
+        target: _Part,
+        draft: _Part,
+        rows: Tensor,
+        draft_rows: Tensor,
+        sampling: Sampling | None,
+    ) -> Tensor:
+        assert draft.tokens is not None, "the draft starts from a root"
+        draws = self._draws(sampling, target.seen)
+        drafted = self._draft(
+            draft.tokens, draft.seen, None, None if draws is None else draws.rows(rows)
+        )
+        answer, new = self._verify(
+            drafted.tokens.index_select(0, draft_rows), target.seen, None, draws
+        )
+        self._write("", target.slots, new)
+        self._write("draft_", draft.slots, drafted.new)
+        return answer
+
+    def _alone(self, model: Decoder, which: str, part: _Part, sampling: Sampling | None) -> Tensor:
+        """One of the models by itself; the other's junk slots are written, since every graph of
+        a package has the same state.
+        """
+        assert part.tokens is not None, "nothing to look at"
+        assert part.pick is not None, "nothing to choose at"
+        out: Hidden = model(
+            part.tokens,
+            None,
+            *part.seen,
+            part.pick,
+            getattr(self, f"{which}keys"),
+            getattr(self, f"{which}values"),
+        )
+        logits, after = (
+            model.logits(out.states),
+            torch.gather(part.seen.positions, 1, part.pick) + 1,
+        )
+        chosen = (
+            choose_greedy(logits)
+            if sampling is None
+            else choose_mixed(logits, sampling, after, self.levels, self.add)
+        )
+        self._write(which, part.slots, KeysValues(out.keys, out.values))
+        other = "" if which else "draft_"
+        self._write(
+            other, torch.full_like(part.slots[:, :1], self.keys.shape[3] - 1), self._nothing(other)
+        )
+        return chosen
+
+    def _write(self, which: str, slots: Tensor, new: KeysValues) -> None:
+        """slots: [B, n]; new: [layers, B, kv heads, n, head dim]."""
+        index = slots[None, :, None, :, None].expand(new.keys.shape)
+        setattr(
+            self, f"{which}keys", torch.scatter(getattr(self, f"{which}keys"), 3, index, new.keys)
+        )
+        setattr(
+            self,
+            f"{which}values",
+            torch.scatter(getattr(self, f"{which}values"), 3, index, new.values),
+        )
+
+    def _nothing(self, which: str) -> KeysValues:
+        """What a junk slot may hold: the first slot's keys and values, which are finite."""
+        return KeysValues(
+            getattr(self, f"{which}keys")[:, :, :, :1], getattr(self, f"{which}values")[:, :, :, :1]
+        )
+
+    def _copied(self, rows: Tensor) -> Tensor:
+        for name in CACHES:
+            setattr(self, name, getattr(self, name).index_select(1, rows))
+        return rows + rows
+
+
+class _Part(NamedTuple):
+    """One model's inputs of a call; in a round the target's tokens are drafted, and both models
+    look at all of their nodes.
+    """
+
+    tokens: Tensor | None
+    slots: Tensor
+    seen: Seen
+    pick: Tensor | None
+
+
+def _part(
+    tokens: Tensor | None,
+    slots: Tensor | None,
+    positions: Tensor | None,
+    context_mask: Tensor | None,
+    tree_mask: Tensor | None,
+    pick: Tensor | None,
+) -> _Part | None:
+    """None for a model that takes no part."""
+    if slots is None or positions is None or context_mask is None or tree_mask is None:
+        return None
+    return _Part(tokens, slots, Seen(positions, context_mask, tree_mask), pick)
+
+
+def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
+    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in
+    the junk slot, seeing itself.
+    """
+    inputs, entry = example_inputs(bucket), 1 + bucket.shape.inner
+    beside = example_inputs(Bucket(bucket.rows, entry, bucket.slots, entry, 1, False, bucket.junk))
+    beside["tokens"] = beside["tokens"][
+        :, :2
+    ].contiguous()  # compiled graphs take for granted how their inputs lie
+    del inputs["tokens"], inputs["pick"], beside["pick"]
+    given = inputs | under_draft_names(beside)
+    return {name: given[name] for name in INPUTS if name in given}
+
+
+def draft_inputs(bucket: DraftBucket) -> dict[str, Tensor]:
+    """An idle call of the draft alone, by the parameter names of StatefulRoundGraph."""
+    return under_draft_names(example_inputs(bucket))
+
+
+def under_draft_names(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A graph's inputs as StatefulRoundGraph takes them for the draft."""
+    return {f"draft_{name}": tensor for name, tensor in inputs.items()}

@@ -1,0 +1,211 @@
+"""The graphs that are compiled: the Decoder with the choice inside, for one bucket's fixed shapes.
+
+`VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU,
+CUDA). Neuron's graphs write them inside, out of place: `StatefulGraph` reassigns its buffers,
+`AliasedGraph` returns its parameters' new values. All have one set of inputs; without the sampling
+inputs a graph is greedy, with them it serves any mixture of rows. A `StatefulGraph` that is given
+`rows` alone copies rows of its caches: graphs of one package share their state and their signature,
+so it is the same module.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, nn
+
+from inference.artifact import Bucket
+from inference.model.decoder import Decoder, Hidden
+from inference.model.sampler import Add, Sampling, choose_greedy, choose_mixed
+
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""tokens, positions, context mask, tree mask, pick."""
+
+
+class _Graph(nn.Module):
+    """A Decoder, its caches and the choice.
+
+    keys, values: [layers, rows, kv heads, capacity + 1, head dim]; a bucket reads the first
+    `bucket.slots` slots.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(
+        self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int, add: Add = operator.add
+    ) -> None:
+        super().__init__()
+        self.decoder, self.levels, self.add = decoder, levels, add
+        self._hold("keys", keys)
+        self._hold("values", values)
+
+    def _hold(self, name: str, cache: Tensor) -> None:
+        self.register_buffer(name, cache, persistent=False)
+
+    def _run(
+        self, inputs: _Inputs, rows: Tensor | None, sampling: Sampling | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Chosen [B, P] int32, new keys and new values [layers, B, kv heads, T, head dim]."""
+        tokens, positions, context_mask, tree_mask, pick = inputs
+        out: Hidden = self.decoder(
+            tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values
+        )
+        logits = self.decoder.logits(out.states)
+        if sampling is None:
+            return choose_greedy(logits), out.keys, out.values
+        after = torch.gather(positions, 1, pick) + 1
+        return choose_mixed(logits, sampling, after, self.levels, self.add), out.keys, out.values
+
+
+def sampling_of(
+    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None
+) -> Sampling | None:
+    """The sampling inputs of a graph together; None where they are left out, and the graph is
+    greedy.
+    """
+    if temperature is None or top_k is None or top_p is None or seed is None:
+        return None
+    return Sampling(temperature, top_k, top_p, seed)
+
+
+class VerifyGraph(_Graph):
+    """Reads the caches; the caller writes the new keys and values at `slots`."""
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, T] int32
+        rows: Tensor,  # [B] int32, the cache row of each
+        slots: Tensor,  # [B, T] int32, where the new keys belong
+        positions: Tensor,  # [B, T] int32
+        context_mask: Tensor,  # [B, 1, S] int32 0/1
+        tree_mask: Tensor,  # [B, T, T] int32 0/1
+        pick: Tensor,  # [B, P] int32, the nodes to choose at
+        temperature: Tensor | None = None,  # [B] float32
+        top_k: Tensor | None = None,  # [B] int32
+        top_p: Tensor | None = None,  # [B] float32
+        seed: Tensor | None = None,  # [B, 2] int32
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = (tokens, positions, context_mask, tree_mask, pick)
+        return self._run(inputs, rows, sampling_of(temperature, top_k, top_p, seed))
+
+
+class _WritingGraph(_Graph):
+    """Every row of the cache takes part in every call, in its order: `rows` is 0 .. rows - 1 and
+    is not looked at.
+    """
+
+    def _written(
+        self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Chosen [B, P] int32, and the caches with the new keys and values in their slots."""
+        assert slots.shape[0] == self.keys.shape[1], (
+            f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
+        )
+        chosen, keys, values = self._run(inputs, None, sampling)
+        index = slots[None, :, None, :, None].expand(keys.shape)
+        return (
+            chosen,
+            torch.scatter(self.keys, 3, index, keys),
+            torch.scatter(self.values, 3, index, values),
+        )
+
+
+class StatefulGraph(_WritingGraph):
+    """Reassigns its caches and returns chosen [B, P] alone. With `rows` alone, row i becomes
+    what row `rows[i]` was.
+    """
+
+    def forward(
+        self,
+        rows: Tensor,
+        tokens: Tensor | None = None,
+        slots: Tensor | None = None,
+        positions: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        tree_mask: Tensor | None = None,
+        pick: Tensor | None = None,
+        temperature: Tensor | None = None,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        if (
+            tokens is None
+            or slots is None
+            or positions is None
+            or context_mask is None
+            or tree_mask is None
+            or pick is None
+        ):
+            return self._copied(rows)
+        inputs = (tokens, positions, context_mask, tree_mask, pick)
+        chosen, self.keys, self.values = self._written(
+            inputs, slots, sampling_of(temperature, top_k, top_p, seed)
+        )
+        return chosen
+
+    def _copied(self, rows: Tensor) -> Tensor:
+        """Something small [rows] that was computed, because a graph returns something; it means
+        nothing.
+        """
+        self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
+        return rows + rows
+
+
+class AliasedGraph(_WritingGraph):
+    """Returns chosen [B, P] and the new caches, which the runtime puts in the place of the old;
+    torch_neuronx.trace knows state by the names of parameters, so its caches are parameters.
+    """
+
+    def _hold(self, name: str, cache: Tensor) -> None:
+        self.register_parameter(name, nn.Parameter(cache, requires_grad=False))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        pick: Tensor,
+        temperature: Tensor | None = None,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = (tokens, positions, context_mask, tree_mask, pick)
+        return self._written(inputs, slots, sampling_of(temperature, top_k, top_p, seed))
+
+
+def copy_inputs(rows: int) -> dict[str, Tensor]:
+    """Inputs that make a StatefulGraph of so many rows copy, by parameter name: idle, every row
+    becomes what it is.
+    """
+    return {"rows": torch.arange(rows, dtype=torch.int32)}
+
+
+def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
+    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in
+    the junk slot, seeing itself.
+    """
+    rows, nodes = bucket.rows, bucket.nodes
+    inputs = {
+        "tokens": torch.zeros(rows, nodes, dtype=torch.int32),
+        "rows": torch.arange(rows, dtype=torch.int32),
+        "slots": torch.full((rows, nodes), bucket.junk, dtype=torch.int32),
+        "positions": torch.zeros(rows, nodes, dtype=torch.int32),
+        "context_mask": torch.zeros(rows, 1, bucket.slots, dtype=torch.int32),
+        "tree_mask": torch.eye(nodes, dtype=torch.int32).repeat(rows, 1, 1),
+        "pick": torch.zeros(rows, bucket.picks, dtype=torch.int32),
+    }
+    if bucket.sampled:
+        inputs |= {
+            "temperature": torch.zeros(rows),
+            "top_k": torch.zeros(rows, dtype=torch.int32),
+            "top_p": torch.ones(rows),
+            "seed": torch.zeros(rows, 2, dtype=torch.int32),
+        }
+    return inputs
