@@ -13,7 +13,8 @@ import numpy as np
 from inference.artifact import Manifest
 from inference.backends import Model, RoundModel
 from inference.backends.fused import fused_part, load_fused
-from inference.backends.neuron import Say, load_neuron
+from inference.backends.neuron import Say
+from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import has_device
 from inference.decode import decode
 from inference.engine.engine import Engine

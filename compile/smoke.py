@@ -30,7 +30,7 @@ from inference.accept import accept_match
 from inference.artifact import check_files
 from inference.backends import Model
 from inference.backends.eager import EagerModel
-from inference.backends.neuron import load_neuron
+from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import (
     has_device,
     instance_family,

@@ -57,7 +57,7 @@ def _read(device: str, directory: Path) -> Manifest:
         )
     if device == "cpu" or (device == "auto" and read_manifest(directory).target == "cpu"):
         return read_compiled(directory)
-    from inference.backends.neuron import check_machine
+    from inference.backends.neuron_loading import check_machine
 
     manifest = read_manifest(directory)
     check_machine(manifest)
@@ -71,7 +71,7 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
 
     directory = Path(options.artifact or "")
     if manifest.target != "cpu":
-        from inference.backends.neuron import load_neuron
+        from inference.backends.neuron_loading import load_neuron
 
         return load_neuron(directory, manifest, say)
     if manifest.dtype == "int8":

@@ -14,7 +14,8 @@ from compile.build.neuron import NeuronBuilder
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, Manifest
 from inference.backends.eager import EagerModel
-from inference.backends.neuron import NeuronModel, load_neuron
+from inference.backends.neuron import NeuronModel
+from inference.backends.neuron_loading import load_neuron
 from inference.engine.engine import Engine
 from inference.model.checkpoint import fingerprint, load_decoder
 from inference.model.decoder import Decoder

@@ -19,8 +19,9 @@ from compile.fused_smoke import smoke
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import DraftBucket, FusedPart, RoundBucket, read_manifest
 from inference.backends import RoundModel, Segment
-from inference.backends.neuron import COPY, load_neuron
+from inference.backends.neuron import COPY
 from inference.backends.neuron_fused import NeuronFusedModel
+from inference.backends.neuron_loading import load_neuron
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.graph_tree import GraphTree, inner_tree

@@ -24,7 +24,8 @@ from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk
-from inference.backends.neuron import COPY_RECORD, PACKAGE, load_neuron
+from inference.backends.neuron import COPY_RECORD, PACKAGE
+from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.text import Tokenizer
 from tests import neuron_signatures

@@ -17,7 +17,8 @@ from compile.build.neuron_cache import neuron_artifact
 from compile.build.neuron_compiler import compiler_flags, render
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
-from inference.backends.neuron import load_neuron, runtime_error
+from inference.backends.neuron import runtime_error
+from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError
 from inference.text import Tokenizer
 from tests import test_choice

@@ -1,4 +1,4 @@
-"""A compiled target on NeuronCores: load, put the weights on the cores, run every graph once, then
+"""A compiled target on NeuronCores: runs every graph once, then
 serve calls one at a time.
 
 The caches live on the device as the graphs' state, so every row takes part in every call; a row
@@ -11,27 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from inference.artifact import Bucket, Manifest
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel, empty_caches
-from inference.backends.neuron_sdk import (
-    DEVICE,
-    check_visible_cores,
-    has_device,
-    instance_family,
-    load_sdk,
-    logical_cores,
-    sdk_versions,
-)
-from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
+from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
 from inference.model.sampler import Sampling
@@ -51,7 +40,6 @@ SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 """The weights of a rank, by the name that NxD gives."""
 
 Say = Callable[[str], None]
-_COMPATIBLE = {"trn1": ("trn1",), "inf2": ("inf2",), "trn2": ("trn2",)}
 _BUSY = ("not available", "nrt_allocate", "resource busy", "already in use")
 _NUMERICAL = ("1003", "numerical")
 
@@ -146,96 +134,6 @@ def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
         for name, part in sampling._asdict().items():
             inputs[name][[segment.row for segment in segments]] = part
     return inputs
-
-
-def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
-    """The model of an artefact whose files were checked, on this machine's NeuronCores; takes
-    minutes and says where it is.
-    """
-    check_machine(manifest)
-    say(f"loading {manifest.model} on {manifest.tensor_parallel} {manifest.target} cores")
-    try:
-        program = _load_package(directory, manifest)
-    except OutriderError:
-        raise
-    except (RuntimeError, OSError, ValueError) as error:
-        raise runtime_error(error) from error
-    if manifest.fused is not None:
-        from inference.backends.neuron_fused import NeuronFusedModel
-
-        return NeuronFusedModel(program, manifest, say)
-    return NeuronModel(program, manifest, say)
-
-
-def check_machine(manifest: Manifest) -> None:
-    """This machine can run the artefact; raises with the remedy before anything is loaded."""
-    if manifest.target not in _COMPATIBLE:
-        raise BadArtifact(
-            f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, "
-            "inf2 and trn2"
-        )
-    if not has_device():
-        raise InvalidRequest(
-            f"--device neuron: this machine has no Neuron device ({DEVICE} is missing). On a trn "
-            "or inf instance install the driver "
-            "(aws-neuronx-dkms) or use a Neuron AMI; in a container pass the device through"
-        )
-    family = instance_family()
-    if family is not None and family not in _COMPATIBLE[manifest.target]:
-        raise BadArtifact(
-            f"the artefact was built for {manifest.target}, this is a {family} instance: build it "
-            f"with --target {family}"
-        )
-    check_visible_cores(manifest.tensor_parallel)
-    built, logical = manifest.host.get("logical_cores", "1"), str(logical_cores(manifest.target))
-    if built != logical:
-        raise BadArtifact(
-            f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG "
-            f"means {logical}"
-        )
-    _check_versions(manifest)
-
-
-def _check_versions(manifest: Manifest) -> None:
-    """Packages as it was built with: NxD promises compatibility neither forwards nor backwards.
-    The compiler need not be the same.
-    """
-    here = sdk_versions()
-    for name, built in manifest.versions.items():
-        if name != "neuronx-cc" and here.get(name) != built:
-            raise BadArtifact(
-                f"the artefact was built with {name} {built}, here is {here.get(name)}: "
-                f"install that version (Neuron SDK {manifest.versions.get('neuron-sdk')}) or build "
-                "the artefact again"
-            )
-
-
-def _load_package(directory: Path, manifest: Manifest) -> Program:
-    """A package of NxD's ModelBuilder: graphs in one file, weights in one file a rank."""
-    sdk = load_sdk()
-    model = sdk.nxd_model.load(str(directory / PACKAGE))
-    if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
-        raise BadArtifact(
-            "this neuronx-distributed does not understand the artefact's package: build it again "
-            "with the version here"
-        )
-    named = {bucket.name for bucket in manifest.graphs} | (
-        {COPY} if COPY_RECORD in manifest.files else set()
-    )
-    missing = named - set(model.get_available_keys())
-    if missing:
-        raise BadArtifact(
-            f"the package lacks graph {min(missing)}, which its manifest names: build it again"
-        )
-    ranks = range(manifest.tensor_parallel)
-    model.set_weights([load_file(directory / SHARD.format(rank)) for rank in ranks])
-    model.to_neuron()
-
-    def call(graph: str, inputs: dict[str, Tensor]) -> Tensor:
-        chosen: Tensor = model(**inputs, model_name=graph)
-        return chosen
-
-    return call
 
 
 def runtime_error(error: Exception) -> OutriderError:
