@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from benchmarks.train_pair import read_texts
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.text import Tokenizer
 from inference.tree import TokenTree
 from outrider.models import EMBEDDED

@@ -24,13 +24,13 @@ import numpy as np
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from inference.backends import Model
+from inference.backends.sequence import ModelSequence
 from inference.command import run_command
 from inference.decode import TargetSession, decode
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 from outrider.options import PRECISIONS
 from outrider.options.roles import TargetRole

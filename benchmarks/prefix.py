@@ -28,9 +28,9 @@ from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends import Model
+from inference.backends.sequence import ModelSequence
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from outrider.options.roles import TargetRole
 from outrider.serve import load_target
 

@@ -16,6 +16,7 @@ from inference.backends.fused import fused_part, load_fused
 from inference.backends.neuron import Say
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import has_device
+from inference.backends.sequence import ModelSequence
 from inference.decode import decode
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
@@ -23,7 +24,6 @@ from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.stats import Statistics
 from inference.tree import TokenTree
 

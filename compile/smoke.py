@@ -38,10 +38,10 @@ from inference.backends.neuron_sdk import (
     logical_cores,
     sdk_versions,
 )
+from inference.backends.sequence import ModelSequence
 from inference.errors import InvalidRequest, OutriderError
 from inference.model import checkpoint as checkpoints
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 
 _ENOUGH = 0.97

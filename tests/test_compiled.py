@@ -27,6 +27,7 @@ from grpc_comm.server.server import BackgroundServer
 from inference.artifact import Bucket, read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, graph_path, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -36,7 +37,6 @@ from inference.model.decoder import Decoder
 from inference.model.verify_graph import VerifyGraph
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.models import EMBEDDED

@@ -26,6 +26,7 @@ from inference.backends.cuda import (
     _rank_greedy,
 )
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
 from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain
@@ -36,7 +37,6 @@ from inference.model.decoder import Decoder
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 from tests.drafts import alone, knowledge, speculated
 from tests.equality import NearTies, assert_same_text

@@ -27,14 +27,14 @@ from transformers import (
 
 from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.backends.slots import FREE, Slots
 from inference.drafters.tree_policies import BestFirst, Budget
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.sampler import noise
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
-from inference.slots import FREE, Slots
 from inference.tree import TokenTree
 from tests.models import tiny_decoder, tiny_model
 

@@ -39,7 +39,7 @@ from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import load_decoder
-from inference.model.round_graph import accept_in_graph
+from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
 from inference.proposer import HOST, NOBODY, Proposer
 from inference.sampling import SamplingParams

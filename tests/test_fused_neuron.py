@@ -22,6 +22,7 @@ from inference.backends import RoundModel, Segment
 from inference.backends.neuron import COPY
 from inference.backends.neuron_fused import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
+from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.graph_tree import GraphTree, inner_tree
@@ -31,7 +32,6 @@ from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import IntArray
 from inference.tree_shape import Branches
 from tests.drafts import text_of

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
 from inference.candidates import BASE, Nodes
 from inference.drafters.model_proposer import ROOM, TRIES_AGAIN, WIDTH, ModelProposer
 from inference.planner.acceptance import features
 from inference.planner.prices import Prices
 from inference.proposer import Notice
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 from tests.pairs import SEQUENCE_LENGTH, perturbed
 from tests.scripted_models import (

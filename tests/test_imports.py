@@ -43,7 +43,7 @@ PURE = [
     "planner/prices",
     "proposer",
     "sampling",
-    "slots",
+    "backends/slots",
     "stats",
     "times",
     "tree",

@@ -13,6 +13,7 @@ import torch
 
 from inference.backends.eager import EagerModel
 from inference.backends.legacy_neuron import LegacyNeuronModel, load_legacy_neuron
+from inference.backends.sequence import ModelSequence
 from inference.decode import Step
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.engine.engine import Engine
@@ -31,7 +32,6 @@ from inference.model.config import read_config
 from inference.model.decoder import Decoder
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 from outrider.models import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole

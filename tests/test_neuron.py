@@ -20,6 +20,7 @@ from compile.build.parallel import parallel_config
 from compile.spec import verify_bucket
 from inference.backends import Segment
 from inference.backends.neuron import COPY, NeuronModel
+from inference.backends.sequence import ModelSequence
 from inference.drafters.tree_policies import BestFirst
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
@@ -27,7 +28,6 @@ from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 from tests.drafts import alone, growing, rounds, speculated
 from tests.equality import NearTies, assert_same_text

@@ -16,6 +16,7 @@ import pytest
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
 from inference.backends.timed import find_profile
 from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
@@ -29,7 +30,6 @@ from inference.planner.profiling import (
     profile_target,
 )
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.times import TargetTimes
 from inference.tree import IntArray, TokenTree
 from tests.models import TINY, tiny_model

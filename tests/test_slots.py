@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from inference.backends.slots import Slots
 from inference.errors import LimitExceeded
-from inference.slots import Slots
 
 CAPACITY = 24
 

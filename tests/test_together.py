@@ -13,9 +13,9 @@ import pytest
 
 from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
 from inference.backends.together import Together
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 from tests.hostile import eventually
 from tests.models import tiny_decoder

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from benchmarks.regret.dial import GUESSES
 from inference.backends import Model
+from inference.backends.sequence import ModelSequence
 from inference.candidates import BASE, Nodes, Proposal
 from inference.drafters.growth import Growth
 from inference.drafters.tree_policies import edge_values
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 
 
 class Rule(Protocol):

@@ -34,12 +34,12 @@ from benchmarks.regret.study import Cell, Reading, Result, read
 from benchmarks.regret.texts import PROMPTS
 from benchmarks.regret.two_cores import Bench, Chosen, bench, busy
 from inference.backends import Model
+from inference.backends.sequence import ModelSequence
 from inference.command import run_command
 from inference.decode import decode
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.text import Tokenizer
 from inference.tree import TokenTree
 from outrider.options import PRECISIONS

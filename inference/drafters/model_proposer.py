@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked, Segment
+from inference.backends.sequence import ModelSequence
 from inference.candidates import MOST_CANDIDATES, Nodes
 from inference.cost.objective import Effort
 from inference.drafters.outbox import Outbox
@@ -25,7 +26,6 @@ from inference.planner.knowledge import Knowledge
 from inference.planner.prices import MESSAGE_BYTES, NODE_BYTES, Prices
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.times import TRUSTED
 
 WIDTH, WIDEST = 8, 32

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from inference.backends import Model, Ranked
+from inference.backends.sequence import ModelSequence
 from inference.candidates import BASE, Nodes, Proposal
 from inference.drafters.growth import Growth
 from inference.drafters.tree_policies import Budget, Policy
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import TokenTree
 
 

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from inference.backends import RoundModel, Segment
+from inference.backends.sequence import ModelSequence
 from inference.engine.forward import Ask, Commit, Share, Took, charge, commit
 from inference.engine.graph_tree import GraphTree, inner_tree
 from inference.engine.scheduler import LEAST_GAIN, LEAST_RATE, Seconds, Turn
 from inference.engine.session import Session
 from inference.proposer import HOST
-from inference.sequence import ModelSequence
 from inference.times import KEPT
 from inference.tree import IntArray, TokenTree
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from inference.backends import Model
-from inference.slots import Slots
+from inference.backends.slots import Slots
 
 WORTH_COPYING = 16
 """Tokens from which another row's keys are copied instead of computed anew. On a CPU that takes 0.3

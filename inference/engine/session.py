@@ -13,6 +13,7 @@ from typing import Any
 
 from inference.accept import Verdict, accept_match
 from inference.backends import Model, Segment
+from inference.backends.sequence import ModelSequence
 from inference.candidates import CandidateTree, Dropped, Nodes
 from inference.engine.calibration import Calibration
 from inference.engine.prefix_cache import Row
@@ -32,7 +33,6 @@ from inference.order import (
 )
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
-from inference.sequence import ModelSequence
 from inference.tree import IntArray, TokenTree
 
 MOST_AHEAD, MOST_BEHIND = 4.0, -1.0

@@ -18,18 +18,16 @@ from torch import Tensor, nn
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.decoder import Decoder, Hidden, KeysValues
+from inference.model.drafted_tree import Drafted, Draws, Seen, accept_in_graph, draft_tree
 from inference.model.sampler import (
     Add,
     Sampling,
     choose_drawn,
     choose_greedy,
     choose_mixed,
-    guess_drawn,
-    guess_greedy,
-    noise_table,
 )
 from inference.model.verify_graph import example_inputs, sampling_of
-from inference.tree_shape import NONE, Branches
+from inference.tree_shape import Branches
 
 CACHES = ("keys", "values", "draft_keys", "draft_values")
 """Buffers of a fused graph: the target's caches, then the draft's."""
@@ -42,119 +40,6 @@ INPUTS = (
 )
 # fmt: on
 """Of a round, in their order; the last four where it is sampled."""
-
-
-class Seen(NamedTuple):
-    """Where a model's new nodes are and what they see."""
-
-    positions: Tensor  # [B, n] int32
-    context_mask: Tensor  # [B, 1, S] int32 0/1
-    tree_mask: Tensor  # [B, n, n] int32 0/1
-
-
-class Drafted(NamedTuple):
-    """A tree's tokens, and keys and values of the nodes that the draft forwarded, its entry of
-    two first.
-    """
-
-    tokens: Tensor  # [B, nodes] int32
-    new: KeysValues  # [layers, B, kv heads, 1 + inner nodes, head dim]
-
-
-class Draws(NamedTuple):
-    """How each row is sampled, and the noise of every token at the positions below its root,
-    which draft and target share.
-    """
-
-    sampling: Sampling
-    table: Tensor  # [B, depth + 1, V] float32
-
-    @classmethod
-    def of(
-        cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, add: Add
-    ) -> Draws | None:
-        """For trees whose roots are the first nodes; None where every row is greedy."""
-        if sampling is None:
-            return None
-        return cls(
-            sampling,
-            noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, add),
-        )
-
-    def rows(self, order: Tensor) -> Draws:
-        """Those of these rows."""
-        return Draws(
-            Sampling(*(part.index_select(0, order) for part in self.sampling)),
-            self.table.index_select(0, order),
-        )
-
-    def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
-        """The noise of what follows `wide` nodes of this depth."""
-        return self.table[:, depth : depth + 1].expand(-1, wide, -1)
-
-
-def draft_tree(
-    draft: Decoder,
-    shape: Branches,
-    entry: Tensor,
-    seen: Seen,
-    rows: Tensor | None,
-    past: KeysValues,
-    draws: Draws | None,
-) -> Drafted:
-    """Grow the tree level by level.
-
-    entry: [B, 2] int32, a token that the draft has not seen yet (or padding) and the root; seen: of
-    these two and of the inner nodes.
-    """
-    levels, level, new, first = [entry[:, 1:]], entry, None, 0
-    for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
-        last = first + level.shape[1]
-        near = (
-            seen.positions[:, first:last],
-            seen.context_mask,
-            seen.tree_mask[:, first:last, :last],
-        )
-        out: Hidden = draft(level, rows, *near, None, past.keys, past.values, new)
-        logits = draft.logits(out.states[:, -wide:])
-        ids = (
-            guess_greedy(logits, branch)
-            if draws is None
-            else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch)
-        )
-        new = _joined(new, out)
-        level, first = ids.flatten(1), last
-        levels.append(level)
-    assert new is not None
-    return Drafted(torch.cat(levels, 1), new)
-
-
-def _joined(earlier: KeysValues | None, out: Hidden) -> KeysValues:
-    if earlier is None:
-        return KeysValues(out.keys, out.values)
-    return KeysValues(
-        torch.cat((earlier.keys, out.keys), 3), torch.cat((earlier.values, out.values), 3)
-    )
-
-
-def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """accept_match for trees of one shape: the accepted node of each depth [B, depth] (NONE below
-    the last), and the token after them [B].
-
-    tokens, chosen: [B, nodes] int32; siblings are distinct, so that one node of a level is reached
-    at most.
-    """
-    none = torch.full_like(chosen[:, 0], NONE)
-    reached: list[Tensor | None] = [None]  # of each node; the root is always
-    path, next_token = [none] * shape.depth, chosen[:, 0]
-    for node in range(1, shape.nodes):
-        parent, depth = shape.parents[node], shape.depths[node]
-        taken, above = tokens[:, node] == chosen[:, parent], reached[parent]
-        here = taken if above is None else taken & above
-        reached.append(here)
-        path[depth - 1] = torch.where(here, torch.full_like(none, node), path[depth - 1])
-        next_token = torch.where(here, chosen[:, node], next_token)
-    return torch.stack(path, 1), next_token
 
 
 class _Fused(nn.Module):

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked, Segment
+from inference.backends.slots import Slots
 from inference.errors import LimitExceeded
 from inference.sampling import SamplingParams
-from inference.slots import Slots
 from inference.tree import IntArray, Nodes, TokenTree, sight
 
 
