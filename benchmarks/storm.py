@@ -35,7 +35,7 @@ from inference.errors import InvalidRequest, Unavailable
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from outrider import serve
-from outrider.link import Shape, ShapedLink, shaped_link
+from outrider.link import LinkShape, ShapedLink, shaped_link
 from outrider.options.roles import TargetRole
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -256,7 +256,7 @@ def started(plan: Plan) -> Iterator[tuple[list[TargetProcess], list[ShapedLink]]
             list(pool.map(TargetProcess.start, targets))
         yield (
             targets,
-            [stack.enter_context(shaped_link(target.address, Shape())) for target in targets],
+            [stack.enter_context(shaped_link(target.address, LinkShape())) for target in targets],
         )
 
 

@@ -24,7 +24,7 @@ from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.stats import Statistics
+from inference.stats import DecodeStatistics
 from inference.tree import TokenTree
 
 _TOKENS = 32
@@ -58,7 +58,7 @@ def check_text(model: RoundModel, manifest: Manifest) -> str:
         .integers(0, manifest.vocabulary, max(1, manifest.sequence_length // 8))
         .tolist()
     )
-    statistics, equal, made = Statistics(), 0, 0
+    statistics, equal, made = DecodeStatistics(), 0, 0
     for params in (SamplingParams(), *([SamplingParams(1.0, seed=7)] if sampled else [])):
         fused = _fused_text(model, manifest, prompt, params, tokens, statistics)
         equal += _own_choices(model, manifest, prompt, params, fused)
@@ -80,7 +80,7 @@ def _fused_text(
     prompt: list[int],
     params: SamplingParams,
     tokens: int,
-    count: Statistics,
+    count: DecodeStatistics,
 ) -> list[int]:
     engine = Engine(
         model,

@@ -26,7 +26,7 @@ _EXAMPLES = """examples:
 
 
 @dataclass(frozen=True)
-class PriceOptions:
+class PricesOptions:
     """What the user asked for; argparse reads the defaults from here."""
 
     instance: Sequence[str] | None = None
@@ -40,7 +40,7 @@ class PriceOptions:
 
 
 @dataclass
-class Shown:
+class PricesShown:
     """What is printed."""
 
     prices: list[Price] = field(default_factory=list)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(lambda: _prices(options), debug=options.debug)
 
 
-def _prices(options: PriceOptions) -> int:
+def _prices(options: PricesOptions) -> int:
     speed = options.tokens_per_second
     if speed is not None and not 0 < speed < float("inf"):
         raise InvalidRequest(f"--tokens_per_second is above 0, got {speed}")
@@ -73,11 +73,11 @@ def accelerators() -> dict[str, str]:
     return read_json(_ACCELERATORS, InvalidRequest).texts()
 
 
-def collect(prices: PriceChain, options: PriceOptions) -> Shown:
+def collect(prices: PriceChain, options: PricesOptions) -> PricesShown:
     """The price of each type under the pricing that is asked for; else on demand or, where there
     is none, as a capacity block, and as spot.
     """
-    shown = Shown()
+    shown = PricesShown()
 
     def ask(instance_type: str, pricing: Pricing) -> bool:
         try:
@@ -104,7 +104,7 @@ def collect(prices: PriceChain, options: PriceOptions) -> Shown:
     return shown
 
 
-def _print_json(shown: Shown, tokens_per_second: float | None) -> None:
+def _print_json(shown: PricesShown, tokens_per_second: float | None) -> None:
     """A price file, with dollars per million tokens beside the prices, in their order."""
     costs = None
     if tokens_per_second is not None:
@@ -114,7 +114,7 @@ def _print_json(shown: Shown, tokens_per_second: float | None) -> None:
     print(json.dumps(PriceFile(1, tuple(shown.prices), transfers, costs).plain(), indent=1))
 
 
-def _print_table(shown: Shown, tokens_per_second: float | None) -> None:
+def _print_table(shown: PricesShown, tokens_per_second: float | None) -> None:
     """For people."""
     from rich.console import Console
     from rich.table import Table
@@ -142,7 +142,7 @@ def _print_table(shown: Shown, tokens_per_second: float | None) -> None:
         print(f"traffic of {transfer.region} with the internet: {rates} {said}")
 
 
-def _parse(arguments: Sequence[str] | None) -> PriceOptions:
+def _parse(arguments: Sequence[str] | None) -> PricesOptions:
     parser = argparse.ArgumentParser(
         prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False
     )
@@ -158,7 +158,7 @@ def _parse(arguments: Sequence[str] | None) -> PriceOptions:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = partial(add_flag, PriceOptions, prices)
+    add = partial(add_flag, PricesOptions, prices)
     add(
         "instance",
         "may be repeated (default: every type that a target may run on)",
@@ -186,7 +186,7 @@ def _parse(arguments: Sequence[str] | None) -> PriceOptions:
     )
     add("json", "one JSON object on stdout, in the form of a price file", action="store_true")
     add("debug", "show the traceback of an error", action="store_true")
-    return PriceOptions(**vars(parser.parse_args(arguments)))
+    return PricesOptions(**vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

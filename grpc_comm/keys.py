@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from grpc_comm.keys_file import Entry, Key, KeysFile, digest_of
+from grpc_comm.keys_file import Key, KeyEntry, KeysFile, digest_of
 from inference.errors import InvalidRequest
 
 __all__ = ["SINGLE_TENANT", "WATCH_SECONDS", "Grant", "Key", "Keys"]
@@ -33,7 +33,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 class Keys:
     """The keys that a target knows. Not thread-safe: asked on the server's loop only."""
 
-    def __init__(self, entries: tuple[Entry, ...] | None, file: KeysFile | None = None) -> None:
+    def __init__(self, entries: tuple[KeyEntry, ...] | None, file: KeysFile | None = None) -> None:
         # Without entries (None) nobody is asked; with none of them () nobody is let in.
         self._entries, self._file = entries, file
         self.edition = 0  # grows with every version of the file that is used
@@ -48,7 +48,7 @@ class Keys:
         """One token for all; raises InvalidRequest for an empty one."""
         if not token:
             raise InvalidRequest("a token is needed: got an empty one")
-        return cls((Entry(digest_of(token), Key(SINGLE_TENANT)),))
+        return cls((KeyEntry(digest_of(token), Key(SINGLE_TENANT)),))
 
     @classmethod
     def read(cls, path: Path) -> Keys:

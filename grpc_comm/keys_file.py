@@ -58,7 +58,7 @@ class Key:
 LIMITS = tuple(entry.name for entry in fields(Key) if entry.name != "name")
 
 
-class Entry(NamedTuple):
+class KeyEntry(NamedTuple):
     digest: bytes  # SHA-256 of the token
     key: Key
 
@@ -77,7 +77,7 @@ class KeysFile:
     def changed(self) -> bool:
         return self._stamp() != self._seen
 
-    def read(self) -> tuple[Entry, ...]:
+    def read(self) -> tuple[KeyEntry, ...]:
         """Raises InvalidRequest; a version that cannot be used is not tried again."""
         self._seen = self._stamp()  # before the content: what is written meanwhile is a change
         return _parse(self.path)
@@ -103,7 +103,7 @@ def make_key(path: Path, name: str) -> str:
     if not name:
         raise InvalidRequest("a key needs a name: --name NAME")
     token = secrets.token_urlsafe(32)
-    entry = Entry(digest_of(token), Key(name))
+    entry = KeyEntry(digest_of(token), Key(name))
     with _replacing(path) as replacement:
         entries = _parse(path) if path.exists() else ()
         if any(known.key.name == name for known in entries):
@@ -143,14 +143,14 @@ def digest_of(token: str | bytes) -> bytes:
     return hashlib.sha256(token.encode() if isinstance(token, str) else token).digest()
 
 
-def _parse(path: Path) -> tuple[Entry, ...]:
+def _parse(path: Path) -> tuple[KeyEntry, ...]:
     document = _load(path)
     if not isinstance(document, Mapping) or set(document) != {"keys"}:
         raise InvalidRequest(f'{path}: a keys file is an object with one list, {{"keys": [...]}}')
     if not isinstance(document["keys"], list):
         kind = type(document["keys"]).__name__
         raise InvalidRequest(f'{path}: a keys file is an object with one list, "keys": got {kind}')
-    entries: list[Entry] = []
+    entries: list[KeyEntry] = []
     for number, item in enumerate(document["keys"], 1):
         try:
             entries.append(_entry(item, entries))
@@ -171,7 +171,7 @@ def _load(path: Path) -> Any:
         raise InvalidRequest(f"{path}: is not JSON ({error})") from error
 
 
-def _entry(item: Any, before: Iterable[Entry]) -> Entry:
+def _entry(item: Any, before: Iterable[KeyEntry]) -> KeyEntry:
     if not isinstance(item, Mapping):
         need = "an object is needed, with name and token_sha256"
         raise InvalidRequest(f"{need}: got {type(item).__name__}")
@@ -191,7 +191,7 @@ def _entry(item: Any, before: Iterable[Entry]) -> Entry:
         if known_entry.digest == digest:
             need = "every key needs its own"
             raise InvalidRequest(f"the token of {key.name!r} is that of {other!r}: {need}")
-    return Entry(digest, key)
+    return KeyEntry(digest, key)
 
 
 def _digest(given: Any) -> bytes:
@@ -211,7 +211,7 @@ def _shown(value: Any) -> str:
     return reprlib.repr(value)
 
 
-def _format(entries: Iterable[Entry]) -> str:
+def _format(entries: Iterable[KeyEntry]) -> str:
     items = []
     for digest, key in entries:
         limits = {name: value for name, value in asdict(key).items() if value is not None}

@@ -65,7 +65,7 @@ class Description:
     sessions: int = 0  # that are open now
 
 
-class Terms(NamedTuple):
+class SessionTerms(NamedTuple):
     """What a client may do with its session. Keys are empty for who is only attached to it."""
 
     lease_seconds: float
@@ -179,7 +179,7 @@ def write_attach(session_id: str, append_key: bytes, length: int) -> pb.Attach:
     )
 
 
-def write_opened(session_id: str, length: int, opened: Opened, terms: Terms) -> pb.Opened:
+def write_opened(session_id: str, length: int, opened: Opened, terms: SessionTerms) -> pb.Opened:
     return pb.Opened(
         session_id=session_id,
         length=length,

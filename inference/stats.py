@@ -59,7 +59,7 @@ _SUMS = ("queue_seconds", "model_seconds", "share_seconds", "nodes", "forwards",
 
 
 @dataclass
-class Statistics:
+class DecodeStatistics:
     """Who named the tokens of one text, or of several, added up.
 
     forwards: that brought tokens.

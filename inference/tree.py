@@ -20,7 +20,7 @@ IntArray = NDArray[np.int32]
 _INT32 = np.iinfo(np.int32)
 
 
-class Nodes(Protocol):
+class TreeNodes(Protocol):
     """The nodes of a tree, whether it is finished or still grows: token, parent and depth of
     each.
     """
@@ -114,7 +114,7 @@ class TokenTree:
         return select(self, nodes)
 
 
-def select(tree: Nodes, nodes: Sequence[int]) -> TokenTree:
+def select(tree: TreeNodes, nodes: Sequence[int]) -> TokenTree:
     """The tree of these nodes in this order: one that is to be the root, and nodes below it,
     each after its parent.
     """
@@ -151,7 +151,7 @@ def trees_of(
     return trees
 
 
-def sight(tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
+def sight(tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
     """The mask of these nodes among themselves. Each stands after its parent, where that or any
     other ancestor is among them.
     """

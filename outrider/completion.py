@@ -17,7 +17,7 @@ from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
 from inference.proposer import NOBODY, Proposer
 from inference.sampling import SamplingParams
-from inference.stats import Statistics
+from inference.stats import DecodeStatistics
 from inference.text import TextStream, Tokenizer
 from outrider.purse import Tab
 
@@ -169,7 +169,7 @@ class _Run:
         tokenizer: Tokenizer,
         show: Show,
     ) -> None:
-        self.done, self._statistics = new_completion(request), Statistics()
+        self.done, self._statistics = new_completion(request), DecodeStatistics()
         self._request, self._show = request, show
         self._session, self._proposers = session, proposers
         self._calls, self._drafting = _drafted(proposers)  # before this text

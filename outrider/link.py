@@ -24,14 +24,14 @@ from typing import NamedTuple
 from grpc_comm.transport import Address, parse_address
 from inference.command import add_flag
 from inference.errors import OutriderError, Unavailable
-from outrider.link_proxy import Shape, run
+from outrider.link_proxy import LinkShape, run
 
-__all__ = ["Shape", "ShapedLink", "shaped_link"]
+__all__ = ["LinkShape", "ShapedLink", "shaped_link"]
 
 READY = "listening on "
 """Start of the stdout line that names the bound address."""
 
-PERFECT = Shape()
+PERFECT = LinkShape()
 _STOP_SECONDS = 10.0
 
 
@@ -45,7 +45,7 @@ class ShapedLink(NamedTuple):
 
 
 @contextmanager
-def shaped_link(to: str, shape: Shape = PERFECT) -> Iterator[ShapedLink]:
+def shaped_link(to: str, shape: LinkShape = PERFECT) -> Iterator[ShapedLink]:
     """A link to HOST:PORT, in a process that ends with this context. Raises Unavailable when it
     does not start.
     """
@@ -76,10 +76,10 @@ def shaped_link(to: str, shape: Shape = PERFECT) -> Iterator[ShapedLink]:
             process.wait()
 
 
-def _flags(shape: Shape) -> list[str]:
+def _flags(shape: LinkShape) -> list[str]:
     """The command line of a shape."""
     flags = []
-    for field in fields(Shape):
+    for field in fields(LinkShape):
         value = getattr(shape, field.name)
         if value == field.default:
             continue
@@ -89,7 +89,7 @@ def _flags(shape: Shape) -> list[str]:
     return flags
 
 
-def _parse(arguments: Sequence[str] | None) -> tuple[Address, Address, Shape]:
+def _parse(arguments: Sequence[str] | None) -> tuple[Address, Address, LinkShape]:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -102,7 +102,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Address, Address, Shape]:
         help="port 0 lets the system choose (default: %(default)s)",
     )
     parser.add_argument("--to", required=True, metavar="HOST:PORT", help="where the target is")
-    add = partial(add_flag, Shape, parser)
+    add = partial(add_flag, LinkShape, parser)
     add("delay_ms", "one way, in each direction (default: %(default)g)", type=float)
     add("jitter_ms", "up to so much more, evenly spread (default: %(default)g)", type=float)
     add("mbit", "megabits a second each way, shared by all (default: no limit)", type=float)
@@ -113,7 +113,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Address, Address, Shape]:
     add("seed", "of jitter and random cuts (default: %(default)s)", type=int)
     given = vars(parser.parse_args(arguments))
     listen, to = parse_address(given.pop("listen")), parse_address(given.pop("to"))
-    return listen, to, Shape(**given)
+    return listen, to, LinkShape(**given)
 
 
 def _moments(text: str) -> tuple[float, ...]:

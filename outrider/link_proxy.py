@@ -25,7 +25,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
 @dataclass(frozen=True)
-class Shape:
+class LinkShape:
     """What a link does to its connections; raises InvalidRequest for a link that cannot be."""
 
     delay_ms: float = 0.0  # one way, in each direction: a round trip takes twice as long
@@ -82,7 +82,7 @@ class Shape:
 class _Direction:
     """The link one way: bytes of all connections are put on it one after the other, then travel."""
 
-    def __init__(self, shape: Shape, seed: str) -> None:
+    def __init__(self, shape: LinkShape, seed: str) -> None:
         self._delay, self._jitter = shape.delay_ms / 1e3, shape.jitter_ms / 1e3
         self._byte_seconds = 0.0 if shape.mbit is None else 8 / (shape.mbit * 1e6)
         self._chance = random.Random(seed)  # noqa: S311
@@ -126,7 +126,7 @@ class _Way:
 class _Link:
     """A listening link and its connections."""
 
-    def __init__(self, to: Address, shape: Shape) -> None:
+    def __init__(self, to: Address, shape: LinkShape) -> None:
         self._to, self._shape, self._delay = to, shape, shape.delay_ms / 1e3
         self._up, self._down = (
             _Direction(shape, f"{shape.seed} {name}") for name in ("up", "down")
@@ -209,7 +209,9 @@ def _close(*ends: socket.socket, reset: bool) -> None:
         end.close()
 
 
-def run(listen: Address, to: Address, shape: Shape, on_ready: Callable[[Address], None]) -> None:
+def run(
+    listen: Address, to: Address, shape: LinkShape, on_ready: Callable[[Address], None]
+) -> None:
     """Be the link until SIGTERM or SIGINT; `on_ready` is told the bound address. At most some 500
     connections at once.
 
@@ -223,7 +225,7 @@ def run(listen: Address, to: Address, shape: Shape, on_ready: Callable[[Address]
 
 
 async def _until_signal(
-    listen: Address, to: Address, shape: Shape, on_ready: Callable[[Address], None]
+    listen: Address, to: Address, shape: LinkShape, on_ready: Callable[[Address], None]
 ) -> None:
     loop, stopped, link = asyncio.get_running_loop(), asyncio.Event(), _Link(to, shape)
     try:

@@ -38,7 +38,7 @@ from outrider.compare.prediction import (
 )
 from outrider.compare.readings import Reading
 from outrider.compare.regime_map import regime_map
-from outrider.compare.rows import Row, marked, summarise
+from outrider.compare.rows import ResultRow, marked, summarise
 from outrider.compare.statistics import bootstrap_median, median_figure, pareto, percentiles
 from outrider.compare.sweep import sweep
 from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables
@@ -90,14 +90,14 @@ def row(
     account: Account = FREE,
     made_by: Arm | None = None,
     rtt_ms: float = 0.0,
-) -> Row:
+) -> ResultRow:
     before = None if alone is None else [Reading(done, UNREAD, None, None) for done in alone]
     mine = [Reading(done, UNREAD, None, None) for done in ours]
     by = made_by or arm(CHAIN, Setting(Chain(2)))
     return summarise(by, rtt_ms, mine, before, account, [], 0.02)
 
 
-def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[Row]:
+def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[ResultRow]:
     """Target-only at half a second a token, and chains and trees whose rounds take so long."""
     alone = [text(8, 1, 0.5, index) for index in range(texts)]
     found = [row(alone, alone, FREE, arm(BASELINE), rtt_ms)]
@@ -108,7 +108,7 @@ def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[Ro
     return found
 
 
-def comparison(rows: list[Row], *costs: Costs, **options: Any) -> Comparison:
+def comparison(rows: list[ResultRow], *costs: Costs, **options: Any) -> Comparison:
     """Costs are of the rows, in their order."""
     trips = tuple(dict.fromkeys(one.rtt_ms for one in rows))
     known = [ArmCosts(one.arm, each) for one, each in zip(rows, costs, strict=False)]
@@ -160,7 +160,7 @@ def test_the_pareto_set_is_what_nothing_dominates() -> None:
 def test_rows_are_marked_by_speed_and_by_what_is_known_of_all(
     costs: list[tuple[float, float | None, float | None]], best: list[bool]
 ) -> None:
-    def one(speed: float, *known: float | None) -> Row:
+    def one(speed: float, *known: float | None) -> ResultRow:
         figures = (UNREAD if value is None else Figure.measured(value, "hand") for value in known)
         usd, joules = (median_figure([figure]) for figure in figures)
         made = row([text(4, 2, 0.5, index) for index in range(6)])
@@ -381,7 +381,7 @@ def test_every_table_has_a_cell_for_each_head_and_hides_what_is_nowhere_known() 
     assert {"$/1M", "J/token"} <= set(brief(comparison([priced(1)])).heads)
 
 
-def priced(texts: int) -> Row:
+def priced(texts: int) -> ResultRow:
     """With the longest name that a default sweep chooses."""
     done = [text(4, 2, 0.5, index) for index in range(texts)]
     made = row(done, done, PAYING, arm(TREE, Setting(BestFirst(16, 12))), 1000.0)

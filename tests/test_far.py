@@ -28,7 +28,7 @@ from inference.errors import Mismatch, OutriderError
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
-from outrider.link import Shape, shaped_link
+from outrider.link import LinkShape, shaped_link
 from tests.hostile import eventually
 from tests.wire_fixtures import (
     VOCABULARY,
@@ -58,7 +58,7 @@ def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: f
     statistics = Statistics()
     with (
         background(engine, listener=statistics) as server,
-        shaped_link(str(server.address), Shape(delay_ms=delay)) as link,
+        shaped_link(str(server.address), LinkShape(delay_ms=delay)) as link,
         connect(link.address) as connection,
     ):
         session = connection.session()
@@ -89,7 +89,7 @@ def test_a_reader_that_stays_behind_holds_the_target() -> None:
 def test_candidates_that_the_link_does_not_take_are_dropped() -> None:
     with (
         background(successor_engine()) as server,
-        shaped_link(str(server.address), Shape(mbit=0.05)) as link,
+        shaped_link(str(server.address), LinkShape(mbit=0.05)) as link,
         connect(link.address, timeout=WAIT) as connection,
     ):
         session = opened(connection)

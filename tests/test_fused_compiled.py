@@ -33,7 +33,7 @@ from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph, round_inputs
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.stats import Statistics
+from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
 from inference.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
@@ -162,7 +162,7 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
             description.draft_model
             == "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
         )
-        statistics, nodes, alone_nodes = Statistics(), list[int](), list[int]()
+        statistics, nodes, alone_nodes = DecodeStatistics(), list[int](), list[int]()
 
         def write(number: int, fused: bool = True) -> None:
             params, prompt = (

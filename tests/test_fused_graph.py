@@ -43,7 +43,7 @@ from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
 from inference.proposer import HOST, NOBODY, Proposer
 from inference.sampling import SamplingParams
-from inference.stats import Statistics
+from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
@@ -445,7 +445,7 @@ def test_over_grpc_the_texts_are_the_same_and_counters_are_of_what_happened() ->
     model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(4))
     with connected(served_by(model)) as connection:
         for params in SAMPLINGS:
-            statistics, session = Statistics(), connection.session()
+            statistics, session = DecodeStatistics(), connection.session()
             made = list[int]()
             for step in decode(PROMPT, params, session, beside()):
                 statistics.count(step.proposers)

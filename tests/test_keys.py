@@ -365,7 +365,9 @@ def test_the_command_prints_the_token_alone_on_stdout(
     assert Keys.read(path).identify(bearer(shown.out.removesuffix("\n"))) == Key("alice")
     assert shown.out.strip() not in shown.err
     assert main(["--role", "make-key", "--name", "alice", "--keys_file", str(path)]) == 1
-    assert main(["--role", "make-key", "--keys_file", str(path)]) == 1
+    with pytest.raises(SystemExit) as ended:
+        main(["--role", "make-key", "--keys_file", str(path)])
+    assert ended.value.code == 2
     assert "--name NAME" in capsys.readouterr().err
 
 

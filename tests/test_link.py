@@ -20,7 +20,7 @@ from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Unavailable
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
-from outrider.link import Shape, shaped_link
+from outrider.link import LinkShape, shaped_link
 from tests import pairs
 from tests.drafts import alone, proposers_of, text_of
 from tests.wire_fixtures import WAIT, background
@@ -70,8 +70,10 @@ def received(connection: socket.socket, size: int) -> bytes:
     return parts
 
 
-@pytest.mark.parametrize("shape", [Shape(), Shape(delay_ms=2, jitter_ms=5, mbit=80)], ids=str)
-def test_bytes_arrive_unchanged_and_in_order(echo: str, shape: Shape) -> None:
+@pytest.mark.parametrize(
+    "shape", [LinkShape(), LinkShape(delay_ms=2, jitter_ms=5, mbit=80)], ids=str
+)
+def test_bytes_arrive_unchanged_and_in_order(echo: str, shape: LinkShape) -> None:
     chance = random.Random(1)
     with (
         shaped_link(echo, shape) as link,
@@ -87,14 +89,14 @@ def test_bytes_arrive_unchanged_and_in_order(echo: str, shape: Shape) -> None:
 
 
 def test_what_was_sent_before_the_end_arrives_before_the_end(echo: str) -> None:
-    with shaped_link(echo, Shape(delay_ms=3)) as link, opened(link.address) as connection:
+    with shaped_link(echo, LinkShape(delay_ms=3)) as link, opened(link.address) as connection:
         connection.sendall(b"last words")
         connection.shutdown(socket.SHUT_WR)
         assert received(connection, 100) == b"last words"
 
 
 def test_a_round_trip_takes_at_least_twice_the_delay_and_opening_one_more(echo: str) -> None:
-    with shaped_link(echo, Shape(delay_ms=25)) as link:
+    with shaped_link(echo, LinkShape(delay_ms=25)) as link:
         start = time.perf_counter()
         with opened(link.address) as connection:
             exchange(connection, b"x")
@@ -106,7 +108,7 @@ def test_a_round_trip_takes_at_least_twice_the_delay_and_opening_one_more(echo: 
 
 def test_jitter_only_adds(echo: str) -> None:
     with (
-        shaped_link(echo, Shape(delay_ms=5, jitter_ms=10)) as link,
+        shaped_link(echo, LinkShape(delay_ms=5, jitter_ms=10)) as link,
         opened(link.address) as connection,
     ):
         exchange(connection, b"x")
@@ -118,7 +120,7 @@ def test_jitter_only_adds(echo: str) -> None:
 
 def test_bandwidth_is_shared_by_all_connections(echo: str) -> None:
     with (
-        shaped_link(echo, Shape(mbit=8)) as link,
+        shaped_link(echo, LinkShape(mbit=8)) as link,
         opened(link.address) as first,
         opened(link.address) as second,
     ):
@@ -130,7 +132,7 @@ def test_bandwidth_is_shared_by_all_connections(echo: str) -> None:
 
 
 def test_a_cut_resets_what_is_open_and_new_connections_work(echo: str) -> None:
-    with shaped_link(echo, Shape(delay_ms=1)) as link, opened(link.address) as old:
+    with shaped_link(echo, LinkShape(delay_ms=1)) as link, opened(link.address) as old:
         assert exchange(old, b"before") == b"before"
         link.cut()
         with pytest.raises(ConnectionResetError):
@@ -140,24 +142,24 @@ def test_a_cut_resets_what_is_open_and_new_connections_work(echo: str) -> None:
 
 
 def test_a_cut_can_look_like_an_orderly_end(echo: str) -> None:
-    with shaped_link(echo, Shape(cut_fin=True)) as link, opened(link.address) as connection:
+    with shaped_link(echo, LinkShape(cut_fin=True)) as link, opened(link.address) as connection:
         assert exchange(connection, b"before") == b"before"
         link.cut()
         assert connection.recv(1) == b""
 
 
 def test_cuts_come_by_themselves(echo: str) -> None:
-    with shaped_link(echo, Shape(cut_every_s=0.2)) as link:
+    with shaped_link(echo, LinkShape(cut_every_s=0.2)) as link:
         for _ in range(2):
             with opened(link.address) as connection, pytest.raises(ConnectionResetError):
                 connection.recv(1)
 
 
 def test_the_moments_of_cuts_are_given_regular_or_random_by_seed() -> None:
-    assert list(Shape(cut_at_s=(2.5, 0.5)).cuts()) == [0.5, 2.5]
-    assert list(islice(Shape(cut_at_s=(2.5,), cut_every_s=1).cuts(), 4)) == [1, 2, 2.5, 3]
+    assert list(LinkShape(cut_at_s=(2.5, 0.5)).cuts()) == [0.5, 2.5]
+    assert list(islice(LinkShape(cut_at_s=(2.5,), cut_every_s=1).cuts(), 4)) == [1, 2, 2.5, 3]
     chance, again, other = (
-        list(islice(Shape(cut_every_s=3, cut_random=True, seed=seed).cuts(), 4000))
+        list(islice(LinkShape(cut_every_s=3, cut_random=True, seed=seed).cuts(), 4000))
         for seed in (1, 1, 2)
     )
     assert chance == again != other
@@ -189,7 +191,7 @@ def test_where_nothing_listens_the_link_resets(echo: str) -> None:
 )
 def test_a_link_that_cannot_be_is_refused(shape: dict[str, float], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        Shape(**shape)  # type: ignore[arg-type]
+        LinkShape(**shape)  # type: ignore[arg-type]
 
 
 def test_a_link_that_does_not_start_is_an_error(echo: str) -> None:
@@ -210,7 +212,7 @@ def test_a_session_through_a_link_makes_the_targets_own_text(
 ) -> None:
     prompt, target = [5, 17, 250, 3, 99], pairs.decoder(1)
     own = alone(LocalSession(pairs.engine(target)), prompt, params, 24)
-    shape = Shape(delay_ms=4, jitter_ms=3, mbit=20)
+    shape = LinkShape(delay_ms=4, jitter_ms=3, mbit=20)
     with (
         background(pairs.engine(target)) as server,
         shaped_link(str(server.address), shape) as link,

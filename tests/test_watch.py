@@ -13,7 +13,7 @@ from rich.console import Console
 
 from grpc_comm.observability.dashboard import (
     WINDOW_SECONDS,
-    Rates,
+    RecentRates,
     Totals,
     Watch,
     Window,
@@ -123,7 +123,7 @@ def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
     engines = [Service(statistics).engine for _ in range(2)]
     engines[0].on_event(Forward(False, 1, 1, 1, 1, model_seconds=3.0, engine_seconds=0.5))
     clock.now = 4.0
-    assert watch.view().rates == Rates(4.0, Totals(1, 1, 1, 1, 3.0), engines=2)
+    assert watch.view().rates == RecentRates(4.0, Totals(1, 1, 1, 1, 3.0), engines=2)
     clock.now = 6.0
     assert watch.view().rates.busy == pytest.approx(0.25)
 

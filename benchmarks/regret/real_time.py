@@ -39,7 +39,7 @@ from grpc_comm.client.connection import connect
 from inference.backends.timed import TimedModel
 from inference.command import run_command
 from inference.errors import Unavailable
-from outrider.link import Shape, shaped_link
+from outrider.link import LinkShape, shaped_link
 from outrider.serve import READY
 from outrider.spawn import role_environment
 
@@ -110,7 +110,7 @@ def real_stage(
 ) -> Iterator[tuple[Stage, TimedModel]]:
     """A stage on the machine's clock, and its draft; round_trip in seconds."""
     profiles = PROFILES.slower(slower)
-    shape = Shape(delay_ms=slower * round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME / slower)
+    shape = LinkShape(delay_ms=slower * round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME / slower)
     draft = TimedModel(pair.draft(), profiles.here)
     with shaped_link(address, shape) as link, connect(link.address) as connection:
         stage = Stage(

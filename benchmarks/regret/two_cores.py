@@ -24,7 +24,7 @@ from grpc_comm.translate import Description
 from inference.errors import InvalidRequest
 from inference.text import Tokenizer
 from inference.times import TargetTimes
-from outrider.link import Shape, shaped_link
+from outrider.link import LinkShape, shaped_link
 from outrider.models import PREFILL_NODES, find_draft, load_model
 from outrider.options.roles import DraftRole
 from outrider.profiles import user_profiles
@@ -76,7 +76,7 @@ class Bench:
         """A stage on the machine's clock, over a link with a round trip of so many seconds more
         than this machine's own.
         """
-        draft, shape = self.draft, Shape(delay_ms=round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME)
+        draft, shape = self.draft, LinkShape(delay_ms=round_trip / 2 * 1e3, mbit=8e-6 / BYTE_TIME)
         with (
             shaped_link(self.target, shape) as link,
             connect(link.address, tokenizer_fingerprint=self.tokenizer.fingerprint()) as connection,

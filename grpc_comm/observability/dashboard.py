@@ -68,7 +68,7 @@ class Totals(NamedTuple):
         return Totals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-class Rates(NamedTuple):
+class RecentRates(NamedTuple):
     """A stretch of time; None where nothing happened that could be divided by."""
 
     seconds: float
@@ -123,13 +123,13 @@ class Window:
     def __init__(self, now: float) -> None:
         self._samples = deque([(now, Totals())])
 
-    def add(self, now: float, totals: Totals, engines: int) -> Rates:
+    def add(self, now: float, totals: Totals, engines: int) -> RecentRates:
         """What happened since the oldest sample that is kept."""
         while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_SECONDS:
             self._samples.popleft()
         self._samples.append((now, totals))
         since, before = self._samples[0]
-        return Rates(now - since, totals.since(before), engines)
+        return RecentRates(now - since, totals.since(before), engines)
 
 
 class SessionLine(NamedTuple):
@@ -146,7 +146,7 @@ class View(NamedTuple):
     title: str
     sessions: Sequence[SessionLine]
     occupancies: Sequence[Occupancy]
-    rates: Rates
+    rates: RecentRates
     usd_per_hour: float | None
 
 

@@ -28,7 +28,7 @@ from grpc_comm.server.request_reader import Inbox
 from grpc_comm.server.sender import Send, Sender
 from grpc_comm.server.session_table import Held
 from grpc_comm.server.state import ServerState
-from grpc_comm.translate import Terms
+from grpc_comm.translate import SessionTerms
 from inference.errors import (
     Gone,
     InvalidRequest,
@@ -192,9 +192,9 @@ class Stream:
             self._state.emit(SessionOpened(session, held.session_id, self.key.name))
         return translate.write_opened(held.session_id, length, opened, self._terms(held))
 
-    def _terms(self, held: Held) -> Terms:
+    def _terms(self, held: Held) -> SessionTerms:
         nodes = held.session.tree_nodes or held.engine.max_tree_nodes
-        return Terms(self._leases.lease_seconds, nodes, held.resume_key, held.append_key)
+        return SessionTerms(self._leases.lease_seconds, nodes, held.resume_key, held.append_key)
 
     # What the client says.
 

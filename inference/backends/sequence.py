@@ -18,7 +18,7 @@ from inference.backends import Model, Ranked, Segment
 from inference.backends.slots import Slots
 from inference.errors import LimitExceeded
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, Nodes, TokenTree, sight
+from inference.tree import IntArray, TokenTree, TreeNodes, sight
 
 
 class ModelSequence:
@@ -71,20 +71,20 @@ class ModelSequence:
         last = np.array([len(chain) - 1], dtype=np.int32)
         return self.prepare(chain)._replace(pick=last, params=SamplingParams())
 
-    def rank(self, tree: Nodes, nodes: Sequence[int], k: int) -> Ranked:
+    def rank(self, tree: TreeNodes, nodes: Sequence[int], k: int) -> Ranked:
         """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on
         the same growing tree.
         """
         return self.model.rank([self.prepare_nodes(tree, nodes)], k)[0]
 
-    def prepare_nodes(self, tree: Nodes, nodes: Sequence[int]) -> Segment:
+    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
         """This row's share of a call that ranks them; whoever makes the call may serve other
         rows with it.
         """
         return self._segment(tree, nodes)
 
     def commit(
-        self, tree: Nodes, path: Sequence[int], place: Mapping[int, int] | None = None
+        self, tree: TreeNodes, path: Sequence[int], place: Mapping[int, int] | None = None
     ) -> None:
         """Keep the root and the path, free the rest; nodes that were never evaluated become
         pending.
@@ -130,7 +130,7 @@ class ModelSequence:
         self.model.choose([self.prepare_chunk(chain)])
         self.commit(chain, range(1, len(chain)))
 
-    def _segment(self, tree: Nodes, nodes: Sequence[int]) -> Segment:
+    def _segment(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
         """The call that evaluates `nodes`, with pending tokens as a chain above them; slots are
         taken here.
         """
@@ -158,7 +158,7 @@ class ModelSequence:
         pick = np.arange(above, len(slots), dtype=np.int32)
         return Segment(self.row, tokens, slots, positions, context, mask, pick, self._params)
 
-    def _context(self, tree: Nodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
+    def _context(self, tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
         """Committed slots and, for a tree grown over several calls, the slots of each node's
         earlier ancestors.
         """
@@ -175,7 +175,7 @@ class ModelSequence:
             seen[row, lines[tree.parents[node]]] = True
         return seen
 
-    def _line(self, tree: Nodes, node: int) -> list[int]:
+    def _line(self, tree: TreeNodes, node: int) -> list[int]:
         """The slots of this node and of its ancestors, as far as they were evaluated."""
         slots = list[int]()
         while node >= 0:

@@ -53,7 +53,7 @@ class HeldUp(NamedTuple):
             session.bank(-self.tokens(seconds))
 
 
-class Record:
+class CallRecord:
     """What was measured of one kind of call. tokens: that one brings a session; at first 0."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class DraftShare(Share):
         tree: TokenTree,
         segment: Segment,
         draft: ModelSequence,
-        record: Record,
+        record: CallRecord,
         held_up: HeldUp,
     ) -> None:
         super().__init__(session, tree, segment)
@@ -138,7 +138,7 @@ class GraphRounds:
     def __init__(self, model: RoundModel) -> None:
         self._model = model
         self._drafts: dict[int, tuple[Session, ModelSequence]] = {}  # by row
-        self._rounds, self._feeds = Record(), Record()
+        self._rounds, self._feeds = CallRecord(), CallRecord()
         self._held_up = HeldUp((), 0.0)
 
     def asked(self, turn: Turn) -> Ask:

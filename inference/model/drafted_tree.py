@@ -1,4 +1,4 @@
-"""A draft's tree inside a graph, and the walk over it. Shapes are fixed: nothing depends on data."""
+"""A draft tree inside a graph, and the walk over it: fixed shapes, no data-dependent flow."""
 
 from __future__ import annotations
 

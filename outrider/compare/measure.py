@@ -18,7 +18,7 @@ from outrider.compare.divergence import Difference, Divergence, first_difference
 from outrider.compare.options import CompareOptions
 from outrider.compare.prediction import Costs, Network, costs_of, host_of
 from outrider.compare.readings import Meters, Reading
-from outrider.compare.rows import Row, marked, summarise
+from outrider.compare.rows import ResultRow, marked, summarise
 from outrider.compare.statistics import FEWEST
 from outrider.compare.sweep import Trial, sweep
 from outrider.compare.testbed import Testbed, testbed
@@ -48,7 +48,7 @@ class Comparison:
 
     title: str  # models, device, date, temperature, number of texts
     options: CompareOptions
-    rows: list[Row]
+    rows: list[ResultRow]
     trials: list[Trial]
     costs: list[ArmCosts]
     texts: list[dict[str, object]]
@@ -75,7 +75,7 @@ class Comparison:
         run = {row.arm.name for row in self.rows if row.arm.architecture.crosses}
         return [one.costs for one in self.costs if one.arm.name in run]
 
-    def at(self, rtt_ms: float) -> list[Row]:
+    def at(self, rtt_ms: float) -> list[ResultRow]:
         return [row for row in self.rows if row.rtt_ms == rtt_ms]
 
 

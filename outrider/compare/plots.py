@@ -18,7 +18,7 @@ from outrider.compare.arms import ARCHITECTURES, BASELINE, Arm
 from outrider.compare.closed_forms import least_time
 from outrider.compare.measure import Comparison, network
 from outrider.compare.regime_map import regime_map
-from outrider.compare.rows import Row
+from outrider.compare.rows import ResultRow
 from outrider.compare.statistics import FigureInterval
 from outrider.compare.verdict import break_even_ms, leader, least_miss
 
@@ -36,7 +36,7 @@ _COLOURS = {
     )
 }
 _ROUNDS = "tab:cyan"
-AXES: dict[str, Callable[[Row], FigureInterval]] = {
+AXES: dict[str, Callable[[ResultRow], FigureInterval]] = {
     "$ per million tokens": lambda row: row.usd_per_million,
     "J per million tokens": lambda row: row.joules_per_million,
 }
@@ -160,7 +160,7 @@ def _regime_map(picture: Picture, comparison: Comparison) -> bool:
     return True
 
 
-def _measured_winner(axes: Axes, rtt_ms: float, rows: Sequence[Row]) -> list[Any]:
+def _measured_winner(axes: Axes, rtt_ms: float, rows: Sequence[ResultRow]) -> list[Any]:
     """A point at the acceptance of the chain that was measured there."""
     chain = next((row for row in rows if row.arm.architecture.crosses), None)
     if chain is None or chain.acceptance is None:
@@ -191,7 +191,9 @@ def _tradeoff(picture: Picture, comparison: Comparison) -> bool:
     return True
 
 
-def _panel(panel: Axes, rows: Sequence[Row], cost: Callable[[Row], FigureInterval]) -> None:
+def _panel(
+    panel: Axes, rows: Sequence[ResultRow], cost: Callable[[ResultRow], FigureInterval]
+) -> None:
     """Points with error bars, the Pareto set filled and joined."""
     best = []
     for index, row in enumerate(sorted(rows, key=lambda row: row.tokens_per_second.median)):

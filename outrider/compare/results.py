@@ -21,7 +21,7 @@ from inference.whole_file import write_whole
 from outrider.compare.arms import Setting
 from outrider.compare.measure import Comparison
 from outrider.compare.plots import draw
-from outrider.compare.rows import Row
+from outrider.compare.rows import ResultRow
 from outrider.compare.tables import markdown
 from outrider.compare.verdict import details, verdict
 
@@ -79,7 +79,7 @@ def environment() -> dict[str, Any]:
     return found
 
 
-def record(row: Row) -> dict[str, Any]:
+def record(row: ResultRow) -> dict[str, Any]:
     """A row as plain data for JSON."""
     values = {field.name: plain(getattr(row, field.name)) for field in fields(row)[1:]}
     return {**row.arm.record(), **values, "prediction_error": row.error}

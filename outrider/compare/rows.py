@@ -32,7 +32,7 @@ _COUNTS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """Seconds, bytes and tokens over all texts of an arm. Medians are over texts."""
 
     arm: Arm
@@ -101,7 +101,7 @@ def summarise(
     account: Account,
     differences: Sequence[Difference],
     predicted: float | None,
-) -> Row:
+) -> ResultRow:
     """`baseline` holds the target-only readings of the same requests in the same order,
     `differences` where texts are not the same.
     """
@@ -115,7 +115,7 @@ def summarise(
     ratios = [ours.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs]
     at_depth = zip_longest(*(text.accepted_at_depth for text in done), fillvalue=0)
     usd, usd_by_forwards, joules, joules_here = _charged(readings, account.of(arm.architecture))
-    return Row(
+    return ResultRow(
         arm=arm,
         rtt_ms=rtt_ms,
         texts=len(done),
@@ -145,7 +145,7 @@ def summarise(
     )
 
 
-def marked(rows: Sequence[Row]) -> list[Row]:
+def marked(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The same, the Pareto set marked: at each round trip, by speed and by what is known of the
     cost of every row there that has texts enough and whose target is rented.
     """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from inference.cost.objective import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from outrider.compare.measure import Comparison
-from outrider.compare.rows import Row
+from outrider.compare.rows import ResultRow
 from outrider.compare.statistics import CONFIDENCE, FigureInterval, Interval, Percentiles
 from outrider.compare.sweep import Trial
 from outrider.compare.verdict import details, verdict
@@ -30,7 +30,7 @@ class Table(NamedTuple):
     note: str
 
 
-Column = tuple[str, Callable[[Row], str]]
+Column = tuple[str, Callable[[ResultRow], str]]
 _WHO: list[Column] = [
     ("added RTT ms", lambda row: f"{row.rtt_ms:g}"),
     ("architecture", lambda row: row.arm.architecture.name),
@@ -81,7 +81,7 @@ _BRIEF: list[Column] = [
     ("length", lambda row: f"{row.acceptance_length:.2f}"),
     ("same", lambda row: _identical(row)),
 ]
-_PRICES: list[tuple[str, Callable[[Row], Figure]]] = [
+_PRICES: list[tuple[str, Callable[[ResultRow], Figure]]] = [
     ("$/1M", lambda row: row.usd_per_million.median),
     ("J/token", lambda row: row.joules_per_million.median.times(1 / PER_MILLION)),
 ]
@@ -172,7 +172,7 @@ def markdown(comparison: Comparison) -> str:
     return "\n\n".join([*parts, "## Texts that differ", differing]) + "\n"
 
 
-def differences(rows: Sequence[Row]) -> list[str]:
+def differences(rows: Sequence[ResultRow]) -> list[str]:
     """The first difference of every text that is not the target-only one, and how near the two
     tokens were.
     """
@@ -198,7 +198,7 @@ def figure_words(
     return f"{bound}{known.value:.{digits}f}"
 
 
-def _of_rows(title: str, columns: Sequence[Column], rows: Sequence[Row], note: str) -> Table:
+def _of_rows(title: str, columns: Sequence[Column], rows: Sequence[ResultRow], note: str) -> Table:
     every = [*_WHO, *columns]
     cells = [[read(row) for _, read in every] for row in rows]
     return Table(title, [head for head, _ in every], cells, note)
@@ -239,12 +239,12 @@ def _cost(value: FigureInterval, digits: int) -> str:
     return figure_words(value.median, digits) + interval
 
 
-def _short(read: Callable[[Row], Figure], row: Row) -> str:
+def _short(read: Callable[[ResultRow], Figure], row: ResultRow) -> str:
     known = read(row)
     return "-" if known.value is None else figure_words(known, 2, ">=", "~")
 
 
-def _identical(row: Row) -> str:
+def _identical(row: ResultRow) -> str:
     return UNKNOWN if row.identical_texts is None else f"{row.identical_texts}/{row.texts}"
 
 
@@ -256,7 +256,7 @@ def _time(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.2f}"
 
 
-def _each(row: Row, seconds: float) -> str:
+def _each(row: ResultRow, seconds: float) -> str:
     """Milliseconds a token."""
     return _time(seconds / row.tokens)
 

@@ -21,7 +21,7 @@ from outrider.connecting import connect_target
 from outrider.drafting import load_draft
 from outrider.fused import with_draft
 from outrider.generate import session_length
-from outrider.link import Shape, shaped_link
+from outrider.link import LinkShape, shaped_link
 from outrider.models import Checkpoint, find_draft
 from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
@@ -63,10 +63,10 @@ class Testbed:
     def bench(self, round_trip_ms: float) -> Iterator[Bench]:
         """What arms are made of, over a link of this quality."""
         options = self.options
-        shape = Shape(round_trip_ms / 2, options.jitter, options.bandwidth)
+        shape = LinkShape(round_trip_ms / 2, options.jitter, options.bandwidth)
         with ExitStack() as stack:
             address = self.common.target_host
-            if shape != Shape():
+            if shape != LinkShape():
                 address = stack.enter_context(shaped_link(address, shape)).address
             reached = self.common.but(target_host=address)
             yield Bench(

@@ -11,7 +11,7 @@ from outrider.compare.arms import BASELINE, FUSED
 from outrider.compare.closed_forms import break_even_round_trip, capacity_over_alone, least_time
 from outrider.compare.measure import Comparison, network
 from outrider.compare.prediction import Network, made_at_the_target
-from outrider.compare.rows import Row
+from outrider.compare.rows import ResultRow
 from outrider.compare.statistics import FEWEST
 
 
@@ -44,7 +44,7 @@ def details(comparison: Comparison) -> list[str]:
     return [*words, *_errors(comparison.rows)]
 
 
-def leader(rows: Sequence[Row]) -> Row | None:
+def leader(rows: Sequence[ResultRow]) -> ResultRow | None:
     """The fastest at one round trip: an arm that is faster than target-only, else target-only
     itself where every other arm is slower. None where neither can be told.
     """
@@ -55,7 +55,7 @@ def leader(rows: Sequence[Row]) -> Row | None:
     return alone if all(row.slower for row in rows if row is not alone) else None
 
 
-def _leader_words(rtt: float, rows: Sequence[Row]) -> str:
+def _leader_words(rtt: float, rows: Sequence[ResultRow]) -> str:
     first = leader(rows)
     if first is None:
         others = [row for row in rows if row.arm.architecture.name != BASELINE]
@@ -68,7 +68,7 @@ def _leader_words(rtt: float, rows: Sequence[Row]) -> str:
     return f"{rtt:g} ms: {first.arm.name} is fastest{against} ({speed})"
 
 
-def _x(row: Row) -> str:
+def _x(row: ResultRow) -> str:
     """The ratio to target-only with its interval."""
     assert row.ratio is not None
     return f"{row.ratio.median:.2f}x target-only [{row.ratio.low:.2f}, {row.ratio.high:.2f}]"
@@ -83,7 +83,7 @@ def _advice(comparison: Comparison) -> str:
     return f"Drafting {'; '.join(said)}." if said else ""
 
 
-def _outcomes(rows: Sequence[Row]) -> str:
+def _outcomes(rows: Sequence[ResultRow]) -> str:
     """Of the best of these rows at each round trip."""
     trips: dict[str, list[str]] = {}
     for trip in dict.fromkeys(row.rtt_ms for row in rows):
@@ -123,7 +123,7 @@ def _break_even(comparison: Comparison) -> str:
     return f"{words}."
 
 
-def _contradicts(rows: Sequence[Row], pays: bool) -> bool:
+def _contradicts(rows: Sequence[ResultRow], pays: bool) -> bool:
     """Whether rounds at this round trip were measured to do the contrary."""
     rounds = [row for row in rows if row.arm.architecture.crosses]
     if pays:
@@ -189,7 +189,7 @@ def _capacity(comparison: Comparison) -> list[str]:
     ]
 
 
-def _errors(rows: Sequence[Row]) -> list[str]:
+def _errors(rows: Sequence[ResultRow]) -> list[str]:
     errors = [abs(row.error) for row in rows if row.error is not None]
     if not errors:
         return ["No prediction was made: the texts of the sweep were too short."]

@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest
 from outrider.options.group import Flag, Group, Shown, flags_of, nearest
 from outrider.options.groups import GeneralOptions
 from outrider.options.roles import GONE, ROLES
-from outrider.options.sources import Source, environment, origins, read_file, resolve
+from outrider.options.sources import ValueSource, environment, origins, read_file, resolve
 from outrider.version import outrider_version
 
 Model = TypeVar("Model", bound=Group)
@@ -130,7 +130,7 @@ def roles_of(name: str) -> list[str]:
     return [role for role, model in ROLES.items() if name in flags_of(model)]
 
 
-def _read(parser: _Parser, words: Sequence[str], flags: Mapping[str, Flag]) -> Source:
+def _read(parser: _Parser, words: Sequence[str], flags: Mapping[str, Flag]) -> ValueSource:
     """The values that a command line gives. Raises InvalidRequest for a flag that there is not."""
     given, unknown = parser.parse_known_args([_underscored(word) for word in words])
     if unknown:
@@ -139,7 +139,7 @@ def _read(parser: _Parser, words: Sequence[str], flags: Mapping[str, Flag]) -> S
             raise InvalidRequest(f"what is {word}? Every value follows a flag")
         names = [spelling for flag in flags.values() for spelling in flag.spellings]
         raise InvalidRequest(f"there is no flag {word}{nearest(word, names)}")
-    return Source("--{}", vars(given))
+    return ValueSource("--{}", vars(given))
 
 
 def _underscored(word: str) -> str:
@@ -158,7 +158,7 @@ def _model(roles: Sequence[Any]) -> type[GeneralOptions]:
     return ROLES[roles[0]]
 
 
-def _check_names(model: type[GeneralOptions], source: Source) -> None:
+def _check_names(model: type[GeneralOptions], source: ValueSource) -> None:
     """Raises InvalidRequest for what there is not, or does nothing in this role."""
     flags, role = all_flags(), model.model_fields["role"].default
     for name in source.values:

@@ -20,7 +20,7 @@ PREFIX = "OUTRIDER_"
 Model = TypeVar("Model", bound=Group)
 
 
-class Source(NamedTuple):
+class ValueSource(NamedTuple):
     """Values by the names of their flags. label: how one is called, {} for its name."""
 
     label: str
@@ -38,13 +38,13 @@ class _Environment(EnvSettingsSource):
         return self.env_vars.get((PREFIX + name).lower()), name, False
 
 
-def environment(model: type[Group]) -> Source:
+def environment(model: type[Group]) -> ValueSource:
     """What the environment says of this model's flags."""
     settings: Any = create_model("Environment", __base__=(model, BaseSettings))
-    return Source(PREFIX + "{}", _Environment(settings)())
+    return ValueSource(PREFIX + "{}", _Environment(settings)())
 
 
-def read_file(path: Path) -> Source:
+def read_file(path: Path) -> ValueSource:
     """What a file says. Raises InvalidRequest where it is not one `flag: value` a line."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -53,10 +53,10 @@ def read_file(path: Path) -> Source:
         raise InvalidRequest(f"--config {path} cannot be read: {reason}") from error
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InvalidRequest(f"--config {path}: lines such as `batch: 8` are needed")
-    return Source(f"{path}: {{}}", {name.replace("-", "_"): values[name] for name in values})
+    return ValueSource(f"{path}: {{}}", {name.replace("-", "_"): values[name] for name in values})
 
 
-def resolve(model: type[Model], sources: list[Source]) -> Model:
+def resolve(model: type[Model], sources: list[ValueSource]) -> Model:
     """The options, an earlier source before a later one. Raises InvalidRequest, which names the
     value as its source writes it.
     """
@@ -72,7 +72,7 @@ def resolve(model: type[Model], sources: list[Source]) -> Model:
         raise
 
 
-def origins(options: Group, sources: list[Source]) -> dict[str, tuple[Any, str]]:
+def origins(options: Group, sources: list[ValueSource]) -> dict[str, tuple[Any, str]]:
     """Every value by its flag's name, and where it comes from."""
     values = options.model_dump(by_alias=True)
     calls = dict.fromkeys(values, "default")
