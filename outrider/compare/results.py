@@ -20,6 +20,7 @@ from inference.errors import MissingExtra
 from inference.whole_file import write_whole
 from outrider.compare.arms import Setting
 from outrider.compare.measure import Comparison
+from outrider.compare.options import TextsOptions
 from outrider.compare.plots import draw
 from outrider.compare.rows import ResultRow
 from outrider.compare.tables import markdown
@@ -91,7 +92,9 @@ def plain(value: Any) -> Any:
         return value.record()
     if isinstance(value, Chain | BestFirst):
         return Setting(value).label
-    if is_dataclass(value):
+    if isinstance(value, TextsOptions):
+        value = value.model_dump(mode="json")
+    elif is_dataclass(value):
         value = vars(value)
     elif hasattr(value, "_asdict"):
         value = value._asdict()
