@@ -242,6 +242,7 @@ class CandidateTree:
             else:
                 self.live -= 1
                 self._committed[after] = self.position
+                self._raised.pop(after, None)  # a root has no edge above it
             if family is not None:
                 self._prune(family, gone)
             self.root = after

@@ -386,3 +386,13 @@ def test_without_branches_only_the_likeliest_line_is_computed() -> None:
     [line] = lines_of([tree], [10], [5]).snapshots(10)
     assert line.tree.tokens.tolist() == [7, 9, 5]
     assert lines_of([tree], [10], [1]).snapshots(10)[0].tree.tokens.tolist() == [7, 9]
+
+
+def test_a_chance_that_is_raised_while_its_node_is_committed_moves_no_root() -> None:
+    tree = planted()
+    say(tree, (1, BASE, 8, 0.3), (2, 1, 9, 0.5), (3, 1, 10, 0.4))
+    best_of([tree], [4], [4])  # a forward begins
+    say(tree, (1, BASE, 8, 0.9), (2, 1, 10, 0.8), stream=2, proposer=1)
+    tree.advance([8])
+    (snapshot,) = best_of([tree], [4], [4]).snapshots(4)
+    assert snapshot.tree.tokens.tolist() == [8, 10, 9]

@@ -78,6 +78,8 @@ class World:
             cost=lambda rows, nodes: 0.010 * (1 + cost * rows * nodes),
         )
         self.clients: list[Client] = []
+        self._amid: list[tuple[Client, list[int]]] = []
+        self.model.during = self._while_computing
 
     def open(self, prompt: list[int], seed: int, tenant: str, order: Decode) -> None:
         if len(self.clients) == 4:
@@ -130,6 +132,16 @@ class World:
         if client.sent:
             stream, nodes = client.sent[dice[0] % len(client.sent)]
             self.engine.append(client.session, stream, nodes)
+
+    def amid(self, client: Client, dice: list[int]) -> None:
+        """Something is said while the next forward computes."""
+        self._amid.append((client, dice))
+
+    def _while_computing(self) -> None:
+        said, self._amid = self._amid, []
+        for client, dice in said:
+            if client.session.closed is None:
+                (self.propose if dice[1] % 3 else self.deliver)(client, dice)
 
     def rejoin(self, client: Client, dice: list[int]) -> None:
         """The stream is gone, and another comes, whose numbers begin anew."""
@@ -198,6 +210,7 @@ WEIGHTS = {
     "forward": 6,
     "propose": 5,
     "deliver": 2,
+    "amid": 4,
     "read": 3,
     "go": 2,
     "attach": 2,

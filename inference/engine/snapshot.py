@@ -31,6 +31,8 @@ class Selection:
     ) -> None:
         self.sizes, self.longest = sizes, int(sizes.max())
         self._trees = trees
+        roots = [tree.root & PLACE for tree in trees]
+        assert places[:, 0].tolist() == roots, "a root ranks before its candidates"
         self._places, self._ranks = places[:, : self.longest], ranks[:, : self.longest]
 
     def values(self) -> FloatArray:  # [rows, longest]
