@@ -31,8 +31,8 @@ class End(Enum):
     SPENT = 3  # all nodes that the client pays for are computed
     LIMIT = 4  # the session's greatest length
     DRAINED = 5  # the target stops; the client goes on elsewhere
-    CREDIT = 6  # the client has not acknowledged the tokens that it was sent
-    EVICTED = 7  # the session lost its place on the target
+    CREDIT = 6  # no end: the target waits for the client to acknowledge tokens
+    EVICTED = 7  # no end: the session lost its row and waits for another
 
 
 @dataclass(frozen=True)
