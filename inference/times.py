@@ -37,8 +37,8 @@ GUESS_ERROR = 0.5
 """Relative spread of a time that was neither profiled nor measured often enough."""
 
 TELLING_STEPS, TELLING_ERRORS = 5, 4.0
-"""Conditions for using a slope as the seconds per byte: this many differences of about one size, and
-a slope this many standard errors above 0.
+"""Conditions for using a slope as seconds per byte: this many differences of about one size,
+and a slope this many standard errors above 0.
 """
 
 Shape: TypeAlias = tuple[int, int]
