@@ -38,7 +38,7 @@ NOBODY = np.inf
 """The rank of an empty place in the arrays."""
 
 _KEPT_WHEN_FULL = 0.75
-_ROUNDING = 1e-9  # of a cost that is the difference of two ranks
+_ROUNDING = 1e-9  # tolerance of a cost that is the difference of two ranks
 
 
 class Proposal(NamedTuple):
@@ -279,7 +279,10 @@ class CandidateTree:
         return self.columns.ranks.item(mark & PLACE) - family.rank if raised is None else raised
 
     def _passed(self, above: Mark, token: int) -> Mark:
-        """Mark of a child below an already passed position; NOWHERE unless it was committed."""
+        """Mark of a token whose parent is committed and not the root.
+
+        It is NOWHERE unless the target has committed this token there.
+        """
         position = self._committed.get(above, ~above) + 1
         known = 0 < position <= self.position and self._tokens[position] == token
         return ~position if known else NOWHERE

@@ -106,12 +106,14 @@ class Json:
         return {name: value.text() for name, value in self.fields().items()}
 
     def integer(self, least: int = 0, most: int = LARGEST) -> int:
+        """An integer within the bounds; true and false are refused."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             self.refuse(f"an integer from {least} to {most}")
         return value
 
     def number(self) -> float:
+        """A finite number up to GREATEST in absolute value."""
         value = self.value
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if not real or not abs(value) <= GREATEST:
@@ -119,6 +121,7 @@ class Json:
         return float(value)
 
     def flag(self) -> bool:
+        """True or false."""
         if not isinstance(self.value, bool):
             self.refuse("true or false")
         return self.value

@@ -89,7 +89,7 @@ class Opened(NamedTuple):
 
 @dataclass
 class Spent:
-    """What was computed for a session so far. The fields have the same meaning as in Progress."""
+    """Costs of a session so far. The fields have the same meaning as in Progress."""
 
     nodes: int = 0
     forwards: int = 0

@@ -21,7 +21,7 @@ NOBODY = 255
 
 
 class Notice(NamedTuple):
-    """What came with committed tokens."""
+    """Facts about the target that arrive with committed tokens."""
 
     at: float  # when the tokens arrived, in seconds of the client's clock
     model_seconds: float  # time of the target's last forward

@@ -30,7 +30,7 @@ class SamplingParams:
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
-    seed: int = 0  # of the noise: 0 to 2**63 - 1
+    seed: int = 0  # seed of the noise: 0 to 2**63 - 1
 
     def __post_init__(self) -> None:
         if (

@@ -50,12 +50,15 @@ _SUMS = ("queue_seconds", "model_seconds", "share_seconds", "nodes", "forwards",
 
 @dataclass
 class Statistics:
-    """Acceptance counts of one text, or of several added up."""
+    """Acceptance counts of one text, or of several added up.
+
+    accepted_at_depth: [depth - 1] forwards that accepted a candidate of this depth.
+    """
 
     forwards: int = 0  # forwards that committed tokens
     num_accepted_tokens: int = 0  # committed tokens that were candidates of their forward
     by_proposer: dict[int, int] = field(default_factory=dict)  # accepted tokens by kind
-    accepted_at_depth: list[int] = field(default_factory=list)  # [depth - 1] forwards that did so
+    accepted_at_depth: list[int] = field(default_factory=list)
     _depth: int = 0
 
     def count(self, proposers: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ class Tokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
             vocabulary = self._tokenizer.get_vocab()
-        except Exception as error:  # of any type: the library's parser raises Exception itself
+        except Exception as error:  # the library's parser raises bare Exception
             said = next(iter(str(error).splitlines()), type(error).__name__)
             raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({said})") from error
         if not self._tokenizer.is_fast:

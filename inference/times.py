@@ -87,6 +87,7 @@ class ForwardTimes:
         self._line: tuple[float, float] | None = None  # fixed seconds, seconds per computed node
 
     def record(self, rows: int, nodes: int, seconds: float) -> None:
+        """Add a sample: the seconds of a forward of this padded shape."""
         shape = (rows, nodes)
         samples = self._samples.setdefault(shape, deque(maxlen=KEPT))
         samples.append(seconds)

@@ -40,6 +40,7 @@ class Branches:
 
     @property
     def depth(self) -> int:
+        """Levels below the root."""
         return len(self.branches)
 
     @property

@@ -10,7 +10,7 @@ from inference.engine.session import Session
 from inference.errors import Busy
 
 SILENT_SECONDS = 5.0
-"""Seconds without a wish after which a session loses its row to one that waits in line."""
+"""Seconds without wanting a forward after which a session loses its row to a waiting one."""
 
 TURN_SECONDS = 2.0
 """Seconds that a session keeps its row before another tenant may get it."""
@@ -31,6 +31,7 @@ class Roster:
 
     @property
     def sessions(self) -> list[Session]:
+        """Open sessions, in order of opening."""
         return list(self._sessions)
 
     @property
@@ -47,6 +48,7 @@ class Roster:
 
     @property
     def on_rows(self) -> list[Session]:
+        """Sessions that hold a row, in order of opening."""
         return [session for session in self._sessions if session.row is not None]
 
     @property

@@ -141,6 +141,7 @@ class Took(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """Time of the model's call, in seconds."""
         return self.ended - self.started
 
     def parts(self, seconds: Seconds) -> list[float]:
@@ -160,6 +161,7 @@ class Took(NamedTuple):
         ]
 
     def told(self, engine_seconds: float) -> Forward:
+        """The event of this forward. engine_seconds: time of the engine's own work around it."""
         return Forward(
             self.shares[0].prefill,
             len(self.shares),

@@ -27,6 +27,7 @@ class Branching:
 
     @property
     def most_ranked(self) -> int:
+        """Nodes that are ranked for one tree."""
         return self.shape.inner
 
     def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:

@@ -38,6 +38,7 @@ class Streams:
 
     @property
     def listeners(self) -> list[Callable[[], None]]:
+        """The callbacks of all streams that listen."""
         return list(self._wakes.values())
 
     def known(self, stream: int) -> int:

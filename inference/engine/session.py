@@ -178,7 +178,7 @@ class Session:
             self._told = base
 
     def acknowledge(self, length: int) -> None:
-        """Record that the client has `length` tokens or more. Raises InvalidRequest for too many."""
+        """Record that the client has so many tokens. Raises InvalidRequest for too many."""
         if length > self.length:
             raise InvalidRequest(
                 f"{length} tokens were acknowledged, and the session has {self.length}"
@@ -235,6 +235,7 @@ class Session:
         self.row = self.sequence = None
 
     def next_chunk(self, most: int) -> list[int]:
+        """The next prompt tokens to prefill, `most` at most; the root is left out."""
         start = self.live.cached
         return self.tokens[start : min(start + most, len(self.tokens) - 1)]
 
