@@ -1,7 +1,7 @@
-"""Acceptance: what of a draft tree the target keeps, and the token that it adds.
+"""Acceptance: which candidates of a tree the target keeps, and the token that it adds.
 
-The target chooses, the tree is looked up. Exact for any tree, proposer, policy or network, because
-the target's token at a node never depends on what was proposed.
+The target chooses a token at every node, and the tree is looked up for it. The output is exact for
+any tree, proposer, policy or network: the target's token at a node never depends on the candidates.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from inference.tree import IntArray, TokenTree
 
 
 class Verdict(NamedTuple):
-    """What a round commits: the accepted nodes below the root, then one token of the target's
-    own.
-    """
+    """The tokens that one forward commits: the accepted path, then the target's own token."""
 
-    path: tuple[int, ...]
-    next_token: int
+    path: tuple[int, ...]  # accepted nodes below the root, from the top
+    next_token: int  # the target's choice at the last node of the path
 
 
 def accept_match(tree: TokenTree, chosen: IntArray) -> Verdict:
-    """Walk from the root while the token chosen at a node is one of its children.  chosen: [n]"""
+    """Walk from the root while the token chosen at a node is one of its children.
+
+    chosen: [n] the target's token at each node of the tree.
+    """
     node, path = 0, []
     if len(tree) > 1:
         parents = tree.parents[1:]

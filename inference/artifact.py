@@ -1,8 +1,8 @@
-"""A compiled target on disk: what it is, which files it has, and whether they are what was built.
+"""A compiled target on disk: its manifest, its files, and the check that the files are unchanged.
 
-`compile` writes artefacts, backends load them; both go through here. A directory holds
-manifest.json, the graphs, the weights, and the tokenizer's files. Graphs are executable code:
-nothing is loaded before its hash is checked.
+`compile` writes artefacts and backends load them; both use this module. An artefact is a directory
+with manifest.json, the graphs, the weights and the tokenizer's files. Graphs are executable code,
+so each file's hash is checked before the file is loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inference.whole_file import write_whole
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MOST_NODES = 1 << 16
-"""Of a tree in a manifest; far beyond any that is compiled."""
+"""Nodes of a tree in a manifest, at most; compiled trees are far smaller."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -38,8 +38,10 @@ TOKENIZER_FILES = (
 
 
 def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
-    """Each path lies below the artefact's directory, in its plain spelling; none is the manifest
-    itself, and none lies below another.
+    """The files, unchanged. Raises BadArtifact for a path or a hash that is not allowed.
+
+    A path is relative, normalised and inside the artefact's directory. It is not the manifest, and
+    no path lies below another one.
     """
     above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     for name, sha256 in files.items():
@@ -80,10 +82,10 @@ class Bucket(Record):
 
     rows: Size  # sequences in a call
     nodes: Size  # new nodes a row
-    slots: Size  # of the cache, that it reads
-    picks: Size  # nodes chosen at; 1 for prompts
+    slots: Size  # cache slots that the graph reads in each row
+    picks: Size  # nodes a row at which a token is chosen; 1 for prompts
     levels: Size  # distinct positions that noise is made for: the deepest tree's depth plus one
-    sampled: bool  # takes the sampling inputs; otherwise greedy
+    sampled: bool  # the graph takes the sampling inputs; otherwise it is greedy
     junk: Size  # the slot that padding is written to, the last of every row's cache
 
     def __post_init__(self) -> None:
@@ -97,7 +99,7 @@ class Bucket(Record):
 
     @property
     def name(self) -> str:
-        """Names the bucket's files and graph."""
+        """The name of the bucket's files and graph."""
         kind = "sampled" if self.sampled else "greedy"
         call = "prefill" if self.picks == 1 < self.nodes else "verify"
         return f"{call}_b{self.rows}_t{self.nodes}_s{self.slots}_{kind}"
@@ -105,7 +107,7 @@ class Bucket(Record):
 
 @dataclass(frozen=True, order=True)
 class DraftBucket(Bucket):
-    """A graph of the draft beside a target, in which the draft takes a prompt in."""
+    """The fixed shapes of a graph that prefills a prompt in the draft beside a target."""
 
     @property
     def name(self) -> str:
@@ -114,8 +116,10 @@ class DraftBucket(Bucket):
 
 @dataclass(frozen=True, order=True)
 class RoundBucket(Bucket):
-    """A fused round's graph: the draft grows a tree of a fixed shape, and the target verifies it;
-    both read `slots` of their caches.
+    """The fixed shapes of a fused round's graph.
+
+    The draft grows a tree of one shape and the target verifies it, in one call. Each model reads
+    `slots` slots of its own cache.
     """
 
     branches: Levels  # children of a node, level by level (inference.tree_shape.Branches)
@@ -152,15 +156,13 @@ class RoundBucket(Bucket):
 
 @dataclass(frozen=True)
 class FusedPart(Record):
-    """The draft beside a target, where an artefact has one: both models run in one graph. Model,
-    fingerprint and config are the draft's, as the manifest has them of the target.
-    """
+    """The draft beside a target, in an artefact whose graphs run both models in one call."""
 
-    model: Text
-    fingerprint: Text
-    config: Mapping[str, Any]
-    prefill: tuple[DraftBucket, ...]  # in which the draft takes prompts in
-    rounds: tuple[RoundBucket, ...]  # drafting, verification and acceptance in a call, of one shape
+    model: Text  # the draft's name
+    fingerprint: Text  # the draft's
+    config: Mapping[str, Any]  # the draft checkpoint's config.json
+    prefill: tuple[DraftBucket, ...]  # graphs that prefill prompts in the draft
+    rounds: tuple[RoundBucket, ...]  # graphs that draft, verify and accept; one tree shape for all
 
     def __post_init__(self) -> None:
         if (
@@ -173,7 +175,7 @@ class FusedPart(Record):
 
     @property
     def shape(self) -> Branches:
-        """The tree of every round."""
+        """The shape of the tree in every round."""
         return self.rounds[0].shape
 
 
@@ -197,16 +199,16 @@ class Manifest(Record):
     buckets: tuple[Bucket, ...]
     compiler_flags: Texts
     versions: Texts  # package or SDK -> version
-    host: Texts  # what the code needs of the machine, such as cpu_capability
+    host: Texts  # what the graphs need of the machine, such as cpu_capability
     files: Files
-    command: Text  # what made it
+    command: Text  # the command line that built the artefact
     created: Text
     schema: int = SCHEMA
     fused: FusedPart | None = None
 
     @property
     def graphs(self) -> tuple[Bucket, ...]:
-        """All that was compiled: the target's, then the draft's, then those of both."""
+        """Buckets of all compiled graphs: the target's, the draft's, then the fused rounds'."""
         return (
             self.buckets
             if self.fused is None
@@ -219,15 +221,18 @@ class Manifest(Record):
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Written last and at once, so that a directory with a manifest is complete."""
+    """Write the manifest, as the last file of the artefact and atomically. Raises OSError.
+
+    A directory with a manifest is therefore complete.
+    """
     write_whole(directory / MANIFEST, json.dumps(_plain(manifest), indent=1, sort_keys=True) + "\n")
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """What an artefact's manifest says.
+    """The manifest of the artefact in `directory`.
 
-    Raises BadArtifact when there is none, it is of another schema or none at all, or it names
-    files outside the directory.
+    Raises BadArtifact when the manifest is missing, has another schema or no schema, or names files
+    outside the directory.
     """
     path = directory / MANIFEST
     if not path.is_file():
@@ -239,7 +244,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_manifest_file(path: Path) -> Manifest:
-    """The manifest in a file of any name; raises BadArtifact."""
+    """The manifest in a file of any name. Raises BadArtifact when it cannot be read."""
     raw = read_json(path, BadArtifact)
     found = raw.field("schema").value
     if found != SCHEMA:
@@ -249,8 +254,9 @@ def read_manifest_file(path: Path) -> Manifest:
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:
-    """Every file is there and is what was built; raises BadArtifact naming the first that is
-    not.
+    """Check that every file exists and has the hash in the manifest.
+
+    Raises BadArtifact that names the first file that does not.
     """
     for name, expected in sorted(manifest.files.items()):
         path = directory / name
@@ -264,12 +270,12 @@ def check_files(directory: Path, manifest: Manifest) -> None:
 
 
 def hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
-    """Path in the artefact -> SHA-256."""
+    """SHA-256 of each file, by its path in the artefact. Raises OSError."""
     return {name: hash_file(directory / name) for name in sorted(names)}
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256, read in pieces."""
+    """SHA-256 of a file in hexadecimal; the file is read in blocks of 1 MiB. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -278,8 +284,10 @@ def hash_file(path: Path) -> str:
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:
-    """A target without a draft beside it has no field for one, as before there were any: its
-    digest stays what it was.
+    """The manifest in JSON types.
+
+    `fused` is left out where there is no draft. So the digest of a target alone equals the digest
+    that it had before the field existed.
     """
     plain = {
         **asdict(manifest),

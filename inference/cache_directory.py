@@ -1,4 +1,4 @@
-"""Where this user's machine keeps what can be made again."""
+"""The user's cache directory, for files that can be made again."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def cache_directory(kind: str) -> Path:
-    """$XDG_CACHE_HOME/outrider/KIND, else the same below ~/.cache; it may not exist yet."""
+    """$XDG_CACHE_HOME/outrider/KIND, or ~/.cache/outrider/KIND. The directory may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / kind

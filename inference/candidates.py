@@ -1,13 +1,13 @@
 """The candidates of a session: nodes that nobody has verified yet, below the last committed token.
 
-Proposers append nodes at any moment and hear nothing back. A node hangs below an earlier node of
-the same stream, or below a committed token. A node whose place was pruned meanwhile is dropped. A
-node that names the token which the target has committed there becomes that position, so that its
-children live on. Pure: no clock, no model, no network.
+Proposers append nodes at any moment and get no answer. A node's parent is an earlier node of the
+same stream, or a committed token. A node whose parent was pruned meanwhile is dropped. A node that
+names a token already committed at its position stands for that position from then on, so its
+children are kept. Pure: no clock, no model, no network.
 
-A tree is a few flat arrays, because sessions have tens of thousands of candidates together: what
-forwards ask of all nodes is answered for all sessions at once (inference/engine/snapshot.py).
-Ranks count from the beginning of the text, so that a new root changes none of them.
+A tree is a few flat arrays, because all sessions together have tens of thousands of candidates. A
+forward's best nodes are found for all sessions at once (inference/engine/snapshot.py). Ranks are
+sums from the beginning of the text, so a new root changes none of them.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 BASE = -1
-"""As a parent: the committed token at `Nodes.base`."""
+"""Parent number that stands for the committed token at `Nodes.base`."""
 
 MOST_CANDIDATES = 1024
-"""Nodes that a session keeps; beyond them the least valuable are dropped."""
+"""Candidates that a session keeps at most; the least valuable are dropped first."""
 
 REMEMBERED_NUMBERS = 4096
-"""Latest numbers of a stream that may be named as parents, and latest committed candidates that
-numbers may lead to.
+"""How many latest numbers of a stream may be named as parents. Also how many latest committed
+candidates a number may resolve to.
 """
 
 LEAST_CHANCE, SUREST = 2.0**-64, 1 - 2.0**-20
-"""An edge's chance counts as something between these: a node ranks behind its parent."""
+"""Bounds to which an edge's chance is clamped, so that a node always ranks behind its parent."""
 
 NOBODY = np.inf
-"""The rank of a place in the arrays where no node is."""
+"""The rank of an empty place in the arrays."""
 
 _KEPT_WHEN_FULL = 0.75
-_ROUNDING = 1e-9  # of a cost that is the difference of two ranks
+_ROUNDING = 1e-9  # tolerance of a cost that is the difference of two ranks
 
 
 class Proposal(NamedTuple):
-    """One node, as its proposer names it. Numbers of a stream grow by one and are never reused."""
+    """A node that a proposer names. Numbers of a stream grow by one and are never reused."""
 
     number: int
     parent: int  # number of an earlier node of the stream, or BASE
     token: int
-    chance: float  # claimed: that the target takes this edge when it has come to the parent
+    chance: float  # claimed probability that the target takes this edge, given the parent
 
 
 class Nodes(NamedTuple):
-    """One message of a proposer: a hint. Losing it costs speed and never changes the text."""
+    """A proposer's message. It is a hint: losing it costs speed and never changes the text."""
 
     base: int  # position of the committed token that BASE stands for
     proposals: Sequence[Proposal]
@@ -59,14 +59,10 @@ class Nodes(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Candidates that were of no use.
+    """How many candidates were not kept."""
 
-    late: hung nowhere, or where the target had been already.
-    shed: the least valuable of a full tree.
-    """
-
-    late: int = 0
-    shed: int = 0
+    late: int = 0  # the parent was pruned, or the position was committed already
+    shed: int = 0  # the least valuable candidates of a full tree
 
 
 Trusted: TypeAlias = Callable[[int, int, float], float]
@@ -74,8 +70,8 @@ Trusted: TypeAlias = Callable[[int, int, float], float]
 
 
 Mark: TypeAlias = int
-"""Where a number leads: a candidate, above 0; ~position of a committed token, below 0; or NOWHERE.
-A candidate's mark ends with its place in the arrays, and is never another's.
+"""What a node's number resolves to. Above 0: a candidate. Below 0: ~position of a committed token.
+NOWHERE: nothing. A candidate's mark is unique; its low bits are its place in the arrays.
 """
 
 NOWHERE: Mark = 0
@@ -86,7 +82,7 @@ PLACE: Mark = (1 << _PLACE_BITS) - 1
 
 
 class _Numbers:
-    """Where the latest numbers of a stream lead. Number n stands at n modulo their count."""
+    """Marks of a stream's latest numbers: number n is at index n % REMEMBERED_NUMBERS."""
 
     __slots__ = ("marks", "numbers")
 
@@ -96,25 +92,23 @@ class _Numbers:
 
 
 class Family:
-    """A node that has, or had, children: by token, and what each proposer claimed of which.
-
-    place, position, rank: of the node itself.
-    """
+    """A node that has, or had, children. place, position and rank are the node's own."""
 
     __slots__ = ("children", "claims", "place", "position", "rank")
 
     def __init__(self, place: int, position: int, rank: float) -> None:
         self.place, self.position, self.rank = place, position, rank
-        self.children: dict[int, Mark] = {}
-        self.claims: dict[int, dict[int, float]] = {}  # by proposer
+        self.children: dict[int, Mark] = {}  # token -> child
+        self.claims: dict[int, dict[int, float]] = {}  # proposer -> token -> claimed chance
 
 
 class _Columns:
-    """The arrays of a tree. A node has a place in them, which another takes when it is gone.
+    """The arrays of a tree. Each node has a place (an index), which is reused after it is dropped.
 
-    above: place of the parent.  positions: of the token in the text.
-    ranks: minus the logarithm of a node's value, which is the product of the chances on its path.
-    marks: [size] of the nodes; NOWHERE where none is.
+    above: place of the node's parent.
+    positions: position of the node's token in the text.
+    ranks: minus the logarithm of the node's value (the product of the chances on its path).
+    marks: [size] the node's mark; NOWHERE at an empty place.
     """
 
     def __init__(self) -> None:
@@ -125,7 +119,7 @@ class _Columns:
         self._added = 0
 
     def add(self, token: int, above: int, position: int, rank: float) -> Mark:
-        """A new node."""
+        """Store a new node; returns its mark."""
         marks, free = self.marks, self._free
         if not free:
             free.append(len(marks))
@@ -142,7 +136,7 @@ class _Columns:
         return mark
 
     def drop(self, gone: Sequence[Mark]) -> None:
-        """These nodes are no more."""
+        """Remove nodes; their places become free."""
         places = [mark & PLACE for mark in gone]
         for place in places:
             self.marks[place] = NOWHERE
@@ -161,10 +155,11 @@ class _Columns:
 class CandidateTree:
     """Candidates below the last of `tokens`, which is the root.
 
-    tokens: the session's committed ones, which only `advance` appends to.
-    most: candidates that are kept.
-    live: candidates that are there now.
-    position: of the root.  deepest: no candidate has a greater position.
+    tokens: the session's committed tokens; only `advance` appends to them.
+    most: candidates that are kept at most.
+    live: number of candidates now.
+    position: position of the root in the text.
+    deepest: an upper bound of all candidates' positions.
     """
 
     def __init__(self, tokens: list[int], most: int = MOST_CANDIDATES) -> None:
@@ -173,13 +168,13 @@ class CandidateTree:
         self.position = self.deepest = len(tokens) - 1
         self.root = self.columns.add(tokens[-1], 0, self.position, 0.0)
         self._families: dict[Mark, Family] = {}  # by the parent
-        self._raised: dict[Mark, float] = {}  # costs of nodes that ranks do not tell yet
-        self._committed: OrderedDict[Mark, int] = OrderedDict()  # -> position
+        self._raised: dict[Mark, float] = {}  # node -> new edge cost, not yet in `ranks`
+        self._committed: OrderedDict[Mark, int] = OrderedDict()  # former candidate -> position
         self._streams: dict[int, _Numbers] = {}
         self._in_hand: NDArray[np.intp] | None = None
 
     def join(self, stream: int) -> None:
-        """Numbers of this stream are remembered from now on."""
+        """Begin to remember the numbers of this stream."""
         self._streams[stream] = _Numbers()
 
     def leave(self, stream: int) -> None:
@@ -187,7 +182,7 @@ class CandidateTree:
         self._streams.pop(stream, None)
 
     def append(self, stream: int, nodes: Nodes, trusted: Trusted) -> Dropped:
-        """Hang the nodes where they belong; returns what was of no use."""
+        """Add the nodes below their parents; returns how many were dropped."""
         ring = self._streams.get(stream)
         if ring is None:
             return Dropped(late=len(nodes.proposals))
@@ -214,21 +209,21 @@ class CandidateTree:
         return Dropped(late, self._shed() if self.live > self._most else 0)
 
     def ranks(self) -> NDArray[np.float64]:  # [size]
-        """Of all places, the root's the lowest; NOBODY where no node is."""
+        """Rank of each place: the root's is the lowest, NOBODY marks an empty place."""
         if self._raised:
             self._rank_anew()
         return self.columns.ranks[: len(self.columns.marks)]
 
     def family(self, place: int) -> Family | None:
-        """Of the node at a place, if it has children."""
+        """The family of the node at a place, if it has or had children."""
         return self._families.get(self.columns.marks[place])
 
     def take(self, places: NDArray[np.intp]) -> None:
-        """These are in a forward's hand: they are not dropped before the next advance."""
+        """Protect the nodes of the forward that starts now: none is shed before `advance`."""
         self._in_hand = places
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """The target has committed these; what is not below the last of them is pruned."""
+        """Commit tokens: the last one is the new root, and nodes that are not below it go."""
         columns, gone = self.columns, list[Mark]()
         for token in tokens:
             before, family = self.root, self._families.pop(self.root, None)
@@ -252,7 +247,7 @@ class CandidateTree:
         self._in_hand = None
 
     def _family(self, above: Mark) -> Family | None:
-        """Whose children hang at a mark; None where nothing can hang any more."""
+        """The family whose parent a mark names; None when that parent takes no more children."""
         if self._committed.get(above, ~above) == self.position:
             above = self.root
         place = above & PLACE
@@ -265,7 +260,7 @@ class CandidateTree:
         return family
 
     def _hang(self, family: Family, token: int, chance: float) -> Mark:
-        """A child, whether it is there already or not; returns its mark."""
+        """Add a child, or raise the chance of an existing one; returns its mark."""
         cost = -math.log(min(max(chance, LEAST_CHANCE), SUREST))
         mark = family.children.get(token)
         if mark is None:
@@ -280,20 +275,23 @@ class CandidateTree:
         return mark
 
     def _cost(self, family: Family, mark: Mark) -> float:
-        """Of the edge to a child."""
+        """Minus the logarithm of the chance of the edge to a child."""
         raised = self._raised.get(mark)
         return self.columns.ranks.item(mark & PLACE) - family.rank if raised is None else raised
 
     def _passed(self, above: Mark, token: int) -> Mark:
-        """The mark of a token below a committed one that is not the last."""
+        """Mark of a token whose parent is committed and not the root.
+
+        It is NOWHERE unless the target has committed this token there.
+        """
         position = self._committed.get(above, ~above) + 1
         known = 0 < position <= self.position and self._tokens[position] == token
         return ~position if known else NOWHERE
 
     def _prune(self, family: Family, gone: list[Mark]) -> None:
-        """Everything below a node is dead, and is added to what is gone."""
+        """Add all nodes below a family's parent to `gone`."""
         families, below = self._families, list(family.children.values())
-        for mark in below:  # which grows
+        for mark in below:  # the list grows during the loop
             if mark in families:
                 below.extend(families.pop(mark).children.values())
         for mark in below if self._raised else ():
@@ -302,7 +300,7 @@ class CandidateTree:
         gone += below
 
     def _rank_anew(self) -> None:
-        """Chances were raised: a rank is the sum of the costs on the path from the root."""
+        """Recompute ranks after chances were raised: a rank is the sum of the costs on the path."""
         columns, root = self.columns, self.root & PLACE
         ranks, above = columns.ranks[: len(columns.marks)], columns.above[: len(columns.marks)]
         rank = ranks.item(root)
@@ -310,7 +308,7 @@ class CandidateTree:
         above[root] = root
         costs = ranks - ranks[above]
         costs[[mark & PLACE for mark in self._raised]] = list(self._raised.values())
-        while (above != root).any():  # each step looks twice as far up
+        while (above != root).any():  # pointer doubling: each step looks twice as far up
             costs += costs[above]
             above = above[above]
         ranks[:] = rank + costs
@@ -319,9 +317,7 @@ class CandidateTree:
             family.rank = ranks.item(family.place)
 
     def _shed(self) -> int:
-        """Drop the least valuable candidates, but none that is in a forward's hand; returns how
-        many.
-        """
+        """Drop the least valuable candidates; returns how many. Nodes of a running forward stay."""
         columns, ranks = self.columns, self.ranks()
         dropped = ranks < NOBODY
         dropped[np.argsort(ranks)[: 1 + int(_KEPT_WHEN_FULL * self._most)]] = False

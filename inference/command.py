@@ -1,5 +1,6 @@
-"""How every command takes its flags, from a record, and how it ends: a line and an exit code for
-what went wrong.
+"""What all commands share: flags declared as fields of a record, and exit codes.
+
+An error ends a command with one line on stderr and an exit code.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ def add_flag(
     alias: str | None = None,
     **settings: Any,
 ) -> None:
-    """A flag under its underscore and its dash spelling, and those of its alias, for the record's
-    field of this name and with its default.
+    """Add a flag for the record's field `name`, with the field's default.
 
-    settings: further arguments of argparse; a default among them wins.
+    The flag and its alias are accepted with underscores and with dashes.
+
+    settings: further arguments of argparse; a default among them replaces the field's.
     """
     names = [name] if alias is None else [name, alias]
     spellings = dict.fromkeys(
@@ -45,15 +47,15 @@ def add_flag(
 def option(
     default: Any, text: str, group: str = "", alias: str | None = None, **settings: Any
 ) -> Any:
-    """A field of a record that is a flag of a command: its one declaration, for add_flags."""
+    """Declare a field of a record as a flag of a command; add_flags() adds it to a parser."""
     return field(default=default, metadata={"option": (text, group, alias, settings)})
 
 
 def add_flags(record: type, parser: argparse.ArgumentParser) -> None:
-    """The flags of all fields made by option(), in their groups.
+    """Add the flags of all fields that option() declared, in their groups.
 
-    What a field's type says is not said again: a bool is a switch, a tuple may be repeated, numbers
-    and paths are converted.
+    The field's type decides how a flag is read: a bool is a switch, a tuple's flag may be repeated,
+    numbers and paths are converted.
     """
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     hints = get_type_hints(record)
@@ -68,7 +70,7 @@ def add_flags(record: type, parser: argparse.ArgumentParser) -> None:
 
 
 def _converting(hint: Any) -> dict[str, Any]:
-    """Argparse's settings for a type, or for one that may be None."""
+    """Argparse's settings for a field's type, which may be optional."""
     if get_origin(hint) is tuple:
         return {"action": "append", "default": None}
     kind = next(kind for kind in (*get_args(hint), hint) if kind is not type(None))
@@ -78,14 +80,14 @@ def _converting(hint: Any) -> dict[str, Any]:
 
 
 class _Gone(argparse.Action):
-    """A flag that there is no more; `const` says what replaced it."""
+    """Argparse action of a removed flag; `const` says what replaced it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
         parser.exit(USAGE, f"{parser.prog}: error: --{self.dest} is gone: {self.const}\n")
 
 
 def add_gone(parser: argparse.ArgumentParser, name: str, why: str) -> None:
-    """A flag of earlier versions: one line says what replaced it."""
+    """Add a removed flag, whose use ends the command with a line that says what replaced it."""
     parser.add_argument(
         *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
         action=_Gone,
@@ -98,15 +100,15 @@ def add_gone(parser: argparse.ArgumentParser, name: str, why: str) -> None:
 
 
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:
-    """The exit code of `work`.
+    """Run `work`; returns the command's exit code.
 
-    An OutriderError or a full disk becomes one line on stderr, or with `debug` its traceback. Where
-    nobody reads stdout any more, as behind `| head`, it ends without a word.
+    An OutriderError or a full disk becomes one line on stderr, and is raised with `debug`. A closed
+    stdout, as behind `| head`, ends the command silently. Other errors are raised.
     """
     try:
         return work()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is not written yet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
         return UNREAD
     except (OutriderError, OSError) as error:
         if debug or (isinstance(error, OSError) and error.errno not in _FULL):
@@ -119,10 +121,10 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
 
 
 def say(line: str) -> None:
-    """Tell the user something: stdout is for what was asked for, this goes to stderr."""
+    """Print a message to stderr; stdout is for the command's results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    """One line without control characters: what another side said may stand in it."""
+    """The text on one line without control characters, since it may quote a remote peer."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,12 +1,12 @@
-"""The loop: the target goes on by itself, proposers run ahead of it, tokens become a text.
+"""The client's decoding loop: it takes committed tokens and lets proposers run ahead of the target.
 
-Nobody waits for anybody. The target streams what it commits; the loop hands it to the proposers,
-which re-root, and lets them work whenever nothing has come. With pace WAIT the target makes a
-forward only when the proposers have nothing more to say, which is a synchronous round.
+Nobody waits for anybody. The target streams the tokens that it commits. The loop hands them to the
+proposers, which re-root. Proposers work whenever no tokens have come. With pace WAIT the target
+makes a forward only when the proposers have finished, which is a synchronous round.
 
-The loop knows nothing of text, networks or devices. It runs on one thread: the caller's. The caller
-stops by leaving the generator. A proposer's model is called on this thread only, so that nothing
-changes under it while a call is made.
+The loop knows nothing of text, networks or devices. It runs on the caller's thread, and the caller
+stops it by leaving the generator. Proposers' models are called on this thread only, so nothing
+changes during a call.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from inference.sampling import SamplingParams
 from inference.stats import Traffic
 
 TICK_SECONDS = 0.1
-"""A waiting loop says so often that nothing has come, so that its caller can look around."""
+"""Seconds after which a waiting loop yields an empty step, so that its caller can react."""
 
 AWAY_SECONDS = 10.0
-"""A target that says nothing for so long is away, even if its link seems to be there."""
+"""Seconds of silence after which a target counts as away, even if its link is up."""
 
 MOST_UNVERIFIED = 256
-"""Tokens that a draft goes on alone while the target is away."""
+"""Tokens that a draft makes alone at most while the target is away."""
 
 
 class TargetSession(Protocol):
     """The target's side of one text, in process or behind a network.
 
-    stream: changes when the target knows nothing of earlier proposals any more.
-    room: candidates that a forward has for this session at present.
-    lost: the target is being looked for.
+    stream: number of the current stream; it changes when the target has lost earlier proposals.
+    room: candidates that a forward takes from this session at present.
+    lost: the connection is down and being restored.
     """
 
     @property
@@ -52,11 +52,11 @@ class TargetSession(Protocol):
     def lost(self) -> bool: ...
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Begin. What refuses the session is raised here or by receive()."""
+        """Begin a text. An error that refuses the session is raised here or by receive()."""
         ...
 
     def decode(self, order: Decode) -> None:
-        """Let the target decode; replaces an earlier order."""
+        """Let the target decode as ordered; replaces an earlier order."""
         ...
 
     def next_number(self) -> int:
@@ -64,17 +64,17 @@ class TargetSession(Protocol):
         ...
 
     def propose(self, nodes: Nodes) -> None:
-        """Send candidates. A hint: it may be lost."""
+        """Send candidates. The message is a hint and may be lost."""
         ...
 
     def go(self, base: int) -> None:
-        """Pace WAIT: make a forward below the token at position `base`."""
+        """With pace WAIT: ask for one forward whose root is the token at position `base`."""
         ...
 
     def receive(self, timeout: float) -> Progress | None:
-        """What was committed and not returned yet, or an end; None after `timeout` seconds.
+        """New committed tokens, or the end of the text; None after `timeout` seconds.
 
-        Raises what ended the session.
+        Raises the error that ended the session.
         """
         ...
 
@@ -82,18 +82,15 @@ class TargetSession(Protocol):
 
 
 class Step(NamedTuple):
-    """Tokens that became certain; none when nothing came for a while.
-
-    proposers: [tokens] who had named each of them, or NOBODY.
-    """
+    """Newly committed tokens; empty when none came within the timeout."""
 
     tokens: tuple[int, ...]
-    proposers: tuple[int, ...]
+    proposers: tuple[int, ...]  # [tokens] kind of the proposer that had named each, or NOBODY
     end: End = End.NOT
 
 
 class Unverified(NamedTuple):
-    """A token that the draft went on with alone. Steps say later what is true from here on."""
+    """A token of the draft alone, shown while the target is away. Later steps may replace it."""
 
     token: int
 
@@ -110,7 +107,10 @@ def decode(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Step]:
-    """Steps whose tokens, put together, are the target's own seeded decoding of the prompt."""
+    """Yield steps whose tokens together are the target's own seeded decoding of the prompt.
+
+    Raises the error that refused or ended the session.
+    """
     loop = Loop(prompt, params, session, order, proposers, clock)
     while not loop.ended:
         yield loop.step(TICK_SECONDS)
@@ -125,7 +125,10 @@ def decode_offline(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Step | Unverified]:
-    """decode() for a target that may be away: the draft's own tokens stand in meanwhile."""
+    """Yield steps as decode() does, and the draft's own tokens while the target is away.
+
+    Raises the error that refused or ended the session.
+    """
     loop = Loop(prompt, params, session, order, [proposer], clock)
     guess: list[int] = []
     while not loop.ended:
@@ -143,7 +146,7 @@ def decode_offline(
 
 
 class Loop:
-    """One text being made. length: of the text so far, prompt included."""
+    """One text being decoded. length: tokens of the text so far, prompt included."""
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class Loop:
         clock: Callable[[], float],
     ) -> None:
         self._session, self._order, self._clock = session, order, clock
-        self._proposers = list(proposers)  # whose turn it is to make a call comes first
+        self._proposers = list(proposers)  # in the order in which they may make a call
         self.length, self.ended = len(prompt), order.end <= len(prompt)
         session.open(prompt, params)
         session.decode(order)
@@ -166,11 +169,14 @@ class Loop:
 
     @property
     def away(self) -> bool:
-        """The target does not answer, and will not soon."""
+        """Whether the target is lost or silent for AWAY_SECONDS."""
         return self._session.lost or self._clock() - self._heard_at > AWAY_SECONDS
 
     def step(self, timeout: float) -> Step:
-        """What has come, else one call of a proposer, else what comes within `timeout` seconds."""
+        """Take new tokens; else make one proposer's call; else wait up to `timeout` seconds.
+
+        Raises the error that ended the session.
+        """
         progress = self._session.receive(0)
         if progress is None and not self._propose():
             progress = self._session.receive(timeout)
@@ -188,11 +194,10 @@ class Loop:
         return Step(progress.tokens, progress.proposers, progress.end)
 
     def _propose(self) -> bool:
-        """Send what proposers have found, then let one of them make a call; False when none had one
-        to make.
+        """Send new candidates, then let one proposer make a call; False when none made one.
 
-        What was found waits until everything that came meanwhile was heard: a new root makes some
-        of it worthless, and other nodes worth sending.
+        Candidates are sent only after all received tokens were heard. A new root makes some of
+        them worthless, and makes other nodes worth sending.
         """
         if self._session.stream != self._stream:
             self._stream, self._told = self._session.stream, -1
@@ -201,9 +206,9 @@ class Loop:
         self._flush()
         for index, proposer in enumerate(self._proposers):
             if proposer.work(self._clock()):
-                self._proposers.append(self._proposers.pop(index))  # others come before it now
+                self._proposers.append(self._proposers.pop(index))  # the others come first now
                 return True
-        self._flush()  # what was found without a call
+        self._flush()  # candidates that were found without a call
         if self._order.pace is Pace.WAIT and self._told != self.length:
             self._session.go(self.length - 1)
             self._told = self.length
@@ -217,7 +222,7 @@ class Loop:
 
 
 def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:
-    """What proposers hear beside the tokens that came `at` this moment."""
+    """The notice for tokens that came at time `at` (seconds), from two progress reports."""
     forwards, seconds = now.forwards, now.model_seconds + now.queue_seconds
     if before is not None:
         forwards -= before.forwards

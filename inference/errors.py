@@ -4,12 +4,12 @@ OutriderError
 ├── InvalidRequest      the request itself is wrong; asking again does not help
 │   └── LimitExceeded   it asks for more than this model, artefact or server serves
 ├── Mismatch            two sides that must agree do not (tokenizers, models, positions)
-├── UnsupportedModel    a checkpoint we would compute wrongly, with the field that says so
+├── UnsupportedModel    a checkpoint that would be computed wrongly; the message names the field
 ├── BadArtifact         a compiled artefact that is incomplete, changed, or made for something else
 ├── MissingExtra        an optional package is needed, with its install line
 └── Unavailable         the other side cannot be reached, or went away
     ├── Busy            it is there and full: asking again later helps
-    └── Gone            it does not hold this session any more: opening it anew goes on with it
+    └── Gone            it does not hold this session any more: open the session anew to go on
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Busy(Unavailable):
 
 
 class Gone(Unavailable):
-    """The other side does not hold this session; opened anew with the tokens made so far, it
-    goes on.
+    """The other side does not hold this session any more.
+
+    A new session that starts with the tokens made so far continues the text.
     """

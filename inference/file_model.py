@@ -1,5 +1,4 @@
-"""Records in JSON files: pydantic checks their types and bounds, and what is wrong with one is a
-line that names file and field.
+"""Records in JSON files: pydantic checks types and bounds, and an error names file and field.
 
     @dataclass(frozen=True)
     class Profile(Record):
@@ -8,7 +7,7 @@ line that names file and field.
 
     profile = read_record(read_json(path, InvalidRequest), Profile)
 
-Bounds hold for what is read; what our own code makes is held to its types by mypy.
+Bounds are checked when a file is read. Records made by our own code are checked by mypy only.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ Text = Annotated[str, AfterValidator(_without_nul)]
 
 
 class Record:
-    """Base of the dataclasses that files hold: unknown fields, NaN and infinity are refused."""
+    """Base of dataclasses stored in files. Unknown fields, NaN and infinity are refused."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def read_record(raw: Json, kind: type[T]) -> T:
-    """The value as a record; raises what the file's reader refuses bad files with."""
+    """The value as a record of type `kind`. Raises `raw.refusal` for a value that does not fit."""
     try:
         record: T = _adapter(cast(Any, kind)).validate_json(json.dumps(raw.value), strict=True)
     except ValidationError as error:
@@ -55,12 +54,12 @@ def read_record(raw: Json, kind: type[T]) -> T:
 
 @lru_cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Made once a kind: that takes milliseconds."""
+    """The validator of a type, cached because making one takes milliseconds."""
     return TypeAdapter(kind)
 
 
 def _refusal(raw: Json, error: Any) -> OutriderError:
-    """The first of pydantic's errors as our sentence: the place, what was got, what is needed."""
+    """One of pydantic's errors as our error: the place, what was got, and what is needed."""
     *outer, last = error["loc"] or (None,)
     if error["type"] == "missing":
         return raw.refusal(f"{_place(raw, outer).where} has no {last}")
@@ -70,7 +69,7 @@ def _refusal(raw: Json, error: Any) -> OutriderError:
     if error["type"] == "value_error":
         return raw.refusal(f"{place.where}: {error['ctx']['error']}")
     needed = error["msg"].replace("Input should be", "it should be", 1)
-    if error["type"] == "json_invalid":  # half a character: Python's reader takes it
+    if error["type"] == "json_invalid":  # a lone surrogate, which Python's json accepts
         return raw.refusal(f"{place.where} is not JSON that is read here: {needed}")
     if last == "[key]":
         return raw.refusal(f"{place.where} has a field {shown(outer[-1])}: {needed}")
@@ -78,7 +77,7 @@ def _refusal(raw: Json, error: Any) -> OutriderError:
 
 
 def _place(raw: Json, steps: Any) -> Json:
-    """The value that the steps lead to; of an object's name, the object."""
+    """The value at a path of field names and indices; for an object's key, the object itself."""
     steps = steps[:-2] if steps and steps[-1] == "[key]" else steps
     for step in steps:
         raw = raw.items()[step] if isinstance(step, int) else raw.field(str(step))

@@ -1,10 +1,10 @@
-"""Values of a JSON file that know where they lie: what is wrong with one names file and field.
+"""Values of a JSON file that know their place, so that an error names the file and the field.
 
     settings = read_json(path, InvalidRequest)
     rows = settings.field("rows").integer(least=1)
 
-A reader says what it refuses bad files with. No value that is taken from here is of another type,
-is too large to compute with, is no number (NaN, Infinity) or cannot be printed.
+The caller chooses the error type that bad files raise. A value read here has the asked type, is
+small enough to compute with, is not NaN or infinite, and can be printed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DEEPEST = 64
-"""Levels of lists and objects in a file. What walks a value by recursion fails at many more."""
+"""Nesting levels that a file may have; recursive code fails at many more."""
 
 LARGEST = 2**31 - 1
-"""Of the integers that are read, unless a reader says otherwise."""
+"""The largest integer that is read, unless the caller gives another bound."""
 
 GREATEST = 1e300
-"""Of the numbers: one beyond has no sum and no product."""
+"""The largest absolute value of a number; sums and products of larger ones overflow."""
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
@@ -38,32 +38,32 @@ _REPR.maxlevel = 2
 
 @dataclass(frozen=True)
 class Json:
-    """A value of a file."""
+    """A value of a JSON file. Every method that reads it raises `refusal` for a bad value."""
 
     value: Any
     where: str  # the file, and the field in it
-    refusal: type[OutriderError]  # what bad values raise
-    outermost: bool = True
+    refusal: type[OutriderError]  # the error that bad values raise
+    outermost: bool = True  # the file's whole value
 
     def refuse(self, needed: str) -> NoReturn:
-        """Raise, saying what was got and what is needed."""
+        """Raise `refusal` with what was got and what is needed."""
         raise self.refusal(f"{self.where} is {shown(self.value)}: {needed} is needed")
 
     @property
     def absent(self) -> bool:
-        """Whether it is null, or an object has no such field."""
+        """Whether the value is null or the field is missing."""
         return self.value is None
 
     def field(self, name: str) -> Json:
-        """A field of an object; null where it has none of this name."""
+        """A field of an object; null where the object has no such field."""
         return self._inner(self.dictionary().get(name), _spelt(name))
 
     def fields(self) -> dict[str, Json]:
-        """All of an object, by name."""
+        """All fields of an object, by name."""
         return {name: self.field(name) for name in self.dictionary()}
 
     def keys(self, needed: Collection[str], optional: Collection[str] = ()) -> Json:
-        """This object itself, once it has all the fields that are needed and no unknown ones."""
+        """This object, after a check that it has all needed fields and no unknown ones."""
         names = self.dictionary().keys()
         missing, unknown = set(needed) - names, names - set(needed) - set(optional)
         if missing or unknown:
@@ -80,11 +80,11 @@ class Json:
         return [self._inner(each, f"[{index}]") for index, each in enumerate(self.value)]
 
     def each(self, read: Callable[[Json], T]) -> tuple[T, ...]:
-        """What `read` makes of the items of a list."""
+        """The items of a list, each converted by `read`."""
         return tuple(read(item) for item in self.items())
 
     def dictionary(self) -> dict[str, Any]:
-        """An object as it is, its values unchecked."""
+        """An object as a dict, with unchecked values."""
         if not isinstance(self.value, dict):
             self.refuse("an object")
         return self.value
@@ -96,22 +96,24 @@ class Json:
         return self.value
 
     def line(self) -> str:
-        """A text of printable characters, one at least: what a message may name."""
+        """A string of one or more printable characters, which may appear in a message."""
         if not isinstance(self.value, str) or not self.value or not self.value.isprintable():
             self.refuse("a line of text")
         return self.value
 
     def texts(self) -> dict[str, str]:
-        """An object of strings."""
+        """An object whose fields are all strings, as a dict."""
         return {name: value.text() for name, value in self.fields().items()}
 
     def integer(self, least: int = 0, most: int = LARGEST) -> int:
+        """An integer within the bounds; true and false are refused."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             self.refuse(f"an integer from {least} to {most}")
         return value
 
     def number(self) -> float:
+        """A finite number up to GREATEST in absolute value."""
         value = self.value
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if not real or not abs(value) <= GREATEST:
@@ -119,12 +121,13 @@ class Json:
         return float(value)
 
     def flag(self) -> bool:
+        """True or false."""
         if not isinstance(self.value, bool):
             self.refuse("true or false")
         return self.value
 
     def make(self, build: Callable[P, T], *parts: P.args, **named: P.kwargs) -> T:
-        """What is made of values from here; an error in that is told with the file and field."""
+        """Call `build`; an OutriderError or ValueError becomes `refusal` with file and field."""
         try:
             return build(*parts, **named)
         except (OutriderError, ValueError) as error:
@@ -138,7 +141,7 @@ class Json:
 
 
 def read_json(path: Path, refusal: type[OutriderError]) -> Json:
-    """The value in a file; whatever keeps it from being read is told as a `refusal`."""
+    """The value in a JSON file. Raises `refusal` when the file cannot be read or parsed."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -159,7 +162,7 @@ def read_json(path: Path, refusal: type[OutriderError]) -> Json:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: on one line, cut where it is long."""
+    """A value for an error message: on one line, and shortened."""
     return _REPR.repr(value)
 
 
@@ -168,7 +171,7 @@ def _too_deep(path: Path) -> str:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects nest more than so many levels deep. Does not recurse."""
+    """Whether lists and objects nest deeper than `levels`. Uses no recursion."""
     layer: list[Any] = [value]
     for _ in range(levels + 1):
         inner = [value for outer in layer for value in _children(outer)]

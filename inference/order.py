@@ -1,4 +1,4 @@
-"""What a client wants of its session, how far the target has come, and why it ends. Pure."""
+"""A client's order for its session, the session's progress, and why a text ends. Pure."""
 
 from __future__ import annotations
 
@@ -9,51 +9,46 @@ from typing import NamedTuple
 from inference.errors import InvalidRequest
 
 LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
-"""A target is ahead of the acknowledged length by what it makes in so many seconds, within these
-bounds, where the client asks for no other credit.
+"""The default credit: the tokens that the target makes in CREDIT_SECONDS, within the two bounds.
+
+It applies where the client's order names no credit of its own.
 """
 
 
 class Pace(Enum):
     """When the target makes a forward for a session."""
 
-    GO_ON = 0  # whenever it is free
-    WAIT = 1  # only when it is told to go
+    GO_ON = 0  # whenever the target is free
+    WAIT = 1  # only when the client says go
 
 
 class End(Enum):
     """Why a session's text ends, or does not go on here."""
 
-    NOT = 0
-    STOP_ID = 1
-    MAX_TOKENS = 2
+    NOT = 0  # the text goes on
+    STOP_ID = 1  # the target chose a stop id
+    MAX_TOKENS = 2  # the length that the client ordered
     SPENT = 3  # all nodes that the client pays for are computed
     LIMIT = 4  # the session's greatest length
-    DRAINED = 5  # the target stops: the client goes on elsewhere
-    CREDIT = 6  # the client has not acknowledged what it was sent
-    EVICTED = 7
+    DRAINED = 5  # the target stops; the client goes on elsewhere
+    CREDIT = 6  # no end: the target waits for the client to acknowledge tokens
+    EVICTED = 7  # no end: the session lost its row and waits for another
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Let the target decode up to a length. All bounds are absolute: said twice, nothing is made
-    twice.
+    """A client's order: decode up to a length. Raises InvalidRequest for impossible bounds.
 
-    end: length of the text, prompt included, at which it ends.
-    stop_ids: the text ends behind the first of these.
-    most_nodes: nodes computed for the session in all, roots included; 0: no limit.
-    tokens_per_second: the target goes no faster; 0: no limit.
-    credit: tokens that the target may be ahead of the acknowledged length; 0: its own rule.
-    beside: the proposer beside the target appends candidates, too.
+    All bounds are absolute, so repeating an order repeats no work.
     """
 
-    end: int
-    stop_ids: frozenset[int] = frozenset()
-    most_nodes: int = 0
-    tokens_per_second: float = 0.0
+    end: int  # length in tokens, prompt included, at which the text ends
+    stop_ids: frozenset[int] = frozenset()  # the text ends after the first of these
+    most_nodes: int = 0  # nodes computed for the session in all, roots included; 0: no limit
+    tokens_per_second: float = 0.0  # the greatest rate; 0: no limit
     pace: Pace = Pace.GO_ON
-    credit: int = 0
-    beside: bool = False
+    credit: int = 0  # tokens the target may be ahead of the acknowledged length; 0: the default
+    beside: bool = False  # the draft beside the target also appends candidates
 
     def __post_init__(self) -> None:
         if self.end < 1:
@@ -67,36 +62,34 @@ class Decode:
 class Progress(NamedTuple):
     """What the target has committed beyond a reader's cursor. Sums are over the whole session."""
 
-    position: int  # of the first of `tokens`
+    position: int  # position of the first of `tokens` in the text
     tokens: tuple[int, ...]
     proposers: tuple[int, ...]  # [tokens] kind of the proposer that had named each, or NOBODY
     known: int  # nodes of the reader's stream that had arrived when the last forward began
     held: int  # candidates below the root now
     acknowledged: int  # length that the target knows the client to have
-    nodes: int  # computed for the session, roots included
-    forwards: int  # in which the session took part
-    lone: int  # forwards in which it had no candidates
-    queue_seconds: float  # spent waiting for forwards
-    model_seconds: float  # of the session's forwards
-    share_seconds: float  # the session's part of them; all sessions' parts add up
-    sessions: int  # in the last forward
-    room: int  # candidates that a forward has for this session at present
+    nodes: int  # nodes computed for the session, roots included
+    forwards: int  # forwards in which the session took part
+    lone: int  # forwards in which the session had no candidates
+    queue_seconds: float  # time spent waiting for forwards
+    model_seconds: float  # time of the forwards in which the session took part
+    share_seconds: float  # the session's part of model_seconds; a forward's parts add up to it
+    sessions: int  # sessions in the last forward
+    room: int  # candidates that a forward takes from this session at present
     end: End
 
 
 class Opened(NamedTuple):
-    """A prefilled prompt: tokens whose keys were there already, seconds spent waiting and seconds
-    of forwards.
-    """
+    """The prompt is prefilled and the session may decode."""
 
-    reused: int
-    queue_seconds: float
-    prefill_seconds: float
+    reused: int  # prompt tokens whose keys were in the prefix cache
+    queue_seconds: float  # time spent waiting for a row and for forwards
+    prefill_seconds: float  # time of the prompt's forwards
 
 
 @dataclass
 class Spent:
-    """What was computed for a session. Fields as in Progress."""
+    """Costs of a session so far. The fields have the same meaning as in Progress."""
 
     nodes: int = 0
     forwards: int = 0

@@ -1,8 +1,8 @@
-"""The seam to whoever proposes candidates: a model here, copied text, a drafter beside the target.
+"""The interface of all proposers: a local model, copied text, a draft beside the target.
 
-Any number of proposers serve one text at a time. None of them waits for another or for the target:
-each hears what was committed, works while that is worth it, and hands over what is worth sending.
-Pure: no model, no network.
+Any number of proposers serve one text. None of them waits for another or for the target. Each hears
+which tokens were committed, works while that is worth its time, and hands over candidates that are
+worth sending. Pure: no model, no network.
 """
 
 from __future__ import annotations
@@ -14,25 +14,20 @@ from inference.candidates import Nodes
 from inference.sampling import SamplingParams
 
 MODEL, COPY, HOST, DEVICE = range(4)
-"""Kinds of proposers: a model here, copied text, a drafter beside the target, a second device."""
+"""Kinds of proposers: a local model, copied text, a draft beside the target, a second device."""
 
 NOBODY = 255
-"""In place of a kind: the target made this token itself."""
+"""Stands for a kind where no proposer had named the token: the target made it alone."""
 
 
 class Notice(NamedTuple):
-    """What came with committed tokens.
+    """Facts about the target that arrive with committed tokens."""
 
-    at: when they arrived, by the client's clock.  model_seconds: of the target's last forward.
-    known: nodes of our stream that had arrived when it began.  held: live candidates below the new
-    root.  room: nodes that a forward has for this session at present.
-    """
-
-    at: float
-    model_seconds: float
-    known: int
-    held: int
-    room: int
+    at: float  # when the tokens arrived, in seconds of the client's clock
+    model_seconds: float  # time of the target's last forward
+    known: int  # nodes of our stream that had arrived when that forward began
+    held: int  # live candidates below the new root
+    room: int  # candidates that a forward takes from this session at present
 
 
 class Proposer(Protocol):
@@ -43,36 +38,39 @@ class Proposer(Protocol):
 
     @property
     def calls(self) -> int:
-        """Of a model, for all texts so far."""
+        """Calls of the proposer's model, over all texts so far."""
         ...
 
     @property
     def drafting(self) -> float:
-        """Seconds in these calls."""
+        """Seconds spent in the calls of the proposer's model."""
         ...
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """A text begins. end: length (prompt and output) beyond which no token is wanted."""
+        """A text begins. end: length in tokens, prompt included, at which it ends at the latest."""
         ...
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        """The target has committed these, the first of them at `position`."""
+        """The target has committed `tokens`, the first of them at `position`. now: seconds."""
         ...
 
     def work(self, now: float) -> bool:
-        """Make at most one call of a model; False when none is worth it now."""
+        """Make at most one call of the model; False when no call is worth it now."""
         ...
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        """What is worth sending now and was not sent; next_number gives the numbers of a stream."""
+        """Unsent candidates that are worth sending now, or None.
+
+        next_number: gives the next node number of the stream.
+        """
         ...
 
     def resend(self) -> None:
-        """The target has lost what was sent: all of it that is still of use counts as unsent."""
+        """Mark all candidates as unsent, because the target has lost them."""
         ...
 
     def path(self, most: int) -> list[int]:
-        """Its own likeliest continuation of the committed text, up to so many tokens."""
+        """The proposer's likeliest continuation of the committed text, `most` tokens at most."""
         ...
 
     def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""What a user asks of sampling, and the constants of the sampling contract.
+"""A user's sampling parameters, and the constants of the sampling contract.
 
 The contract (docs/architecture.md, "Sampling"): at temperature T > 0 the token at absolute position
 i is the v with the greatest logit_v / T + G(seed, i, v), ties to the lowest id; at T = 0 it is the
-argmax of the logits. `inference/model/sampler.py` computes it; this module needs no array library,
-so that a client without one can ask for it.
+argmax of the logits. G is Gumbel noise. `inference/model/sampler.py` computes the choice. This
+module needs no array library, so a client without one can import it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,22 @@ from dataclasses import dataclass, replace
 from inference.errors import InvalidRequest
 
 CANDIDATES = 256
-"""top-k and top-p act on this many most likely tokens, on every backend."""
+"""How many most likely tokens top-k and top-p act on, on every backend."""
 
 SEED_BITS = 63
 
 LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-3, 1e3
-"""Beyond these logits / T leaves the range in which float32 can tell tokens apart."""
+"""Bounds of T > 0. Beyond them, logits / T is too large or too small for float32 to compare."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Temperature (0: greedy), top_k (0: off), top_p (1: off) and the seed of the noise (0 ..
-    2**63 - 1).
-    """
+    """How tokens are sampled. Raises InvalidRequest for a value out of bounds."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    seed: int = 0  # seed of the noise: 0 to 2**63 - 1
 
     def __post_init__(self) -> None:
         if (
@@ -49,23 +47,24 @@ class SamplingParams:
             raise InvalidRequest(f"seed must be 0 to 2**{SEED_BITS} - 1: got {self.seed}")
 
     def on_the_wire(self) -> SamplingParams:
-        """These parameters with fractions rounded to float32, as the graph and the wire carry them:
-        both sides must use one value.
+        """The parameters with fractions rounded to float32.
+
+        Graphs and the wire carry float32, and both sides must use the same value.
         """
         rounded = struct.unpack("<2f", struct.pack("<2f", self.temperature, self.top_p))
         return replace(self, temperature=rounded[0], top_p=rounded[1])
 
     @property
     def greedy(self) -> bool:
-        """No noise: the most likely token is chosen."""
+        """Whether the most likely token is chosen, without noise."""
         return self.temperature == 0
 
     @property
     def truncated(self) -> bool:
-        """Only the CANDIDATES most likely tokens can be chosen."""
+        """Whether only the CANDIDATES most likely tokens can be chosen."""
         return self.greedy or self.top_k > 0 or self.top_p < 1
 
 
 def random_seed() -> int:
-    """A seed nobody chose."""
+    """A random seed, for a user who gave none."""
     return secrets.randbits(SEED_BITS)

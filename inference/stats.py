@@ -1,4 +1,4 @@
-"""Counters of a text, each with its definition. No clock is read here."""
+"""Counters of a text: traffic, time and acceptance. No clock is read here."""
 
 from __future__ import annotations
 
@@ -9,47 +9,37 @@ from inference.order import Progress
 from inference.proposer import NOBODY
 
 FRAMING_BYTES = 88
-"""Around each message on its way, as an estimate: gRPC's prefix 5, HTTP/2's frame 9, TLS 1.3's
-record 22, the headers of TCP (with time stamps) and IPv4 52. Messages that leave together share
-some of it; acknowledgements of TCP are not in it.
+"""Estimated bytes of framing per message: gRPC prefix 5, HTTP/2 frame 9, TLS 1.3 record 22, and
+TCP (with time stamps) and IPv4 headers 52. Messages that leave together share some of them. TCP
+acknowledgements are not counted.
 """
 
 
 @dataclass
 class Traffic:
-    """What a text's sessions have cost so far; zeros where nothing is counted.
+    """What the sessions of one text have cost so far; 0 where nothing is counted."""
 
-    bytes_up, bytes_down: of messages and, estimated, of what is put around each (FRAMING_BYTES).
-    queue_seconds: of waiting for a row and for forwards.
-    model_seconds: of forwards that the session took part in.
-    share_seconds: the session's part of these, which is less where others took part.
-    nodes, forwards, lone: as in inference.order.Progress.
-    reused_tokens: of prompts, whose keys the target had already.
-    resumes: streams that broke and were taken up again.
-    reopenings: sessions that were opened anew, with a prefill.
-    """
-
-    bytes_up: int = 0
-    bytes_down: int = 0
+    bytes_up: int = 0  # from client to target, with FRAMING_BYTES added per message
+    bytes_down: int = 0  # from target to client, with FRAMING_BYTES added per message
     messages_up: int = 0
     messages_down: int = 0
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    model_seconds: float = 0.0
-    share_seconds: float = 0.0
-    nodes: int = 0
-    forwards: int = 0
-    lone: int = 0
-    reused_tokens: int = 0
-    resumes: int = 0
-    reopenings: int = 0
+    queue_seconds: float = 0.0  # time spent waiting for a row and for forwards
+    prefill_seconds: float = 0.0  # time of the prompt's forwards
+    model_seconds: float = 0.0  # time of the forwards in which the session took part
+    share_seconds: float = 0.0  # the session's part of model_seconds, other sessions' part left out
+    nodes: int = 0  # nodes computed for the session, roots included
+    forwards: int = 0  # forwards in which the session took part
+    lone: int = 0  # forwards in which the session had no candidates
+    reused_tokens: int = 0  # prompt tokens whose keys were in the prefix cache
+    resumes: int = 0  # broken streams that were resumed
+    reopenings: int = 0  # sessions that were opened anew, with a prefill
 
     def copy(self) -> Traffic:
-        """A copy that does not change any more."""
+        """A copy, which later traffic does not change."""
         return replace(self)
 
     def follow(self, before: Progress | None, now: Progress) -> None:
-        """A session has come from `before` (None: its beginning) to `now`."""
+        """Add what a session did between two reports. before: None at its beginning."""
         for name in _SUMS:
             more = getattr(now, name) - (getattr(before, name) if before is not None else 0)
             setattr(self, name, getattr(self, name) + more)
@@ -60,22 +50,22 @@ _SUMS = ("queue_seconds", "model_seconds", "share_seconds", "nodes", "forwards",
 
 @dataclass
 class DecodeStatistics:
-    """Who named the tokens of one text, or of several, added up.
+    """Acceptance counts of one text, or of several added up.
 
-    forwards: that brought tokens.
-    num_accepted_tokens: tokens that a proposer had named in time.
-    by_proposer: how many of these by kind.
     accepted_at_depth: [depth - 1] forwards that accepted a candidate of this depth.
     """
 
-    forwards: int = 0
-    num_accepted_tokens: int = 0
-    by_proposer: dict[int, int] = field(default_factory=dict)
+    forwards: int = 0  # forwards that committed tokens
+    num_accepted_tokens: int = 0  # committed tokens that were candidates of their forward
+    by_proposer: dict[int, int] = field(default_factory=dict)  # accepted tokens by kind
     accepted_at_depth: list[int] = field(default_factory=list)
     _depth: int = 0
 
     def count(self, proposers: Sequence[int]) -> None:
-        """Take tokens in their order: each forward ends with one that nobody had named."""
+        """Count committed tokens in order, by who had named each.
+
+        Each forward ends with a token of NOBODY, which is the target's own.
+        """
         for proposer in proposers:
             if proposer == NOBODY:
                 self.forwards += 1
@@ -90,6 +80,6 @@ class DecodeStatistics:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens a forward, the target's own token included; 0 before the first."""
+        """Mean tokens a forward, the target's own token included; 0 before the first forward."""
         made = self.num_accepted_tokens + self.forwards
         return made / self.forwards if self.forwards else 0.0

@@ -1,6 +1,4 @@
-"""Between text and token ids: tokenizer, chat template, incremental detokenizing, and the
-fingerprint of a tokenizer.
-"""
+"""Conversion between text and token ids: tokenizer, chat template, incremental detokenizing."""
 
 from __future__ import annotations
 
@@ -16,7 +14,10 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
-    """The tokenizer of a Hugging Face directory. `vocabulary`: one past its greatest id."""
+    """The tokenizer of a Hugging Face directory. Raises UnsupportedModel if it cannot be used.
+
+    vocabulary: one past the greatest token id.
+    """
 
     def __init__(self, directory: Path) -> None:
         from transformers import AutoTokenizer
@@ -24,7 +25,7 @@ class Tokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
             vocabulary = self._tokenizer.get_vocab()
-        except Exception as error:  # of any type: the library's parser raises Exception itself
+        except Exception as error:  # the library's parser raises bare Exception
             said = next(iter(str(error).splitlines()), type(error).__name__)
             raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({said})") from error
         if not self._tokenizer.is_fast:
@@ -34,8 +35,10 @@ class Tokenizer:
         self.vocabulary = max(vocabulary.values()) + 1
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
-        """Ids of a raw prompt, with the beginning-of-text token where the tokenizer defines one;
-        or of a chat's first turn.
+        """Token ids of a raw prompt, or of a chat's first turn.
+
+        A raw prompt gets the beginning-of-text token where the tokenizer defines one. Raises
+        InvalidRequest for an empty prompt, or for a chat without a chat template.
         """
         if not prompt:
             raise InvalidRequest("the prompt is empty")
@@ -52,7 +55,7 @@ class Tokenizer:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
+        """The text of token ids, without special tokens."""
         return str(
             self._tokenizer.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -60,15 +63,14 @@ class Tokenizer:
         )
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
-        """Turns ids that follow `prompt` into text piece by piece."""
+        """A stream that turns the ids after `prompt` into text piece by piece."""
         return TextStream(self, prompt)
 
     def fingerprint(self) -> str:
-        """Hash of what turns text into ids: token ids, special tokens, merges, normaliser and
-        pre-tokeniser.
+        """A hash of everything that turns text into ids.
 
-        Not of file bytes, padding of the vocabulary or the decoder: families differ there from size
-        to size.
+        It covers token ids, special tokens, merges, normaliser and pre-tokeniser. It leaves out
+        file bytes, vocabulary padding and the decoder, which differ between sizes of one family.
         """
         backend = json.loads(self._tokenizer.backend_tokenizer.to_str())
         model = {
@@ -96,7 +98,7 @@ class Tokenizer:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Without nulls and falses, which library versions write or leave out."""
+    """The value without nulls and falses, which some library versions write and others omit."""
     if isinstance(value, dict):
         return {
             key: _without_defaults(part) for key, part in value.items() if part not in (None, False)
@@ -105,11 +107,10 @@ def _without_defaults(value: Any) -> Any:
 
 
 class TextStream:
-    """Incremental detokenizing: characters come out whole, and the pieces add up to the text of all
-    ids.
+    """Incremental detokenizing: whole characters only, and the pieces add up to the full text.
 
-    Decodes a short window, since a token's text may depend on its neighbours (leading spaces, bytes
-    of one character).
+    It decodes a short window of ids. A token's text may depend on its neighbours, for leading
+    spaces and for characters of several bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
@@ -118,7 +119,7 @@ class TextStream:
         self._shown, self._start = len(self._ids), 0
 
     def push(self, token: int) -> str:
-        """The text that became certain with this token; empty while a character is incomplete."""
+        """The text that this token completes; empty while a character is incomplete."""
         self._ids.append(token)
         before, after = self._window()
         if after.endswith(_REPLACEMENT) or len(after) <= len(before):
@@ -127,7 +128,7 @@ class TextStream:
         return after[len(before) :]
 
     def finish(self) -> str:
-        """What is left when no more tokens come."""
+        """The remaining text, after the last token."""
         before, after = self._window()
         self._shown = len(self._ids)
         return after[len(before) :]

@@ -1,8 +1,7 @@
-"""What forwards and the link cost: profiles, set right by what is measured while they are used.
-Pure: no clock is read.
+"""Estimated seconds of forwards and of the link: profiles, corrected by measurements during use.
 
-The target's engine uses ForwardTimes. A client has DraftTimes, TargetTimes and LinkTimes, which
-start from profiles where there are any and follow what it observes, up and down.
+The target's engine uses TargetTimes. A client has DraftTimes, TargetTimes and LinkTimes. All start
+from profiles where there are any, and follow measured times up and down. Pure: no clock is read.
 """
 
 from __future__ import annotations
@@ -18,56 +17,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEPT = 15
-"""Latest samples of one shape; their median forgets a disturbance after half as many."""
+"""Latest samples kept of one shape; their median forgets a disturbance after half as many."""
 
 TRUSTED = 3
-"""Samples from which a shape's own median is believed; one disturbed forward must not make all
-others look cheap beside it.
+"""Samples from which a shape's own median is used. With fewer, one disturbed forward would make all
+other shapes look cheap.
 """
 
 REMEMBERED = 2 * KEPT
-"""Latest samples of all shapes together, among which a shape's own are looked for: also what is
-seldom used is forgotten.
-"""
+"""Latest samples kept of all shapes together; it makes old samples of a rare shape go."""
 
 STEPS = 64
-"""Latest differences between exchanges from which it is told what a byte takes."""
+"""Latest differences between exchanges that the seconds per byte are estimated from."""
 
 PROFILE_ERROR = 0.1
-"""Spread of a profiled time, relative to it: it is the median of a few calls, made at another
-moment and in another context.
-"""
+"""Relative spread of a profiled time, which was measured earlier and in another context."""
 
 GUESS_ERROR = 0.5
-"""Spread of a time that was neither profiled nor observed often enough, relative to it."""
+"""Relative spread of a time that was neither profiled nor measured often enough."""
 
 TELLING_STEPS, TELLING_ERRORS = 5, 4.0
-"""What a byte takes is believed from so many differences of (about) one size, when it is so many
-standard errors above 0.
+"""Conditions for using a slope as seconds per byte: this many differences of about one size,
+and a slope this many standard errors above 0.
 """
 
 Shape: TypeAlias = tuple[int, int]
-"""Rows, and nodes of each."""
+"""Rows of a forward, and nodes of each row."""
 
 
 class Estimate(NamedTuple):
-    """A time, and one standard error of it: what is true lies within `spread` of `seconds` in about
-    two of three cases.
+    """An estimated time and its standard error.
 
-    From samples it is the median with its standard error; the relative spreads of profiles and
-    guesses are stated, not measured.
+    Samples give the median and its standard error. The spread of a profile or of a guess is assumed
+    (PROFILE_ERROR, GUESS_ERROR).
     """
 
     seconds: float
-    spread: float
+    spread: float  # one standard error, in seconds
 
 
 UNKNOWN, NOTHING = Estimate(0.0, math.inf), Estimate(0.0, 0.0)
 
 
 def middle(samples: Sequence[float]) -> Estimate:
-    """The median, and its standard error by the median deviation; of fewer than TRUSTED samples
-    a guess.
+    """The median of samples, with a standard error from their median absolute deviation.
+
+    Fewer than TRUSTED samples give a guess with GUESS_ERROR; none gives UNKNOWN.
     """
     if not samples:
         return UNKNOWN
@@ -76,21 +71,23 @@ def middle(samples: Sequence[float]) -> Estimate:
         return Estimate(centre, GUESS_ERROR * abs(centre))
     deviation = 1.4826 * median(
         abs(sample - centre) for sample in samples
-    )  # of normal samples the standard deviation
+    )  # equals the standard deviation for normal samples
     return Estimate(centre, 1.2533 * deviation / math.sqrt(len(samples)))
 
 
 class ForwardTimes:
-    """Seconds of a forward by padded rows and nodes. Shapes hardly ever seen are estimated by a
-    line through all that were.
+    """Measured seconds of a forward by padded rows and nodes.
+
+    A shape with few samples is estimated by a line through all measured shapes.
     """
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, int], deque[float]] = {}
         self._medians: dict[tuple[int, int], float] = {}
-        self._line: tuple[float, float] | None = None  # seconds, seconds a computed node
+        self._line: tuple[float, float] | None = None  # fixed seconds, seconds per computed node
 
     def record(self, rows: int, nodes: int, seconds: float) -> None:
+        """Add a sample: the seconds of a forward of this padded shape."""
         shape = (rows, nodes)
         samples = self._samples.setdefault(shape, deque(maxlen=KEPT))
         samples.append(seconds)
@@ -98,7 +95,7 @@ class ForwardTimes:
         self._line = None
 
     def seconds(self, rows: int, nodes: int) -> float:
-        """The median of this shape, else the line's estimate; 0 before the first sample."""
+        """The shape's median in seconds, else the line's estimate; 0 before the first sample."""
         if not self._medians:
             return 0.0
         if len(self._samples.get((rows, nodes), ())) >= TRUSTED:
@@ -109,9 +106,7 @@ class ForwardTimes:
         return fixed + each * rows * nodes
 
     def _fit(self) -> tuple[float, float]:
-        """Least squares over the medians, weighted by samples; neither the fixed part nor the
-        slope is negative.
-        """
+        """Least squares over the medians, weighted by samples; both parts are 0 or more."""
         computed = np.array([rows * nodes for rows, nodes in self._medians], dtype=np.float64)
         seconds = np.array(list(self._medians.values()))
         weights = np.array([len(samples) for samples in self._samples.values()], dtype=np.float64)
@@ -131,11 +126,11 @@ class ForwardTimes:
 
 
 class _Followed:
-    """Seconds by shape: the median of what was lately observed there, else the profile times how
-    far it was off lately, else a line.
+    """Estimated seconds by shape, which follow the latest measurements.
 
-    A target that slows down under load, or in a long context, does so at every shape: `profile` is
-    followed as a whole.
+    The estimate is the median of the shape's latest samples. Without enough samples it is the
+    profile times its drift, and without a profile it is a line through all measured shapes. Load or
+    a long context slows down every shape, so the drift is one factor for the whole profile.
     """
 
     def __init__(self, profile: Callable[[Shape], float] | None) -> None:
@@ -156,7 +151,7 @@ class _Followed:
         else:
             latest = list(self._latest)[-KEPT:]
             if len(latest) < TRUSTED:
-                return  # one call that was held up would make all others look dear
+                return  # one delayed call would make all shapes look expensive
             self._drift = middle([seconds / self._profile(shape) for shape, seconds in latest])
 
     def estimate(self, shape: Shape) -> Estimate:
@@ -179,10 +174,10 @@ class _Followed:
 
 
 class DraftTimes:
-    """Seconds of one call of the draft by its width: the nodes that are ranked in it.
+    """Seconds of one call of the draft by its width, which is the number of nodes that it ranks.
 
-    profile: seconds by width, above 0; between two widths it is a line, beyond the last the line
-    through the last two goes on.
+    profile: seconds (above 0) by width. Other widths are interpolated linearly, and extrapolated by
+    the line through the last two.
     """
 
     def __init__(self, profile: Mapping[int, float] | None = None) -> None:
@@ -195,15 +190,15 @@ class DraftTimes:
         return self._times.known
 
     def observe(self, width: int, seconds: float) -> None:
-        """A call of this width took so long."""
+        """Record that a call of this width took so many seconds."""
         self._times.observe((1, width), seconds)
 
     def seconds(self, width: int) -> float:
-        """0 while nothing is known."""
+        """Estimated seconds of a call; 0 without a profile and samples."""
         return self.estimate(width).seconds
 
     def estimate(self, width: int) -> Estimate:
-        """UNKNOWN while nothing is known."""
+        """The estimate for a call; UNKNOWN without a profile and samples."""
         return self._times.estimate((1, width))
 
     def _profiled(self, shape: Shape) -> float:
@@ -215,11 +210,12 @@ class DraftTimes:
 
 
 class TargetTimes:
-    """Seconds of a forward of the target by rows and nodes of each.
+    """Seconds of a forward of the target by its rows and the nodes of each row.
 
-    profile: seconds by shape, above 0, as the target describes itself. A forward is computed as the
-    cheapest profiled shape that holds it; one that none holds takes as many of the largest as cover
-    it.
+    A forward is computed as the cheapest profiled shape that it fits in. A forward that fits in no
+    shape takes as many of the largest shape as cover it.
+
+    profile: seconds (above 0) by shape, as the target announces them.
     """
 
     def __init__(self, profile: Mapping[Shape, float] | None = None) -> None:
@@ -233,25 +229,26 @@ class TargetTimes:
         return self._times.known
 
     def observe(self, rows: int, nodes: int, seconds: float) -> None:
-        """A forward of so many rows, of up to so many nodes each, took so long on the target (an
-        answer's model_seconds).
+        """Record a forward's time on the target (an answer's model_seconds).
+
+        nodes: the most nodes of a row.
         """
         self._times.observe(self._shape(rows, nodes), seconds)
 
     def seconds(self, rows: int, nodes: int) -> float:
-        """0 while nothing is known."""
+        """Estimated seconds of a forward; 0 without a profile and samples."""
         return self.estimate(rows, nodes).seconds
 
     def estimate(self, rows: int, nodes: int) -> Estimate:
-        """UNKNOWN while nothing is known."""
+        """The estimate for a forward; UNKNOWN without a profile and samples."""
         return self._times.estimate(self._shape(rows, nodes))
 
     def beyond(self, rows: int, nodes: int) -> bool:
-        """Whether such a forward is larger than every profiled one."""
+        """Whether such a forward fits in no profiled shape."""
         return bool(self._profile) and self._shape(rows, nodes) not in self._profile
 
     def _shape(self, rows: int, nodes: int) -> Shape:
-        """What it is computed as, where that is in the profile."""
+        """The shape that a forward is computed as; its own when no profiled shape holds it."""
         asked = rows, nodes
         if asked not in self._computed:
             holding = [shape for shape in self._profile if shape[0] >= rows and shape[1] >= nodes]
@@ -270,15 +267,13 @@ class TargetTimes:
 
 
 class LinkTimes:
-    """Seconds of an exchange with the target, its own work apart: a round trip, and so much a byte
-    in either direction.
+    """Seconds of an exchange with the target without the target's own work.
 
-    A sample is what passed between asking and the answer at the client, less what the target says
-    that it spent on it: two durations, so the two clocks need not agree. What both hosts do around
-    the forward counts as link. The round trip is the median over the last KEPT samples, so that a
-    changed link is believed after half as many. What a byte takes is told from exchanges one after
-    the other whose bytes differ; while jitter could explain their seconds, it is 0 and all is round
-    trip.
+    They are a round trip plus seconds per byte, the same in both directions. A sample is the time
+    between request and answer at the client, less the time that the target reports for its work.
+    Both are durations, so the two clocks need not agree. Host work around the forward counts as
+    link. The round trip is the median of the last KEPT samples. The seconds per byte come from
+    successive exchanges of different size, and are 0 while jitter could explain the difference.
     """
 
     def __init__(self) -> None:
@@ -294,8 +289,11 @@ class LinkTimes:
         return bool(self._latest)
 
     def observe(self, elapsed: float, at_target: float, transferred: int) -> None:
-        """An exchange of `transferred` bytes, up and down, took `elapsed` seconds here, of which
-        `at_target` seconds of waiting and forwards.
+        """Record an exchange.
+
+        elapsed: seconds between request and answer at the client.
+        at_target: seconds of these that the target spent on waiting and forwards.
+        transferred: bytes, up and down together.
         """
         seconds = max(elapsed - at_target, 0.0)
         if self._latest and self._latest[-1][0] != transferred:
@@ -311,11 +309,11 @@ class LinkTimes:
         )
 
     def seconds(self, transferred: int) -> float:
-        """Seconds of an exchange of so many bytes, up and down; 0 while nothing is known."""
+        """Estimated seconds of an exchange of so many bytes; 0 without samples."""
         return self.estimate(transferred).seconds
 
     def estimate(self, transferred: int) -> Estimate:
-        """UNKNOWN while nothing is known."""
+        """The estimate for an exchange of so many bytes; UNKNOWN without samples."""
         fixed, each = self.round_trip, self.byte_seconds
         return Estimate(
             fixed.seconds + each.seconds * transferred,
@@ -324,12 +322,13 @@ class LinkTimes:
 
 
 def _slope(steps: NDArray[np.float64]) -> Estimate:  # [n, 2]
-    """Seconds a byte through steps of bytes and seconds: the median slope, long steps counting
-    most. NOTHING unless it is told from noise.
+    """Seconds per byte from differences between exchanges: the median slope, weighted by size.
+
+    steps: [n, 2] bytes and seconds.  The result is NOTHING unless the slope stands out from noise.
     """
     sizes, seconds = np.abs(steps[:, 0]), steps[:, 1] * np.sign(steps[:, 0])
     if sizes.sum() ** 2 < TELLING_STEPS * (sizes**2).sum():
-        return NOTHING  # fewer, or all but a few are too short to tell anything
+        return NOTHING  # too few differences are large enough
     slopes = seconds / sizes
     order = np.argsort(slopes)
     slope = float(slopes[order][np.searchsorted(np.cumsum(sizes[order]), sizes.sum() / 2)])

@@ -1,7 +1,7 @@
-"""The token tree: two arrays that are the whole draft, in memory and on the wire.
+"""The token tree: two arrays, tokens and parents, that one forward takes.
 
-Node 0 is the root, the last committed token. A parent always stands before its children, so mask,
-depths and children are derived in one pass. Knows nothing of models, caches or networks.
+Node 0 is the root, the last committed token. A parent always comes before its children, so mask,
+depths and children are derived in one pass. The module knows no models, caches or networks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 class TreeNodes(Protocol):
-    """The nodes of a tree, whether it is finished or still grows: token, parent and depth of
-    each.
-    """
+    """Token, parent and depth of each node of a tree, which may still grow."""
 
     @property
     def tokens(self) -> Sequence[int] | IntArray: ...
@@ -37,14 +35,13 @@ class TreeNodes(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """Tokens and parents of a draft; raises InvalidRequest unless it is a tree with one root.
+    """A tree of tokens. Raises InvalidRequest unless it has exactly one root, node 0.
 
-    tokens: [n] int32, token ids; parents: [n] int32, parents[0] == -1 and parents[i] < i.
     Siblings carry distinct tokens, so a token names at most one child.
     """
 
-    tokens: IntArray  # [n]
-    parents: IntArray  # [n]
+    tokens: IntArray  # [n] int32 token ids, 0 or more
+    parents: IntArray  # [n] int32: parents[0] == -1 and 0 <= parents[i] < i
 
     def __post_init__(self) -> None:
         tokens, parents = _int32(self.tokens, "tokens"), _int32(self.parents, "parents")
@@ -74,7 +71,7 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: ArrayLike) -> TokenTree:
-        """A tree without branches: a chunk of a prompt, or a draft of one line."""
+        """A tree without branches: a chunk of a prompt, or a chain of candidates."""
         ids = _int32(tokens, "tokens")
         return cls(ids, np.arange(-1, len(ids) - 1, dtype=np.int32))
 
@@ -100,23 +97,25 @@ class TokenTree:
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:  # [n, n]
-        """mask[i, j]: node i sees node j, that is, j is i or an ancestor of i."""
+        """The attention mask. mask[i, j]: node j is node i or an ancestor of it."""
         return _sight(self.parents)
 
     def prefix(self, nodes: int) -> TokenTree:
-        """The tree of the first `nodes` nodes at most."""
+        """The tree of the first `nodes` nodes, or the whole tree if it has fewer."""
         return self if len(self) <= nodes else TokenTree(self.tokens[:nodes], self.parents[:nodes])
 
     def select(self, nodes: Sequence[int]) -> TokenTree:
-        """The tree of these nodes in this order; the root and every node's parent must be among
-        them, earlier.
+        """The tree of the given nodes in the given order.
+
+        The first must be the root, and each other node must come after its parent.
         """
         return select(self, nodes)
 
 
 def select(tree: TreeNodes, nodes: Sequence[int]) -> TokenTree:
-    """The tree of these nodes in this order: one that is to be the root, and nodes below it,
-    each after its parent.
+    """The tree of the given nodes in the given order.
+
+    The first node becomes the root. The others lie below it, and each comes after its parent.
     """
     place = {node: index for index, node in enumerate(nodes)}
     parents = [place.get(tree.parents[node], -1) for node in nodes]
@@ -129,10 +128,13 @@ def select(tree: TreeNodes, nodes: Sequence[int]) -> TokenTree:
 def trees_of(
     tokens: IntArray, parents: IntArray, depths: IntArray, sizes: Sequence[int]
 ) -> list[TokenTree]:
-    """A tree of each row, whose first nodes it is. They are known to be trees: nothing is checked,
-    and their masks are made at once, as a forward has thousands of nodes.
+    """One tree per row, made of the row's first nodes.
 
-    tokens, parents, depths: [rows, most].  sizes: [rows] nodes of each tree.
+    The rows must be valid trees, because nothing is checked. All masks are computed at once, since
+    a forward has thousands of nodes.
+
+    tokens, parents, depths: [rows, most]
+    sizes: [rows] number of nodes of each tree
     """
     rows, most = parents.shape
     starts = np.arange(rows, dtype=np.int32)[:, None] * most
@@ -152,8 +154,10 @@ def trees_of(
 
 
 def sight(tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
-    """The mask of these nodes among themselves. Each stands after its parent, where that or any
-    other ancestor is among them.
+    """The attention mask of the given nodes among themselves; each must come after its parent.
+
+    mask[i, j]: the j-th given node is the i-th or an ancestor of it. If an ancestor of a node is
+    among them, its parent must be, too.
     """
     places = {node: index for index, node in enumerate(nodes)}
     parents = [places.get(tree.parents[node], -1) for node in nodes]
@@ -161,15 +165,16 @@ def sight(tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
 
 
 def _sight(parents: IntArray, first: IntArray | int = 0) -> NDArray[np.bool_]:  # [n, widest]
-    """mask[i, j]: node i sees the j-th node of its own tree, that is, j is i or an ancestor of i.
+    """Masks of several trees. mask[i, j]: the j-th node of i's tree is i or an ancestor of i.
 
-    parents: [n] -1 or less where a node has none.  first: [n] the first node of each node's tree.
+    parents: [n] negative where a node has no parent
+    first: [n] index of the first node of each node's tree
     """
     every = np.arange(len(parents))
     columns = every - first
     mask = np.zeros((len(parents), int(columns.max(initial=-1)) + 1), dtype=np.bool_)
     mask[every, columns] = True
-    above = np.where(parents < 0, every, parents)  # then the grandparents, and so on, by doubling
+    above = np.where(parents < 0, every, parents)  # doubled in each turn: grandparents, ...
     while True:
         further = above[above]
         mask |= mask[above]
@@ -185,6 +190,6 @@ def _int32(values: ArrayLike, name: str) -> IntArray:
             raise InvalidRequest(f"{name} must be integers: got {array.dtype}")
         if array.max() > _INT32.max or array.min() < _INT32.min:
             raise InvalidRequest(f"{name} must fit 32 bits: got {array.max()}")
-    array = array.astype(np.int32)  # a copy: nobody else can change it
+    array = array.astype(np.int32)  # a copy, so that no caller can change it
     array.setflags(write=False)
     return array

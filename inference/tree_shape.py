@@ -1,5 +1,6 @@
-"""The shape of a tree that a graph drafts. Imports nothing, so that whoever only reads an
-artefact's manifest stays light.
+"""The fixed shape of a tree that a compiled graph drafts.
+
+The module imports no array library, so reading an artefact's manifest stays cheap.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from operator import mul
 from inference.errors import InvalidRequest
 
 NONE = -1
-"""In place of a node: the walk went no further."""
+"""Stands for a node where the walk had ended already."""
 
 
 @dataclass(frozen=True, order=True)
 class Branches:
-    """Every node of depth d has branches[d] children. A chain of n is n ones.
+    """A tree shape: every node of depth d has branches[d] children.
 
-    Nodes are numbered level by level and the children of one node lie side by side, the likeliest
-    first. So the nodes that have children come before those that have none, and the draft, which
-    never looks at the deepest level, forwards a prefix of the tree.
+    Nodes are numbered level by level. The children of one node are adjacent, the likeliest first.
+    So nodes with children come before leaves. The draft never forwards the deepest level, so it
+    forwards a prefix of the tree. Raises InvalidRequest for a level without children.
     """
 
-    branches: tuple[int, ...]
+    branches: tuple[int, ...]  # children of a node, by depth; a chain of n is n ones
 
     def __post_init__(self) -> None:
         if not self.branches or min(self.branches) < 1:
@@ -34,16 +35,17 @@ class Branches:
 
     @classmethod
     def chain(cls, length: int) -> Branches:
-        """Raises InvalidRequest for a length below 1."""
+        """A chain of `length` nodes below the root. Raises InvalidRequest below 1."""
         return cls((1,) * length)
 
     @property
     def depth(self) -> int:
+        """Levels below the root."""
         return len(self.branches)
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Nodes of each depth, from the root's 1 on."""
+        """[depth + 1] number of nodes at each depth; 1 at the root's."""
         return tuple(accumulate(self.branches, mul, initial=1))
 
     @property
@@ -53,7 +55,7 @@ class Branches:
 
     @property
     def inner(self) -> int:
-        """Nodes with children, which the draft forwards."""
+        """Number of nodes with children, which the draft forwards."""
         return sum(self.levels[:-1])
 
     @cached_property

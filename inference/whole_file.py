@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and of which a failure leaves nothing."""
+"""Atomic file writes: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside `path`, which takes its place at the end and is gone after a failure."""
+    """A new file beside `path`, which replaces it at the end. A failure removes the new file.
+
+    Raises OSError.
+    """
     part = path.with_name(f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}")
     part.open("xb").close()
     try:
@@ -22,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put a text in a file, in UTF-8; the directory is made where there is none. Raises OSError."""
+    """Write a text to a file in UTF-8, atomically. Creates the directory. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")

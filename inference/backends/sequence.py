@@ -1,10 +1,9 @@
-"""One sequence on one row of a model: which tokens are committed, which slots hold their keys, what
-a tree's nodes see.
+"""One sequence on one row of a model: its committed tokens, their KV slots, and attention masks.
 
 The KV cache covers every committed token but the last, which is the root of the next tree. A node's
-position is the number of cached tokens plus its depth; what is chosen at it has the position after.
-Committed tokens that were never forwarded (an accepted leaf the draft did not expand) are
-*pending*: the next call feeds them as a chain above the root.
+position is the number of cached tokens plus its depth. The token chosen at a node has the next
+position. Committed tokens that were never forwarded (such as an accepted leaf that was never
+expanded) are *pending*. The next call feeds them as a chain above the root.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from inference.tree import IntArray, TokenTree, TreeNodes, sight
 
 
 class ModelSequence:
-    """A row of `model` between two calls; `slots` may hold a prefix already (the engine reuses
-    rows).
+    """The state of one row of `model` between two calls.
+
+    slots: the row's KV slots, which may hold a cached prefix already.
     """
 
     def __init__(
@@ -41,17 +41,22 @@ class ModelSequence:
         return self.cached + len(self._pending)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Commit tokens without choosing: a prompt but its last token, which is the first root."""
+        """Commit tokens without choosing: a prompt without its last token, the first root."""
         for start in range(0, len(tokens), self.model.max_nodes):
             self._feed(tokens[start : start + self.model.max_nodes])
 
     def choose(self, tree: TokenTree) -> IntArray:  # [n]
-        """The token chosen at each node; the nodes' keys are provisional until commit."""
+        """Forward a tree; returns the token chosen at each node.
+
+        The nodes' keys are provisional until commit(). Raises LimitExceeded when slots run out.
+        """
         return self.model.choose([self.prepare(tree)])[0]
 
     def prepare(self, tree: TokenTree) -> Segment:
-        """This row's share of a call that chooses at every node; whoever makes the call commits
-        what it accepts.
+        """This row's segment of a call that chooses a token at every node.
+
+        The caller makes the call and then commits the accepted nodes. Raises LimitExceeded when
+        slots run out.
         """
         self.abandon()
         if self._pending:
@@ -65,32 +70,33 @@ class ModelSequence:
         return Segment(self.row, tree.tokens, slots, positions, context, mask, pick, self._params)
 
     def prepare_chunk(self, chain: TokenTree) -> Segment:
-        """The same for prompt tokens, at which nothing is chosen that anybody reads; all of them
-        are to be committed.
+        """This row's segment of a call that prefills prompt tokens.
+
+        All of them are to be committed, and the token chosen at the last one is ignored.
         """
         last = np.array([len(chain) - 1], dtype=np.int32)
         return self.prepare(chain)._replace(pick=last, params=SamplingParams())
 
     def rank(self, tree: TreeNodes, nodes: Sequence[int], k: int) -> Ranked:
-        """The k likeliest children of `nodes`, whose ancestors were ranked in earlier calls on
-        the same growing tree.
+        """The k likeliest children of each of `nodes`.
+
+        Their ancestors were ranked in earlier calls on the same growing tree. Raises LimitExceeded
+        for too many nodes, or when slots run out.
         """
         return self.model.rank([self.prepare_nodes(tree, nodes)], k)[0]
 
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        """This row's share of a call that ranks them; whoever makes the call may serve other
-        rows with it.
-        """
+        """This row's segment of a ranking call, which may serve other rows as well."""
         return self._segment(tree, nodes)
 
     def commit(
         self, tree: TreeNodes, path: Sequence[int], place: Mapping[int, int] | None = None
     ) -> None:
-        """Keep the root and the path, free the rest; nodes that were never evaluated become
-        pending.
+        """Commit the root and the path, and free the other nodes' slots.
 
-        place: nodes that are not freed, and which nodes of the next tree they are: of those under
-        the next root, the root included.
+        Committed nodes that were never evaluated become pending.
+
+        place: old -> new index of nodes that keep their slots: the next root and nodes below it.
         """
         kept = [0, *path]
         evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
@@ -107,11 +113,12 @@ class ModelSequence:
         self._pending += [int(tree.tokens[node]) for node in kept[len(evaluated) :]]
 
     def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
-        """Commit a root and tokens below it in the size of what changes: other nodes keep their
-        numbers and their slots.
+        """Commit a root and tokens below it, at a cost proportional to the change.
 
-        nodes: those of the first tokens, as far as they were evaluated; later tokens become
-        pending.  gone: evaluated nodes that are freed.
+        All other nodes keep their numbers and their slots.
+
+        nodes: evaluated nodes of the first tokens; the later tokens become pending.
+        gone: evaluated nodes whose slots are freed.
         """
         slots = [self._node_slots.pop(node) for node in nodes]
         self.slots.committed[slots] = True
@@ -120,7 +127,7 @@ class ModelSequence:
         self._pending += tokens[len(nodes) :]
 
     def abandon(self) -> None:
-        """Forget the tree in hand: as if it had never been evaluated."""
+        """Free the slots of the current tree, as if it had never been evaluated."""
         if self._node_slots:
             self.slots.commit(np.array([], dtype=np.int32))
             self._node_slots = {}
@@ -131,8 +138,9 @@ class ModelSequence:
         self.commit(chain, range(1, len(chain)))
 
     def _segment(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        """The call that evaluates `nodes`, with pending tokens as a chain above them; slots are
-        taken here.
+        """The segment that evaluates `nodes`, with pending tokens as a chain above them.
+
+        It takes the slots. Raises LimitExceeded for too many nodes, or when slots run out.
         """
         if self._pending and len(self._pending) + len(nodes) > self.model.max_nodes:
             pending, self._pending = self._pending, []
@@ -159,12 +167,13 @@ class ModelSequence:
         return Segment(self.row, tokens, slots, positions, context, mask, pick, self._params)
 
     def _context(self, tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
-        """Committed slots and, for a tree grown over several calls, the slots of each node's
-        earlier ancestors.
+        """Which cached slots each node sees: committed slots and those of its earlier ancestors.
+
+        The second kind exists only for a tree that is grown over several calls.
         """
         committed: NDArray[np.bool_] = np.array(
             self.slots.committed[None, : self.slots.high_water]
-        )  # no view: pending nodes are marked after this
+        )  # a copy, since pending nodes are marked later
         if not self._node_slots:
             return committed
         lines = {
@@ -176,7 +185,7 @@ class ModelSequence:
         return seen
 
     def _line(self, tree: TreeNodes, node: int) -> list[int]:
-        """The slots of this node and of its ancestors, as far as they were evaluated."""
+        """The slots of a node and its ancestors, those that were evaluated."""
         slots = list[int]()
         while node >= 0:
             if node in self._node_slots:
@@ -188,7 +197,7 @@ class ModelSequence:
 def _under_chain(
     chain: Sequence[int], tokens: IntArray, depths: IntArray, mask: NDArray[np.bool_]
 ) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:  # [m + n], [m + n], [m + n, m + n]
-    """Nodes, their depths and what they see, once the m tokens of a chain stand above them."""
+    """Tokens, depths and mask of n nodes with a chain of m tokens put above them."""
     above = len(chain)
     whole = np.tri(above + len(tokens), dtype=np.bool_)
     whole[above:, above:] = mask

@@ -1,8 +1,8 @@
 """KV slots of one row: which slot holds the key of which position, and which are committed.
 
-A key is stored with its rotary position applied, so it may lie in any slot: accepting marks slots,
-rejecting frees them, nothing ever moves. New nodes take the lowest free slots, which keeps the
-high-water mark at live tokens + tree.
+A key is stored with its rotary position applied, so it may lie in any slot. Accepting a node marks
+its slot and rejecting it frees the slot; keys never move. New nodes take the lowest free slots, so
+the high-water mark stays at the live tokens plus the tree.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ NONE: IntArray = np.empty(0, dtype=np.int32)
 
 
 class Slots:
-    """`capacity` slots; each is free, provisional (a tree's node) or committed. high_water: one
-    past the highest slot in use.
+    """`capacity` slots, each of which is free, provisional (a tree's node) or committed.
+
+    high_water: one past the highest slot in use.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,12 +33,13 @@ class Slots:
         self.high_water = 0
 
     def take(self, positions: IntArray) -> IntArray:
-        """The lowest free slots, now provisionally holding these positions; raises LimitExceeded
-        when there are too few.
+        """Take the lowest free slots for these positions, provisionally; returns the slots.
+
+        positions: [n].  The result is [n], too. Raises LimitExceeded when too few are free.
         """
         within = self.positions[
             : self.high_water + len(positions)
-        ]  # enough of them are free, unless the row ends here
+        ]  # this part has enough free slots, unless the row ends in it
         free: NDArray[np.intp] = (within == FREE).nonzero()[0][: len(positions)]
         if len(free) < len(positions):
             raise LimitExceeded(
@@ -49,26 +51,24 @@ class Slots:
         return free.astype(np.int32)
 
     def commit(self, slots: IntArray, still: IntArray = NONE) -> None:
-        """Commit these slots, let those of `still` be provisional, and free every other
-        provisional one.
-        """
+        """Commit `slots`, keep `still` provisional, and free every other provisional slot."""
         self.committed[slots] = True
         self._free_provisional(still)
 
     def release(self, slots: Sequence[int]) -> None:
-        """Free these provisional slots."""
+        """Free the given provisional slots."""
         if slots:
             self.positions[slots] = FREE
             used = self.positions[: self.high_water] != FREE
             self.high_water = len(used) - int(used[::-1].argmax()) if used.any() else 0
 
     def trim(self, length: int) -> None:
-        """Free all slots at position `length` or later, and all provisional ones."""
+        """Free all slots with position `length` or later, and all provisional slots."""
         self.committed &= self.positions < length
         self._free_provisional()
 
     def committed_copy(self) -> Slots:
-        """The same committed slots; provisional ones are free."""
+        """A copy with the committed slots; provisional slots are free in it."""
         copy = Slots(len(self.positions))
         copy.positions[:], copy.committed[:], copy.high_water = (
             self.positions,
@@ -79,7 +79,7 @@ class Slots:
         return copy
 
     def _free_provisional(self, still: IntArray = NONE) -> None:
-        """All but those of `still`."""
+        """Free all provisional slots but those of `still`."""
         used: NDArray[np.bool_] = np.array(self.committed[: self.high_water])
         used[still] = True
         self.positions[: self.high_water][~used] = FREE

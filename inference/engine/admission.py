@@ -1,4 +1,4 @@
-"""Admission: open sessions, the line for rows, and whose row is taken when others need it."""
+"""Admission: open sessions, the line of those that wait for a row, and eviction from rows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from inference.engine.session import Session
 from inference.errors import Busy
 
 SILENT_SECONDS = 5.0
-"""A session that wanted nothing for so long lends its row to one that waits for a row."""
+"""Seconds without wanting a forward after which a session loses its row to a waiting one."""
 
 TURN_SECONDS = 2.0
-"""A session keeps its row for so long before it is another key's turn."""
+"""Seconds that a session keeps its row before another tenant may get it."""
 
 
 class Roster:
-    """Open sessions of one model, in order of opening.
+    """The open sessions of one model, in order of opening.
 
-    waiting: how many may stand in line for a row.
+    waiting: sessions that may wait in line for a row.
+    most: sessions that may be open, on rows and in line.
     """
 
     def __init__(self, model: Model, waiting: int) -> None:
@@ -30,12 +31,14 @@ class Roster:
 
     @property
     def sessions(self) -> list[Session]:
+        """Open sessions, in order of opening."""
         return list(self._sessions)
 
     @property
     def line(self) -> list[Session]:
-        """Sessions that want a row and have none, in the order in which they are given one: keys
-        with fewest rows first, then in order of opening.
+        """Sessions that want a row and have none, in the order in which they get one.
+
+        The tenant with the fewest rows comes first, then the session opened first.
         """
         waiting = [one for one in self._sessions if one.row is None and one.wants_row]
         if len(waiting) > 1:
@@ -45,15 +48,19 @@ class Roster:
 
     @property
     def on_rows(self) -> list[Session]:
+        """Sessions that hold a row, in order of opening."""
         return [session for session in self._sessions if session.row is not None]
 
     @property
     def closing(self) -> bool:
-        """Somebody is to be taken away."""
+        """Whether a closed session is still to be removed."""
         return any(session.closed for session in self._sessions)
 
     def add(self, session: Session, now: float) -> None:
-        """Raises Busy when it would have to wait and the line is full."""
+        """Add an open session. Raises Busy when it would have to wait and the line is full.
+
+        now: seconds of the engine's clock, as in all methods here.
+        """
         line = len(self.line)
         if line >= self._waiting + self.pool.free + len(self._silent(now)):
             full = f"{self._model.rows} sessions are served and {line} wait in line"
@@ -61,7 +68,7 @@ class Roster:
         self._sessions[session] = None
 
     def remove_closed(self) -> list[Session]:
-        """Closed sessions, whose rows are free now."""
+        """Remove closed sessions and free their rows; returns the sessions."""
         gone = [session for session in self._sessions if session.closed]
         for session in gone:
             del self._sessions[session]
@@ -69,7 +76,7 @@ class Roster:
         return gone
 
     def hand_out_rows(self, now: float) -> list[Session]:
-        """Give rows to those in line; returns who lost a row for it."""
+        """Give rows to sessions in line; returns the sessions that lost a row for it."""
         evicted = []
         while line := self.line:
             row = self.pool.take(line[0].tokens, line[0].sharing)
@@ -84,15 +91,17 @@ class Roster:
         return evicted
 
     def next_change(self, now: float) -> float | None:
-        """Seconds after which a row may change hands by itself; None when nobody waits."""
+        """Seconds after which a waiting session may get a row; None when none waits."""
         if not self.line:
             return None
         held = [max(0.0, session.got_row + TURN_SECONDS - now) for session in self.on_rows]
         return min([SILENT_SECONDS, *(seconds for seconds in held if seconds > 0)])
 
     def _victim(self, waiting: Session, now: float) -> Session | None:
-        """Whose row `waiting` gets: that of the longest silent, else the turn of the key with most
-        rows ends for its longest decoding session.
+        """The session that loses its row to `waiting`, if there is one.
+
+        It is the longest silent session. If none is silent, it is a session of the tenant with most
+        rows: the one that has had its row longest, once its turn is over.
         """
         silent = self._silent(now)
         if silent:
@@ -117,7 +126,7 @@ class Roster:
             session.leaves_row()
 
     def _silent(self, now: float) -> list[Session]:
-        """Those on a row that have been silent for long, the longest first."""
+        """Sessions on rows that were silent for SILENT_SECONDS, the longest silent first."""
         silent = [(session.silent_for(now), session) for session in self.on_rows]
         return [
             session

@@ -1,7 +1,7 @@
-"""How far a proposer's claimed chances can be trusted: what was taken of what it claimed.
+"""Calibration of proposers' claimed chances by how many claimed candidates the target took.
 
-A claim is the client's word. Forwards are shared out by it, so it is set right by the record of the
-same key and the same kind of proposer, level by level. Pure.
+Clients claim the chances of their candidates, and forwards are divided among sessions by them. So a
+claim is corrected by the record of the same tenant, kind of proposer and tree level. Pure.
 """
 
 from __future__ import annotations
@@ -9,40 +9,36 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CAUTION = 0.8
-"""What a claim of an unknown proposer is worth: this part of it."""
+"""Factor on a claim of a proposer without a record."""
 
 WORTH = 8.0
-"""Claimed takes that the caution counts as before there is a record."""
+"""Weight of CAUTION in the record, in claimed acceptances."""
 
 FADING = 0.995
-"""What a claim counts after the next one of its level."""
+"""Weight that an observation keeps after each later claim of its class."""
 
 MOST_TRUST = 1.25
-"""A modest proposer's claims are raised by this factor at most."""
+"""The greatest factor by which the claims of a modest proposer are raised."""
 
 HIGHEST = 0.999
-"""No edge is certain: the target has not been asked yet."""
+"""The greatest calibrated chance: no edge is certain before the target has verified it."""
 
 _LEVELS = (1, 2, 4, 8)
-"""Depths from which a class of levels begins."""
+"""Least depth of each class of tree levels."""
 
 
 class Claims(NamedTuple):
-    """What a proposer claimed of the children of a node that the target came to.
+    """A proposer's claims for the children of a node that the target's walk reached."""
 
-    depth: of the children.  named: how many.  claimed: the sum of their chances.
-    taken: the target took one of them.
-    """
-
-    proposer: int
-    depth: int
-    named: int
-    claimed: float
-    taken: bool
+    proposer: int  # kind of the proposer
+    depth: int  # depth of the children; 1 below the root
+    named: int  # number of children that it named
+    claimed: float  # sum of their claimed chances
+    taken: bool  # the target took one of them
 
 
 class _Record:
-    """Of one class: what was claimed and taken lately, and the factor that follows from it."""
+    """Recent claims and acceptances of one class, and the resulting factor."""
 
     __slots__ = ("claimed", "factor", "taken")
 
@@ -59,14 +55,17 @@ class _Record:
 
 
 class Calibration:
-    """The record of one key. Classes are kinds of proposers by level: deep claims err more."""
+    """The records of one tenant, by kind of proposer and class of levels.
+
+    Levels have records of their own because claims err more at greater depth.
+    """
 
     def __init__(self) -> None:
-        self._records: dict[int, list[_Record]] = {}  # of a kind, by depth
+        self._records: dict[int, list[_Record]] = {}  # kind -> [depth]
 
     @property
     def factors(self) -> dict[tuple[int, int], float]:
-        """By kind of proposer and least depth of the class."""
+        """Factors of classes with a record, by kind of proposer and least depth of the class."""
         return {
             (kind, depth): records[depth].factor
             for kind, records in self._records.items()
@@ -75,12 +74,12 @@ class Calibration:
         }
 
     def trusted(self, proposer: int, depth: int, claimed: float) -> float:
-        """The chance of an edge `depth` levels below the root, as far as its claim is trusted."""
+        """The calibrated chance of an edge whose child is `depth` levels below the root."""
         chance = claimed * self.factor(proposer, depth)
         return chance if chance < HIGHEST else HIGHEST
 
     def observe(self, claims: Claims) -> None:
-        """The target came to the parent of these edges, and took one of them or did not."""
+        """Record claims whose outcome the target's walk has decided."""
         records = self._records.get(claims.proposer)
         if records is None:
             records = self._records[claims.proposer] = _records()
@@ -88,7 +87,7 @@ class Calibration:
         records[depth].observe(claims.named, claims.claimed, claims.taken)
 
     def factor(self, proposer: int, depth: int) -> float:
-        """What a claim of this kind is multiplied by."""
+        """The factor on claims of this kind of proposer at this depth."""
         records = self._records.get(proposer)
         if records is None:
             return CAUTION
@@ -96,7 +95,7 @@ class Calibration:
 
 
 def _records() -> list[_Record]:
-    """By depth up to the last class's; depths of one class share theirs."""
+    """New records indexed by depth; depths of one class share a record."""
     by_class = {level: _Record() for level in _LEVELS}
     return [
         by_class[max(level for level in _LEVELS if level <= max(depth, 1))]

@@ -1,8 +1,8 @@
-"""Many sessions on one target: rows lent, prompts prefilled in chunks, and forwards without end.
+"""The engine: many sessions on one target, with prefill in chunks and continuous forwards.
 
-Whenever the model is free it makes a forward in which every decoding session takes part with its
-root and its best candidates. Sessions are spoken to from any thread; one thread at a time makes the
-forwards. One session's fault, or end, touches no other.
+Whenever the model is free it makes a forward. Every decoding session takes part with its root and
+its best candidates. Clients may call from any thread; one thread at a time makes the forwards. A
+session's fault or end affects no other session.
 """
 
 from __future__ import annotations
@@ -39,19 +39,21 @@ from inference.times import Shape, TargetTimes
 from inference.tree import IntArray
 
 LONGEST_WAIT = 60.0
-"""Seconds; a rate that allows the next token in a million years is no number for a lock."""
+"""Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
 
 
 class Engine(Reception):
     """Sessions on the rows of a model.
 
-    max_tree_nodes: of one session in one forward, the root included.
-    vocabulary: ids the tokenizer knows.
-    waiting: sessions that may stand in line for a row.
-    times: seconds of a forward by rows and nodes, as measured before.
-    branches: whether a forward may hold trees; else it holds each session's likeliest line.
-    host: the draft beside the target.  graphs: the draft within the target's graphs.
-    clock: seconds.
+    sequence_length: tokens that a session may have, prompt included.
+    max_tree_nodes: nodes of one session in one forward, the root included.
+    vocabulary: ids that the tokenizer knows; valid ids are below it.
+    waiting: sessions that may wait in line for a row.
+    times: profiled seconds of a forward, by rows and nodes.
+    branches: whether a forward may hold trees; else it holds each session's likeliest chain.
+    host: the draft beside the target.
+    graphs: the draft within the target's graphs.
+    clock: returns seconds.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Engine(Reception):
     # Forwards.
 
     def run(self, stopped: threading.Event) -> None:
-        """Make forwards until `stopped` is set; stop() sets it and wakes this up."""
+        """Make forwards until `stopped` is set; stop() sets it and wakes this thread."""
         self._running = True
         try:
             while not stopped.is_set():
@@ -92,13 +94,13 @@ class Engine(Reception):
             self._stop()
 
     def stop(self, stopped: threading.Event) -> None:
-        """End run()."""
+        """Make run() return: set `stopped` and wake the thread of the forwards."""
         with self._lock:
             stopped.set()
             self._lock.notify_all()
 
     def finish(self, future: Future[Any]) -> None:
-        """Wait until the future is done; makes the forwards here when no thread runs the engine."""
+        """Wait until a future is done. Makes the forwards here when no thread runs the engine."""
         while not future.done():
             if self._running:
                 future.exception()
@@ -108,17 +110,17 @@ class Engine(Reception):
 
     @property
     def running(self) -> bool:
-        """A thread makes the forwards."""
+        """Whether a thread is in run() and makes the forwards."""
         return self._running
 
     @property
     def step_seconds(self) -> float:
-        """How long the step in hand has taken so far; 0 where none is."""
+        """Seconds that the current step has taken so far; 0 between steps."""
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
     def step(self) -> bool:
-        """At most one forward, for those who are ready; False when nobody was."""
+        """Make at most one forward for the ready sessions; False when there was nothing to do."""
         self._step_began = begun = self._clock()
         with self._lock:
             tell = self._bury()
@@ -136,7 +138,7 @@ class Engine(Reception):
         return made or bool(tell)
 
     def _wanting(self, now: float) -> Wanting:
-        """Sessions on rows that want a forward now."""
+        """Sessions on rows that want a forward now, by kind of forward."""
         filling, ready = list[Session](), list[Session]()
         for session in self._roster.on_rows:
             if session.missing:
@@ -191,9 +193,10 @@ class Engine(Reception):
     def _settle(
         self, share: Share, result: IntArray | Exception, took: Took, part: float, owed: float
     ) -> list[Tell]:
-        """Commit what a forward brought; returns what tells client and listener.
+        """Commit one session's result of a forward; returns the deferred callbacks.
 
-        part: seconds that the session is charged.  owed: tokens that it was promised.
+        part: seconds of the forward that the session is charged.
+        owed: tokens that root-only forwards would have brought it in the same time.
         """
         session = share.session
         if isinstance(result, Exception):
@@ -219,7 +222,7 @@ class Engine(Reception):
         return tell
 
     def _idle_seconds(self, now: float) -> float | None:
-        """Until the next step may find something to do; None: until somebody says something."""
+        """Seconds until a step may have work; None when only a client's call can bring work."""
         roster = self._roster
         if roster.closing or (roster.pool.free and roster.line) or any(self._wanting(now)):
             return 0.0
@@ -229,7 +232,7 @@ class Engine(Reception):
         return min([*seconds, LONGEST_WAIT]) if seconds else None
 
     def _stop(self) -> None:
-        """No more forwards will be made, for whatever reason: nobody is left waiting."""
+        """Close all sessions after the last forward, so that no client is left waiting."""
         with self._lock:
             self._running = False
             for session in self._roster.sessions:

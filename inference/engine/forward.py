@@ -1,4 +1,4 @@
-"""One forward of the engine: whose nodes it holds, what it brought, and who hears of it."""
+"""One forward of the engine: each session's share of it, its results, and the engine's events."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from inference.order import Opened
 from inference.tree import IntArray, TokenTree
 
 Tell = Callable[[], None]
-"""What somebody outside is told; called when the engine's lock is released."""
+"""Deferred callback: run after the engine lock is released."""
 
 T = TypeVar("T")
 
 Ask: TypeAlias = Callable[[Sequence[Segment]], Sequence[IntArray]]
-"""A call of the model."""
+"""A call of the model: one answer per segment."""
 
 
 class Forward(NamedTuple):
     """Event: one call of the model."""
 
-    prefill: bool
+    prefill: bool  # a prompt's chunk, for the target or for the draft in its graphs
     rows: int
-    nodes: int  # of all rows, without padding
+    nodes: int  # nodes of all rows, without padding
     padded_rows: int
-    padded_nodes: int  # of each row
-    model_seconds: float
-    engine_seconds: float  # of the engine around the call
+    padded_nodes: int  # nodes of each row, with padding
+    model_seconds: float  # time of the call
+    engine_seconds: float  # time of the engine's own work around the call
 
 
 class Prefilled(NamedTuple):
-    """Event: the keys of a session's prompt are there."""
+    """Event: the prompt is cached; the Opened reply has not been sent."""
 
     session: Session
     opened: Opened
 
 
 class Commit(NamedTuple):
-    """Event: a forward brought a session tokens."""
+    """Event: a forward committed tokens of a session."""
 
     session: Session
     tokens: tuple[int, ...]
     candidates: int  # nodes below the root that were computed
-    accepted: int  # of these
-    queue_seconds: float  # the session waited for the forward
-    model_seconds: float
+    accepted: int  # candidates that the target accepted
+    queue_seconds: float  # time that the session waited for the forward
+    model_seconds: float  # time of the forward
     credit: int  # tokens that the session may still be ahead of its client
 
 
 class Evicted(NamedTuple):
-    """Event: a session lost its row to another."""
+    """Event: a session lost its row to another session."""
 
     session: Session
 
@@ -65,11 +65,16 @@ EngineEvent: TypeAlias = Forward | Prefilled | Commit | Evicted
 
 
 def ignore(event: object) -> None:
-    """The listener that does nothing."""
+    """A listener that does nothing."""
 
 
 class Share(ABC):
-    """One session's part of a forward. prefill: of tokens that are known already."""
+    """One session's share of a forward.
+
+    prefill: whether the share's tokens are known already, so that nothing is chosen.
+    tree: the nodes that are computed.
+    segment: the tree in the form that the model takes.
+    """
 
     prefill: ClassVar[bool] = False
 
@@ -78,13 +83,15 @@ class Share(ABC):
 
     @abstractmethod
     def settle(self, answer: IntArray, took: Took, part: float) -> Commit | None:
-        """Take the model's answer. part: seconds of the forward that the session is charged with.
-        None where no token was committed.
+        """Apply the model's answer to the session; returns None when no token was committed.
+
+        answer: [n] the token chosen at each node, or a graph's answer.
+        part: seconds of the forward that the session is charged.
         """
 
 
 class ChunkShare(Share):
-    """A chunk of a session's prompt."""
+    """The share of a session whose prompt is being prefilled: one chunk of it."""
 
     prefill = True
 
@@ -97,7 +104,7 @@ class ChunkShare(Share):
 
 
 class TreeShare(Share):
-    """The root and the best candidates of a session."""
+    """The share of a decoding session: its root and its best candidates."""
 
     def __init__(self, session: Session, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -110,7 +117,7 @@ class TreeShare(Share):
 
 
 def charge(session: Session, nodes: int, took: Took, part: float) -> float:
-    """Count the forward; returns the seconds that the session waited for it."""
+    """Charge a forward to a session; returns the seconds that the session waited for it."""
     queue = max(0.0, took.started - session.ready_since) if session.ready_since else 0.0
     session.charge(nodes, queue, took.seconds, part, len(took.shares))
     return queue
@@ -119,26 +126,30 @@ def charge(session: Session, nodes: int, took: Took, part: float) -> float:
 def commit(
     session: Session, tokens: Sequence[int], candidates: int, queue: float, took: Took
 ) -> Commit:
-    """The event of these tokens."""
+    """The Commit event of a session's new tokens. queue: seconds waited for the forward."""
     credit = session.acknowledged + session.credit - session.length
     return Commit(session, tuple(tokens), candidates, len(tokens) - 1, queue, took.seconds, credit)
 
 
 class Took(NamedTuple):
-    """When the model worked on a forward, and on what. padded: rows, and nodes of each."""
+    """A forward that the model has made: its shares and its time."""
 
     shares: Sequence[Share]
-    padded: tuple[int, int]
-    started: float
-    ended: float
+    padded: tuple[int, int]  # rows and nodes of each, padding included
+    started: float  # seconds of the engine's clock
+    ended: float  # seconds of the engine's clock
 
     @property
     def seconds(self) -> float:
+        """Time of the model's call, in seconds."""
         return self.ended - self.started
 
     def parts(self, seconds: Seconds) -> list[float]:
-        """Seconds of each share; they add up to the forward's. What a root-only forward takes is
-        shared evenly, the rest by nodes below the roots.
+        """[shares] seconds charged to each share, which add up to the forward's seconds.
+
+        The time of a root-only forward is divided evenly, and the rest by nodes below the root.
+
+        seconds: time of a forward by rows and nodes.
         """
         below = [len(share.tree) - 1 for share in self.shares]
         rows, nodes = len(self.shares), sum(below)
@@ -150,6 +161,7 @@ class Took(NamedTuple):
         ]
 
     def told(self, engine_seconds: float) -> Forward:
+        """The event of this forward. engine_seconds: time of the engine's own work around it."""
         return Forward(
             self.shares[0].prefill,
             len(self.shares),
@@ -161,14 +173,14 @@ class Took(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A session that cannot take part, and why."""
+    """A session that cannot take part in the forward, and the error."""
 
     session: Session
     error: OutriderError
 
 
 class InGraph(Protocol):
-    """Makes the shares of sessions whose rounds a graph drafts."""
+    """Makes the shares of sessions whose candidates the target's own graph drafts."""
 
     def share(self, session: Session) -> Share: ...
 
@@ -176,7 +188,7 @@ class InGraph(Protocol):
 
 
 def prepare(turn: Turn, in_graph: InGraph | None) -> tuple[list[Share], list[Failure]]:
-    """Everybody's share, and whoever cannot take part."""
+    """The shares of all sessions of a turn, and the sessions that cannot take part."""
     makers: list[tuple[Session, Callable[[], Share]]] = [
         *((one, partial(ChunkShare, one, chunk)) for one, chunk in turn.chunks),
         *((one, partial(TreeShare, one, snapshot)) for one, snapshot in turn.trees),
@@ -197,12 +209,14 @@ def prepare(turn: Turn, in_graph: InGraph | None) -> tuple[list[Share], list[Fai
 def ask_each(
     ask: Callable[[Sequence[Segment]], Sequence[T]], segments: Sequence[Segment]
 ) -> list[T | Exception]:
-    """What the model answers for each; when a call with several fails, each is tried alone, and
-    only who fails then fails.
+    """The model's answer, or the exception, for each segment.
+
+    When a call with several segments fails, each segment is tried alone. So only faulty segments
+    fail.
     """
     try:
         return list(ask(segments))
-    # A fault of the model becomes a session's here, so that the others go on.
+    # A model error is charged to the faulty session only, so that the others go on.
     except Exception as error:
         if len(segments) == 1:
             return [error]

@@ -1,7 +1,7 @@
-"""What clients say to their sessions, from any thread, and what they are told.
+"""The engine's interface for clients: it opens, steers, reads and closes sessions, from any thread.
 
-The lock is the innermost: nobody takes another lock under it, and callbacks run after it was
-released.
+The engine lock is the innermost lock: no other lock is taken while it is held. Callbacks run after
+it is released.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from inference.sampling import SamplingParams
 
 
 class Reception:
-    """Sessions that are open, those in line for a row among them.
+    """The open sessions of an engine, on rows and in line, and what clients may ask of them.
 
-    sequence_length: tokens a session may come to.  vocabulary: ids the tokenizer knows.
-    clock: seconds.
+    Every method may be called from any thread. A method that changes a session raises the error
+    that closed it, if it is closed.
+
+    sequence_length: tokens that a session may have, prompt included.
+    vocabulary: ids that the tokenizer knows; valid ids are below it.
+    clock: returns seconds.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class Reception:
         self._roster, self._clock = roster, clock
         self._lock = threading.Condition()  # guards the roster, its rows and its sessions
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
-        self._in_hand = False  # a forward is being made: rows stay with their sessions until then
+        self._in_hand = False  # a forward is running: closed sessions keep their rows
 
     def open(
         self,
@@ -47,12 +51,13 @@ class Reception:
         sharing: str | None = None,
         limit: int | None = None,
     ) -> tuple[Session, Future[Opened]]:
-        """A session, and the future that is done when its prompt is prefilled.
+        """Open a session; the future is done when its prompt is prefilled.
 
-        tenant: whose it is, for fairness and for how far its proposers are trusted.
-        sharing: name of those who start from each other's rows; the tenant's own, if None.
-        limit: tokens it may come to, if fewer than the engine's.  Raises InvalidRequest for a
-        prompt that cannot be served, Busy when the line is full.
+        Raises InvalidRequest for a prompt that cannot be served, and Busy when the line is full.
+
+        tenant: owner of the session, for fairness and calibration.
+        sharing: name of the group that shares cached prefixes; None: the tenant alone.
+        limit: tokens that the session may have, if fewer than sequence_length.
         """
         limit = min(limit or self.sequence_length, self.sequence_length)
         self.check(prompt, limit)
@@ -65,7 +70,7 @@ class Reception:
         return session, opening.future
 
     def check(self, prompt: Sequence[int], limit: int) -> None:
-        """Raise unless a session of at most `limit` tokens could start with this prompt."""
+        """Raise InvalidRequest unless a session of `limit` tokens can start with this prompt."""
         if not len(prompt):
             raise InvalidRequest("the prompt is empty: at least one token is needed")
         if len(prompt) >= limit:
@@ -76,15 +81,21 @@ class Reception:
         self._check_ids(prompt)
 
     def decode(self, session: Session, order: Decode) -> None:
-        """Go on with the session, up to what the order says. It replaces an earlier order."""
+        """Let the target decode as ordered; replaces an earlier order.
+
+        Raises LimitExceeded for an end beyond the session's limit.
+        """
         self._change(session, partial(session.ask, order))
 
     def go(self, session: Session, base: int) -> None:
-        """Make one forward for a session that waits, if `base` is the position of its root."""
+        """With pace WAIT: ask for one forward, if `base` is the position of the root."""
         self._change(session, partial(session.go, base))
 
     def acknowledge(self, session: Session, length: int) -> None:
-        """The client has the first `length` tokens."""
+        """Record that the client has the first `length` tokens.
+
+        Raises InvalidRequest for more tokens than the session has.
+        """
         self._change(session, partial(session.acknowledge, length))
 
     def join(self, session: Session) -> int:
@@ -98,7 +109,7 @@ class Reception:
             session.streams.leave(stream)
 
     def append(self, session: Session, stream: int, nodes: Nodes) -> Dropped:
-        """Candidates came; returns what was of no use. Raises InvalidRequest for unknown tokens."""
+        """Add candidates; returns how many were dropped. Raises InvalidRequest for unknown ids."""
         self._check_ids([node.token for node in nodes.proposals])
         with self._lock:
             if session.closed is not None:
@@ -106,38 +117,42 @@ class Reception:
             return session.append(stream, nodes)
 
     def listen(self, session: Session, stream: int, wake: Tell) -> None:
-        """Call `wake`, from any thread, whenever there is progress or the session has ended, until
-        the stream leaves.
+        """Call `wake` on any thread at each progress and at the session's end.
+
+        The calls stop when the stream leaves.
         """
         with self._lock:
             session.streams.listen(stream, wake)
 
     def progress(self, session: Session, cursor: int, stream: int = 0) -> Progress:
-        """What lies beyond the first `cursor` tokens. Raises what ended the session."""
+        """The progress beyond the first `cursor` tokens.
+
+        Raises the error that closed the session, once all its tokens were read.
+        """
         with self._lock:
             if session.closed is not None and cursor >= session.length:
                 raise session.closed
             return session.progress(cursor, stream)
 
     def drain(self, session: Session) -> None:
-        """End the text here, with the forward in hand: End.DRAINED."""
+        """End the text with End.DRAINED, after the running forward if there is one."""
         self._change(session, session.drain)
 
     def detach(self, session: Session) -> None:
-        """Nobody is there: the session stops, and its row is the first to be lent to others."""
+        """The client is gone: the session stops, and its row is the first to be taken."""
         with self._lock:
             session.detached = True
             session.stands_by(self._clock())
             self._lock.notify_all()
 
     def attach(self, session: Session) -> None:
-        """Somebody is there again."""
+        """The client is back: the session may go on."""
         with self._lock:
             session.detached = False
             self._lock.notify_all()
 
     def close(self, session: Session) -> None:
-        """End the session; its row is free once the forward in hand is done. Idempotent."""
+        """Close the session. Its row is free after the running forward. Idempotent."""
         with self._lock:
             session.closed = session.closed or Unavailable("the session is closed")
             tell = [] if self._in_hand else self._bury()
@@ -145,7 +160,7 @@ class Reception:
         for call in tell:
             call()
 
-    # What is there.
+    # Counts and listings.
 
     @property
     def free_rows(self) -> int:
@@ -155,24 +170,24 @@ class Reception:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that rows which no session holds remember."""
+        """Tokens in the prefix cache, that is, in rows that no session holds."""
         with self._lock:
             return self._roster.pool.cached_tokens
 
     @property
     def most_sessions(self) -> int:
-        """On rows and in line."""
+        """Sessions that may be open, on rows and in line."""
         return self._roster.most
 
     @property
     def sessions(self) -> list[Session]:
-        """Those that are open, in order of opening."""
+        """Open sessions, in order of opening."""
         with self._lock:
             return self._roster.sessions
 
     @property
     def calibrations(self) -> dict[str, Calibration]:
-        """How far proposers are trusted, by tenant."""
+        """Calibrations of proposers' claims, by tenant."""
         with self._lock:
             return dict(self._calibrations)
 
@@ -183,7 +198,10 @@ class Reception:
             return len(self._roster.line)
 
     def _change(self, session: Session, change: Tell) -> None:
-        """Something a client says that may let its session go on, or end it."""
+        """Apply a client's change to its session, then wake the engine and the listeners.
+
+        Raises the error that closed the session.
+        """
         with self._lock:
             if session.closed is not None:
                 raise session.closed
@@ -202,7 +220,7 @@ class Reception:
             )
 
     def _bury(self) -> list[Tell]:
-        """Take closed sessions away; what they waited for fails."""
+        """Remove closed sessions and fail their openings; returns the deferred callbacks."""
         return [
             call
             for session in self._roster.remove_closed()
@@ -210,7 +228,7 @@ class Reception:
         ]
 
     def _fail(self, session: Session, error: Exception | None) -> list[Tell]:
-        """End the session; returns what tells whoever waits for it."""
+        """Close a session with an error; returns the deferred callbacks."""
         session.closed = session.closed or error
         opening, session.opening = session.opening, None
         tell: list[Tell] = []

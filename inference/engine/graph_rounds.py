@@ -1,10 +1,11 @@
-"""Rounds that one graph of the target drafts and verifies: a kind of forward.
+"""Graph rounds: a kind of forward in which one graph of the target drafts and verifies.
 
-A session whose order asks for the draft beside the target takes part in them where the draft is
-compiled into the target's graphs. Sessions that did not ask are held up by a round. Beside them one
-is made only when it brings more tokens a second than a forward of everybody, and when they have
-banked what it takes. Else all share open forwards. What the draft lacks of a text afterwards, as of
-a prompt, it is fed in chunks, each a forward of its own, which is paid for in the same way.
+It needs a draft that is compiled into the target's graphs. A session takes part when its order asks
+for the draft beside the target. A round delays the sessions that did not ask. So beside them a
+round is made only under two conditions: it brings more tokens a second than a forward of all
+sessions, and the delayed sessions have banked its time. Otherwise all sessions share forwards with
+their own candidates. Tokens that the draft lacks (a prompt, or what such forwards committed) are
+fed to it in chunks. Each chunk is a forward of its own, under the same conditions.
 """
 
 from __future__ import annotations
@@ -27,42 +28,46 @@ from inference.times import KEPT
 from inference.tree import IntArray, TokenTree
 
 _RECENT = 0.1
-"""Weight of the latest round in how many tokens one brings."""
+"""Weight of the latest round in the moving average of tokens per round."""
 
 
 class HeldUp(NamedTuple):
-    """Sessions that wait while others draft. root_only: seconds of a forward of everybody's root,
-    which is what they were promised.
-    """
+    """Sessions that are delayed while others draft. They are promised their root-only rate."""
 
     sessions: Sequence[Session]
-    root_only: float
+    root_only: float  # seconds of a root-only forward of all ready sessions
 
     def tokens(self, seconds: float) -> float:
-        """That each is promised in this time."""
+        """Tokens that each session is promised in so many seconds."""
         return LEAST_RATE * seconds / max(self.root_only, 1e-9)
 
     def can_wait(self, seconds: float) -> bool:
-        """Each has banked what it is promised meanwhile."""
+        """Whether each session has banked the tokens that a delay of so many seconds costs."""
         needed = self.tokens(seconds)
         return all(session.banked >= needed for session in self.sessions)
 
     def waited(self, seconds: float) -> None:
-        """It is taken from what they have banked."""
+        """Subtract a delay of so many seconds from the sessions' banked tokens."""
         for session in self.sessions:
             session.bank(-self.tokens(seconds))
 
 
 class CallRecord:
-    """What was measured of one kind of call. tokens: that one brings a session; at first 0."""
+    """Measurements of one kind of call.
+
+    tokens: moving average of the tokens that a call brings a session; 0 before the first.
+    """
 
     def __init__(self) -> None:
         self.tokens = 0.0
-        self._latest: dict[int, deque[float]] = {}  # seconds, by sessions in the call
+        self._latest: dict[int, deque[float]] = {}  # sessions in a call -> seconds
 
     def seconds(self, sessions: int, nodes: int, forward: Seconds) -> float | None:
-        """Of a call for so many; None where none was measured. For another number of sessions it is
-        told from one that was, as forwards of so many nodes grow.
+        """Estimated seconds of a call for so many sessions; None when none was measured.
+
+        The nearest measured number of sessions is scaled by how forwards of `nodes` nodes grow.
+
+        forward: seconds of a forward by rows and nodes.
         """
         if not self._latest:
             return None
@@ -71,18 +76,20 @@ class CallRecord:
         return median(self._latest[nearest]) * growth
 
     def took(self, sessions: int, seconds: float) -> None:
-        """A call for so many took so long."""
+        """Record the seconds of a call for so many sessions."""
         self._latest.setdefault(sessions, deque(maxlen=KEPT)).append(seconds)
 
     def brought(self, tokens: int) -> None:
-        """One session got so many."""
+        """Record the tokens that a call brought one session."""
         self.tokens += (_RECENT if self.tokens else 1.0) * (tokens - self.tokens)
 
 
 class DraftShare(Share):
-    """One session's part of a call that nobody else takes part in than who asked for the draft.
+    """One session's share of a call in which only sessions that asked for the draft take part.
 
-    draft: its sequence in the graph's draft.  record: of such calls.  held_up: who waits.
+    draft: the session's sequence on the draft in the graph.
+    record: measurements of this kind of call.
+    held_up: the sessions that the call delays.
     """
 
     def __init__(
@@ -98,14 +105,14 @@ class DraftShare(Share):
         self._draft, self._record, self._held_up = draft, record, held_up
 
     def count(self, took: Took) -> None:
-        """The call is over; its first share says so for all of them."""
+        """Record the call's time and the delay, once per call: by its first share."""
         if took.shares[0] is self:
             self._record.took(len(took.shares), took.seconds)
             self._held_up.waited(took.seconds)
 
 
 class RoundShare(DraftShare):
-    """One session's part of a round."""
+    """One session's share of a graph round."""
 
     tree: GraphTree
 
@@ -121,7 +128,7 @@ class RoundShare(DraftShare):
 
 
 class FeedShare(DraftShare):
-    """Committed tokens that the graph's draft lacks."""
+    """One session's share of a call that feeds the draft committed tokens that it lacks."""
 
     prefill = True
 
@@ -131,8 +138,9 @@ class FeedShare(DraftShare):
 
 
 class GraphRounds:
-    """The drafts of sessions in the graphs of a model: the row of its draft beside the session's
-    own.
+    """The draft in a model's graphs, with one draft sequence per session.
+
+    A session's draft sequence has the same row number as the session itself.
     """
 
     def __init__(self, model: RoundModel) -> None:
@@ -142,16 +150,18 @@ class GraphRounds:
         self._held_up = HeldUp((), 0.0)
 
     def asked(self, turn: Turn) -> Ask:
-        """The call that makes this turn."""
+        """The model's call for this turn's kind of forward."""
         if turn.feeds:
             return self._model.draft.choose
         return self._model.rounds if turn.rounds else self._model.choose
 
     def takes(self, ready: Sequence[Session], seconds: Seconds) -> list[Session]:
-        """Those whose next forward is a round, or a chunk for its draft. Where others would have to
-        wait for it too long, or where it does not pay, there are none.
+        """The sessions whose next forward is a round, or a chunk for the draft.
 
-        ready: all whose next forward can be made now.  seconds: of a forward.
+        There are none when it does not pay, or when other sessions would be delayed too long.
+
+        ready: all sessions whose next forward can be made now.
+        seconds: time of a forward by rows and nodes.
         """
         drafted = [one for one in ready if self._serves(one)]
         others = [one for one in ready if one not in drafted]
@@ -167,18 +177,18 @@ class GraphRounds:
         return drafted if self._held_up.can_wait(feeding if far else feeding + drafting) else []
 
     def lacks(self, session: Session) -> bool:
-        """Whether the draft has to be fed before the next round."""
+        """Whether the draft must be fed tokens of the session before its next round."""
         return self._draft(session).length < session.length - 1
 
     def chunk(self, session: Session) -> FeedShare:
-        """What the draft is fed of the session in one call."""
+        """The share that feeds the draft the next chunk of the session."""
         draft, end = self._draft(session), session.length - 1
         tree = TokenTree.chain(session.tokens[draft.length : min(draft.length + self._chunk, end)])
         segment = draft.prepare_chunk(tree)
         return FeedShare(session, tree, segment, draft, self._feeds, self._held_up)
 
     def share(self, session: Session) -> RoundShare:
-        """The session's part of the next round. The draft lacks nothing."""
+        """The session's share of the next round; the draft must lack no token of it."""
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
         part = draft.prepare(inner_tree(shape, session.root))
@@ -188,7 +198,10 @@ class GraphRounds:
         return RoundShare(session, tree, segment, draft, self._rounds, self._held_up)
 
     def _serves(self, session: Session) -> bool:
-        """Whether it asked for rounds and can pay for one: all nodes are computed in any case."""
+        """Whether a session asked for rounds and may spend one round's nodes.
+
+        A round always computes all nodes of its tree.
+        """
         order, nodes = session.order, self._model.shape.nodes
         if order is None or not session.drafted_beside:
             return False
@@ -197,30 +210,34 @@ class GraphRounds:
 
     @property
     def _chunk(self) -> int:
-        """Tokens that the draft is fed at a time; a leaf that it never saw may ride along."""
+        """Tokens in one chunk for the draft; one place is left for a pending leaf."""
         return self._model.draft.max_nodes - 1
 
     def _is_far(self, session: Session) -> bool:
-        """More than a chunk lies before its next round."""
+        """Whether the draft needs more than one chunk before the session's next round."""
         return self._draft(session).length + self._chunk < session.length - 1
 
     def _feeding(self, unfed: Sequence[Session], seconds: Seconds) -> float:
-        """Seconds of the next chunk of these; before one was measured, of one for the target."""
+        """Seconds of the next chunk of these sessions.
+
+        Before the first measurement it is the time of a chunk on the target.
+        """
         if not unfed:
             return 0.0
         known = self._feeds.seconds(len(unfed), self._chunk, seconds)
         return seconds(len(unfed), self._chunk) if known is None else known
 
     def _pays(self, drafted: int, seconds: float) -> bool:
-        """A round that takes so long, its chunk included, brings more tokens a second than
-        forwards in which everybody gets one.
+        """Whether a round brings more tokens a second than root-only forwards of all sessions.
+
+        seconds: time of the round, its chunk included.
         """
         everybody = drafted + len(self._held_up.sessions)
         alone = everybody * seconds / max(self._held_up.root_only, 1e-9)
         return drafted * self._rounds.tokens > LEAST_GAIN * alone
 
     def _draft(self, session: Session) -> ModelSequence:
-        """The sequence of a session that has a row."""
+        """The draft's sequence of a session, which must have a row."""
         row = session.live.row
         owner, sequence = self._drafts.get(row, (None, None))
         if sequence is None or owner is not session:

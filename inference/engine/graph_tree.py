@@ -1,5 +1,6 @@
-"""Trees that the target's own graph drafts: a tree of a fixed shape whose tokens come back with the
-verdict, and the policy that grows the same tree outside of a graph.
+"""Trees of a fixed shape that the target's own graph drafts.
+
+Their tokens come back with the verdict. A policy grows the same tree outside of a graph.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from inference.tree_shape import NONE, Branches
 
 @dataclass(frozen=True)
 class Branching:
-    """A Policy of trees of one shape, drafted level by level."""
+    """A tree policy that drafts trees of one shape, level by level."""
 
     shape: Branches
 
     @property
     def most_ranked(self) -> int:
+        """Nodes that are ranked for one tree."""
         return self.shape.inner
 
     def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
@@ -42,24 +44,24 @@ class Branching:
 
 @lru_cache(maxsize=16)
 def blank_tree(shape: Branches) -> TokenTree:
-    """A tree of this shape, its tokens placeholders."""
+    """A tree of the given shape with placeholder tokens."""
     return TokenTree(_unknown(0, shape.nodes), np.array(shape.parents, dtype=np.int32))
 
 
 def inner_tree(shape: Branches, root: int) -> TokenTree:
-    """What the draft forwards, the tokens below the root still unknown."""
+    """The nodes that the draft forwards, with placeholder tokens below the root."""
     return TokenTree(
         _unknown(root, shape.inner), np.array(shape.parents[: shape.inner], dtype=np.int32)
     )
 
 
 class GraphTree(TokenTree):
-    """A tree under `root` that is drafted and verified in one call; until filled() its tokens below
-    the root mean nothing.
+    """A tree under `root` that is drafted and verified in one call.
 
-    limit: accepted tokens at most; deeper nodes are there all the same, and count as of this depth.
-    draft: the draft's share of the call (an inference.backends.Segment, which this module does not
-    import).
+    Its tokens below the root are placeholders until filled().
+
+    limit: candidates accepted at most; deeper nodes are computed at this depth.
+    draft: the draft's segment of the call (inference.backends.Segment, which is not imported here).
     """
 
     def __init__(self, shape: Branches, root: int, limit: int, draft: Any) -> None:
@@ -72,16 +74,15 @@ class GraphTree(TokenTree):
 
     @cached_property
     def depths(self) -> IntArray:  # [n]
-        """Edges between the root and each node, but at most the limit: no position lies beyond
-        the end of the text.
-        """
+        """Depth of each node, at most `limit`, so that no position lies beyond the text's end."""
         return np.minimum(np.array(self.shape.depths, dtype=np.int32), self.limit)
 
     def filled(self, answer: NDArray[Any]) -> Verdict:
-        """Take the tokens from the graph's answer; returns what was accepted, cut to the limit.
+        """Take the drafted tokens from the graph's answer; returns the verdict, cut to the limit.
 
-        answer: [nodes - 1 + depth + 1] int32: the drafted tokens, the accepted node of each depth
-        or NONE, the target's token after them.
+        answer: [nodes - 1 + depth + 1] int32. It holds the drafted tokens, the accepted node of
+        each depth (or NONE), and the target's token after them. Raises InvalidRequest when
+        siblings carry equal tokens.
         """
         drafted, path, next_token = np.split(answer, [len(self) - 1, len(answer) - 1])
         tokens = TokenTree(
@@ -96,7 +97,7 @@ class GraphTree(TokenTree):
 
 
 def _unknown(root: int, nodes: int) -> IntArray:
-    """Placeholders, distinct as siblings must be."""
+    """Placeholder tokens below the root, distinct because siblings must be."""
     tokens = np.arange(nodes, dtype=np.int32)
     tokens[0] = root
     return tokens

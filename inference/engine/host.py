@@ -1,12 +1,11 @@
 """A draft beside the target: a proposer for each session that asks for one.
 
-Its calls hold the target's device, so it works between forwards, on the engine's thread, and one
-call serves all of its sessions. A call is made while the tokens that it is expected to bring are
-worth more than the seconds that it takes. A session that did not ask for it is never held up by
-more than what it is ahead of root-only forwards. One that asked keeps 0.98 of them, too, over its
-text: a call is paid for from what it is ahead, or is on loan if the rest of the text repays it.
-A key whose drafts brought less than they took gets no loan. When the draft fails, sessions go on
-without it.
+A call of the draft occupies the target's device. So the draft works between forwards, on the
+engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
+are worth more than its seconds. A session that did not ask is delayed only by what it has banked.
+A session that asked keeps 0.98 of its root-only rate over its text. It pays for calls from the
+tokens that it is ahead, or with a loan that the rest of the text can repay. A tenant whose drafts
+brought less than they cost gets no loan. When the draft fails, sessions go on without it.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from inference.proposer import HOST, Notice
 log = logging.getLogger(__name__)
 
 MOST_LOAN = 1.0
-"""Tokens that a session may be behind what it was promised for what the draft was asked for it."""
+"""Tokens that a session may fall behind its promised rate for the draft's calls."""
 
 RECORD_BOUND = 1.0
-"""Tokens by which the record of a key is good or bad at most, so that it can soon turn."""
+"""Bound of a tenant's record in tokens, good or bad, so that a few calls can turn it."""
 
 USUAL_NODES = 16
-"""Of a forward by which the time of a candidate is told."""
+"""Nodes of the forward that the cost of one candidate is estimated from."""
 
 
 class Board(Protocol):
-    """Where candidates are appended: an engine."""
+    """The part of an engine that takes candidates."""
 
     def join(self, session: Session) -> int: ...
 
@@ -56,30 +55,30 @@ class Board(Protocol):
 
 @dataclass
 class _Guest:
-    """A session and what the draft knows of it. end: of its text, as the draft was told.
-    heard: its length when it was last looked at.  fed: the draft has its text.
-    ahead: tokens, of what it was promised in the time of its forwards and of the draft's calls.
-    gained: tokens that the latest calls brought it, less what they and its longer forwards took in
-    root-only ones; None where there was no call since it was last looked at.
+    """A session that the draft serves.
+
+    gained: tokens that the latest calls brought, less their cost and that of longer forwards, in
+    root-only forwards. None: no call was made since the session was last heard.
     """
 
     session: Session
     proposer: ModelProposer
-    stream: int
-    row: int
-    end: int
-    heard: int
-    fed: bool = False
-    ahead: float = 0.0
+    stream: int  # stream of the proposals
+    row: int  # row of the draft
+    end: int  # length of the text, as the draft was told
+    heard: int  # length of the session when it was last heard
+    fed: bool = False  # the draft has the keys of the text
+    ahead: float = 0.0  # tokens ahead of the promised rate, with forwards and calls counted
     gained: float | None = None
-    forwards: int = 0
-    seconds: float = 0.0
-    numbers: int = 0
+    forwards: int = 0  # forwards of the session when it was last heard
+    seconds: float = 0.0  # seconds of these forwards
+    numbers: int = 0  # next node number
     others: Others = field(default_factory=Others)
 
     def hear(self, now: float, root_only: float) -> bool:
-        """What the target has committed since; whether there was anything. root_only: seconds of a
-        forward of roots alone.
+        """Tell the proposer of newly committed tokens; returns whether there were any.
+
+        root_only: seconds of a root-only forward.
         """
         session, spent = self.session, self.session.spent
         tokens = session.tokens[self.heard :]
@@ -104,21 +103,21 @@ class _Guest:
         return True
 
     def bank(self, tokens: float) -> None:
-        """So many more, or fewer, than root-only forwards had made in the same time."""
+        """Add tokens (or subtract, if negative) to `ahead`."""
         self.ahead = min(self.ahead + tokens, MOST_AHEAD)
 
     def called(self, tokens: float) -> None:
-        """A call was made for it, in which so many tokens could have been made."""
+        """Charge a call of the draft, which took the time of so many root-only tokens."""
         self.bank(-LEAST_RATE * tokens)
         self.gained = (self.gained or 0.0) - tokens
 
     @property
     def repays(self) -> float:
-        """Tokens that the rest of its text gives back, one forward after the other."""
+        """Tokens of a loan that the rest of the text can repay."""
         return (1 - LEAST_RATE) * max(self.end - self.session.length, 0)
 
     def deliver(self, now: float, board: Board) -> None:
-        """Append what the proposer has to send."""
+        """Append the proposer's unsent candidates that are worth sending."""
         nodes = self.proposer.flush(now, self._next_number)
         if nodes is not None:
             board.append(self.session, self.stream, nodes)
@@ -129,21 +128,22 @@ class _Guest:
 
 
 def _wait(sessions: Sequence[Session], seconds: float, root_only: float) -> None:
-    """They waited so long, in which forwards without candidates were promised to go on."""
+    """Subtract a delay of so many seconds from the sessions' banked tokens."""
     for session in sessions:
         session.bank(-LEAST_RATE * seconds / root_only)
 
 
 def _are_ahead(sessions: Sequence[Session]) -> bool:
-    """All of root-only forwards."""
+    """Whether every session has banked tokens."""
     return all(session.banked > 0 for session in sessions)
 
 
 class Host:
-    """Drafts on the rows of a model. Called on the engine's thread only.
+    """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
 
-    knowledge: of a row, made anew for each; what is learned there stays.  room: nodes that a row
-    may have ranked beyond its text.
+    knowledge: makes a row's times and acceptances, which persist from session to session.
+    room: nodes beyond the text that a row may have ranked.
+    clock: returns seconds.
     """
 
     def __init__(
@@ -159,27 +159,27 @@ class Host:
         self._free = list(range(model.rows))
         self._guests: dict[Session, _Guest] = {}
         self._failed: WeakSet[Session] = WeakSet()
-        self._records: defaultdict[str, float] = defaultdict(float)  # tokens gained, by key
-        self._sufficed: dict[str, bool] = {}  # what others proposed for the key's last text
-        self._around = 0.0  # seconds in which the last call's answers were taken up
+        self._records: defaultdict[str, float] = defaultdict(float)  # tenant -> tokens gained
+        self._sufficed: dict[str, bool] = {}  # tenant -> its last text needed no draft
+        self._around = 0.0  # seconds spent on processing the last call's answers
 
     @property
     def free_rows(self) -> int:
-        """Rows that no session has."""
+        """Rows of the draft that no session has."""
         return len(self._free)
 
     def work(self, ready: Sequence[Session], root_only: float, board: Board) -> None:
-        """Draft for the sessions that ask for it, as long as that is worth their waiting.
+        """Draft for the sessions that ask for it, as long as that is worth the delay.
 
         ready: sessions that the next forward will serve.
-        root_only: seconds of a forward of these without candidates.
+        root_only: seconds of a root-only forward of these sessions; 0 while unknown.
         """
         for guest in list(self._guests.values()):
             if _is_gone(guest):
                 self._dismiss(guest, board)
         others = [one for one in ready if not one.drafted_beside]
         if not root_only:
-            return  # nothing is known of forwards yet
+            return  # no forward has been timed yet
         for session in ready:
             self._invite(session, root_only, board)
         guests = [self._guests[one] for one in ready if one in self._guests]
@@ -204,14 +204,14 @@ class Host:
                 guest.called(seconds / root_only)
 
     def _wants_call(self, guest: _Guest, now: float, root_only: float) -> bool:
-        """It has something to ask that it can pay for."""
+        """Whether a call is worth making for the session, and it can pay for the call."""
         if not guest.fed or guest.session not in self._guests or self._adds_nothing(guest):
             return False
         purse = guest.ahead + self._loan(guest)
         return bool(guest.proposer.choose(now, purse * root_only / LEAST_RATE))
 
     def _adds_nothing(self, guest: _Guest) -> bool:
-        """What others propose makes the text faster than the draft would."""
+        """Whether other proposers alone make the text faster than this draft would."""
         known = self._known[guest.row]
         forward, call = known.target.seconds(1, 1), known.draft.seconds(USUAL_NODES)
         level = float(known.acceptance.mean_edges(WIDTH).sum())
@@ -219,12 +219,12 @@ class Host:
         return guest.others.suffice(guest.session.length, forward, token)
 
     def _loan(self, guest: _Guest) -> float:
-        """Tokens that it may be behind; none where drafts of its key bring less than they take."""
+        """Tokens that the session may fall behind; 0 if its tenant's record is bad."""
         good = self._records[guest.session.tenant] >= 0
         return min(MOST_LOAN, guest.repays) if good else 0.0
 
     def _keep_record(self, guest: _Guest) -> None:
-        """Of the key, of what the latest calls have come to."""
+        """Add the result of the latest calls to the tenant's record."""
         if guest.gained is not None:
             tenant = guest.session.tenant
             record = self._records[tenant] + guest.gained
@@ -232,7 +232,7 @@ class Host:
             guest.gained = None
 
     def _invite(self, session: Session, root_only: float, board: Board) -> None:
-        """Give the session a row, if it asks for the draft and there is one."""
+        """Give the session a row of the draft, if it asks for the draft and a row is free."""
         order = session.order
         if order is None or not order.beside or order.end <= session.length + 1:
             return
@@ -260,16 +260,18 @@ class Host:
         self._guests[session] = guest
 
     def _feed(self, guest: _Guest, board: Board) -> None:
-        """Let the draft see a part of the guest's text; forwards go on meanwhile."""
+        """Prefill the next part of the guest's text in the draft; forwards go on between parts."""
         try:
             guest.fed = not guest.proposer.feed()
-        # A fault of the draft costs speed and no text.
+        # An error of the draft costs speed and never ends a session.
         except Exception as error:
             self._fail(guest, error, board)
 
     def _call(self, calling: Sequence[_Guest], began: float, board: Board) -> None:
-        """One call of the draft, for all of these. Everything since it `began` to be thought about
-        is its price, and what taking up the last one's answers took.
+        """Make one call of the draft for several guests.
+
+        Its cost is the time since `began`, plus the time that the last call's answers took to
+        process.
         """
         answers = ask_each(self._rank, [guest.proposer.segment() for guest in calling])
         ended = self._clock()
@@ -291,7 +293,7 @@ class Host:
         self._dismiss(guest, board)
 
     def _dismiss(self, guest: _Guest, board: Board) -> None:
-        """Its row is for others."""
+        """Stop drafting for a session and free its row of the draft."""
         self._sufficed[guest.session.tenant] = guest.others.silent
         del self._guests[guest.session]
         board.leave(guest.session, guest.stream)
@@ -299,7 +301,10 @@ class Host:
 
 
 def _is_gone(guest: _Guest) -> bool:
-    """Its session ended, lost its row, wants no draft any more, or a longer text."""
+    """Whether the session closed, lost its row, or changed its order.
+
+    A changed order asks for no draft, or for a longer text than the draft was told.
+    """
     session, order = guest.session, guest.session.order
     if session.closed is not None or session.row is None:
         return True
@@ -307,6 +312,6 @@ def _is_gone(guest: _Guest) -> bool:
 
 
 def _node_seconds(known: Knowledge) -> float:
-    """By which a candidate makes a forward of one row longer."""
+    """Seconds that one candidate adds to a forward of one row."""
     narrow, wide = known.target.seconds(1, 1), known.target.seconds(1, USUAL_NODES)
     return max(wide - narrow, 0.0) / (USUAL_NODES - 1)

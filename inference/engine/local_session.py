@@ -14,7 +14,7 @@ from inference.sampling import SamplingParams
 from inference.stats import Traffic
 
 IDLE_SECONDS = 0.01
-"""How long receive() waits at a time for an engine that has nothing to do."""
+"""Seconds that receive() waits at a time for an engine that has nothing to do."""
 
 
 class LocalSession:
@@ -36,11 +36,11 @@ class LocalSession:
 
     @property
     def room(self) -> int:
-        """Candidates that a forward takes."""
+        """Candidates that a forward takes from a session at most."""
         return self._engine.max_tree_nodes - 1
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Open and prefill. Raises what refuses the session."""
+        """Open the session and wait for the prefill. Raises the error that refuses the session."""
         self.close()
         session, future = self._engine.open(prompt, params, tenant=self._tenant, limit=self._limit)
         self._session, self._cursor, self._numbers = session, len(prompt), 0
@@ -66,7 +66,10 @@ class LocalSession:
         self._engine.go(self._live, base)
 
     def receive(self, timeout: float) -> Progress | None:
-        """What was committed since the last call. With a timeout of 0 no forward is made here."""
+        """New committed tokens, or the end; None after `timeout` seconds.
+
+        With a timeout of 0 no forward is made here. Raises the error that ended the session.
+        """
         deadline = time.perf_counter() + timeout
         while True:
             self._woken.clear()
@@ -83,7 +86,7 @@ class LocalSession:
             self._session = None
 
     def _advance(self, seconds: float) -> bool:
-        """Wait for the engine's thread, or make a forward; False when there is nothing to make."""
+        """Wait for the engine's thread, or else make a forward here; False after a timeout."""
         if self._engine.running:
             return self._woken.wait(seconds)
         return self._engine.step() or self._woken.wait(min(seconds, IDLE_SECONDS)) or True

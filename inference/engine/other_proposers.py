@@ -1,8 +1,8 @@
-"""How fast a text goes by what others propose, beside a draft that holds the target while it works.
+"""Whether other proposers make a text fast enough without the draft beside the target.
 
-What others have appended, and what is on its way from them, need not be drafted again. So such a
-draft falls silent for a few forwards once others name tokens, and stays silent as long as these
-make tokens in less time than it would alone. Pure: no clock, no model.
+That draft occupies the target's device, and need not draft what others propose. So it falls silent
+for a few forwards once others name tokens. It stays silent as long as tokens then take less time
+than with the draft alone. Pure: no clock, no model.
 """
 
 from __future__ import annotations
@@ -13,41 +13,47 @@ from dataclasses import dataclass, field
 from inference.proposer import HOST, NOBODY
 
 WATCHED = 4
-"""Forwards, after a first one that uses up what is there, by which it is told how fast a text goes
-by what others propose.
+"""Forwards in which the speed by other proposers is measured.
+
+One more forward comes before them, which uses up the draft's own candidates.
 """
 
 LEFT_ALONE = 192
-"""Tokens after which that is looked at again."""
+"""Tokens after which the speed by other proposers is measured again."""
 
 MARGIN = 1.25
-"""The draft's own forecast is made so many times as long: it forgets that misses come in rows."""
+"""Factor on the draft's estimated seconds a token, which ignores that misses come in runs."""
 
 DEEPEST = 32
-"""Calls before a forward at most, in the estimate of what a token costs."""
+"""Draft calls before a forward at most, in the estimate of seconds a token."""
 
 
 @dataclass
 class Others:
-    """What others propose for a text, and how fast it goes by that while the draft is silent.
+    """How fast a text goes by other proposers while the draft is silent."""
 
-    until: length at which the draft falls silent to see, once somebody else has named a token.
-    """
-
-    until: int = 0
-    silent: bool = False
+    until: int = 0  # length from which the draft falls silent when others name a token
+    silent: bool = False  # the draft makes no calls for this text
     made: list[float] = field(default_factory=list)  # tokens of each forward in the silence
 
     def hear(self, length: int, named: Sequence[int], forwards: int) -> None:
-        """A text has come to this length; who named its latest tokens, of so many forwards."""
+        """Record committed tokens.
+
+        length: tokens of the text now.
+        named: [tokens] kind of the proposer that had named each new token.
+        forwards: number of forwards that committed them.
+        """
         if self.silent:
             self.made = [*self.made, len(named) / forwards][-WATCHED - 1 :]
         elif length >= self.until and any(kind not in (HOST, NOBODY) for kind in named):
             self.silent, self.made = True, []
 
     def suffice(self, length: int, forward: float, token: float) -> bool:
-        """Whether the draft has nothing to add. forward: seconds of one.  token: seconds that one
-        takes by the draft alone.
+        """Whether the draft should stay silent, because others suffice or are being measured.
+
+        length: tokens of the text now.
+        forward: seconds of a forward.
+        token: seconds a token with the draft alone.
         """
         seen = self.silent and len(self.made) > WATCHED
         if seen and forward * WATCHED / sum(self.made[1:]) > MARGIN * token:
@@ -56,8 +62,11 @@ class Others:
 
 
 def token_seconds(forward: float, call: float, level: float) -> float:
-    """Of a text that the draft makes alone: each call before a forward finds one more level, which
-    holds the target's token with the chance `level` if the one above does.
+    """Seconds a token with the draft alone, for the best number of calls before a forward.
+
+    forward: seconds of a forward.
+    call: seconds of a draft call, each of which adds one level of candidates.
+    level: chance that a level holds the target's token, if the level above does.
     """
     best, tokens, value = forward, 1.0, 1.0
     for calls in range(1, DEEPEST + 1):

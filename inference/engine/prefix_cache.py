@@ -1,8 +1,8 @@
-"""The rows of a target's KV cache: who holds one, and what the others still remember.
+"""The rows of a target's KV cache, and the prefix cache in the rows that no session holds.
 
-A row that is given back keeps its keys, so a later session that begins with the same tokens starts
-from them. A prefix that lies in a row somebody uses is copied, where the model copies rows. Only
-rows of those who share theirs are looked at.
+A row that is given back keeps its keys. A later session that begins with the same tokens starts
+from them. A prefix in a held row is copied, if the model can copy rows. Only rows of the same
+sharing group are used.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from inference.backends import Model
 from inference.backends.slots import Slots
 
 WORTH_COPYING = 16
-"""Tokens from which another row's keys are copied instead of computed anew. On a CPU that takes 0.3
-% of the time for 16 tokens and 0.1 % for 1,000 (`python -m benchmarks.prefix`). Elsewhere a copy is
-a call of its own, and a few tokens would hardly save one.
+"""Tokens from which another row's keys are copied instead of computed.
+
+On a CPU a copy takes 0.3 % of the computing time for 16 tokens and 0.1 % for 1,000
+(`python -m benchmarks.prefix`). On other devices a copy is a call of its own, which a few tokens
+would not repay.
 """
 
 
 class Row:
-    """One row. `tokens` are those whose keys its committed slots hold, position by position."""
+    """One row of the KV cache. tokens: those whose keys the committed slots hold, by position."""
 
     def __init__(self, index: int, capacity: int) -> None:
         self.index = index
         self.slots = Slots(capacity)
         self.tokens: list[int] = []
-        self.sharing = ""  # name of those who may start from it
-        self.given_back = 0  # order of being given back; the least is the longest unused
-        self.held = False
+        self.sharing = ""  # name of the group that may reuse its keys
+        self.given_back = 0  # serial number of its return; the lowest is the longest unused
+        self.held = False  # a session has the row
 
     def keep(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -48,17 +50,18 @@ class RowPool:
 
     @property
     def free(self) -> int:
-        """Rows that nobody holds."""
+        """Rows that no session holds."""
         return sum(not row.held for row in self._rows)
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens remembered by rows that nobody holds."""
+        """Tokens cached in rows that no session holds."""
         return sum(len(row.tokens) for row in self._rows if not row.held)
 
     def take(self, tokens: Sequence[int], sharing: str) -> Row | None:
-        """A row for a sequence of these tokens, holding as long a prefix of them as any row has;
-        None when all are held.
+        """Take a free row for a sequence, with the longest cached prefix of its tokens.
+
+        Returns None when all rows are held.
         """
         free = [row for row in self._rows if not row.held]
         if not free:
@@ -90,20 +93,20 @@ class RowPool:
         return row
 
     def give_back(self, row: Row) -> None:
-        """The row keeps its tokens until another session needs it."""
+        """Return a row. It keeps its tokens until another session takes it."""
         row.keep(len(row.tokens))
         self._returns += 1
         row.held, row.given_back = False, self._returns
 
     def _copy(self, source: Row, target: Row) -> None:
-        """All keys of a row, at its slots; those of a tree under way are copied and not marked."""
+        """Copy a row's keys to the same slots of another row; only committed slots are marked."""
         target.slots = source.slots.committed_copy()
         target.tokens = list(source.tokens)
         self._model.copy_row(source.index, target.index, source.slots.high_water)
 
 
 def common_prefix(held: Sequence[int], wanted: np.ndarray) -> int:
-    """How many first tokens are the same."""
+    """Length of the common prefix of two token sequences. wanted: [n]"""
     n = min(len(held), len(wanted))
     if not n or held[0] != wanted[0]:
         return 0

@@ -1,6 +1,4 @@
-"""The streams of proposals that a session hears: what has come on each, and who wants to know of
-progress.
-"""
+"""A session's streams of proposals: the nodes that arrived on each, and its progress listener."""
 
 from __future__ import annotations
 
@@ -11,35 +9,36 @@ from inference.candidates import CandidateTree, Nodes
 
 
 class Streams:
-    """Those of one session."""
+    """The streams of proposals of one session."""
 
     def __init__(self, candidates: CandidateTree) -> None:
         self._candidates, self._ids = candidates, count(1)
-        self._arrived: dict[int, int] = {}  # stream -> nodes that have come
-        self._known: dict[int, int] = {}  # the same when the last forward began
-        self._wakes: dict[int, Callable[[], None]] = {}  # by stream
+        self._arrived: dict[int, int] = {}  # stream -> nodes that have arrived
+        self._known: dict[int, int] = {}  # stream -> nodes known when the last forward began
+        self._wakes: dict[int, Callable[[], None]] = {}  # stream -> listener
 
     def join(self) -> int:
-        """A stream begins: its id."""
+        """Begin a stream; returns its id."""
         stream = next(self._ids)
         self._candidates.join(stream)
         self._arrived[stream] = self._known[stream] = 0
         return stream
 
     def leave(self, stream: int) -> None:
-        """The stream's numbers mean nothing any more; its candidates stay."""
+        """End a stream: its node numbers become invalid, and its candidates stay."""
         self._candidates.leave(stream)
         self._arrived.pop(stream, None)
         self._known.pop(stream, None)
         self._wakes.pop(stream, None)
 
     def listen(self, stream: int, wake: Callable[[], None]) -> None:
-        """Call `wake` when there is progress, as long as the stream is there."""
+        """Call `wake` at each progress until the stream leaves."""
         if stream in self._arrived:
             self._wakes[stream] = wake
 
     @property
     def listeners(self) -> list[Callable[[], None]]:
+        """The callbacks of all streams that listen."""
         return list(self._wakes.values())
 
     def known(self, stream: int) -> int:
@@ -47,11 +46,11 @@ class Streams:
         return self._known.get(stream, 0)
 
     def arrived(self, stream: int, nodes: Nodes) -> None:
-        """These have come."""
+        """Record that nodes have arrived on a stream."""
         if stream in self._arrived and nodes.proposals:
             last = nodes.proposals[-1].number
             self._arrived[stream] = max(self._arrived[stream], last + 1)
 
     def forward_begins(self) -> None:
-        """What has come by now is known to it."""
+        """Mark all arrived nodes as known to the forward that begins now."""
         self._known = self._arrived.copy()

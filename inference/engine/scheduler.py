@@ -1,8 +1,8 @@
-"""What goes into the next forward: prompts' chunks or trees, of whom, and how many nodes of each.
+"""The scheduler: which kind of forward comes next, for which sessions, and with how many nodes.
 
-A forward is a rectangle: rows times the largest tree, padded to a bucket. Candidates come in order
-of value, so a beginning of them is a tree. The width is what brings most tokens a second, as long
-as no session is slower than root-only forwards of the same sessions would make it.
+A forward is a rectangle: rows times the largest tree, padded to a bucket. Candidates are ordered by
+value, and every prefix of that order is a tree. The width is chosen for the most tokens a second,
+as long as each session keeps its root-only rate.
 """
 
 from __future__ import annotations
@@ -21,36 +21,40 @@ from inference.order import Pace
 from inference.times import KEPT, TRUSTED, Shape, TargetTimes
 
 LEAST_RATE = 0.98
-"""Part of its root-only rate that every session keeps in a forward with candidates."""
+"""Part of its root-only rate that every session keeps at least."""
 
 LEAST_GAIN = 1.02
-"""A wider forward must bring this many times the tokens a second: times are measured."""
+"""Factor in tokens a second by which a wider forward must win, because measured times are noisy."""
 
 PREFILL_SHARE = 2.0
-"""A chunk of a prompt may take this many times as long as a forward of those who decode."""
+"""A chunk of a prompt may take this many times as long as a forward of the decoding sessions."""
 
 LEAST_CHUNK = 16
+"""Tokens at which a prompt's chunk is not halved any more."""
 
 FIRST_EXPLORE, EXPLORE = 4, 64
-"""Forwards with candidates after which one is made without, of as many rows: its time is the
-yardstick. It is taken often at first, each time after twice as many.
+"""Forwards with candidates after which a root-only one of as many rows is made to measure its time.
+The number starts at the first value and doubles each time, up to the second.
 """
 
 Seconds = Callable[[int, int], float]
-"""Seconds of a forward of so many rows and nodes of each, padding included."""
+"""Seconds(rows, nodes of each) -> seconds of a forward, padding included."""
 
 
 def plan_width(values: FloatArray, banked: FloatArray, seconds: Seconds, most: int) -> int:
     """Nodes of each row in the next forward, the root included.
 
-    values: [rows, longest] tokens that each node of a row is expected to bring: the root's 1, then
-    falling, and 0 beyond its last.  banked: [rows] tokens that each is ahead of root-only forwards.
+    It maximises the expected tokens a second over powers of two and `most`. A width is allowed if
+    every session keeps LEAST_RATE of its root-only rate. Its expected and its banked tokens count
+    towards that.
 
-    It maximises expected tokens a second over powers of two, and `most`. A width is allowed where
-    every session's expected tokens, with what it has banked, come to LEAST_RATE of what root-only
-    forwards would bring it in the same time.
+    values: [rows, longest] tokens that each node is expected to bring. The root's is 1, the others
+    fall, and padding is 0.
+    banked: [rows] tokens that each session is ahead of its root-only rate.
+    seconds: time of a forward by rows and nodes.
+    most: the greatest width.
     """
-    expected = values.cumsum(axis=1)  # of a row's first 1, 2, ... nodes
+    expected = values.cumsum(axis=1)  # [rows, longest] by a row's first 1, 2, ... nodes
     rows, longest = expected.shape
     root_only = seconds(rows, 1)
     best, best_rate = 1, rows / max(root_only, 1e-9)
@@ -68,47 +72,45 @@ def plan_width(values: FloatArray, banked: FloatArray, seconds: Seconds, most: i
 
 
 class Turn(NamedTuple):
-    """What one forward is made of: one of chunks of prompts, sessions' trees, rounds in a graph,
-    and chunks for the draft in it.
-    """
+    """The contents of one forward. At most one of its fields is not empty."""
 
-    chunks: Sequence[tuple[Session, list[int]]] = ()
-    trees: Sequence[tuple[Session, Snapshot]] = ()
-    rounds: Sequence[Session] = ()
-    feeds: Sequence[Session] = ()
+    chunks: Sequence[tuple[Session, list[int]]] = ()  # chunks of prompts
+    trees: Sequence[tuple[Session, Snapshot]] = ()  # roots with candidates
+    rounds: Sequence[Session] = ()  # rounds that the target's graph drafts
+    feeds: Sequence[Session] = ()  # chunks for the draft in the target's graphs
 
 
 class Wanting(NamedTuple):
-    """Sessions on rows that want a forward, by its kind.
+    """Sessions on rows that want a forward, by its kind."""
 
-    filling: have prompts to prefill.  decoding: with candidates that anybody proposed.
-    in_graph: the target's own graph drafts for them.  unfed: it would, and its draft lacks tokens
-    of theirs.
-    """
-
-    filling: Sequence[Session]
-    decoding: Sequence[Session]
-    in_graph: Sequence[Session]
-    unfed: Sequence[Session] = ()
+    filling: Sequence[Session]  # prompts to prefill
+    decoding: Sequence[Session]  # decoding with the candidates in their trees
+    in_graph: Sequence[Session]  # the target's own graph drafts for them
+    unfed: Sequence[Session] = ()  # the draft in the target's graph lacks tokens of theirs
 
 
 class Turns:
-    """Decides forward by forward, by what forwards take. Kinds of forwards take turns."""
+    """Decides what each forward holds, by measured times. Kinds of forwards take turns.
+
+    times: expected seconds of a forward by rows and nodes.
+    most_nodes: nodes of one session in one forward, the root included.
+    branches: whether a forward may hold trees; else it holds each session's likeliest chain.
+    """
 
     def __init__(
         self, model: Model, times: TargetTimes, most_nodes: int, *, branches: bool
     ) -> None:
         self.times = times
         self._model, self._most, self._branches = model, most_nodes, branches
-        self._last_made = [0, 0, 0, 0]  # by kind: number of its last forward
+        self._last_made = [0, 0, 0, 0]  # [kind] serial number of its last forward
         self._forwards = 0
-        self._samples: dict[Shape, deque[float]] = {}  # the latest of each, however long ago
+        self._samples: dict[Shape, deque[float]] = {}  # latest seconds, of any age
         self._medians: dict[Shape, float] = {}
-        self._explore: dict[int, tuple[int, int]] = {}  # by rows: forwards since, and how many may
-        self._last_width = 1  # of the trees of the last forward that had some
+        self._explore: dict[int, tuple[int, int]] = {}  # rows -> forwards since, and their bound
+        self._last_width = 1  # width of the last forward with trees
 
     def next(self, wanting: Wanting) -> Turn:
-        """A forward of the kind that is wanted and was not made for longest."""
+        """The next forward: of the wanted kind that was made least recently."""
         wanted = [kind for kind, sessions in enumerate(wanting) if sessions]
         if not wanted:
             return Turn()
@@ -123,10 +125,10 @@ class Turns:
         return Turn(rounds=wanting.in_graph) if kind == 2 else Turn(feeds=wanting.unfed)
 
     def record(self, padded: Shape, seconds: float) -> None:
-        """A forward of this padded shape took so long, the engine's own work included.
+        """Record a forward's seconds, the engine's own work included.
 
-        A chunk of a prompt may be wider than all that was profiled. Its first time counts at once:
-        a chunk that only seems too long for those who decode would never be made again.
+        A chunk of a prompt may be wider than every profiled shape. Its first time is used at once:
+        otherwise a chunk that only seems too long would never be made again.
         """
         self.times.observe(*padded, seconds)
         samples = self._samples.setdefault(padded, deque(maxlen=KEPT))
@@ -140,15 +142,19 @@ class Turns:
             self._explore[padded[0]] = since + 1, most
 
     def owed(self, padded: Shape, rows: int, seconds: float) -> float:
-        """Tokens that root-only forwards of so many rows would bring each in the time that this
-        forward took, as far as they are promised. A root-only forward is its own yardstick.
+        """Tokens that each session was promised in the time of a forward.
+
+        That is LEAST_RATE of what root-only forwards of as many rows would bring in this time. A
+        forward that is root-only itself owes LEAST_RATE.
+
+        seconds: time of the forward.
         """
         if padded == self._padded(rows, 1):
             return LEAST_RATE
         return LEAST_RATE * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:
-        """As measured, or as believed before it was."""
+        """Seconds of a forward: measured, or expected while there are too few samples."""
         padded = self._padded(rows, nodes)
         known = self._medians.get(padded)
         return self.times.seconds(*padded) if known is None else known
@@ -169,7 +175,7 @@ class Turns:
 
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):
-            return selection.longest  # they pay by the forward
+            return selection.longest  # synchronous rounds verify all candidates
         since, most = self._explore.get(self._padded(len(ready), 1)[0], (0, FIRST_EXPLORE))
         if since >= most:
             return 1
@@ -177,21 +183,21 @@ class Turns:
         return plan_width(selection.values(), banked, self.seconds, self._most)
 
     def _useful_width(self, rows: int) -> int:
-        """The widest forward that could be worth making, were all candidates certain."""
+        """The widest forward that would pay if all candidates were accepted."""
         width, root_only = self._most, self.seconds(rows, 1)
         while width > 1 and self.seconds(rows, width) > width * root_only:
             width //= 2
         return width
 
     def _most_nodes(self, session: Session) -> int:
-        """Nodes that a session may have in a forward."""
+        """Nodes that a session may have in a forward, the root included."""
         order, most = session.order, min(self._most, session.tree_nodes or self._most)
         if order is not None and order.most_nodes:
             most = min(most, max(order.most_nodes - session.spent.nodes, 1))
         return most
 
     def _chunk_size(self, decoding: int) -> int:
-        """Prompt tokens in one forward: as many as the model takes, fewer while others decode."""
+        """Prompt tokens in one forward: the model's most, or fewer while sessions decode."""
         most = self._model.max_nodes
         if decoding:
             allowed = PREFILL_SHARE * self.seconds(decoding, self._last_width)
@@ -200,8 +206,9 @@ class Turns:
         return most
 
     def _chunks(self, filling: Sequence[Session], most: int) -> list[tuple[Session, list[int]]]:
-        """Prompts in order of arrival, as long as rows times the longest chunk stay within
-        `most` tokens.
+        """Chunks of prompts in order of arrival, until the forward is full.
+
+        Rows times the longest chunk stay within `most` tokens.
         """
         chunks: list[tuple[Session, list[int]]] = []
         longest = 0

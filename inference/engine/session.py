@@ -1,6 +1,6 @@
-"""One client's session on the target: committed tokens, candidates below them, and what it may do.
+"""One client's session on the target: committed tokens, candidates, order, credit and charges.
 
-The engine alone changes a session, under its lock.
+Only the engine changes a session, under its lock.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 
 MOST_AHEAD, MOST_BEHIND = 4.0, -1.0
-"""Bounds of `banked`: tokens that a session is ahead of what root-only forwards had made."""
+"""Bounds of `banked`: tokens that a session is ahead of its root-only rate."""
 
 _RATE_WEIGHT = 0.1
 
 
 def promise() -> Future[Any]:
-    """A future that its holder cannot cancel."""
+    """A future that nobody can cancel."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -50,22 +50,23 @@ def promise() -> Future[Any]:
 
 @dataclass
 class Opening:
-    """A prompt that is to be prefilled, and who waits for it."""
+    """A prompt that is to be prefilled. The future is done when its keys are cached."""
 
-    asked: float
+    asked: float  # when the session was opened, in seconds of the engine's clock
     future: Future[Opened] = field(default_factory=promise)
 
 
 class Session:
-    """A session is its tokens; everything else can be lost and made again.
+    """A session is its tokens; everything else can be lost and made again. Times are in seconds.
 
-    tokens: all committed ones; the last is the root of the candidates.
-    sharing: name of those whose rows it may start from, and who may start from its own.
-    proposers: [tokens beyond the prompt] who had named each.
-    limit: tokens it may come to.
+    tokens: all committed tokens; the last is the root of the candidates.
+    sharing: name of the group of tenants that reuse each other's cached prefixes.
+    proposers: [tokens beyond the prompt] kind of the proposer that had named each, or NOBODY.
+    limit: tokens that the session may have, prompt included.
     row, sequence: where its keys are; None while it waits for a row.
-    acknowledged: length that its client is known to have.
-    banked: tokens that it is ahead of what root-only forwards would have made by now.
+    acknowledged: tokens that its client is known to have.
+    banked: tokens that it is ahead of its root-only rate.
+    room: candidates that a forward takes from it at present.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class Session:
         self.proposers: list[int] = []
         self.candidates, self.calibration = CandidateTree(self.tokens), calibration
         self.order: Decode | None = None
-        self.end, self._told = End.NOT, -1  # the root below which a forward was asked for
+        self.end, self._told = End.NOT, -1  # position of the root that go() named
         self.opening: Opening | None = None
         self.row: Row | None = None
         self.sequence: ModelSequence | None = None
         self.reused, self.prefill_seconds = 0, 0.0
         self.closed: Exception | None = None
-        self.detached = False  # no stream of its client is there
-        self.tree_nodes: int | None = None  # in one forward, if fewer than the engine's
+        self.detached = False  # its client has no open stream
+        self.tree_nodes: int | None = None  # nodes in one forward, if fewer than the engine's
         self._drained = self._in_forward = False
         self.spent, self.banked, self.room = Spent(), 0.0, 0
         self.ready_since = self.got_row = 0.0
@@ -136,12 +137,12 @@ class Session:
 
     @property
     def wants_row(self) -> bool:
-        """It has a prompt to prefill, or may decode."""
+        """Whether it has a prompt to prefill or may decode."""
         return self.opening is not None or self.decoding
 
     @property
     def decoding(self) -> bool:
-        """The target may go on with it, now or when its rate allows it."""
+        """Whether the target may decode for it, now or when its rate limit allows."""
         if self.closed is not None or self.detached or self.order is None:
             return False
         told = self.order.pace is Pace.GO_ON or self._told == self.length - 1
@@ -149,17 +150,17 @@ class Session:
 
     @property
     def drafted_beside(self) -> bool:
-        """A draft beside the target works for it, too."""
+        """Whether its order asks for the draft beside the target."""
         return self.order is not None and self.order.beside
 
     def waits_until(self, now: float) -> float:
-        """Seconds until the rate that the client asked for allows the next forward."""
+        """Seconds until the rate limit of the order allows the next forward."""
         return max(0.0, self._next_at - now)
 
-    # What clients say.
+    # Requests of clients.
 
     def ask(self, order: Decode) -> None:
-        """Decode up to a length. Raises LimitExceeded for one that the session cannot come to."""
+        """Take a new order. Raises LimitExceeded for a length beyond the session's limit."""
         if order.end > self.limit:
             raise LimitExceeded(
                 f"a text of {order.end} tokens, prompt and output together, does not fit the "
@@ -169,14 +170,15 @@ class Session:
         self.end = self._ended()
 
     def go(self, base: int) -> None:
-        """Pace WAIT: make one forward below the token at `base`. However often it is said, there is
-        one; where that is not the root, there is none.
+        """With pace WAIT: ask for one forward whose root is at position `base`.
+
+        A repeated call, or a `base` that is not the root, asks for nothing.
         """
         if base == self.length - 1:
             self._told = base
 
     def acknowledge(self, length: int) -> None:
-        """The client has so many tokens. What it said before never becomes less."""
+        """Record that the client has so many tokens. Raises InvalidRequest for too many."""
         if length > self.length:
             raise InvalidRequest(
                 f"{length} tokens were acknowledged, and the session has {self.length}"
@@ -184,18 +186,18 @@ class Session:
         self.acknowledged = max(self.acknowledged, length)
 
     def drain(self) -> None:
-        """The text does not go on here; it ends with the forward in hand, if there is one."""
+        """End the text with End.DRAINED, after the running forward if there is one."""
         self._drained = True
         if not self._in_forward:
             self.end = self._ended()
 
     def append(self, stream: int, nodes: Nodes) -> Dropped:
-        """Candidates came; returns what was of no use."""
+        """Add candidates of a stream; returns how many were dropped."""
         self.streams.arrived(stream, nodes)
         return self.candidates.append(stream, nodes, self.calibration.trusted)
 
     def progress(self, cursor: int, stream: int) -> Progress:
-        """What lies beyond the first `cursor` tokens."""
+        """The progress beyond the first `cursor` tokens, for the reader of a stream."""
         tokens = tuple(self.tokens[cursor:])
         proposers = tuple(self.proposers[max(cursor - self.prompt_length, 0) :])
         spent = self.spent
@@ -218,14 +220,12 @@ class Session:
         )
 
     def stands_by(self, now: float) -> bool:
-        """Whether the next forward can take it along. If it can, it waits from now on, or did so
-        already.
-        """
+        """Whether the next forward can include it; if so, its queue time has begun."""
         ready = self.opening is None and now >= self._next_at and self.decoding
         self.ready_since = (self.ready_since or now) if ready else 0.0
         return ready
 
-    # What forwards do.
+    # Steps of forwards.
 
     def starts_on(self, row: Row, model: Model, now: float) -> None:
         self.row, self.reused, self.got_row = row, len(row.tokens), now
@@ -235,29 +235,33 @@ class Session:
         self.row = self.sequence = None
 
     def next_chunk(self, most: int) -> list[int]:
+        """The next prompt tokens to prefill, `most` at most; the root is left out."""
         start = self.live.cached
         return self.tokens[start : min(start + most, len(self.tokens) - 1)]
 
     def filled(self, chunk: TokenTree, seconds: float, now: float) -> None:
-        """A part of the prompt has its keys. The turn on the row begins when all of it has."""
+        """Commit a prefilled chunk of the prompt. The turn on the row begins at the last chunk."""
         self.live.commit(chunk, range(1, len(chunk)))
         self._remember(chunk.tokens.tolist())
         self.prefill_seconds += seconds
         self.got_row = now
 
     def begin(self, snapshot: Snapshot) -> Segment:
-        """The session's share of a forward that starts now."""
+        """The session's segment of a forward that starts now, with these candidates."""
         self.candidates.take(snapshot.places)
         return self.prepare(snapshot.tree)
 
     def prepare(self, tree: TokenTree) -> Segment:
-        """A forward over this tree starts now."""
+        """The session's segment of a forward over `tree` that starts now.
+
+        Raises LimitExceeded when the row has too few free slots.
+        """
         self.streams.forward_begins()
         self._in_forward = True
         return self.live.prepare(tree)
 
     def commits(self, snapshot: Snapshot, chosen: IntArray, now: float) -> list[int]:
-        """Walk over the forward's own tree and commit; returns the tokens.
+        """Walk over the forward's own tree and commit the verdict; returns the new tokens.
 
         chosen: [n] the target's token at each node.
         """
@@ -269,8 +273,9 @@ class Session:
     def takes(
         self, tree: TokenTree, verdict: Verdict, named: Sequence[int], now: float
     ) -> list[int]:
-        """Commit a verdict up to its first stop id: the path has its keys, the token behind it is
-        the next root. named: who named each node of the path.  Returns the tokens.
+        """Commit a verdict up to its first stop id; returns the new tokens.
+
+        The last token is the next root. named: [path] kind of the proposer that named each node.
         """
         verdict = self._until_stop(tree, verdict)
         path = tree.tokens[list(verdict.path)].tolist()
@@ -285,7 +290,7 @@ class Session:
         return tokens
 
     def charge(self, nodes: int, queue: float, model: float, share: float, sessions: int) -> None:
-        """Count a forward of `model` seconds in which so many nodes were this session's."""
+        """Count a forward: the session's nodes in it, and seconds waited, computed and charged."""
         spent = self.spent
         spent.nodes += nodes
         spent.forwards += 1
@@ -297,11 +302,11 @@ class Session:
         self.ready_since = 0.0
 
     def bank(self, tokens: float) -> None:
-        """So many tokens more, or fewer, than a root-only forward had made in the same time."""
+        """Add tokens (or subtract, if negative) to `banked`, within its bounds."""
         self.banked = min(max(self.banked + tokens, MOST_BEHIND), MOST_AHEAD)
 
     def silent_for(self, now: float) -> float:
-        """Seconds without a wish; 0 while there is one, endless where none can come soon."""
+        """Seconds since it last wanted a forward: 0 while it wants one, infinite if it cannot."""
         if self.wants_row:
             return 0.0
         out_of_credit = self.order is not None and self.end is End.NOT and self.allowed == 0
@@ -324,7 +329,7 @@ class Session:
         return End.DRAINED if self._drained else End.NOT
 
     def _until_stop(self, tree: TokenTree, verdict: Verdict) -> Verdict:
-        """Nothing behind a stop id is ever committed."""
+        """The verdict, cut so that its first stop id is the last token."""
         stop_ids = self.order.stop_ids if self.order is not None else ()
         for index, node in enumerate(verdict.path):
             if int(tree.tokens[node]) in stop_ids:

@@ -1,4 +1,4 @@
-"""The candidates of one forward: what was there when it began, of all its sessions at once."""
+"""The best candidates of all sessions of one forward, as they are when the forward begins."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ Places = NDArray[np.intp]
 
 
 class Selection:
-    """The root and the best candidates of each session: a row of nodes, the most valuable first.
-    Every beginning of a row is a tree.
+    """The root and the best candidates of each session: one row of nodes, the most valuable first.
 
-    sizes: [rows] nodes of each.  longest: the greatest of them.
+    Every prefix of a row is a tree.
+
+    sizes: [rows] number of nodes of each row.
+    longest: the greatest of `sizes`.
     """
 
     def __init__(
@@ -36,13 +38,13 @@ class Selection:
         self._places, self._ranks = places[:, : self.longest], ranks[:, : self.longest]
 
     def values(self) -> FloatArray:  # [rows, longest]
-        """The probability that the target comes to a node: the root's is 1."""
+        """The probability that the target's walk reaches each node: 1 for roots, 0 for padding."""
         values: FloatArray = np.exp(self._ranks[:, :1] - self._ranks)
         values[np.arange(self.longest) >= self.sizes[:, None]] = 0.0
         return values
 
     def snapshots(self, width: int) -> list[Snapshot]:
-        """Of the first `width` nodes of each row."""
+        """One snapshot per row, of its first `width` nodes."""
         sizes, places = np.minimum(self.sizes, width), self._places[:, :width]
         columns = [tree.columns for tree in self._trees]
         tokens, above, positions = (
@@ -54,7 +56,7 @@ class Selection:
             )
         )
         every = np.arange(places.shape[1], dtype=np.int32)
-        own = np.where(every < sizes[:, None], places, -1)  # padding has a column for itself
+        own = np.where(every < sizes[:, None], places, -1)  # padding: the extra last column
         index = np.zeros((len(places), 1 + max(len(one.ranks) for one in columns)), dtype=np.int32)
         np.put_along_axis(index, own, np.broadcast_to(every, own.shape), axis=1)
         parents = np.take_along_axis(index, above, axis=1)
@@ -69,7 +71,11 @@ class Selection:
 def best_of(
     trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
 ) -> Selection:
-    """Of each tree so many nodes at most, the root included, and so many levels below it."""
+    """The best nodes of each tree.
+
+    most: [trees] nodes of each at most, the root included.
+    depths: [trees] levels below the root of each at most.
+    """
     ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
     limits = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
     if any(limit < tree.deepest for limit, tree in zip(limits, trees, strict=True)):
@@ -84,7 +90,11 @@ def best_of(
 def lines_of(
     trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
 ) -> Selection:
-    """The same without branches: of each tree the likeliest line."""
+    """The likeliest chain of each tree: a greedy walk to the best child.
+
+    most: [trees] nodes of each at most, the root included.
+    depths: [trees] levels below the root of each at most.
+    """
     ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
     lines = [
         _line(tree, min(nodes, depth + 1))
@@ -105,13 +115,17 @@ def _line(tree: CandidateTree, most: int) -> list[int]:
 def _sorted(
     trees: Sequence[CandidateTree], ranks: FloatArray, rows: Places, places: Places, most: Places
 ) -> Selection:
-    """These nodes in order of rank.  rows, places: of each, row after row."""
+    """The selection of the given nodes, in order of rank.
+
+    rows, places: [n] row and place of each node, ordered by row.
+    most: [trees] nodes of each row at most.
+    """
     sizes = np.bincount(rows, minlength=len(trees))
     filled = np.arange(sizes.max()) < sizes[:, None]
     own_ranks, own_places = np.full(filled.shape, NOBODY), np.zeros(filled.shape, dtype=np.intp)
     own_ranks[filled], own_places[filled] = ranks[rows, places], places
     order = own_ranks.argsort(axis=1, kind="stable")
-    sizes = np.minimum(sizes, most)  # more, where some rank alike
+    sizes = np.minimum(sizes, most)  # nodes of equal rank may exceed the bound
     return Selection(
         trees,
         np.take_along_axis(own_places, order, axis=1),
@@ -121,7 +135,7 @@ def _sorted(
 
 
 def _stacked(columns: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [columns, longest]
-    """One row each, filled up to the longest."""
+    """The columns as rows of one array, padded with `fill` to the longest."""
     stacked = np.full(
         (len(columns), max(len(column) for column in columns)), fill, dtype=columns[0].dtype
     )
@@ -131,13 +145,17 @@ def _stacked(columns: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [colu
 
 
 class Snapshot:
-    """A session's part of a forward. tree: its nodes.  places: of each, in the candidate tree."""
+    """A session's part of a forward.
+
+    tree: the nodes of the forward.
+    places: [n] place of each node in the candidate tree.
+    """
 
     def __init__(self, candidates: CandidateTree, places: Places, tree: TokenTree) -> None:
         self._candidates, self.places, self.tree = candidates, places, tree
 
     def named(self, path: Sequence[int]) -> list[int]:
-        """Who named each of these nodes of a walk: the proposer that claimed most."""
+        """[path] kind of the proposer that claimed the greatest chance for each node."""
         above = [0, *path[:-1]]
         return [self._boldest(*edge) for edge in zip(above, path, strict=False)]
 
@@ -148,8 +166,10 @@ class Snapshot:
         return max(claims, key=lambda proposer: claims[proposer].get(token, -1.0))
 
     def claims(self, verdict: Verdict) -> Iterator[Claims]:
-        """What proposers claimed along the walk, of nodes in this forward and of others: the
-        target has chosen among all of them. To be asked before the candidates advance.
+        """Yield the claims that a verdict decides, to be read before the candidates advance.
+
+        At each node of the walk these are the claims for all its children. Children outside this
+        forward count, too, because the target has chosen among all of them.
         """
         path, tokens = verdict.path, self.tree.tokens
         chosen = [*(tokens.item(node) for node in path), verdict.next_token]
