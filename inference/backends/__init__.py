@@ -16,7 +16,9 @@ from inference.tree_shape import Branches
 
 
 class Segment(NamedTuple):
-    """One row's share of a forward: n new nodes, where their keys are written, and what they see."""
+    """One row's share of a forward: n new nodes, where their keys are written, and what they
+    see.
+    """
 
     row: int
     tokens: IntArray  # [n]

@@ -30,8 +30,8 @@ CACHES = ("keys", "values")
 REBUILD = "build it again here with python -m compile --target cpu"
 
 Graph = Callable[..., tuple[Tensor, ...]]
-"""Takes inputs by name; returns chosen [B, P], then new keys and new values [layers, B, kv heads,
-T, head dim]. A round returns more (fused.py).
+"""Takes inputs by name; returns chosen [B, P], then new keys and new values [layers, B, kv
+heads, T, head dim]. A round returns more (fused.py).
 """
 
 
@@ -258,7 +258,9 @@ def check_machine(directory: Path, manifest: Manifest) -> None:
 
 
 def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
-    """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked it."""
+    """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked
+    it.
+    """
     constants = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
     graphs = {
         bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets

@@ -119,7 +119,9 @@ class _Recorded(NamedTuple):
 
 
 class CudaModel(EagerModel):
-    """An EagerModel whose calls are recorded and replayed. One call at a time, as for every Model."""
+    """An EagerModel whose calls are recorded and replayed. One call at a time, as for every
+    Model.
+    """
 
     def __init__(
         self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int, recorder: Recorder

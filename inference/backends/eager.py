@@ -28,7 +28,9 @@ SLOT_STEP = 64
 
 
 class EagerModel:
-    """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot in each row."""
+    """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot in each
+    row.
+    """
 
     copies_rows = True
 

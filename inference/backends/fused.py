@@ -167,7 +167,9 @@ def fused_part(manifest: Manifest) -> FusedPart:
 
 
 def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
-    """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked it."""
+    """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked
+    it.
+    """
     part = fused_part(manifest)
     target = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
     beside = load_constants(directory / DRAFT_WEIGHTS, parse_config(part.config), manifest)

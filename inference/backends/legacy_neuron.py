@@ -164,7 +164,9 @@ class LegacyNeuronModel:
 
 
 def check_chain(segment: Segment) -> None:
-    """Raise InvalidRequest unless the new nodes are a chain that continues the cache slot by slot."""
+    """Raise InvalidRequest unless the new nodes are a chain that continues the cache slot by
+    slot.
+    """
     n, first = len(segment.tokens), int(segment.positions[0])
     if not np.array_equal(segment.tree_mask, np.tri(n, dtype=np.bool_)):
         raise InvalidRequest(
@@ -276,8 +278,8 @@ def check_machine() -> None:
 
 
 def check_model(config: ModelConfig) -> None:
-    """Raise UnsupportedModel, naming the field, for what transformers-neuronx computes wrongly or
-    not at all.
+    """Raise UnsupportedModel, naming the field, for what transformers-neuronx computes wrongly
+    or not at all.
     """
     wrong = {
         "model_type": config.model_type != "llama",

@@ -99,7 +99,9 @@ def _check_versions(manifest: Manifest) -> None:
 
 
 def _load_package(directory: Path, manifest: Manifest) -> Program:
-    """Load a package of NxD's ModelBuilder: all graphs in one file, one weight file for each rank."""
+    """Load a package of NxD's ModelBuilder: all graphs in one file, one weight file for each
+    rank.
+    """
     sdk = load_sdk()
     model = sdk.nxd_model.load(str(directory / PACKAGE))
     if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version

@@ -39,7 +39,9 @@ _WHICH = (
 
 
 class Sdk(NamedTuple):
-    """The objects of the Neuron packages that are called. Signatures: tests/neuron_signatures.py."""
+    """The objects of the Neuron packages that are called. Signatures:
+    tests/neuron_signatures.py.
+    """
 
     model_builder: Any
     nxd_model: Any

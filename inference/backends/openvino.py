@@ -27,9 +27,9 @@ CACHE_DTYPE = torch.float32
 DECODER, DECODER_WEIGHTS = "graphs/decoder.xml", "weights/decoder.bin"
 INPUTS = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick", "keys", "values")
 SETTINGS: Mapping[str, str] = {
-    # of all but the products with matrices; as fast as bf16, and rounds less
+    # precision of everything but the matrix products; as fast as bf16, and rounds less
     "INFERENCE_PRECISION_HINT": "f32",
-    # activations: a scale for every 32 numbers of one node, never one for a call
+    # quantized activations have a scale for every 32 numbers of one node, never one for a call
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
     "PERFORMANCE_HINT": "LATENCY",
     "NUM_STREAMS": "1",
@@ -51,7 +51,9 @@ def import_openvino() -> Any:
 
 
 def openvino_host(openvino: Any) -> dict[str, str]:
-    """Facts that decide which kernels run here. Rows were checked to be bit-equal for these only."""
+    """Facts that decide which kernels run here. Rows were checked to be bit-equal for these
+    only.
+    """
     core = openvino.Core()
     names = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return {"openvino_cpu": " ".join(sorted(names))}
@@ -64,8 +66,8 @@ class OpenVinoDecoder:
     """
 
     def __init__(self, model: Any, keys: Tensor, values: Tensor) -> None:
-        """model: an openvino.Model from INPUTS to logits, new keys and new values, of the caller's
-        shapes
+        """model: an openvino.Model from INPUTS to logits, new keys and new values, of the
+        caller's shapes
         """
         openvino = import_openvino()
         settings = {**SETTINGS, "INFERENCE_NUM_THREADS": str(torch.get_num_threads())}
@@ -76,7 +78,9 @@ class OpenVinoDecoder:
             self._request.set_tensor(name, openvino.Tensor(cache.numpy(), shared_memory=True))
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits [B, P, V] float32, new keys and new values. The next call overwrites them."""
+        """Return logits [B, P, V] float32, new keys and new values. The next call overwrites
+        them.
+        """
         for name in INPUTS[:-2]:
             self._request.set_tensor(name, self._tensor(inputs[name].numpy()))
         self._request.infer()
@@ -87,7 +91,9 @@ class OpenVinoDecoder:
 
 
 class OpenVinoGraph:
-    """The decoder and the choice at one bucket's shapes, with the interface of a compiled package."""
+    """The decoder and the choice at one bucket's shapes, with the interface of a compiled
+    package.
+    """
 
     def __init__(self, decoder: OpenVinoDecoder, bucket: Bucket) -> None:
         self._decoder, self._levels = decoder, bucket.levels

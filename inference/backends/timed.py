@@ -115,7 +115,9 @@ def profile_names() -> list[str]:
 
 
 def parse_profile(raw: Json) -> TimeProfile:
-    """Read a profile from a file's contents; raise InvalidRequest, naming the field that is wrong."""
+    """Read a profile from a file's contents; raise InvalidRequest, naming the field that is
+    wrong.
+    """
     raw.keys([field.name for field in fields(TimeProfile)])
     texts, numbers = (
         ("name", "source", "assumes"),
