@@ -42,7 +42,7 @@ INPUTS = (
     "draft_tree_mask", "temperature", "top_k", "top_p", "seed",
 )
 # fmt: on
-"""Of a round, in their order; the last four where it is sampled."""
+"""Inputs of a round, in this order. A greedy round lacks the last four."""
 
 
 class Seen(NamedTuple):
