@@ -248,8 +248,8 @@ _ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (OutriderError, grpc.StatusCode.INTERNAL),
 )
-"""Going out, the first kind that fits; coming back, the kind of that code. UNAUTHENTICATED only
-comes back.
+"""The first kind that fits is sent; a received code becomes its kind. UNAUTHENTICATED is only
+received.
 """
 
 

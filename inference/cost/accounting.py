@@ -150,7 +150,7 @@ OBJECTIVES: Mapping[str, Callable[[Bill], Figure]] = {
     "target_energy": lambda bill: bill.target_energy,
     "latency": lambda bill: bill.latency,
 }
-"""What a plan may be asked to keep small, by the name that a user gives."""
+"""What a plan may be asked to minimise, by the user's name for it. Values are per token."""
 
 COSTS = ("total_cost", "api_cost")
 """Objectives in US dollars."""

@@ -2,9 +2,8 @@
 likeliest.
 
 It never waits for an answer. The list grows under what is known to be committed, and nodes worth
-their price are sent. When tokens are committed, one of its nodes becomes the new root, and the keys
-below it are kept. A call has three parts, so that a host can batch several rows: choose, segment,
-take.
+their price are sent. Committed tokens make one of its nodes the new root, and keep the keys below.
+A call has three parts, so that a host can batch rows: choose, segment, take.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class ModelProposer:
             pass
 
     def begin(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """Open a text without a call of the model. feed() makes the calls, before anything else."""
+        """Open a text without a model call. feed() makes the calls, before anything else."""
         longest = self._model.capacity - self._room
         self._begin(prompt, params, longest if end is None else min(end, longest))
         self._prompt = prompt[:-1]
@@ -280,7 +279,7 @@ class ModelProposer:
     # --- what the target says
 
     def _advance(self, tokens: Sequence[int]) -> None:
-        """Re-root: keys of committed tokens stay, those of pruned nodes are freed."""
+        """Re-root: keep the keys of committed tokens, and free those of pruned nodes."""
         line, committed, gone = list[int](), list[int](), list[int]()
         path = list[tuple[Prospect, int]]()
         for token in tokens:
