@@ -41,7 +41,7 @@ class Key:
     name: str
     sessions: int | None = None  # open at once
     sequence_length: int | None = None  # tokens, prompt and output together
-    tree_nodes: int | None = None  # of one session in one forward, the root included
+    tree_nodes: int | None = None  # nodes of one session in one forward, the root included
     message_bytes: int | None = None  # of the longest message
     nodes_per_second: int | None = None  # candidates of all sessions together
 

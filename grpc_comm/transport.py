@@ -26,7 +26,7 @@ _SERVER_OPTIONS = (
     (
         "grpc.http2.min_ping_interval_without_data_ms",
         10_000,
-    ),  # else the client's keepalive is answered with GOAWAY
+    ),  # by the default minimum, the client's keepalive is answered with GOAWAY
     ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
     # What follows bounds what a peer can hold without being known.
     # Refusing a stream with long headers costs the core 1 to 2 MB.

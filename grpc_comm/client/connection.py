@@ -85,7 +85,7 @@ class Probe(NamedTuple):
 
 
 class Channel:
-    """A gRPC channel to one target."""
+    """A gRPC channel to one target. Closed channels raise Unavailable."""
 
     def __init__(self, address: Address, security: SecurityOptions) -> None:
         self.address = address

@@ -86,7 +86,7 @@ class RemoteSession(ListeningSession):
         self._held: pb.Opened | None = None  # how the session can be resumed
         self._epoch = self._acknowledged = 0
         self._mending: threading.Thread | None = None
-        self._deadline: float | None = None  # of the search, until the target works again
+        self._deadline: float | None = None  # when the search ends, while the target is lost
 
     @property
     def lost(self) -> bool:

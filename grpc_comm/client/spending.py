@@ -22,7 +22,7 @@ class Spending:
         self._received = received
         self._unseen = self._in_doubt = 0
         if order is not None and order.most_nodes and not order.credit:
-            order = replace(order, credit=LEAST_CREDIT)  # so that little can be spent unseen
+            order = replace(order, credit=LEAST_CREDIT)  # little credit: little can be spent unseen
         self.order = order
 
     @property

@@ -22,8 +22,8 @@ from grpc_comm.translate import status_code
 from inference.errors import InvalidRequest
 
 BREAK_SECONDS = 0.1
-"""Seconds before a broken call's cancellation in which gRPC may say that its messages have
-ended.
+"""Seconds by which gRPC may report the end of a broken call's messages before it cancels the
+call.
 """
 
 UNREADABLE = "a message that cannot be read: the client does not speak this protocol"

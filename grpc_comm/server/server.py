@@ -119,7 +119,7 @@ class BackgroundServer:
         except InvalidRequest as error:
             self._ready.set_exception(error)
         finally:
-            # of no effect once it is set; else the one who waits is not left waiting
+            # Wakes whoever still waits for the server; does nothing where it is set already.
             self._ready.cancel()
 
     def __enter__(self) -> BackgroundServer:

@@ -307,7 +307,7 @@ async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
         pending = set(tasks) - ended
         while pending:
             for task in pending:
-                task.cancel()  # which asyncio.wait_for() may swallow, so that once is not enough
+                task.cancel()  # again: asyncio.wait_for() may swallow a cancellation
             _, pending = await asyncio.wait(pending, timeout=_CANCEL_SECONDS)
     for task in ended:
         task.result()

@@ -21,8 +21,8 @@ from inference.json_file import Json, read_json
 from inference.tree import IntArray
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
-"""The bundled profiles, one NAME.json each. Measured figures are shown beside the device's
-roofline.
+"""The bundled profiles, one NAME.json each. Show a device's figures together with its
+roofline's.
 """
 
 T = TypeVar("T")

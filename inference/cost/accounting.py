@@ -201,14 +201,12 @@ def chain_cost_per_token(
 ) -> float:
     """C(k, d) = (k (c_draft + c_verify) + 2 d + c_fixed) / B(a, k), in the arguments' unit.
 
-    That unit is seconds, or the dollars of them.
+    That unit is seconds, or the dollars of them. It is a ratio of expectations, never a mean of
+    ratios (arXiv 2606.20591). There, the fixed cost is that of one more token.
 
     draft, verify: of one drafted token
     fixed: of a verification, whatever its length
     one_way: delay between the two machines
-
-    It is a ratio of expectations, never a mean of ratios (arXiv 2606.20591, where the fixed cost is
-    that of one more token).
     """
     return (length * (draft + verify) + 2 * one_way + fixed) / expected_chain_tokens(
         length, acceptance

@@ -144,7 +144,7 @@ class ModelProposer:
         if fresh:
             self._account(len(fresh), now)
             self._advance(fresh)
-        if not self._prices.holds_target:  # else it waits, and nothing is late
+        if not self._prices.holds_target:  # a held target waits: nothing is late
             self._times.heard(notice)
         self._outbox.heard(notice)
 

@@ -1,7 +1,7 @@
 """Which nodes are sent, and when. Pure: no model, no clock.
 
-A node is sent once, with its unsent ancestors, when its value is above the floor and it will arrive
-before the target has passed its position.
+A node is sent once, with its unsent ancestors. Its value must be above the floor. It must also
+arrive before the target has passed its position.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inference.proposer import Notice
 WINDOW = 64
 """A continuation made without the target is sent at most this many levels below the root."""
 
-_ROUNDING = 1e-9  # of a logarithm
+_ROUNDING = 1e-9  # tolerance for logarithms
 
 
 class Outbox:
@@ -25,7 +25,7 @@ class Outbox:
 
     def __init__(self, nodes: Prospects, times: Timetable) -> None:
         self._list, self._times = nodes, times
-        self._epoch = 0  # of the timetable
+        self._epoch = 0  # version of the timetable
         self._late: list[Prospect] = []  # would arrive too late by the present timetable
         self._line: list[Prospect] = []  # made without the target, the root's child first
 

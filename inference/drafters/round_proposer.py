@@ -31,11 +31,11 @@ class RoundProposer:
     _position: int  # of the root
     _end: int
     _grown: Growth | None  # under this root
-    _order: list[int]  # its nodes that are sent
+    _order: list[int]  # nodes of the tree that are sent
 
     def __init__(self, model: Model, policy: Policy, *, room: int, row: int = 0) -> None:
         self.room = room
-        self.calls, self.drafting = 0, 0.0  # of the model, and seconds in these
+        self.calls, self.drafting = 0, 0.0  # calls of the model, and their seconds
         self._model, self._policy, self._row = model, policy, row
         self._begin([0], SamplingParams(), 1)
 

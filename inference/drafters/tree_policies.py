@@ -199,8 +199,9 @@ class BestFirst:
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]
-    """Probability that the target takes each ranked child: softmax over the k (perturbed)
-    scores.
+    """Probability that the target takes each ranked child: softmax over the k scores.
+
+    Scores are perturbed where the temperature is above 0.
     """
     weights = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))

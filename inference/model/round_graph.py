@@ -149,7 +149,8 @@ def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Te
     Returns the accepted node of each depth [B, depth], NONE below the last, and the next token [B].
     """
     none = torch.full_like(chosen[:, 0], NONE)
-    reached: list[Tensor | None] = [None]  # of each node; the root is always
+    # Whether each node is reached [B]; None for the root, which always is.
+    reached: list[Tensor | None] = [None]
     path, next_token = [none] * shape.depth, chosen[:, 0]
     for node in range(1, shape.nodes):
         parent, depth = shape.parents[node], shape.depths[node]

@@ -51,7 +51,7 @@ _LEAST, _MOST = (
 )  # scores beyond are excluded tokens, or no scores; log-probabilities plus noise lie between
 _SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain
 _DEEP = 8
-_STEEPEST = 12.0  # of the log odds of a hazard
+_STEEPEST = 12.0  # largest absolute log odds of a hazard
 _FADING = 1 - 1 / MEMORY
 
 FloatArray = NDArray[np.float64]
@@ -223,7 +223,7 @@ def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
             (low, few), (high, many) = runs[-2:]
             runs[-2:] = [((low * few + high * many) / (few + many), few + many)]
     descending = np.repeat([rate for rate, _ in runs], [count for _, count in runs])
-    descending.setflags(write=False)  # it is kept
+    descending.setflags(write=False)  # callers share the cached array
     return descending
 
 

@@ -91,8 +91,8 @@ class Prices:
     def least_value(self) -> float:
         """Least value of a node that is worth sending.
 
-        Its bytes and its share of a forward, where the text waits for that, must cost less than a
-        token.
+        At this value, the expected token just pays for the node's bytes, and for its share of a
+        forward where the text waits for that.
         """
         floor, token = NODE_BYTES / BYTES_A_TOKEN, self.token
         price = NODE_BYTES * self.tariff.byte_up + self.node_seconds * self.tariff.wall
