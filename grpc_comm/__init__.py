@@ -1,7 +1,7 @@
 """The wire between draft and target.
 
-gRPC's core writes lines of its own to stderr; what they tell is said in our errors. Whoever wants
-them sets GRPC_VERBOSITY. The core reads it when it is first used, so that it is set here.
+gRPC's core writes lines of its own to stderr, which are switched off here: our errors say the same.
+The core reads GRPC_VERBOSITY when it is first used. A value that the user has set is kept.
 """
 
 import os

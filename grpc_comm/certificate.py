@@ -1,5 +1,6 @@
-"""A certificate for a target without a public name, and the authority that signed it. The one
-user of `cryptography`.
+"""Makes a certificate for a target without a public name, and the authority that signs it.
+
+No other module uses `cryptography`.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ _PEM = serialization.Encoding.PEM
 
 
 class Issued(NamedTuple):
-    """PEM files: the authority that clients trust, the target's certificate and its key."""
+    """Contents of the PEM files."""
 
-    ca: bytes
-    certificate: bytes
-    key: bytes
+    ca: bytes  # the authority that clients trust
+    certificate: bytes  # the target's
+    key: bytes  # the target's
 
 
 def issue(hosts: Sequence[str]) -> Issued:
-    """A certificate for these host names and addresses; the authority's own key is thrown away,
-    so it signs nothing else.
+    """Make a certificate for these host names and addresses; raise InvalidRequest for bad ones.
+
+    The authority's own key is thrown away, so it signs nothing else.
     """
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = _authority(ca_key)

@@ -1,7 +1,7 @@
-"""Who may call, and how much each may ask for: bearer tokens, known by their SHA-256 digests only.
+"""Who may call, and how much: bearer tokens, of which only SHA-256 digests are known.
 
-A changed keys file (keys_file.py) takes effect with the next call, and on streams under way within
-a second. One that cannot be used, or is gone, is logged, and the keys before it stay.
+A changed keys file (keys_file.py) applies from the next call on, and to open streams within a
+second. A file that cannot be used, or is gone, is logged, and the earlier keys stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ SINGLE_TENANT = "default"
 """The tenant of everyone who has the token of a --token_file."""
 
 WATCH_SECONDS = 0.4
-"""Between looks at the keys file, and at a stream's key: both together are less than a second."""
+"""Seconds between checks of the keys file, and of a stream's key. Both together are below a
+second.
+"""
 
 _SCHEME = b"Bearer "
 
@@ -31,56 +33,58 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Keys:
-    """The keys that a target knows. Not thread-safe: asked on the server's loop only."""
+    """The keys that a target knows. Not thread-safe: used on the server's loop only."""
 
     def __init__(self, entries: tuple[KeyEntry, ...] | None, file: KeysFile | None = None) -> None:
-        # Without entries (None) nobody is asked; with none of them () nobody is let in.
+        # None: nobody is asked for a token. An empty tuple: nobody is let in.
         self._entries, self._file = entries, file
         self.edition = 0  # grows with every version of the file that is used
 
     @classmethod
     def open(cls) -> Keys:
-        """Nobody is asked: everyone is the tenant "", without limits of its own."""
+        """Keys that ask nobody for a token: everyone is the tenant "", without limits of its
+        own.
+        """
         return cls(None)
 
     @classmethod
     def single(cls, token: str) -> Keys:
-        """One token for all; raises InvalidRequest for an empty one."""
+        """Keys with one token for all; raises InvalidRequest for an empty one."""
         if not token:
             raise InvalidRequest("a token is needed: got an empty one")
         return cls((KeyEntry(digest_of(token), Key(SINGLE_TENANT)),))
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """The keys of a file, which is watched from here on.
+        """Read the keys of a file, which is watched from here on.
 
-        Raises InvalidRequest naming file, entry and what is needed.
+        Raises InvalidRequest, naming file, entry and what is needed.
         """
         file = KeysFile(path)
         return cls(file.read(), file)
 
     @property
     def demanded(self) -> bool:
-        """Callers are asked for a token."""
+        """Whether callers are asked for a token."""
         return self._entries is not None
 
     def identify(self, metadata: Metadata | None) -> Key | None:
-        """Whose token a call's metadata carries; None: refuse the call."""
+        """Return the key whose token a call's metadata carries; None: refuse the call."""
         grant = self.grant(metadata)
         return None if grant is None else grant.key
 
     def grant(self, metadata: Metadata | None) -> Grant | None:
-        """What a call with this metadata may do for as long as it lasts; None: refuse it."""
+        """Return what a call with this metadata may do while it lasts; None: refuse it."""
         self.follow()
         digest = _digest(metadata)
         key = self.of(digest)
         return None if key is None else Grant(self, digest, key)
 
     def of(self, digest: bytes | None) -> Key | None:
-        """The key of a token; None when it is nobody's. Without a token nothing is compared.
+        """Return the key with this token digest; None where there is none, or no token was given.
 
-        Every digest is compared, each in constant time, so that how long it takes says nothing
-        about any token.
+        Every digest is compared, each in constant time, so the time taken reveals nothing about a
+        token.
         """
         if self._entries is None:
             return _EVERYONE
@@ -99,7 +103,7 @@ class Keys:
             await asyncio.sleep(WATCH_SECONDS)
 
     def follow(self) -> None:
-        """Take the file's new content, if there is any and it can be used."""
+        """Take the file's new content, if it has changed and can be used."""
         if self._file is None or not self._file.changed():
             return
         try:
@@ -124,7 +128,7 @@ _EVERYONE = Key("")
 
 
 class Grant:
-    """What one call may do, as the keys have it now."""
+    """What one call may do by the present keys."""
 
     def __init__(self, keys: Keys, digest: bytes | None, key: Key) -> None:
         self._keys, self._digest, self._key = keys, digest, key
@@ -132,13 +136,13 @@ class Grant:
 
     @property
     def key(self) -> Key:
-        """With the limits of now; as it was last when it is withdrawn."""
+        """The key with its present limits; with its last limits once it is withdrawn."""
         self._look()
         return self._key
 
     @property
     def withdrawn(self) -> bool:
-        """The token is nobody's any more, or another tenant's: the call has to end."""
+        """Whether the token is no longer this tenant's, so that the call has to end."""
         self._look()
         return self._withdrawn
 
@@ -154,7 +158,7 @@ class Grant:
 
 
 def _digest(metadata: Metadata | None) -> bytes | None:
-    """SHA-256 of the token that a call carries; None where it carries none.
+    """Return the SHA-256 digest of the token that a call carries; None where it carries none.
 
     An empty token counts as none, and so do tokens in several headers.
     """

@@ -1,6 +1,6 @@
-"""The file of a target's keys: read with every doubt spelt out, watched for changes, and added to.
+"""The file of a target's keys: read strictly, watched for changes, and added to.
 
-It is JSON, one entry a tenant; what an entry leaves out is the server's own limit:
+It is JSON, one entry for each tenant. A limit that an entry leaves out is the server's own:
 
     {"keys": [{"name": "alice", "token_sha256": "<64 hexadecimal digits>", "sessions": 4,
                "sequence_length": 4096, "tree_nodes": 32, "message_bytes": 1048576,
@@ -34,13 +34,14 @@ _MOST = 2**63 - 1
 class Key:
     """A tenant and its limits. A limit of None is the server's own.
 
-    A target without keys serves everyone as the tenant "".
+    A target without keys serves everyone as the tenant "". Raises InvalidRequest for a bad name or
+    limit.
     """
 
     name: str
     sessions: int | None = None  # open at once
     sequence_length: int | None = None  # tokens, prompt and output together
-    tree_nodes: int | None = None  # of one session in one forward, the root included
+    tree_nodes: int | None = None  # nodes of one session in one forward, the root included
     message_bytes: int | None = None  # of the longest message
     nodes_per_second: int | None = None  # candidates of all sessions together
 
@@ -78,12 +79,14 @@ class KeysFile:
         return self._stamp() != self._seen
 
     def read(self) -> tuple[KeyEntry, ...]:
-        """Raises InvalidRequest; a version that cannot be used is not tried again."""
-        self._seen = self._stamp()  # before the content: what is written meanwhile is a change
+        """Read the entries; raise InvalidRequest. A version that cannot be used is not tried
+        again.
+        """
+        self._seen = self._stamp()  # before reading, so that a later write counts as a change
         return _parse(self.path)
 
     def _stamp(self) -> tuple[int, ...]:
-        """Identifies the version of the file; empty when there is no file."""
+        """Identify the version of the file; empty where there is no file."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -95,10 +98,8 @@ class KeysFile:
 def make_key(path: Path, name: str) -> str:
     """Append a key of this name to the file, and return its token, which is stored nowhere.
 
-    The file is made if need be.
-
-    Raises InvalidRequest for a name that is taken or cannot be one, and when the file cannot
-    be used or written.
+    The file is created where there is none. Raises InvalidRequest for a name that is taken or
+    cannot be one, and for a file that cannot be used or written.
     """
     if not name:
         raise InvalidRequest("a key needs a name: --name NAME")
@@ -115,9 +116,9 @@ def make_key(path: Path, name: str) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write the next version into, which then takes the path's place whole.
+    """Yield a file for the next version, which then replaces `path` whole.
 
-    At most one process is at it.
+    One process at a time may do so. Raises InvalidRequest.
     """
     following = path.with_name(path.name + ".new")
     try:
@@ -160,10 +161,13 @@ def _parse(path: Path) -> tuple[KeyEntry, ...]:
 
 
 def _load(path: Path) -> Any:
-    """Others may read the file, for no token follows from a digest, but not write it."""
+    """Read the file's JSON; raise InvalidRequest where it cannot be used.
+
+    Others may read the file, because no token follows from a digest, but not write it.
+    """
     try:
         return json.loads(read_guarded(path))
-    except InvalidRequest:  # which is a ValueError, too
+    except InvalidRequest:  # it is a ValueError, too
         raise
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read ({error.strerror})") from error
@@ -207,7 +211,7 @@ def _digest(given: Any) -> bytes:
 
 
 def _shown(value: Any) -> str:
-    """A value for an error message: short, on one line, without control characters."""
+    """Return a value for an error message: short, on one line, without control characters."""
     return reprlib.repr(value)
 
 

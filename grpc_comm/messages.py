@@ -1,6 +1,6 @@
-"""What goes on within a session, into messages and back: candidates, orders, committed tokens.
+"""Converts the messages within a session to and from protobuf: candidates, orders, tokens.
 
-Beside translate.py nothing else touches message fields.
+Only this module and translate.py touch message fields.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from inference.proposer import COPY, DEVICE, MODEL, NOBODY
 MOST_STOP_IDS = 1024
 
 LEAST_RATE = 0.01
-"""Tokens a second; a slower target would look like one that hangs."""
+"""Tokens a second. A slower target would look like one that hangs."""
 
 CLIENT_KINDS = frozenset({MODEL, COPY, DEVICE})
-"""Proposers that can be at the other end of a wire."""
+"""Kinds of proposers that a client may have."""
 
-_STEPS = 16.0  # of a byte, to each halving of a chance
+_STEPS = 16.0  # byte values for each halving of a chance
 _CHANCES = tuple(2.0 ** (-step / _STEPS) for step in range(256))
 
 
 def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
-    """As many messages as are needed; numbers within `nodes` follow each other."""
+    """Yield as many messages as are needed. Numbers within `nodes` are consecutive."""
     for start in range(0, len(nodes.proposals), MOST_CANDIDATES):
         part = nodes.proposals[start : start + MOST_CANDIDATES]
         yield pb.Nodes(
@@ -41,7 +41,7 @@ def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
 
 
 def read_nodes(message: pb.Nodes) -> Nodes:
-    """Raises InvalidRequest for what is no list of nodes."""
+    """Read candidates; raise InvalidRequest or LimitExceeded for what is no list of nodes."""
     count = len(message.tokens)
     if count > MOST_CANDIDATES:
         raise LimitExceeded(f"{count} nodes at once: at most {MOST_CANDIDATES} are taken")
@@ -66,7 +66,7 @@ def read_nodes(message: pb.Nodes) -> Nodes:
 
 
 def _as_byte(chance: float) -> int:
-    """-16 log2 of it; what is no chance counts as the least one."""
+    """Return -16 log2(chance) as a byte. A value that is no probability counts as the least one."""
     if not 0 < chance <= 1:
         return 0 if chance > 1 else 255
     return min(round(-_STEPS * math.log2(chance)), 255)
@@ -85,7 +85,7 @@ def write_decode(order: Decode) -> pb.Decode:
 
 
 def read_decode(message: pb.Decode) -> Decode:
-    """Raises InvalidRequest for an order that cannot be followed."""
+    """Read an order; raise InvalidRequest or LimitExceeded for one that cannot be followed."""
     if len(message.stop_ids) > MOST_STOP_IDS:
         raise LimitExceeded(f"{len(message.stop_ids)} stop ids: at most {MOST_STOP_IDS} are taken")
     if message.pace not in pb.Decode.Pace.values():
@@ -107,7 +107,10 @@ def read_decode(message: pb.Decode) -> Decode:
 
 
 def write_tokens(progress: Progress, end: End) -> pb.Tokens:
-    """end: what is said of it; a session that stands still has not ended."""
+    """Write a session's progress.
+
+    end: why the text ends, or stands still for now
+    """
     named = any(kind != NOBODY for kind in progress.proposers)
     return pb.Tokens(
         position=progress.position,
@@ -129,7 +132,10 @@ def write_tokens(progress: Progress, end: End) -> pb.Tokens:
 
 
 def read_tokens(message: pb.Tokens) -> Progress:
-    """Raises Mismatch for what no target says. CREDIT and EVICTED end nothing: they read as NOT."""
+    """Read a session's progress; raise Mismatch for what no target says.
+
+    CREDIT and EVICTED do not end a text: they are read as NOT.
+    """
     if len(message.proposers) not in (0, len(message.ids)):
         raise Mismatch(f"sent {len(message.ids)} tokens and proposers of {len(message.proposers)}")
     if message.end not in pb.Tokens.End.values():

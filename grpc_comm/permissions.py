@@ -1,4 +1,4 @@
-"""Files that let in whoever writes or reads them: who may, and the line that puts it right."""
+"""Checks who may read or write sensitive files; errors name the command that puts it right."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OTHERS_READ = stat.S_IROTH
 
 
 def read_guarded(path: Path) -> bytes:
-    """A file that its owner alone may write.
+    """Read a file that only its owner may write.
 
-    Raises InvalidRequest if others may, OSError if it cannot be read.
+    Raises InvalidRequest if others may write it, OSError if it cannot be read.
     """
     content, mode = _content_and_mode(path)
     if mode & _GROUP_OR_OTHERS_WRITE:
@@ -26,10 +26,10 @@ def read_guarded(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """A file that its owner alone may write, and its owner and group alone may read.
+    """Read a file that only its owner may write, and only its owner and group may read.
 
-    The group may, for that is how container platforms hand a secret to a process that is not root.
-    Raises InvalidRequest if others may, OSError if it cannot be read.
+    The group may read it because container platforms hand a secret so to a process that is not
+    root. Raises InvalidRequest if others may, OSError if it cannot be read.
     """
     content, mode = _content_and_mode(path)
     if mode & (_GROUP_OR_OTHERS_WRITE | _OTHERS_READ):
@@ -39,9 +39,9 @@ def read_secret(path: Path) -> bytes:
 
 
 def _content_and_mode(path: Path) -> tuple[bytes, int]:
-    """Content and mode of one file, read by one descriptor so that both belong together.
+    """Return content and mode of one file, by one descriptor, so that both belong together.
 
-    The mode is 0 where modes mean nothing.
+    The mode is 0 on systems where modes mean nothing.
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())

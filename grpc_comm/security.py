@@ -1,5 +1,4 @@
-"""Who may listen where, who may call, and the files that prove it: TLS certificates and bearer
-tokens.
+"""Who may listen where, who may call, and the files that prove it: certificates and bearer tokens.
 
 Loopback is allowed in plaintext. Any other host needs TLS and, to listen, a token, unless the user
 says `insecure`. A token never travels in plaintext to another machine.
@@ -33,22 +32,15 @@ _WITHDRAWN = "this key was taken out of the target's keys while the call was und
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """Files and switches as the user gives them; both sides have the same.
+    """Files and switches as the user gives them. Both ends have the same ones."""
 
-    tls_cert, tls_key: this side's certificate.  tls_ca: who must have signed the other side's (a
-    target given one demands certificates of its clients).  token_file: one token, that of this
-    client or of every client.  keys_file: a target's clients, each with a token and limits of its
-    own.  tls: use TLS with the system's certificate authorities.  insecure: the user takes the
-    risk.
-    """
-
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    token_file: Path | None = None
-    keys_file: Path | None = None
-    tls: bool = False
-    insecure: bool = False
+    tls_cert: Path | None = None  # this side's certificate
+    tls_key: Path | None = None  # its private key
+    tls_ca: Path | None = None  # signs the other side; a target then demands client certificates
+    token_file: Path | None = None  # one token: this client's, or that of every client
+    keys_file: Path | None = None  # a target's clients, each with a token and limits of its own
+    tls: bool = False  # use TLS with the system's certificate authorities
+    insecure: bool = False  # the user takes the risk
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -68,21 +60,24 @@ PLAINTEXT = SecurityOptions()
 
 
 class ServerSecurity(NamedTuple):
-    """What a listening target uses; without credentials: plaintext."""
+    """What a listening target uses. Credentials of None mean plaintext."""
 
     credentials: grpc.ServerCredentials | None
     keys: Keys
 
 
 class ChannelSecurity(NamedTuple):
-    """What a client uses: credentials (None: plaintext) and the metadata of every call."""
+    """What a client uses. Credentials of None mean plaintext; the metadata goes with every call."""
 
     credentials: grpc.ChannelCredentials | None
     metadata: tuple[tuple[str, str], ...]
 
 
 def server_security(options: SecurityOptions, address: Address) -> ServerSecurity:
-    """Raises InvalidRequest when listening there with these options would expose the target."""
+    """Return a listening target's credentials and keys.
+
+    Raises InvalidRequest when listening there with these options would expose the target.
+    """
     if options.encrypted and (options.tls_cert is None or options.tls_key is None):
         raise InvalidRequest(
             "a target with TLS needs a certificate of its own: --tls_cert and --tls_key"
@@ -120,8 +115,10 @@ def _keys(options: SecurityOptions) -> Keys:
 
 
 def channel_security(options: SecurityOptions, address: Address) -> ChannelSecurity:
-    """Raises InvalidRequest when a token or, without `insecure`, a prompt would travel in
-    plaintext to another machine.
+    """Return a client's credentials and metadata.
+
+    Raises InvalidRequest when a token would travel in plaintext to another machine. A prompt may do
+    so with `insecure` only.
     """
     if options.keys_file:
         raise InvalidRequest(
@@ -153,9 +150,9 @@ def _channel_credentials(options: SecurityOptions) -> grpc.ChannelCredentials:
 
 
 def read_token(path: Path) -> str:
-    """The first line of the file, stripped.
+    """Return the first line of the file, stripped.
 
-    Raises InvalidRequest when there is none, it cannot be sent, or others may read the file.
+    Raises InvalidRequest when it is empty, cannot be sent, or others may read the file.
     """
     lines = _read_secret(path, "--token_file").splitlines()
     token = lines[0].strip() if lines else b""
@@ -187,11 +184,11 @@ def _read_secret(path: Path, flag: str) -> bytes:
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Lets those call whose token a key has, whatever the method, for as long as a key has it.
+    """Admits calls whose token belongs to a key, for as long as it does, whatever the method.
 
-    Others' calls end with UNAUTHENTICATED, and no message of them is read; a stream whose key is
-    taken away ends so, too. Health.Check alone is answered to anyone, about the whole target.
-    Messages longer than their sender's key allows are not parsed.
+    Other calls end with UNAUTHENTICATED, and no message of them is read. So does a stream whose key
+    is taken away. Health.Check alone is answered to anyone, about the whole target. Messages longer
+    than their sender's key allows are not parsed.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -220,8 +217,9 @@ async def _refuse(_messages: Any, context: Any) -> None:
 
 
 def _unread(handler: Any) -> Any:
-    """The unary handler's answer to an empty request; what was sent is not read, so it takes no
-    memory here however long it is.
+    """Return a unary handler that answers as to an empty request.
+
+    The real request is not read, so it takes no memory here however long it is.
     """
 
     async def answer(_messages: Any, context: Any) -> None:
@@ -231,7 +229,9 @@ def _unread(handler: Any) -> Any:
 
 
 def _limited(handler: Any, grant: Grant) -> Any:
-    """The handler, but a message that is too long raises LimitExceeded where it would be parsed."""
+    """Return the handler with a limit: too long a message raises LimitExceeded before it is
+    parsed.
+    """
     parse = handler.request_deserializer
 
     def parse_short(message: bytes) -> Any:
@@ -245,7 +245,7 @@ def _limited(handler: Any, grant: Grant) -> Any:
 
 
 def _while_granted(handler: Any, grant: Grant) -> Any:
-    """The handler, but its streams of answers end when their key is taken away."""
+    """Return the handler, with response streams that end when their key is taken away."""
     if not handler.response_streaming:
         return handler
     shape = "stream_stream" if handler.request_streaming else "unary_stream"
@@ -266,24 +266,24 @@ def _while_granted(handler: Any, grant: Grant) -> Any:
 
 
 async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:
-    """What the work brings, if the grant lasts so long."""
+    """Return the result of the work, if the grant lasts so long; else end the call."""
     task = asyncio.ensure_future(work)
     try:
         while not (task.done() or grant.withdrawn):
             await asyncio.wait({task}, timeout=WATCH_SECONDS)
     finally:  # also when the call breaks
         while not task.done():
-            task.cancel()  # which asyncio.wait_for() may swallow, so that once is not enough
+            task.cancel()  # again and again: asyncio.wait_for() may swallow a cancellation
             await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
         if not task.cancelled():
-            task.exception()  # looked at, also where nobody is left to hear of it
+            task.exception()  # retrieved, so that asyncio does not warn where nobody is left
     if task.cancelled() and grant.withdrawn:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WITHDRAWN)
     return task.result()
 
 
 class CertificateFiles(NamedTuple):
-    """Clients need `ca`; the target needs `certificate` and `key`."""
+    """The files of a certificate. Clients need `ca`; the target needs `certificate` and `key`."""
 
     ca: Path
     certificate: Path
@@ -291,8 +291,9 @@ class CertificateFiles(NamedTuple):
 
 
 def make_certificate(directory: Path, hosts: Sequence[str]) -> CertificateFiles:
-    """Write ca.pem, cert.pem and key.pem for these host names and addresses; raises
-    InvalidRequest rather than overwrite.
+    """Write ca.pem, cert.pem and key.pem for these host names and addresses.
+
+    Raises InvalidRequest rather than overwrite a file, and MissingExtra without `cryptography`.
     """
     try:
         from grpc_comm.certificate import issue
@@ -319,6 +320,8 @@ def make_certificate(directory: Path, hosts: Sequence[str]) -> CertificateFiles:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Created with this mode, so that a key is never readable by others, not even for a moment."""
+    """Create the file with this mode, so that a key is never readable by others, even for a
+    moment.
+    """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

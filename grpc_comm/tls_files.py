@@ -1,4 +1,4 @@
-"""Whether TLS files hold what they should: of those that do not, gRPC does not say why."""
+"""Checks that TLS files hold what they should: gRPC does not say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MISMATCH = "KEY_VALUES_MISMATCH"
 
 
 class _Encrypted(Exception):
-    """A passphrase was asked for."""
+    """Raised where a private key asks for a passphrase."""
 
 
 def check_tls_files(options: SecurityOptions) -> None:
-    """Raises InvalidRequest, with the file and what is wrong with it."""
+    """Raise InvalidRequest, naming the file and what is wrong with it."""
     if options.tls_ca is not None:
         _check_certificates(options.tls_ca, "--tls_ca")
     if options.tls_cert is not None and options.tls_key is not None:
@@ -33,7 +33,7 @@ def _check_certificates(path: Path, flag: str) -> None:
 
 def _check_key(key: Path, certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_ciphers("DEFAULT@SECLEVEL=0")  # how strong a key must be, the other side says
+    context.set_ciphers("DEFAULT@SECLEVEL=0")  # the other side decides how strong a key must be
     try:
         context.load_cert_chain(certificate, key, _refuse_passphrase)
     except _Encrypted as error:

@@ -1,6 +1,7 @@
-"""What begins a session into messages and back, and our errors into gRPC status codes and back.
+"""Converts what begins a session to and from messages, and our errors to and from gRPC status
+codes.
 
-Beside messages.py nothing else touches message fields.
+Only this module and messages.py touch message fields.
 """
 
 from __future__ import annotations
@@ -32,41 +33,41 @@ PROTOCOL_VERSION = 3
 MOST_TIMES = 512
 
 MOST_SIGNS = 400
-"""Of what the other side says in words."""
+"""Characters that are shown of a text from the other side."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a target serves; `max_tree_nodes` counts the root, `vocabulary` the ids of the
-    tokenizer.
-    """
+    """What a target serves."""
 
     server_version: str
     model: str
     model_fingerprint: str
     tokenizer_fingerprint: str
-    vocabulary: int
+    vocabulary: int  # ids of the tokenizer
     sequence_length: int
-    max_tree_nodes: int
+    max_tree_nodes: int  # of one session in one forward, the root included
     rows: int
     dtype: str
     device: str
     stop_ids: frozenset[int]
-    draft_model: str = ""  # that runs beside it
-    draft_nodes: int = 0  # that it has room for beyond a text
+    draft_model: str = ""  # the draft that runs beside it, if any
+    draft_nodes: int = 0  # nodes that this draft has room for beyond a text
     times: tuple[
         tuple[Shape, float], ...
         # seconds of a forward by rows and nodes of each: dict(times) is a profile for TargetTimes
     ] = ()
     draft_times: tuple[
         tuple[int, float], ...
-    ] = ()  # of a call of that draft by width, for DraftTimes
-    usd_per_hour: float = 0.0  # of its machine; 0: not said
-    sessions: int = 0  # that are open now
+    ] = ()  # seconds of a call of that draft by width, for DraftTimes
+    usd_per_hour: float = 0.0  # price of its machine; 0: not stated
+    sessions: int = 0  # open now
 
 
 class SessionTerms(NamedTuple):
-    """What a client may do with its session. Keys are empty for who is only attached to it."""
+    """What a client may do with its session. The keys are empty for a client that is only
+    attached.
+    """
 
     lease_seconds: float
     tree_nodes: int  # in one forward, the root included
@@ -93,8 +94,9 @@ def write_description(description: Description, models: Sequence[str]) -> pb.Des
 
 
 def read_description(message: pb.Description) -> Description:
-    """Raises Mismatch when the target speaks another protocol, or tells times or a price that
-    cannot be.
+    """Read what a target says of itself.
+
+    Raises Mismatch when it speaks another protocol, or states times or a price that cannot be.
     """
     check_protocol(message.protocol_version)
     fields = {name: _said(getattr(message, name)) for name in Description.__dataclass_fields__}
@@ -109,7 +111,9 @@ def read_description(message: pb.Description) -> Description:
 
 
 def plain(text: str) -> str:
-    """What the other side said, fit to be shown: a line without control characters."""
+    """Make a text of the other side fit to be shown: one line, no control characters, not too
+    long.
+    """
     return "".join(sign if sign.isprintable() else "?" for sign in text[:MOST_SIGNS])
 
 
@@ -142,8 +146,9 @@ def check_protocol(theirs: int) -> None:
 def write_open(
     session_id: str, expected: Description, prompt: Sequence[int], params: SamplingParams
 ) -> pb.Open:
-    """Open a session with a target that is counted on to be as `expected`; it computes with
-    `params.on_the_wire()`.
+    """Write the message that opens a session.
+
+    expected: what the target is counted on to be; the target computes with `params.on_the_wire()`
     """
     params = params.on_the_wire()
     return pb.Open(
@@ -196,7 +201,7 @@ def read_params(message: pb.Open) -> SamplingParams:
 
 
 def check_fingerprints(message: pb.Open, description: Description) -> None:
-    """Raises Mismatch unless the client's tokenizer and model are those of this target."""
+    """Raise Mismatch unless the client's tokenizer and model are those of this target."""
     check_protocol(message.protocol_version)
     if message.tokenizer_fingerprint != description.tokenizer_fingerprint:
         raise tokenizer_mismatch(message.tokenizer_fingerprint, description)
@@ -209,7 +214,9 @@ def check_fingerprints(message: pb.Open, description: Description) -> None:
 
 
 def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
-    """Token ids of two tokenizers mean different text, so nothing could be verified."""
+    """Return the error for two tokenizers: their ids mean different text, so nothing could be
+    verified.
+    """
     ours = description.tokenizer_fingerprint
     return Mismatch(
         f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} "
@@ -218,7 +225,10 @@ def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
 
 
 def _ids(values: ArrayLike) -> list[int]:
-    """For a uint32 field; the target checks against its vocabulary."""
+    """Return token ids for a uint32 field; raise InvalidRequest for others.
+
+    The target checks them against its vocabulary.
+    """
     array = np.asarray(values)
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise InvalidRequest(f"token ids are integers: got {array.dtype}")
@@ -238,8 +248,8 @@ _ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (OutriderError, grpc.StatusCode.INTERNAL),
 )
-"""Going out, the first kind that fits; coming back, the kind of that code. UNAUTHENTICATED only
-comes back.
+"""The first kind that fits is sent; a received code becomes its kind. UNAUTHENTICATED is only
+received.
 """
 
 
@@ -248,8 +258,9 @@ def status_code(error: OutriderError) -> grpc.StatusCode:
 
 
 def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
-    """Our error for a failed call; `unreachable` says in words what it means when the target did
-    not answer at all.
+    """Return our error for a failed call.
+
+    unreachable: in words, what it means when the target did not answer at all
     """
     code, details = error.code(), plain((error.details() or "").strip())
     if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -264,15 +275,15 @@ def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
 
 
 RETRY_AFTER = "retry-after-ms"
-"""Trailing metadata of a call that was refused for lack of room."""
+"""Trailing metadata of a call that was refused for lack of room, in milliseconds."""
 
 
 def _retry_after(error: grpc.RpcError) -> float:
-    """Seconds."""
+    """Return the seconds after which the target says that a refused call may be tried again."""
     metadata: tuple[tuple[str, str | bytes], ...] = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # the stubs' pairs are opaque
     given = next((str(value) for key, value in metadata if key == RETRY_AFTER), "")
     return int(given) / 1e3 if given.isdigit() else 1.0
 
 
 FAULT = "a fault in the target"
-"""How the line of an INTERNAL status of our own begins; gRPC has others."""
+"""Begins the status message of a fault of our own (INTERNAL). gRPC has other INTERNAL messages."""

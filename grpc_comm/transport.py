@@ -1,4 +1,4 @@
-"""Addresses and the gRPC options of both ends. Knows nothing of models, sessions or secrets."""
+"""Addresses, and the gRPC options of both ends. Knows nothing of models, sessions or secrets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 from inference.errors import InvalidRequest
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""A prompt of a million tokens takes 3 to 4 MB."""
+"""Bytes of the longest message. A prompt of a million tokens takes 3 to 4 MB."""
 
-_LAST_PORT, _PORT_DIGITS = 65_535, 20  # of digits no more are read
+_LAST_PORT, _PORT_DIGITS = 65_535, 20  # the largest port; digits that are read at most
 
 _BYTES_BESIDE_PROMPT, _BYTES_PER_ID = 64 * 2**10, 5
 
@@ -26,14 +26,15 @@ _SERVER_OPTIONS = (
     (
         "grpc.http2.min_ping_interval_without_data_ms",
         10_000,
-    ),  # else the client's keepalive is answered with GOAWAY
+    ),  # by the default minimum, the client's keepalive is answered with GOAWAY
     ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
     # What follows bounds what a peer can hold without being known.
-    ("grpc.max_concurrent_streams", 100),  # the core takes 1 to 2 MB to refuse one of long headers
+    # Refusing a stream with long headers costs the core 1 to 2 MB.
+    ("grpc.max_concurrent_streams", 100),
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
-    ("grpc.http2.bdp_probe", 0),  # of a call that is not read 64 KB are taken, not 4 MB
+    ("grpc.http2.bdp_probe", 0),  # buffers 64 KB, not 4 MB, of a call that is not read
 )
 _CHANNEL_OPTIONS = (
     *_BOTH_ENDS,
@@ -48,7 +49,7 @@ _CHANNEL_OPTIONS = (
 
 
 class Address(NamedTuple):
-    """Where a target listens; port 0 lets the system choose."""
+    """The host and port where a target listens; port 0 lets the system choose."""
 
     host: str
     port: int
@@ -58,7 +59,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """What is sent there does not leave the machine."""
+        """Whether what is sent there stays on this machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -66,7 +67,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """HOST:PORT, with an IPv6 host in brackets."""
+    """Parse HOST:PORT, with an IPv6 host in brackets; raise InvalidRequest."""
     host, separator, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -82,22 +83,23 @@ def parse_address(text: str) -> Address:
 
 
 def read_port(text: str) -> int:
-    """A port number from text. Raises InvalidRequest for anything but 0 to 65535."""
+    """Parse a port number; raise InvalidRequest for anything but 0 to 65535."""
     if not (text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS):
         raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {text[:20]}")
     return check_port(int(text))
 
 
 def check_port(port: int) -> int:
-    """The port; raises InvalidRequest where gRPC would take its lowest 16 bits."""
+    """Return the port; raise InvalidRequest for one of which gRPC would take the lowest 16 bits."""
     if not 0 <= port <= _LAST_PORT:
         raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {port}")
     return port
 
 
 def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
-    """The target's options; a message longer than the longest prompt is not read. None: that is
-    not known.
+    """Return the target's options.
+
+    longest_prompt: in tokens, None where it is not known; longer messages are not read
     """
     most = (
         MAX_MESSAGE_BYTES
@@ -108,9 +110,7 @@ def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
 
 
 def channel_options(address: Address) -> tuple[tuple[str, int], ...]:
-    """The client's options; a proxy named in the environment is not asked for this machine
-    itself.
-    """
+    """Return the client's options. No proxy is asked on the way to this machine itself."""
     return (
         (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if address.loopback else _CHANNEL_OPTIONS
     )

@@ -15,8 +15,10 @@ HEARTBEAT_SECONDS = 3.0
 
 
 class AttachedSession(ListeningSession):
-    """It ends, with an error from receive(), when the session does, its link breaks, or its owner
-    resumed the session. Nobody looks for the target again: the owner has another ticket then.
+    """A session that another connection owns.
+
+    It ends with the session, when its link breaks, or when the owner resumes the session; receive()
+    then raises. It does not look for the target again: the owner has another ticket then.
     """
 
     def __init__(self, line: Line, ticket: Ticket) -> None:
@@ -24,7 +26,10 @@ class AttachedSession(ListeningSession):
         self._line, self._ticket = line, ticket
 
     def open(self, tokens: Sequence[int]) -> None:
-        """Listen from here on. tokens: the prompt and what was committed so far."""
+        """Listen from here on.
+
+        tokens: the prompt and what was committed so far
+        """
         self.close()
         self._check_prompt(tokens)
         with self._changed:
@@ -41,10 +46,10 @@ class AttachedSession(ListeningSession):
             self._call.close()
 
     def abandon(self) -> None:
-        """The connection is about to close."""
+        """Do nothing: this session never looks for a lost target, so there is no search to stop."""
 
     def tick(self) -> None:
-        """Now and then."""
+        """Send a sign of life if due, and give up on a silent target. Called periodically."""
         call = self._open_call()
         if call is not None:
             call.heartbeat(HEARTBEAT_SECONDS)

@@ -1,5 +1,6 @@
-"""One stream to a target, as the client's side sees it: who sends waits for nobody, and a reader
-thread hands on what comes.
+"""One stream to a target, as the client sees it.
+
+Senders wait for nobody. A reader thread hands on what comes.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from inference.stats import FRAMING_BYTES, Traffic
 CLOSE_SECONDS = 2.0
 
 Start = Callable[[Iterator[pb.ClientMessage]], Any]
-"""Starts the call, given the messages that will be sent."""
+"""Starts the gRPC call, given the messages that will be sent."""
 
 
 class Listener(Protocol):
-    """Hears a call, on its reader's thread."""
+    """Receives a call's messages, on the call's reader thread."""
 
     def heard(self, call: Call, message: pb.ServerMessage) -> None:
-        """Raises Mismatch for what a target must not say, which ends the call."""
+        """Take a message. Raising Mismatch, for what a target must not say, ends the call."""
         ...
 
     def ended(self, call: Call, failure: OutriderError) -> None: ...
@@ -36,9 +37,9 @@ class Listener(Protocol):
 class Call:
     """A bidirectional stream.
 
-    failure: why the stream ended, None while it is alive.
-    heard_at: time.monotonic() of the target's latest message.
-    silent: the stream ended because the target said nothing.
+    failure: why the stream ended, None while it is alive
+    heard_at: time.monotonic() of the target's latest message
+    silent: whether the stream ended because the target said nothing
     """
 
     def __init__(self, start: Start, listener: Listener, traffic: Traffic, address: str) -> None:
@@ -54,16 +55,16 @@ class Call:
         self._reader = threading.Thread(target=self._read, name="outrider stream", daemon=True)
 
     def begin(self) -> None:
-        """Read from now on."""
+        """Start the reader thread."""
         self._reader.start()
 
     @property
     def backlog(self) -> int:
-        """Messages that gRPC has not taken yet: the link takes no more at present."""
+        """Messages that gRPC has not taken yet, because the link is too slow at present."""
         return self._outbox.qsize()
 
     def send(self, **kind: Any) -> None:
-        """A message of one kind. Of no effect once the call has ended."""
+        """Send a message of one kind. Does nothing once the call has ended."""
         message = pb.ClientMessage(**kind)
         with self._sending:
             self._last_sent = time.monotonic()
@@ -72,12 +73,12 @@ class Call:
         self._outbox.put(message)
 
     def heartbeat(self, seconds: float) -> None:
-        """Say something if nothing was said for so long."""
+        """Send a sign of life if nothing was sent for so many seconds."""
         if self.failure is None and time.monotonic() - self._last_sent >= seconds:
             self.send(heartbeat=pb.Heartbeat())
 
     def close(self) -> None:
-        """Ask the target to end the session; when it does not answer soon, cancel the call."""
+        """Ask the target to end the session. If it does not answer soon, cancel the call."""
         if not self._ended.is_set():
             self._left = self._left or Unavailable("the session is closed")
             self.send(close=pb.Close())
@@ -87,25 +88,25 @@ class Call:
         self._settle()
 
     def cancel(self) -> None:
-        """End the call without asking; the target may hold the session for its lease."""
+        """End the call without asking. The target may hold the session for its lease."""
         self._left = self._left or Unavailable("the session is closed")
         self._call.cancel()
         self._settle()
 
     def give_up_after(self, seconds: float) -> None:
-        """End the call if the target has said nothing for so long."""
+        """End the call if the target has said nothing for so many seconds."""
         if self.failure is None and time.monotonic() - self.heard_at > seconds:
             words = f"the target at {self.address} has said nothing for {seconds:.0f} s"
             self.silent, self._left = True, self._left or Unavailable(words)
             self.cancel()
 
     def _settle(self) -> None:
-        """Let the reader tell how it ended."""
+        """Wait for the reader to record how the call ended."""
         if self._reader.ident is not None and threading.current_thread() is not self._reader:
             self._reader.join(CLOSE_SECONDS)
 
     def _read(self) -> None:
-        """The reader thread: what comes until the stream ends, then why it has ended."""
+        """Hand on messages until the stream ends, then record why. Runs on the reader thread."""
         failure: OutriderError = Unavailable(f"the target at {self.address} ended the session")
         try:
             for message in self._call:

@@ -1,7 +1,7 @@
-"""The draft's side of the wire: a connection to a target, and the sessions that share it.
+"""The client's connection to a target, and the sessions that share it.
 
-Plain synchronous code; every failure of the network or the target reaches the caller as an error of
-ours.
+The code is plain and synchronous. Every failure of the network or the target becomes an
+OutriderError.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from inference.errors import InvalidRequest, OutriderError, Unavailable
 CONNECT_SECONDS = 5.0
 REACH_POLL_SECONDS = 0.02
 HEARTBEAT_SECONDS = 1.0
-"""How often sessions look whether either side has been silent for too long."""
+"""Seconds between checks whether either side of a session has been silent for too long."""
 
 
 def connect(
@@ -43,12 +43,14 @@ def connect(
     timeout: float = CONNECT_SECONDS,
     patience: Patience = Patience(),  # noqa: B008  # frozen
 ) -> Connection:
-    """A connection to the target at HOST:PORT, which has described itself; HOST:PORT,HOST:PORT,...
-    are targets of one model.
+    """Connect to the target at HOST:PORT, or to targets of one model at HOST:PORT,HOST:PORT,...
 
-    model: one that the target lists (empty: its first).  Raises Unavailable when none answers
-    within `timeout` seconds, InvalidRequest for a model that is not listed, and Mismatch when the
-    target speaks another protocol or its tokenizer is not the given one (None: any will do).
+    tokenizer_fingerprint: of the tokenizer that is needed; None where any will do
+    model: one that the target lists; empty for its first
+    timeout: seconds
+
+    Raises Unavailable when no target answers in time, and InvalidRequest for a model that is not
+    listed. Raises Mismatch when the target speaks another protocol or has another tokenizer.
     """
     parsed = [parse_address(address) for address in addresses.split(",")]
     connection = Connection(parsed, security, model, timeout, patience)
@@ -61,8 +63,9 @@ def connect(
 def list_models(
     addresses: str, *, security: SecurityOptions = PLAINTEXT, timeout: float = CONNECT_SECONDS
 ) -> list[str]:
-    """Names of the models that the targets at HOST:PORT,HOST:PORT,... list, the first target's
-    first.
+    """Return the names of the models that the targets at HOST:PORT,HOST:PORT,... list.
+
+    The first target's come first.
     """
     names: dict[str, None] = {}
     for address in addresses.split(","):
@@ -75,14 +78,14 @@ def list_models(
 
 
 class Probe(NamedTuple):
-    """What an exchange took that the target had no work with, and its bytes up and down."""
+    """A sample of the link: an exchange with the target that causes it no work."""
 
     seconds: float
-    transferred: int
+    transferred: int  # bytes, both directions together
 
 
 class Channel:
-    """A gRPC channel to one target."""
+    """A gRPC channel to one target. Closed channels raise Unavailable."""
 
     def __init__(self, address: Address, security: SecurityOptions) -> None:
         self.address = address
@@ -123,8 +126,10 @@ class Channel:
         return message
 
     def reach(self, seconds: float, given_up: threading.Event) -> None:
-        """Wait for a connection: while one is made, gRPC fails other calls with the last error,
-        and does not look after it unless one waits.
+        """Wait until the channel is connected, for `seconds` at most; raise Unavailable.
+
+        Without a call that waits for it, gRPC fails other calls with its last error while it
+        reconnects.
         """
         try:
             call = self._stub.Describe.future(
@@ -149,10 +154,11 @@ class Channel:
 
 
 class Connection:
-    """Channels to targets of one model, shared by any number of sessions; a context manager. Made
-    by connect().
+    """Channels to targets of one model, shared by any number of sessions. A context manager.
 
-    description: what the first of them that answered said of itself.
+    description: what the first target that answered says of itself
+
+    connect() makes it.
     """
 
     def __init__(
@@ -190,20 +196,22 @@ class Connection:
         self._channels[index % self.targets].reach(seconds, given_up)
 
     def probe(self, timeout: float = CONNECT_SECONDS) -> Probe:
-        """An exchange without work, with the first target: a sample of the link. Raises
-        Unavailable when it does not answer.
+        """Exchange a message without work with the first target: a sample of the link.
+
+        Raises Unavailable when it does not answer within `timeout` seconds.
         """
         return self._channels[0].probe(timeout)
 
     def session(self) -> RemoteSession:
-        """A session that takes no row before open()."""
+        """Return a session. It takes no row before open()."""
         session = RemoteSession(self, self._patience)
         self._sessions.add(session)
         return session
 
     def attached(self, ticket: Ticket) -> AttachedSession:
-        """A second device's part of a session that another connection opened at the first of these
-        targets.
+        """Return a second device's part of a session.
+
+        Another connection opened that session at the first of these targets, and issued the ticket.
         """
         session = AttachedSession(self, ticket)
         self._sessions.add(session)
@@ -218,7 +226,9 @@ class Connection:
             channel.close()
 
     def _describe(self, model: str, timeout: float) -> Description:
-        """The description of the first target that answers. That target moves to the front."""
+        """Return the description of the first target that answers, and move that target to the
+        front.
+        """
         for channel in list(self._channels):
             try:
                 return channel.describe(model, timeout)

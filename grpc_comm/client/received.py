@@ -1,5 +1,6 @@
-"""What a client has of a session: its tokens, and what of them nobody has read yet. Nothing that a
-target says is believed without a look. Pure; its owner guards it.
+"""The tokens that a client has of a session, and which of them nobody has read yet.
+
+Everything that a target says is checked. Pure; its owner guards it against other threads.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ SUMS = ("nodes", "forwards", "lone", "queue_seconds", "model_seconds", "share_se
 class Received:
     """A text as it comes, over any number of sessions one after another.
 
-    tokens: all of them, the prompt included.  most: length that it may come to; what lies beyond
-    was not asked for.  end: once the text has ended.
+    tokens: all of them, the prompt included
+    most: length that was asked for; a target must not go beyond it
+    end: how the text ended, once it has
     """
 
     def __init__(self, prompt: Sequence[int], vocabulary: int, traffic: Traffic) -> None:
@@ -37,19 +39,19 @@ class Received:
 
     @property
     def session(self) -> Progress:
-        """What the session that is under way said last; its sums begin with it."""
+        """The latest progress of the present session. Its counters begin with that session."""
         return self._session
 
     def ask(self, most: int, stop_ids: frozenset[int]) -> None:
-        """The text may come to this length, and ends behind one of these."""
+        """Let the text grow to the length `most`, or up to one of these stop ids."""
         self.most, self.stop_ids, self.end = most, stop_ids, End.NOT
 
     def session_begins(self) -> None:
-        """What comes next counts from 0."""
+        """Begin a new session, whose counters start at 0."""
         self._before, self._session = self.last, _NOTHING
 
     def take(self, came: Progress) -> None:
-        """Raises Mismatch, in words that follow the target's name."""
+        """Take progress in. Raises Mismatch, in words that follow the target's name."""
         fresh = self._fresh(came)
         self._check(came, fresh)
         self.tokens += fresh
@@ -62,19 +64,19 @@ class Received:
         self.last, self._session, self._news = total, came, True
 
     def is_alive(self) -> None:
-        """The target is there, and has nothing to tell yet."""
+        """Note that the target is there, and has nothing to tell yet."""
         self._news = True
 
     def goes_on(self) -> None:
-        """What was said to be the end is not: another target goes on."""
+        """Withdraw the end that was announced: another target goes on."""
         self.end = End.NOT
 
     def finish(self, end: End) -> None:
-        """The text ends where it is."""
+        """End the text where it is."""
         self.end, self._news = end, True
 
     def read(self) -> Progress | None:
-        """What came since the last call."""
+        """Return what came since the last call."""
         if not self._news:
             return None
         start, self._news = self._read, False
@@ -88,7 +90,7 @@ class Received:
         )
 
     def _fresh(self, came: Progress) -> Sequence[int]:
-        """Tokens beyond those that are there, which must begin with the same."""
+        """Return the new tokens; raise Mismatch where known ones differ, or some are left out."""
         length = len(self.tokens)
         if came.position > length:
             raise Mismatch(f"left out tokens {length} to {came.position - 1}")
@@ -114,8 +116,10 @@ class Received:
             raise Mismatch("went on behind a stop id")
 
     def _ended(self, said: End) -> End:
-        """An end that the text shows, or that only the target can know; an order may have been
-        replaced while an earlier end was on its way.
+        """Return the end of the text, if what was announced is one.
+
+        An end must show in the text, or be one that only the target can know. An order may have
+        been replaced while an earlier end was on its way.
         """
         if self.end is not End.NOT:
             return self.end

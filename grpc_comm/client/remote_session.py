@@ -1,8 +1,8 @@
-"""A session whose target is elsewhere, kept when the link breaks, the target restarts or goes away.
+"""A session at a remote target, kept when the link breaks, or the target restarts or goes away.
 
-The client has every committed token that came, so any target of the same model can go on: the one
-that holds the session resumes it, another prefills once. Orders are absolute, so that saying them
-again buys nothing twice.
+The client has every committed token that came, so any target of the model can go on. The one that
+holds the session resumes it; another prefills once. Orders are absolute, so repeating them buys
+nothing twice.
 """
 
 from __future__ import annotations
@@ -28,44 +28,42 @@ from inference.order import LEAST_CREDIT, Decode, End
 from inference.sampling import SamplingParams
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
-"""Seconds between attempts: between nothing and twice as much each time."""
+"""Seconds between attempts. Each pause is random, up to a limit that doubles each time."""
 
 RESUME_SECONDS = 5.0
-"""A target that holds the session says so at once; one that says nothing is not there."""
+"""Seconds for an answer to Resume. A target that holds the session answers at once."""
 
 REACH_SECONDS = 3.0
-"""For a connection to come about: TCP, TLS and HTTP/2 over a slow link, after gRPC's own
-back-off of a second.
-"""
+"""Seconds for TCP, TLS and HTTP/2 over a slow link, after gRPC's own back-off of a second."""
 
 LONGEST_SILENCE, SHORTEST_SILENCE = 30.0, 3.0
-"""Seconds without a word after which a target is not there; a live one speaks every second."""
+"""Seconds of silence after which a target counts as lost. A live one speaks every second."""
 
 LEAST_LEASE = 3.0
-"""Seconds for which any target is believed to hold who waits for a row in silence: it says how long
-that is only with its answer.
+"""Seconds that any target holds a silent session that waits for a row. Its answer tells the real
+lease.
 """
 
 ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
-"""Tokens: early enough for a target that is far away not to use up its credit."""
+"""Tokens that are acknowledged together: few enough that a distant target does not use up its
+credit.
+"""
 
 MOST_UNREAD = 512
-"""Tokens that nobody has read; beyond them none is acknowledged, and the target stops."""
+"""Tokens that nobody has read. Beyond them none is acknowledged, and the target stops."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """For how many seconds a lost target is looked for (0: not at all), and who is told what
-    happens meanwhile.
-    """
+    """How long a lost target is looked for."""
 
-    seconds: float = 0.0
-    notice: Callable[[str], None] = lambda line: None
+    seconds: float = 0.0  # 0: it is not looked for
+    notice: Callable[[str], None] = lambda line: None  # is told what happens meanwhile
 
     @property
     def silence(self) -> float:
-        """Seconds without a word after which a target is lost: half of all, so that the other half
-        is left to look for it.
+        """Seconds of silence after which a target is lost: half of all, to leave half for the
+        search.
         """
         if not self.seconds:
             return LONGEST_SILENCE
@@ -83,28 +81,28 @@ class RemoteSession(ListeningSession):
         self._line, self._patience = line, patience
         self._closed = threading.Event()
         self._params, self._spending = SamplingParams(), Spending(self._received)
-        self._at = self._trying = 0  # index of the target that has the session; of the call's
-        self._resuming = self._opened_there = False  # the call resumes; it has been answered
+        self._at = self._trying = 0  # indices of the session's target and of the call's target
+        self._resuming = self._opened_there = False  # the call is a Resume; it has been answered
         self._held: pb.Opened | None = None  # how the session can be resumed
         self._epoch = self._acknowledged = 0
         self._mending: threading.Thread | None = None
-        self._deadline: float | None = None  # of the search, until the target works again
+        self._deadline: float | None = None  # when the search ends, while the target is lost
 
     @property
     def lost(self) -> bool:
-        """The target is being looked for."""
+        """Whether the target is being looked for."""
         return self._mending is not None and not self._closed.is_set()
 
     @property
     def ticket(self) -> Ticket | None:
-        """For a second device; None before the session is open."""
+        """The ticket for a second device; None before the session is open."""
         held = self._held
         return Ticket(held.session_id, held.append_key) if held is not None else None
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Begin; what the target says to it is raised by receive()."""
+        """Begin a session. An error that the target answers with is raised by receive()."""
         self.close()
-        if self._mending is not None:  # it ends, now that the session is closed
+        if self._mending is not None:  # the thread ends, now that the session is closed
             self._mending.join()
         self._check_prompt(prompt)
         with self._changed:
@@ -116,14 +114,14 @@ class RemoteSession(ListeningSession):
             self._begin(self._at, open=self._opening())
 
     def decode(self, order: Decode) -> None:
-        """Let the target decode; replaces an earlier order."""
+        """Let the target decode by this order, which replaces an earlier one."""
         with self._changed:
             self._received.ask(order.end, order.stop_ids)
             self._spending = Spending(self._received, order)
             self._send_order()
 
     def go(self, base: int) -> None:
-        """Pace WAIT: make a forward below the token at position `base`."""
+        """With pace WAIT, make a forward below the token at position `base`."""
         with self._changed:
             call = self._open_call()
             if call is not None and not self.lost:
@@ -136,22 +134,20 @@ class RemoteSession(ListeningSession):
             self._call.close()
 
     def abandon(self) -> None:
-        """The connection is about to close: the target will not be looked for."""
+        """Stop looking for the target, because the connection is about to close."""
         with self._changed:
             self._closed.set()
             self._failure = self._failure or Unavailable("the session is closed")
             self._changed.notify_all()
 
     def tick(self) -> None:
-        """Now and then: keep the session while there is nothing to say, and notice a target that
-        says nothing.
-        """
+        """Keep a quiet session alive, and notice a silent target. Called periodically."""
         call, held = self._open_call(), self._held
         if call is not None and not self._closed.is_set():
             call.heartbeat((LEAST_LEASE if held is None else held.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
 
-    # What comes. On the reader's thread, with the lock.
+    # Handling messages, on the reader's thread and with the lock held.
 
     def _opened(self, call: Call, opened: pb.Opened) -> None:
         length, resumed = len(self._received.tokens), self._resuming
@@ -191,7 +187,7 @@ class RemoteSession(ListeningSession):
             self._acknowledge(call)
 
     def _acknowledge(self, call: Call) -> None:
-        """Say what has come, unless the reader stays behind."""
+        """Acknowledge what has come, unless its reader is far behind."""
         length, order = len(self._received.tokens), self._spending.order
         at_once = ACKNOWLEDGED_AT_ONCE
         if order is not None and order.credit:
@@ -201,9 +197,9 @@ class RemoteSession(ListeningSession):
             call.send(ack=pb.Ack(length=length))
 
     def _lost(self, call: Call, failure: OutriderError) -> None:
-        """The stream is over; look for the target unless that was the end of it."""
+        """Handle the end of the stream: look for the target, unless the text has ended."""
         if self._mending is not None:
-            return  # one of its attempts
+            return  # the call was an attempt of the search
         patient = self._patience.seconds > 0 and not self._closed.is_set()
         if patient and isinstance(failure, Unavailable) and self._received.end is End.NOT:
             if self._opened_there:
@@ -243,8 +239,11 @@ class RemoteSession(ListeningSession):
         self._mending.start()
 
     def _reattach(self, reason: OutriderError, leaving: bool, deadline: float) -> int:
-        """Get the session back, here or elsewhere; returns where. Raises the last reason when
-        patience ends. leaving: the target will not go on with it.
+        """Get the session back, here or elsewhere; return the index of the target.
+
+        leaving: the present target will not go on with the session
+
+        Raises the last failure when patience ends.
         """
         first, pause = self._at + leaving, FIRST_PAUSE
         for attempt in count(first):
@@ -267,9 +266,7 @@ class RemoteSession(ListeningSession):
         raise reason
 
     def _attach(self, index: int, resume: bool) -> None:
-        """One attempt at one target: Resume where the session may be held, else, or if it is not,
-        Open.
-        """
+        """Try one target once: Resume where the session may be held, and Open where it is not."""
         held = self._held
         if resume and held is not None:
             self._epoch += 1
@@ -284,15 +281,15 @@ class RemoteSession(ListeningSession):
         self._try(index, self._patience.silence, open=self._opening())
 
     def _end_here(self) -> None:
-        """No target may be asked for more."""
+        """End the text: no target may be asked for more."""
         with self._changed:
             self._received.finish(End.SPENT)
             self._mending = None
             self._changed.notify_all()
 
     def _try(self, index: int, seconds: float, **first: Any) -> None:
-        """Wait until the session is open there, as long as the target says something every so many
-        seconds.
+        """Wait until the session is open there, while the target speaks at least every
+        `seconds`.
         """
         with self._changed:
             call = self._begin(index, **first)
@@ -309,7 +306,7 @@ class RemoteSession(ListeningSession):
         raise failure
 
     def _begin(self, index: int, **first: Any) -> Call:
-        """A stream to a target, with its first message and the order that stands."""
+        """Start a stream to a target, with its first message and the present order."""
         address = self._line.address(index)
         call = self._call = Call(self._line.start(index), self, self.traffic, address)
         self._trying, self._resuming, self._opened_there = index, "resume" in first, False
@@ -320,14 +317,16 @@ class RemoteSession(ListeningSession):
         return call
 
     def _opening(self) -> pb.Open:
-        """Of a session with all its tokens."""
+        """Return the message that opens a session with all tokens of the text."""
         return translate.write_open(
             uuid.uuid4().hex, self._description, self._received.tokens, self._params
         )
 
     def _send_order(self) -> None:
-        """The order that stands. One that limits spending waits until the session is open: what is
-        computed for an answer that never comes would be spent unseen.
+        """Send the present order.
+
+        An order that limits spending waits until the session is open. Else forwards whose answers
+        are lost would be spent unseen.
         """
         call, order = self._open_call(), self._spending.here
         in_sight = self._opened_there or self._resuming or not self._spending.limited

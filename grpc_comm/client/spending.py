@@ -1,5 +1,6 @@
-"""What a text may still cost when its target is lost and another goes on: a limit on spending holds
-over all of them. Pure.
+"""What a text may still spend when its target is lost and another goes on. Pure.
+
+A limit on spending holds over all targets together.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from inference.order import LEAST_CREDIT, Decode, Pace
 
 
 class Spending:
-    """An order, and the nodes that were paid for without our hearing of them.
+    """An order, and nodes that may have been paid for without our hearing of them.
 
-    A target that is lost may have gone on as far as its credit goes: all of that counts as spent,
-    unless the session is found again.
+    A lost target may have gone on as far as its credit goes. All of that counts as spent, unless
+    the session is found again.
     """
 
     def __init__(self, received: Received, order: Decode | None = None) -> None:
         self._received = received
         self._unseen = self._in_doubt = 0
         if order is not None and order.most_nodes and not order.credit:
-            order = replace(order, credit=LEAST_CREDIT)  # so that little can be spent unseen
+            order = replace(order, credit=LEAST_CREDIT)  # little credit: little can be spent unseen
         self.order = order
 
     @property
@@ -30,20 +31,22 @@ class Spending:
 
     @property
     def spent(self) -> bool:
-        """Nothing is left for another session."""
+        """Whether nothing is left for another session."""
         return self.limited and self._left <= 0
 
     @property
     def here(self) -> Decode | None:
-        """What is asked of the session that is under way: less what others have computed."""
+        """The order for the present session: less what other sessions have computed."""
         if self.order is None or not self.limited:
             return self.order
         left = self._left + self._in_doubt + self._received.session.nodes
         return replace(self.order, most_nodes=max(left, 1))
 
     def lost(self, acknowledged: int, tree_nodes: int) -> None:
-        """The session may have gone on to what its credit allows beyond the acknowledged length;
-        each forward, of at most `tree_nodes` nodes, brings a token.
+        """Count what a lost session may have computed beyond the acknowledged length.
+
+        That is as many tokens as its credit allows; each takes a forward of at most `tree_nodes`
+        nodes.
         """
         if self.order is not None and self.limited:
             order, length = self.order, len(self._received.tokens)
@@ -52,11 +55,11 @@ class Spending:
             self._in_doubt = min(forwards * tree_nodes, max(self._left, 0))
 
     def found(self) -> None:
-        """The session tells itself what it has computed."""
+        """Count nothing extra: the session was found and tells what it has computed."""
         self._in_doubt = 0
 
     def given_up(self) -> None:
-        """Another session goes on."""
+        """Keep the doubtful nodes as spent: another session goes on."""
         self._unseen, self._in_doubt = self._unseen + self._in_doubt, 0
 
     @property

@@ -1,4 +1,4 @@
-"""The way to targets, as sessions use it; and what lets a second device into a session."""
+"""How sessions reach targets, and the ticket that lets a second device into a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpc_comm.translate import Description
 
 
 class Line(Protocol):
-    """The way to `targets` targets that serve the same model; index i is target i modulo
+    """The way to `targets` targets that serve one model. Index i means target i modulo
     `targets`.
     """
 
@@ -23,19 +23,21 @@ class Line(Protocol):
     def address(self, index: int) -> str: ...
 
     def start(self, index: int) -> Start:
-        """How to begin a stream to it."""
+        """Return the function that starts a stream to this target."""
         ...
 
     def reach(self, index: int, seconds: float, given_up: threading.Event) -> None:
-        """Wait until it answers; raises Unavailable after so many seconds, or when the event is
-        set.
+        """Wait until the target answers.
+
+        Raises Unavailable after so many seconds, or when the event `given_up` is set.
         """
         ...
 
 
 class Ticket(NamedTuple):
-    """What a second device needs to append to a session, beside its text. A secret; it is void once
-    the session was resumed.
+    """What a second device needs to append to a session, besides its text.
+
+    It is a secret, and void once the session was resumed.
     """
 
     session_id: str

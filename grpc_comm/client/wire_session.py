@@ -1,5 +1,5 @@
-"""The part that every session over a wire has: tokens come whether or not anybody asks for them,
-and candidates go up whenever there are some.
+"""What every session over a wire has: tokens arrive unasked, and candidates are sent at any
+time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from inference.order import Progress
 from inference.stats import Traffic
 
 MOST_BACKLOG = 16
-"""Messages that may wait for the link; further candidates are dropped."""
+"""Messages that may wait for the link. Further candidates are dropped."""
 
 
 class ListeningSession:
-    """A session whose tokens come on a call, on its reader's thread.
+    """A session whose tokens arrive on a call, on the call's reader thread.
 
-    stream: numbers the streams; a new one knows nothing of earlier proposals.
-    candidates: the most that the target keeps for this session.
+    stream: id of the stream of proposals; a new stream knows nothing of earlier proposals
+    candidates: the most that the target keeps for this session
     """
 
     def __init__(self, description: Description) -> None:
@@ -36,28 +36,29 @@ class ListeningSession:
         self._call: Call | None = None
         self._failure: OutriderError | None = None
         self._received = Received((), description.vocabulary, self.traffic)
-        self._leaving = ""  # why the target goes away, as it says
+        self._leaving = ""  # why the target goes away, in its own words
         self._numbers, self._tree_nodes = 0, description.max_tree_nodes
 
     @property
     def lost(self) -> bool:
-        """The target is being looked for."""
+        """Whether the target is being looked for."""
         return False
 
     @property
     def room(self) -> int:
-        """Candidates that a forward has for this session at present."""
+        """Candidates that a forward has room for at present, for this session."""
         return min(self._received.session.room or self._tree_nodes - 1, self.candidates)
 
     def next_number(self) -> int:
-        """Numbers are never reused, over all streams: a parent that a new stream does not know is
-        none of its own.
+        """Return a number for a proposal. Numbers are never reused, over all streams.
+
+        So a parent that a new stream does not know is never mistaken for another node.
         """
         self._numbers += 1
         return self._numbers - 1
 
     def propose(self, nodes: Nodes) -> None:
-        """Send candidates; dropped without a word while the link is down or takes no more."""
+        """Send candidates. They are dropped silently while the link is down or too slow."""
         with self._changed:
             call = self._open_call()
             if call is not None and not self.lost and call.backlog < MOST_BACKLOG:
@@ -65,8 +66,9 @@ class ListeningSession:
                     call.send(nodes=message)
 
     def receive(self, timeout: float) -> Progress | None:
-        """What has come since the last call; None after `timeout` seconds. Without tokens it says
-        that the target is there. Raises what ended the session.
+        """Return what has come since the last call; None after `timeout` seconds.
+
+        Progress without tokens is a sign of life. Raises what ended the session.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -83,7 +85,7 @@ class ListeningSession:
                 self._changed.wait(left)
 
     def heard(self, call: Call, message: pb.ServerMessage) -> None:
-        """On the reader's thread. What an abandoned call still says is not listened to."""
+        """Take a message, on the reader's thread. Messages of an abandoned call are ignored."""
         with self._changed:
             if call is not self._call:
                 return
@@ -99,7 +101,7 @@ class ListeningSession:
             self._changed.notify_all()
 
     def ended(self, call: Call, failure: OutriderError) -> None:
-        """On the reader's thread."""
+        """Take note that the call has ended, on the reader's thread."""
         with self._changed:
             if call is self._call:
                 self._lost(call, failure)
@@ -109,7 +111,7 @@ class ListeningSession:
         self._failure = failure
 
     def _opened(self, call: Call, opened: pb.Opened) -> None:
-        """The target holds the session."""
+        """Take note that the target holds the session."""
         self._tree_nodes = opened.tree_nodes or self._tree_nodes
         self.candidates = min(opened.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
         traffic = self.traffic
@@ -118,19 +120,19 @@ class ListeningSession:
         traffic.reused_tokens += opened.reused_tokens
 
     def _take(self, call: Call, message: pb.Tokens) -> None:
-        """Tokens have come, or the target's word that it is there."""
+        """Take tokens, or the target's sign of life."""
         self._received.take(messages.read_tokens(message))
 
     def _was_read(self) -> None:
-        """There is nothing unread."""
+        """Called when nothing is unread any more."""
 
     def _open_call(self) -> Call | None:
-        """The call, as long as it is alive."""
+        """Return the call while it is alive, else None."""
         call = self._call
         return call if call is not None and call.failure is None else None
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
-        """Before a target reads it."""
+        """Raise LimitExceeded for too long a prompt, before it is sent."""
         length = self._description.sequence_length
         if len(prompt) >= length:
             raise LimitExceeded(

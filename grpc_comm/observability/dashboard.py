@@ -1,5 +1,5 @@
-"""The operator's view of a target in the terminal: sessions, batch, acceptance, tokens a second and
-dollars per million tokens.
+"""The operator's view of a target: sessions, batch, acceptance, tokens a second, dollars per
+million.
 
 Rates are of the last minute, or of the time since the start if that is shorter. Dollars are the
 price of that time, idle or not, divided by the tokens made in it.
@@ -69,7 +69,7 @@ class Totals(NamedTuple):
 
 
 class RecentRates(NamedTuple):
-    """A stretch of time; None where nothing happened that could be divided by."""
+    """What happened in a stretch of time. A rate is None where its divisor is 0."""
 
     seconds: float
     done: Totals
@@ -85,22 +85,22 @@ class RecentRates(NamedTuple):
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens of a forward of a session with candidates."""
+        """Tokens of a forward with candidates, per session."""
         return 1 + self.done.accepted / self.done.drafts if self.done.drafts else None
 
     @property
     def rows(self) -> float | None:
-        """In a forward."""
+        """Mean rows of a forward."""
         return _ratio(self.done.rows, self.done.forwards)
 
     @property
     def nodes(self) -> float | None:
-        """In a forward, of all rows, without padding."""
+        """Mean nodes of a forward, over all rows, without padding."""
         return _ratio(self.done.nodes, self.done.forwards)
 
     @property
     def padding(self) -> float | None:
-        """Share of the computed nodes."""
+        """Padding's share of the computed nodes."""
         return _ratio(self.done.padded_nodes - self.done.nodes, self.done.padded_nodes)
 
     @property
@@ -109,7 +109,9 @@ class RecentRates(NamedTuple):
         return _ratio(self.done.model_seconds, self.seconds * self.engines)
 
     def usd_per_million(self, usd_per_hour: float) -> float | None:
-        """The price of this time, idle or not, for a million tokens."""
+        """US dollars for a million tokens: the price of this time, idle or not, over the tokens
+        made.
+        """
         return _ratio(usd_per_hour / 3600 * self.seconds * 1e6, self.done.tokens)
 
 
@@ -124,7 +126,7 @@ class Window:
         self._samples = deque([(now, Totals())])
 
     def add(self, now: float, totals: Totals, engines: int) -> RecentRates:
-        """What happened since the oldest sample that is kept."""
+        """Add a sample; return what happened since the oldest one that is kept."""
         while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_SECONDS:
             self._samples.popleft()
         self._samples.append((now, totals))
@@ -166,7 +168,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def view(self) -> View:
-        """This moment; adds a sample to the window."""
+        """Return the view of this moment, and add a sample to the window."""
         served = list(self._statistics.engines)
         models = [f"{one.description.model} on {one.description.device}" for one in served]
         sessions = [
@@ -206,12 +208,12 @@ class Watch:
 
 
 def as_line(view: View) -> str:
-    """The totals, without sessions."""
+    """Return the totals in one line, without sessions."""
     return "watch: " + ", ".join([*_load(view), *_rates(view), *_price(view)])
 
 
 def as_table(view: View) -> RenderableType:
-    """Totals above the sessions."""
+    """Return the totals above a table of sessions."""
     table = Table(
         "session",
         "key",
@@ -267,7 +269,7 @@ def _rates(view: View) -> list[str]:
 
 
 def _price(view: View) -> list[str]:
-    """Nothing when no price was given."""
+    """Return the price's lines; none where no price was given."""
     if view.usd_per_hour is None:
         return []
     price = view.rates.usd_per_million(view.usd_per_hour)

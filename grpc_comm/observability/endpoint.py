@@ -1,5 +1,6 @@
-"""Metrics over HTTP, on a port beside the target's: /metrics for Prometheus, /healthz for load
-balancers. No TLS, no secrets.
+"""Metrics over HTTP, on a port of its own: /metrics for Prometheus, /healthz for load balancers.
+
+No TLS, no secrets.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from grpc_comm.observability.metrics import Metrics
 from grpc_comm.transport import Address, check_port
 from inference.errors import InvalidRequest
 
-_POLL_SECONDS = 0.05  # between looks whether to stop
-_CALLER_SECONDS = 10  # a caller that says nothing for so long is left
+_POLL_SECONDS = 0.05  # between checks whether to stop
+_CALLER_SECONDS = 10  # a caller that is silent for so long is cut off
 
 
 @contextmanager
 def serve_metrics(metrics: Metrics, address: Address) -> Iterator[Address]:
-    """Answer scrapes until the context ends; yields the bound address. Raises InvalidRequest
-    when it cannot be bound.
+    """Answer scrapes until the context ends; yield the bound address.
+
+    Raises InvalidRequest when the address cannot be bound.
     """
     with _listen(metrics, address) as server:
         thread = threading.Thread(
@@ -78,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics and /healthz are here\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name that the base class gives it
-        """Scrapes are not logged."""
+        """Log nothing: scrapes are frequent."""
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

@@ -1,6 +1,6 @@
-"""What happens at a target, as typed events: whoever counts, logs or shows it takes them.
+"""What happens at a target, as typed events for whoever counts, logs or shows it.
 
-Those of an engine (inference/engine/forward.py) come on the thread that makes its forwards, the
+Events of an engine (inference/engine/forward.py) come on the thread that makes its forwards, all
 others on the event loop. A listener must be quick, and must not raise.
 """
 
@@ -35,22 +35,22 @@ class ModelServed(NamedTuple):
 
 
 class OfModel(NamedTuple):
-    """An event of the engine of this model."""
+    """An event of the engine that serves this model."""
 
     model: str
     event: EngineEvent
 
 
 class SessionOpened(NamedTuple):
-    """A session's prompt is prefilled."""
+    """A session's prompt was prefilled."""
 
     session: Session
-    session_id: str  # as the client calls it
+    session_id: str  # the client's name for it
     tenant: str  # name of the caller's key
 
 
 class StreamLost(NamedTuple):
-    """A session's stream broke; the session is held for its lease."""
+    """A session's stream broke. The session is held for its lease."""
 
     session: Session
 
@@ -97,7 +97,7 @@ class CandidatesDropped(NamedTuple):
 
 
 class Draining(NamedTuple):
-    """No new sessions are taken; those that are here are asked to leave."""
+    """No new sessions are taken, and clients with open ones are asked to leave."""
 
 
 Event: TypeAlias = (

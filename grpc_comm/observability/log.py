@@ -1,8 +1,7 @@
-"""A target's log: one line an event, as text or as JSON, on stderr. No prompt, no text, no token
-and no secret is ever in it.
+"""A target's log on stderr: one line for each event, as text or JSON.
 
-What an exception says may quote a request, so that of an exception only its type and the places in
-the code are written.
+It never holds a prompt, text, token or secret. An exception's message may quote a request, so only
+its type and its places in the code are logged.
 """
 
 from __future__ import annotations
@@ -37,10 +36,12 @@ _ROOMS = ("inference", "grpc_comm", "outrider")
 
 
 def start_log(form: str, level: str) -> None:
-    """Write what this process logs to stderr, of other packages no more than warnings; form: text
-    or json; level: a name of logging's.
+    """Write this process's log to stderr, replacing any earlier set-up.
 
-    What was set up before is replaced.
+    form: text or json
+    level: a level's name in logging
+
+    Other packages log warnings and errors only.
     """
     handler = _StderrHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
@@ -106,7 +107,7 @@ def _ended(entry: Entry, reason: Ending) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, event, and what the event's record holds."""
+    """One JSON object a line: time, level, event, and the fields of the event's record."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(
@@ -134,7 +135,7 @@ class TextFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to what sys.stderr is at the time: a live view puts itself there."""
+    """Writes to the present sys.stderr, which a live view replaces while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
@@ -149,8 +150,10 @@ def _who(entry: Entry) -> dict[str, str]:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """What is logged beside the event: its own fields, or the logger's name where the record is not
-    ours. An exception adds its type and where it was raised.
+    """Return what is logged besides the event: its fields, or the logger's name for foreign
+    records.
+
+    An exception adds its type and where it was raised.
     """
     fields: Mapping[str, Any] = getattr(record, "fields", {"logger": record.name})
     kind, _, trace = record.exc_info or (None, None, None)
@@ -158,7 +161,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _places(trace: TracebackType | None) -> list[str]:
-    """File, line and function of each call, the innermost last."""
+    """Return file, line and function of each call, the innermost last."""
     return [
         f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)
     ]

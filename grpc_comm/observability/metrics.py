@@ -1,12 +1,11 @@
-"""Prometheus metrics of a target: vLLM's names and meanings where it has them, ours begin with
-outrider_.
+"""Prometheus metrics of a target, with vLLM's names and meanings where they exist.
 
-No label ever holds a session or a text: labels are the model's name, sets that are known
-beforehand, and, for how far proposers are trusted, the names of keys.
+Our own names begin with outrider_. No label ever holds a session or a text. Labels are the model's
+name, sets that are known beforehand, and names of keys (for how far proposers are trusted).
 
-What differs from vLLM, because the draft is elsewhere: a draft is a forward of a session in which
-it had candidates; a request is a session; running are sessions that hold a row, whether or not a
-forward is under way.
+The draft is elsewhere, so some meanings differ from vLLM's. A draft is a forward of a session in
+which it had candidates. A request is a session. Running are sessions that hold a row, whether or
+not a forward is under way.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class Metrics:
                     self._ended(entry)
 
     def collect(self) -> Iterator[Metric]:
-        """Everything that is not a histogram."""
+        """Yield every metric that is not a histogram."""
         yield from _counters(self.statistics)
         yield from _model_counters(self.statistics.models)
         yield from _gauges(self.statistics)
@@ -167,7 +166,7 @@ class _Histograms:
         self.output = made("vllm:request_generation_tokens", "Tokens made in a session.", _TOKENS)
 
     def show(self, model: str) -> None:
-        """Series of this model are there from now on, empty."""
+        """Make this model's series visible from now on, even while they are empty."""
         for histogram in vars(self).values():
             if histogram in (self.forward, self.rows):
                 for kind in ("prefill", "decode"):
@@ -237,7 +236,7 @@ def _model_counters(models: dict[str, ModelTotals]) -> Iterator[Metric]:
 
 
 def _gauges(target: Statistics) -> Iterator[Metric]:
-    """What engines hold at this moment."""
+    """Yield what engines hold at this moment."""
     gauges = _Gauges()
     for engine, description in list(target.engines):
         seen, model = occupancy(engine), description.model

@@ -1,4 +1,4 @@
-"""Statistics of a target: totals by model, what each session did so far, and what engines hold.
+"""Statistics of a target: totals by model, what each session did, and what engines hold.
 
 Metrics, log and dashboard read this one object. It takes every event first, then hands it on.
 """
@@ -42,7 +42,7 @@ _SHORT = 8  # characters of a session's id that are shown
 
 @dataclass
 class Entry:
-    """One session. Moments are of time.perf_counter()."""
+    """One session. Moments are of time.perf_counter(), in seconds."""
 
     number: int  # in order of appearance, from 1
     session_id: str = ""
@@ -61,10 +61,10 @@ class Entry:
     forwards: int = 0
     drafts: int = 0  # forwards with candidates
     candidates: int = 0  # that were computed
-    accepted: int = 0  # of these
+    accepted: int = 0  # candidates that became tokens
 
     def prefilled(self, model: str, event: Prefilled) -> None:
-        """The prompt has its keys: the session's tokens are its prompt at this moment."""
+        """Record a prefilled prompt: at this moment, the session's tokens are its prompt."""
         opened, now = event.opened, time.perf_counter()
         self.model, self.prompt_tokens, self.reused_tokens = (
             model,
@@ -75,7 +75,7 @@ class Entry:
         self.asked_at, self.opened_at = now - opened.queue_seconds - opened.prefill_seconds, now
 
     def committed(self, commit: Commit) -> None:
-        """A forward brought tokens."""
+        """Record the tokens that a forward brought."""
         now = time.perf_counter()
         self.gap = now - self.last_at if self.forwards else None
         self.first_at, self.last_at = self.first_at or now, now
@@ -87,15 +87,15 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The first characters of the client's id, or the number of a session whose id was not
-        told.
+        """The first characters of the client's session id, or the entry's number where it was
+        not told.
         """
         shown = "".join(sign for sign in self.session_id[:_SHORT] if sign.isalnum() or sign in "-_")
         return shown or f"#{self.number}"
 
     @property
     def opened(self) -> bool:
-        """Its prompt was prefilled."""
+        """Whether the session's prompt was prefilled."""
         return self.opened_at > 0
 
     @property
@@ -105,7 +105,7 @@ class Entry:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """From being open to the last forward; None before the first."""
+        """Tokens a second from being open to the last forward; None before the first."""
         return (
             self.tokens / (self.last_at - self.opened_at) if self.last_at > self.opened_at else None
         )
@@ -137,14 +137,14 @@ class ModelTotals:
 
     prefill: ForwardTotals = field(default_factory=ForwardTotals)
     decode: ForwardTotals = field(default_factory=ForwardTotals)
-    engine_seconds: float = 0.0  # of the engine around forwards
+    engine_seconds: float = 0.0  # the engine's own work around forwards
     prompt_tokens: int = 0
-    reused_tokens: int = 0  # of prompts, whose keys were there already
+    reused_tokens: int = 0  # prompt tokens whose keys were there already
     tokens: int = 0  # made
     drafts: int = 0  # forwards of sessions that had candidates
     root_only: int = 0  # forwards of sessions that had none
     candidates: int = 0  # that were computed
-    accepted: int = 0  # of these
+    accepted: int = 0  # candidates that became tokens
     accepted_by_depth: list[int] = field(default_factory=list)  # [depth below the root, from 0]
     evictions: int = 0
     credit_stalls: int = 0  # times that a session used up the credit of its client
@@ -169,7 +169,7 @@ class ModelTotals:
 class Statistics:
     """A Listener that counts, and tells further listeners afterwards.
 
-    Each session has an entry for as long as anybody holds the session. Called from any thread; one
+    A session has an entry for as long as anybody holds the session. Called from any thread; one
     thread at a time writes to one entry.
     """
 
@@ -217,7 +217,7 @@ class Statistics:
             listener(event)
 
     def entry(self, session: Session) -> Entry:
-        """What this session did so far."""
+        """Return what this session did so far."""
         with self._lock:
             if session not in self._entries:
                 self._entries[session] = Entry(next(self._numbers))
@@ -225,7 +225,7 @@ class Statistics:
 
     @property
     def health(self) -> str:
-        """loading, then serving, then draining."""
+        """The target's state: loading, then serving, then draining."""
         if self.draining:
             return "draining"
         return "serving" if self.engines else "loading"
@@ -253,13 +253,13 @@ class State(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     CREDIT = "credit"  # stands still until its client has acknowledged more
-    WAITING = "waiting"  # its client has the word: no order, no Go, or the text has ended
-    PARKED = "parked"  # the same, and its row was lent to another
+    WAITING = "waiting"  # for its client: no order, no Go, or the text has ended
+    PARKED = "parked"  # for its client, and its row was lent to another session
     AWAY = "away"  # its stream broke
 
 
 def state_of(session: Session) -> State:
-    """At this moment, without a lock."""
+    """Return what the session is doing at this moment, without taking a lock."""
     if session.wants_row:
         if session.row is None:
             return State.IN_LINE
@@ -278,13 +278,13 @@ class Occupancy(NamedTuple):
     rows: int
     rows_held: int
     in_line: int
-    slots: int  # of all rows
+    slots: int  # KV slots of all rows
     slots_used: int  # keys of sessions that hold a row
     states: dict[State, int]  # sessions in each
 
 
 def occupancy(engine: Engine) -> Occupancy:
-    """At this moment; sessions go on meanwhile."""
+    """Return the engine's occupancy at this moment. Sessions go on meanwhile."""
     sessions: Sequence[Session] = engine.sessions
     sequences = [session.sequence for session in sessions]
     used = sum(sequence.cached for sequence in sequences if sequence is not None)

@@ -1,5 +1,5 @@
-"""The models that a target lists, by name: loaded when first asked for, each with the thread
-that runs its engine.
+"""The models that a target lists, by name. Each is loaded on first use and runs on its own
+thread.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from inference.errors import InvalidRequest
 
 
 class Served(NamedTuple):
-    """A model that is loaded, and what clients are told of it."""
+    """A loaded model, and what clients are told of it."""
 
     engine: Engine
     description: Description
 
 
 class EngineThread:
-    """Runs an engine until stop()."""
+    """Runs an engine on a thread until stop()."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._stopped = engine, threading.Event()
@@ -33,18 +33,18 @@ class EngineThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the forward in hand is done."""
+        """Stop the engine. Returns when the forward in hand is done."""
         self._engine.stop(self._stopped)
         self._thread.join()
 
 
 class Catalogue:
-    """A model that is there, and others that are loaded on first use. Nothing but a listed name
-    reaches a loader.
+    """One loaded model, and others that are loaded on first use. Only a listed name reaches a
+    loader.
 
-    While a model is loaded, whoever asks for it waits and all others go on. A load that nobody
-    waits for any more comes to its end, and serves who asks next; one that fails is tried again by
-    who asks next.
+    While a model loads, callers that ask for it wait and all others go on. A load that nobody waits
+    for any more still completes, and serves the next caller. A load that failed is tried again by
+    the next caller.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class Catalogue:
         return list(dict.fromkeys([self._first, *self._listed]))
 
     async def served(self, name: str) -> Served:
-        """The model of this name (empty: the first); raises InvalidRequest for one that is not
-        listed, and what its loader raises.
+        """Return the model of this name, the first where the name is empty.
+
+        Raises InvalidRequest for a name that is not listed, and whatever its loader raises.
         """
         name = name or self._first
         if name not in self._served and name not in self._listed:
@@ -75,7 +76,7 @@ class Catalogue:
                 self._loading[name] = asyncio.create_task(self._load(name))
                 self._loading[name].add_done_callback(
                     lambda done: done.cancelled() or done.exception()
-                )  # looked at here, raised by who waits
+                )  # retrieved here, raised by whoever waits
             await asyncio.shield(self._loading[name])
         return self._served[name]
 

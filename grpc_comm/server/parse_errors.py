@@ -1,7 +1,7 @@
-"""What becomes of a call whose message cannot be parsed, or is longer than its sender's key allows.
+"""Ends calls whose message cannot be parsed, or is longer than its sender's key allows.
 
-gRPC parses before a method is called, and answers a failure of parsing with UNKNOWN, the name of a
-Python class and an ERROR in the log. Here the call ends with the code that the protocol lists.
+gRPC parses before it calls a method. It answers a failure to parse with UNKNOWN, the name of a
+Python class, and an ERROR in the log. Here the call ends with the code that the protocol lists.
 Session reads its messages itself (grpc_comm/server/request_reader.py).
 """
 
@@ -22,13 +22,17 @@ from grpc_comm.translate import status_code
 from inference.errors import InvalidRequest
 
 BREAK_SECONDS = 0.1
-"""Of a call that breaks, gRPC may say that its messages have ended so long before it cancels it."""
+"""Seconds by which gRPC may report the end of a broken call's messages before it cancels the
+call.
+"""
 
 UNREADABLE = "a message that cannot be read: the client does not speak this protocol"
 
 
 class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as in the stubs
-    """Stands before the interceptors that limit what is parsed."""
+    """Reports messages that could not be parsed. It stands before interceptors that limit
+    parsing.
+    """
 
     def __init__(self, emit: Listener) -> None:
         self._emit = emit
@@ -67,7 +71,7 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         return answers
 
     def _stream(self, handler: Any) -> Any:
-        """Session is a coroutine, and left alone."""
+        """Return the stream handler. Session is a coroutine, and left alone."""
         method = handler.stream_stream
         if not inspect.isasyncgenfunction(method):
             return handler
@@ -87,7 +91,7 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         await asyncio.sleep(BREAK_SECONDS)
 
     async def _check(self, request: Any, context: Any) -> None:
-        """Ends the call of a message that was refused."""
+        """End the call if its message was refused."""
         if isinstance(request, InvalidRequest):
             code = status_code(request)
             self._emit(CallRejected(code.name))
@@ -95,7 +99,7 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
 
 
 def _parsed_or_refused(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """The message, or in its place why it is refused."""
+    """Return a parser that yields the message, or the reason why it is refused."""
 
     def read(data: bytes) -> Any:
         try:

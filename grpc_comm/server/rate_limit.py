@@ -1,4 +1,4 @@
-"""How much a key may send: a bucket that fills with time, looked at before anything is done."""
+"""How much a key may send: a token bucket, checked before a message is worked on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 
 NODES_PER_SECOND, BYTES_PER_SECOND, MESSAGES_PER_SECOND = 8_000, 2**18, 1_000
-"""Of each session that a key has. A quick draft sends some 2,000 nodes a second."""
+"""Limits per second for each session that a key has. A quick draft sends some 2,000 nodes a
+second.
+"""
 
 BURST_SECONDS = 1.0
-"""What was not sent before may be sent at once, up to this."""
+"""Seconds of unused rate that may be sent at once."""
 
 
 class Allowance:
@@ -19,8 +21,11 @@ class Allowance:
         self._clock, self._at, self._owed = clock, clock(), 0.0
 
     def charge(self, nodes: float, size: int, share: float) -> float:
-        """Seconds by which a message of so many nodes and bytes comes too early; it counts if that
-        is 0. share: times what a session may send.
+        """Return the seconds by which a message of so many nodes and bytes comes too early.
+
+        The message is charged only if that is 0.
+
+        share: the key's rate, in multiples of what one session may send
         """
         now = self._clock()
         self._owed = max(self._owed - (now - self._at) * share, 0.0)

@@ -1,4 +1,4 @@
-"""A client's messages as its stream reads them."""
+"""Reads a client's messages for its stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference.errors import Gone, InvalidRequest
 
 
 class Inbox:
-    """Messages, one at a time: what is not read here, gRPC holds back at its sender."""
+    """A client's messages, one at a time. gRPC holds back at the sender what is not read here."""
 
     def __init__(self, requests: AsyncIterator[pb.ClientMessage], emit: Listener) -> None:
         self._requests, self._emit = requests, emit
@@ -22,7 +22,7 @@ class Inbox:
         self._waiting_since: float | None = None
 
     async def first(self, seconds: float) -> pb.ClientMessage | None:
-        """The first message. Raises Gone when none has come after so many seconds."""
+        """Return the first message. Raises Gone when none has come after so many seconds."""
         taking = asyncio.ensure_future(self.take())
         await asyncio.wait({taking}, timeout=seconds)
         if not taking.done():
@@ -31,9 +31,9 @@ class Inbox:
         return taking.result()
 
     async def take(self) -> pb.ClientMessage | None:
-        """The next message; None when the client has no more.
+        """Return the next message; None when the client has no more.
 
-        Raises InvalidRequest for bytes that are not a message, and what reading it raised.
+        Raises InvalidRequest for bytes that are not a message, and whatever reading raised.
         """
         self._waiting_since = self._loop.time()
         try:
@@ -46,7 +46,7 @@ class Inbox:
         return message
 
     async def silence(self, seconds: float) -> None:
-        """Raises Gone once nothing has come for so long."""
+        """Wait until nothing has come for so many seconds, then raise Gone."""
         while True:
             since, now = self._waiting_since, self._loop.time()
             if since is not None and now - since >= seconds:

@@ -1,4 +1,6 @@
-"""What a stream says: Opened, then the session's tokens from a cursor on, as they are committed."""
+"""Writes a stream's messages: Opened, then the session's tokens from a cursor on, when
+committed.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ from inference.order import End, Opened, Progress
 Send = Callable[[pb.ServerMessage], Awaitable[None]]
 
 HEARTBEAT_SECONDS = 1.0
-"""A target that has nothing to tell says so often that it is there."""
+"""Seconds between signs of life from a target that has nothing else to tell."""
 
 MOST_STEP_SECONDS = 30.0
-"""An engine whose step takes longer does not work: its clients hear no more that it is there."""
+"""An engine whose step takes longer than this counts as hung: its clients get no signs of life."""
 
 
 class Sender:
-    """Writes what lies beyond a cursor: a client that reads slowly gets fewer and longer messages.
+    """Writes what lies beyond a cursor. A client that reads slowly gets fewer and longer messages.
 
-    stream: id of the client's stream of proposals.
-    cursor: tokens that the client has.
-    owner: a target that goes away ends the session with this stream.
+    stream: id of the client's stream of proposals
+    cursor: number of tokens that the client has
+    owner: whether the session ends with this stream when the target goes away
     """
 
     def __init__(
@@ -41,16 +43,16 @@ class Sender:
         self.drained = False
 
     def wake(self) -> None:
-        """There may be something to tell. From any thread."""
+        """Say that there may be something to write. Called from any thread."""
         self._loop.call_soon_threadsafe(self._woken.set)
 
     def leave(self, message: pb.GoAway) -> None:
-        """Tell the client to go elsewhere, after what the forward in hand brings."""
+        """Tell the client to go elsewhere, once it has what the forward in hand brings."""
         self._leaving = message
         self._woken.set()
 
     async def run(self, opened: pb.Opened) -> None:
-        """Returns when the session is drained; raises what ended it."""
+        """Write until the session is drained; raise what ended it."""
         await self._send(pb.ServerMessage(opened=opened))
         self._engine.listen(self._session, self._stream, self.wake)
         self._woken.set()
@@ -61,7 +63,7 @@ class Sender:
             await self._tell()
 
     async def until_open(self, opening: Future[Opened]) -> Opened:
-        """The prompt is prefilled; the client is told meanwhile that the target is there."""
+        """Wait until the prompt is prefilled, and send the client signs of life meanwhile."""
         prefilled = asyncio.wrap_future(opening)
         prefilled.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at
         while not prefilled.done():
@@ -73,7 +75,7 @@ class Sender:
         return prefilled.result()
 
     async def _news(self) -> None:
-        """Wait until there may be some, or it is time to say something."""
+        """Wait until there may be something to write, or a sign of life is due."""
         due = self._spoke_at + HEARTBEAT_SECONDS
         timer = self._loop.call_at(due, self._woken.set)
         try:
@@ -104,7 +106,7 @@ class Sender:
         self.drained = self.drained or progress.end is End.DRAINED
 
     def _standing(self, progress: Progress) -> End:
-        """The end, or why nothing comes at present."""
+        """Return the end of the text, or why no tokens come at present."""
         session = self._session
         if progress.end is not End.NOT or session.order is None or session.opening is not None:
             return progress.end

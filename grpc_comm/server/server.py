@@ -1,5 +1,5 @@
-"""A target that listens: in the foreground until a signal, or on a thread of its own for tests
-and tools.
+"""A listening target: in the foreground until a signal, or on its own thread for tests and
+tools.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from inference.engine.forward import ignore
 from inference.errors import InvalidRequest
 
 GRACE_SECONDS = 5.0
-"""How long sessions under way may go on after the first signal."""
+"""Seconds that open sessions may go on after the first signal."""
 
 RETRY_SECONDS = 2.0
-"""After which clients of a target that ends may look for it again."""
+"""Seconds after which clients of a target that ends may look for it again."""
 
 SETTLE_SECONDS = 2.0
 
@@ -67,8 +67,10 @@ class Target:
 def serve(
     target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second signal ends at once. `on_ready` is told the bound
-    address.
+    """Serve until SIGINT or SIGTERM. A second signal ends at once.
+
+    on_ready: is given the bound address
+    grace: seconds that open sessions may go on after the first signal
 
     Raises InvalidRequest when the address cannot be used or would expose the target.
     """
@@ -88,7 +90,7 @@ def serve(
 
 
 class BackgroundServer:
-    """A target served on a thread of its own; a context manager. `address` is the bound one."""
+    """A target served on its own thread; a context manager. `address` is the bound one."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -101,9 +103,7 @@ class BackgroundServer:
         self.address = self._ready.result()
 
     def stop(self, grace: float | None = None) -> None:
-        """End sessions still under way after `grace` seconds (None: at once), then the server.
-        Idempotent.
-        """
+        """End open sessions after `grace` seconds (None: at once), then the server. Idempotent."""
         if self._thread.is_alive():
             self._grace = grace
             self._loop.call_soon_threadsafe(self._stopped.set)
@@ -119,7 +119,7 @@ class BackgroundServer:
         except InvalidRequest as error:
             self._ready.set_exception(error)
         finally:
-            # of no effect once it is set; else the one who waits is not left waiting
+            # Wakes whoever still waits for the server; does nothing where it is set already.
             self._ready.cancel()
 
     def __enter__(self) -> BackgroundServer:
@@ -176,8 +176,8 @@ class _Listening:
         return self
 
     async def stop(self, grace: float | None) -> None:
-        """Say so, take no new sessions, let those under way leave for `grace` seconds, then end
-        them.
+        """Announce the end, take no new sessions, and end open ones after at most `grace`
+        seconds.
         """
         self._expiring.cancel()
         self._watching.cancel()
@@ -200,15 +200,16 @@ class _Listening:
         await asyncio.to_thread(self._catalogue.stop)
 
     async def _expire(self) -> None:
-        """End sessions that were left, while nobody asks for anything."""
+        """End sessions whose lease is over, even while no call comes in."""
         while True:
             await asyncio.sleep(self._leases.lease_seconds / 4)
             self._leases.expire()
 
 
 async def _settle() -> None:
-    """Let ended sessions give their rows back; gRPC prints a traceback for each that the loop's
-    end would cancel.
+    """Wait until ended sessions have given their rows back.
+
+    gRPC prints a traceback for each one that the end of the loop would cancel.
     """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
@@ -216,12 +217,12 @@ async def _settle() -> None:
 
 
 def _longest(target: Target) -> int | None:
-    """Tokens of the longest prompt; None where models are listed that are not loaded yet."""
+    """Return the tokens of the longest prompt; None where listed models are not loaded yet."""
     return None if target.listed else target.engine.sequence_length
 
 
 def _bind(server: grpc.aio.Server, address: Address, security: ServerSecurity) -> int:
-    """The port that was bound."""
+    """Bind the address and return the port; raise InvalidRequest where that fails."""
     check_port(address.port)
     try:
         if security.credentials is None:

@@ -1,6 +1,4 @@
-"""The target's side of the wire: one Stream for each client's session, over engines that all of
-them share.
-"""
+"""The target's gRPC service: one Stream for each client's session, over shared engines."""
 
 from __future__ import annotations
 
@@ -29,8 +27,9 @@ log = logging.getLogger(__name__)
 
 
 class TargetService(verifier_pb2_grpc.TargetServicer):
-    """Serves engines to many sessions; what goes wrong in one ends that one, with a status in
-    the user's terms.
+    """Serves engines to many sessions.
+
+    A fault in one session ends that one only, with a status in the user's terms.
     """
 
     def __init__(self, state: ServerState, keys: Keys) -> None:
@@ -60,15 +59,17 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             self._streams.discard(stream)
 
     def drain(self, reason: str, retry_after: float) -> None:
-        """Take no new sessions, and end those that are here with the forward in hand."""
+        """Take no new sessions, and end open ones once the forward in hand is done."""
         self._state.draining = True
         self._state.emit(Draining())
         for stream in self._streams:
             stream.go_away(reason, retry_after)
 
     def _check_streams(self, key: Key) -> None:
-        """Streams that open nothing are bounded, too; a session may have a new one while its old
-        one still dies.
+        """Raise Busy for too many streams of a key, so that streams which open nothing are bounded,
+        too.
+
+        A session may have a new stream while its old one is still ending.
         """
         most = None if key.sessions is None else 2 * key.sessions + 2
         if most is not None and sum(stream.key.name == key.name for stream in self._streams) > most:
@@ -79,7 +80,9 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             )
 
     async def _grant(self, context: Context) -> Grant:
-        """Whose call it is; the keys file may have changed since the interceptor looked."""
+        """Return the caller's grant. The keys file may have changed since the interceptor
+        looked.
+        """
         grant = self._keys.grant(context.invocation_metadata())
         if grant is None:
             words = "the token is missing or wrong (--token_file)"
@@ -88,7 +91,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
 
     @asynccontextmanager
     async def _guarded(self, context: Context, key: Key) -> AsyncIterator[None]:
-        """What goes wrong within becomes the call's status."""
+        """Turn any error within into the call's status."""
         try:
             yield
         except OutriderError as error:

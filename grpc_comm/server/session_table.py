@@ -1,5 +1,5 @@
-"""Sessions that a target holds, also while no stream is connected to them; each has one stream
-at a time.
+"""Sessions that a target holds, with or without a connected stream. Each has one stream at a
+time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from inference.engine.session import Session
 from inference.errors import Busy, Gone, InvalidRequest, Mismatch
 
 LEASE_SECONDS = 15.0
-"""A stream that says nothing for so long has ended; a session without a stream is held for so
+"""A stream that is silent for so many seconds has ended. A session without a stream is held so
 long.
 """
 
 
 MOST_GUESTS = 4
-"""Streams that are attached to a session at once."""
+"""Streams that may be attached to one session at once."""
 
 
 class Held:
-    """One session and who speaks for it.
+    """One session and the stream that speaks for it.
 
-    stream: of the proposals of the client whose session it is.
+    stream: id of the owner's stream of proposals
     """
 
     def __init__(self, session_id: str, tenant: str, engine: Engine, session: Session) -> None:
@@ -44,19 +44,20 @@ class Held:
         self.engine, self.session = engine, session
         self.resume_key, self.append_key = secrets.token_bytes(16), secrets.token_bytes(16)
         self.epoch, self.stream = 0, engine.join(session)
-        self.superseded = asyncio.Event()  # of the stream that has the session now
-        self.expires: float | None = None  # when it ends unless a stream comes; None: one is there
+        self.superseded = asyncio.Event()  # set when another stream takes the session over
+        self.expires: float | None = None  # when it ends unless a stream comes; None: it has one
         self._guests: set[asyncio.Event] = set()
 
     @property
     def name(self) -> tuple[str, str]:
-        """Ids are the clients' choice: another tenant's may be the same."""
+        """Tenant and session id. Clients choose ids, so two tenants may have the same one."""
         return self.tenant, self.session_id
 
     @contextmanager
     def guest(self) -> Iterator[asyncio.Event]:
-        """A stream is attached; the event is set when it has to leave. Raises Busy when there are
-        too many.
+        """Attach a stream; the yielded event is set when it has to leave.
+
+        Raises Busy when too many are attached.
         """
         if len(self._guests) >= MOST_GUESTS:
             raise Busy(f"{MOST_GUESTS} streams are attached to this session: that is the most")
@@ -68,7 +69,7 @@ class Held:
             self._guests.discard(revoked)
 
     def resumed(self, epoch: int) -> None:
-        """Another stream has it. The ones before leave, and so do those that are attached."""
+        """Give the session to a new stream. Earlier and attached streams leave."""
         self._revoke()
         self.append_key = secrets.token_bytes(16)
         self.epoch, self.superseded, self.expires = epoch, asyncio.Event(), None
@@ -77,7 +78,7 @@ class Held:
         self.engine.attach(self.session)
 
     def ended(self) -> None:
-        """The session is over."""
+        """Mark the session as over."""
         self.engine.close(self.session)
         self._revoke()
 
@@ -88,7 +89,7 @@ class Held:
 
 
 class Leases:
-    """Every held session of a target, at most `most`. Called on its event loop."""
+    """All held sessions of a target, at most `most`. Used on its event loop."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Leases:
         return len(self._held)
 
     def check_name(self, session_id: str, tenant: str) -> None:
-        """Raises unless the tenant can open a session of this name."""
+        """Raise InvalidRequest or Mismatch unless the tenant can open a session of this id."""
         if not 8 <= len(session_id) <= 64 or not session_id.isascii():
             raise InvalidRequest(
                 f"a session id has 8 to 64 ASCII characters: got {len(session_id)}"
@@ -119,7 +120,7 @@ class Leases:
             raise Mismatch("a session of this id is held: Resume it, or choose another id")
 
     def check_room(self, tenant: str, most: int | None) -> None:
-        """Raises Busy unless a tenant that may have `most` sessions can open one."""
+        """Raise Busy unless a tenant that may have `most` sessions can open one."""
         self.expire()
         if len(self._held) >= self._most:
             raise Busy(
@@ -138,7 +139,9 @@ class Leases:
         self.end(leaving[0], Ending.DISPLACED)
 
     def check_place(self, held: Held, most: int | None) -> None:
-        """Raises Busy for a session beyond the `most` that its tenant may have: the oldest stay."""
+        """Raise Busy for a session beyond the `most` that its tenant may have. The oldest ones
+        stay.
+        """
         if most is None:
             return
         mine = [other for other in self._held.values() if other.tenant == held.tenant]
@@ -151,19 +154,20 @@ class Leases:
         self._counts[held.tenant] += 1
 
     def count(self, tenant: str) -> int:
-        """Sessions of this tenant."""
+        """Return the number of this tenant's sessions."""
         return self._counts[tenant]
 
     def held_for(self, session_id: str, append_key: bytes, tenant: str) -> Held:
-        """The session that this key lets append to. Raises Gone when there is none."""
+        """Return the session that this key may append to. Raises Gone when there is none."""
         held = self._held.get((tenant, session_id))
         if held is None or not hmac.compare_digest(held.append_key, append_key):
             raise Gone("no session is held here that this key lets append to")
         return held
 
     def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> Held:
-        """The session, which hears from its stream of before no more. Raises Gone when it is not
-        held, or not this caller's.
+        """Give the session to a new stream; its earlier stream is no longer heard.
+
+        Raises Gone when it is not held, or not this caller's, and Mismatch for an old epoch.
         """
         self.expire()
         held = self._held.get((tenant, session_id))
@@ -179,14 +183,16 @@ class Leases:
         return held
 
     def leave(self, held: Held) -> None:
-        """Its stream is gone: the session waits for another, and lends its row meanwhile."""
+        """Note that the session's stream is gone. It waits for another, and lends its row
+        meanwhile.
+        """
         if self._held.get(held.name) is held:
             held.expires = self._clock() + self.lease_seconds
             held.engine.detach(held.session)
             self._emit(StreamLost(held.session))
 
     def end(self, held: Held, reason: Ending) -> None:
-        """The session is over. Idempotent."""
+        """End the session. Idempotent."""
         if self._held.get(held.name) is not held:
             return
         del self._held[held.name]
@@ -199,7 +205,7 @@ class Leases:
             self.end(held, Ending.DRAINED)
 
     def expire(self) -> None:
-        """End sessions that were left for longer than their lease."""
+        """End sessions that have been without a stream for longer than their lease."""
         now = self._clock()
         for held in [
             held for held in self._held.values() if held.expires is not None and held.expires <= now

@@ -15,9 +15,9 @@ from inference.errors import Unavailable
 
 
 class ServerState:
-    """Used on the event loop only.
+    """The state that streams share. Used on the event loop only.
 
-    draining: no new sessions are taken.
+    draining: no new sessions are taken
     """
 
     def __init__(
@@ -29,7 +29,9 @@ class ServerState:
         self._allowances: dict[str, Allowance] = {}  # by the names of keys
 
     def charge(self, key: Key, message: pb.ClientMessage) -> float:
-        """Seconds by which a message comes too early for what its key may send."""
+        """Return the seconds by which a message exceeds its key's rate; 0 where it may be worked
+        on.
+        """
         share = max(self.leases.count(key.name), 1)
         allowance = self._allowances.setdefault(key.name, Allowance())
         most_nodes = key.nodes_per_second or NODES_PER_SECOND * share
@@ -37,7 +39,7 @@ class ServerState:
         return allowance.charge(nodes, message.ByteSize(), share)
 
     def limited(self, description: Description, key: Key) -> Description:
-        """What this key may use of it."""
+        """Return the description with this key's limits."""
         length = min(
             description.sequence_length, key.sequence_length or description.sequence_length
         )
@@ -45,11 +47,11 @@ class ServerState:
         return replace(description, sequence_length=length, max_tree_nodes=nodes)
 
     def prefix_tenant(self, key: Key) -> str:
-        """The name of those who start from each other's rows."""
+        """Return the name of the tenants that may start from each other's rows."""
         return "" if self._share_prefixes else key.name
 
     def check_room(self, key: Key) -> None:
-        """Raises unless the key may open another session."""
+        """Raise Busy or Unavailable unless the key may open another session."""
         if self.draining:
             raise Unavailable("this target is about to end")
         self.leases.check_room(key.name, key.sessions)

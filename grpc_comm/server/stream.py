@@ -1,7 +1,7 @@
-"""One client's stream at the target, from its first message to its end. The session may outlive it.
+"""One client's stream at the target, from its first message to its end.
 
-What the client says is read in one task, what the target says is written in another (sender.py):
-neither waits for the other.
+The session may outlive the stream. One task reads what the client says, another writes what the
+target says (sender.py); neither waits for the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CANCEL_SECONDS = 0.05
 
 
 class Stream:
-    """Reads a client's messages; its Sender says what the target has to tell."""
+    """Reads a client's messages; its Sender writes the target's."""
 
     def __init__(self, state: ServerState, grant: Grant, inbox: Inbox, write: Send) -> None:
         self._grant, self._heeded = grant, grant.key
@@ -56,11 +56,11 @@ class Stream:
 
     @property
     def key(self) -> Key:
-        """With its limits of now."""
+        """The caller's key with its present limits."""
         return self._grant.key
 
     async def serve(self) -> None:
-        """Returns when the client is done; raises what its status shall be."""
+        """Serve until the client is done; raise the error that becomes the call's status."""
         first = await self._inbox.first(self._leases.lease_seconds)
         if first is None:
             await asyncio.sleep(BREAK_SECONDS)
@@ -90,14 +90,14 @@ class Stream:
         if self._sender is not None:
             self._sender.leave(pb.GoAway(reason=reason, retry_after_seconds=retry_after))
 
-    # Three ways in.
+    # The three ways to begin: Open, Resume, Attach.
 
     async def _open(self, message: pb.Open) -> tuple[Held, Future[Opened]]:
         served = await self._state.catalogue.served(message.model)
         description = self._state.limited(served.description, self.key)
         translate.check_fingerprints(message, description)
         params = translate.read_params(message)
-        if len(message.prompt) >= description.sequence_length:  # before so many ids are looked at
+        if len(message.prompt) >= description.sequence_length:  # first, as it is cheap
             raise LimitExceeded(
                 f"a prompt of {len(message.prompt)} tokens leaves no room: the sequence length is "
                 f"{description.sequence_length}"
@@ -125,7 +125,7 @@ class Stream:
         return held
 
     async def _attach(self, message: pb.Attach) -> None:
-        """Listen to another stream's session, and append to it, until either ends."""
+        """Let the client hear and append to another stream's session, until either ends."""
         translate.check_protocol(message.protocol_version)
         held = self._leases.held_for(message.session_id, message.append_key, self.key.name)
         engine, session = held.engine, held.session
@@ -142,13 +142,13 @@ class Stream:
             finally:
                 engine.leave(session, stream)
 
-    # A session that is the client's own.
+    # Serving a session that the client owns.
 
     async def _own(self, held: Held, length: int, opening: Future[Opened] | None) -> None:
-        """Serve the session until its client is done, or another stream has it."""
+        """Serve the session until its client is done, or another stream takes it over."""
         epoch = held.epoch
         ending: Ending | None = Ending.FAILED
-        known = opening is None  # to the client: it can come back for it
+        known = opening is None  # the client knows of the session and can come back for it
         try:
             _check_length(length, held)
             held.engine.acknowledge(held.session, length)
@@ -174,7 +174,7 @@ class Stream:
             raise
         finally:
             if held.epoch != epoch:
-                pass  # it is another stream's
+                pass  # another stream has it now
             elif ending is None:
                 self._leases.leave(held)
             else:
@@ -188,7 +188,7 @@ class Stream:
     def _opened(self, held: Held, opened: Opened) -> pb.Opened:
         session, length = held.session, held.session.length
         if opened is not _NOTHING_NEW:
-            length = session.prompt_length  # what was made since is told as Tokens
+            length = session.prompt_length  # later tokens are sent as Tokens
             self._state.emit(SessionOpened(session, held.session_id, self.key.name))
         return translate.write_opened(held.session_id, length, opened, self._terms(held))
 
@@ -196,10 +196,10 @@ class Stream:
         nodes = held.session.tree_nodes or held.engine.max_tree_nodes
         return SessionTerms(self._leases.lease_seconds, nodes, held.resume_key, held.append_key)
 
-    # What the client says.
+    # Reading what the client says.
 
     async def _read(self, held: Held, stream: int, *, owner: bool) -> None:
-        """Do as the client says until it has no more to say."""
+        """Follow the client's messages until there are no more."""
         while (message := await self._inbox.take()) is not None:
             kind = message.WhichOneof("kind")
             if kind == "close":
@@ -240,7 +240,9 @@ class Stream:
             )
 
     def _heed(self, held: Held) -> None:
-        """Keep to the key's limits of now, if they have changed. Raises when they are exceeded."""
+        """Apply the key's present limits if they have changed. Raises LimitExceeded where they
+        are exceeded.
+        """
         if self.key == self._heeded:
             return
         self._keep_to_limits(held)
@@ -256,11 +258,13 @@ class Stream:
         held.session.limit = min(length, key.sequence_length or length)
 
     async def _while_heard(self, *works: Coroutine[Any, Any, None]) -> None:
-        """All at once, until the first has ended or the client has been silent for too long."""
+        """Run all works until the first has ended, or the client has been silent for too long."""
         await _first_of(*works, self._inbox.silence(self._leases.lease_seconds))
 
     async def _send(self, message: pb.ServerMessage) -> None:
-        """Raises Gone when nobody reads. What is being written is not given up with its sender."""
+        """Write a message; raise Gone when nobody reads. A write in progress outlives its
+        caller.
+        """
         if self._held is not None:
             self._heed(self._held)
         self._state.emit(MessageSent(message.ByteSize()))
@@ -275,7 +279,9 @@ class Stream:
 
 
 def _check_length(length: int, held: Held) -> None:
-    """A client has at least the prompt, and at most what its log holds."""
+    """Raise Mismatch unless the client has at least the prompt, and at most the session's
+    tokens.
+    """
     session = held.session
     if not session.prompt_length <= length <= session.length:
         raise Mismatch(
@@ -290,7 +296,7 @@ async def _fence(ended: asyncio.Event) -> None:
 
 
 async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
-    """Do all at once until one has ended, and raise what it raises; the others are given up."""
+    """Run all works until one has ended, and raise what it raises. The others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
     for task in tasks:  # looked at here, also where this one is cancelled while others end
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -301,7 +307,7 @@ async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
         pending = set(tasks) - ended
         while pending:
             for task in pending:
-                task.cancel()  # which asyncio.wait_for() may swallow, so that once is not enough
+                task.cancel()  # again: asyncio.wait_for() may swallow a cancellation
             _, pending = await asyncio.wait(pending, timeout=_CANCEL_SECONDS)
     for task in ended:
         task.result()

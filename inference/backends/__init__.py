@@ -1,4 +1,6 @@
-"""A Model for each device. `Model` is the seam: everything above it is bookkeeping on the host."""
+"""A Model for each kind of device. Everything above the `Model` protocol is bookkeeping on the
+host.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from inference.tree_shape import Branches
 
 
 class Segment(NamedTuple):
-    """One row's share of a forward: n new nodes, where their keys go and what they see."""
+    """One row's share of a forward: n new nodes, where their keys are written, and what they
+    see.
+    """
 
     row: int
     tokens: IntArray  # [n]
@@ -37,7 +41,7 @@ class Ranked(NamedTuple):
 
 
 class Model(Protocol):
-    """A model on a device with `rows` rows of `capacity` usable KV slots. One call at a time."""
+    """A model on a device, with `rows` rows of `capacity` usable KV slots. One call at a time."""
 
     rows: int
     capacity: int
@@ -45,45 +49,50 @@ class Model(Protocol):
     copies_rows: bool  # whether copy_row may be called
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """The token chosen at each picked node ([p] a segment), and the new keys written. Rows
-        are distinct.
+        """Write the new nodes' keys and return the token chosen at each picked node.
+
+        The result has one [p] array for each segment. Rows must be distinct.
         """
         ...
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        """The k likeliest choices at each picked node ([p, k] a segment), and the new keys
-        written. Rows are distinct.
+        """Write the new nodes' keys and return the k likeliest tokens at each picked node.
+
+        The result has one Ranked of [p, k] for each segment. Rows must be distinct.
         """
         ...
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """What a call of so many rows, of at most so many nodes each, is computed as: rows and
-        nodes of each.
-        """
+        """Return the padded (rows, nodes per row) that a call of this size computes."""
         ...
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy the keys and values of the first `slots` slots of a row to another; what lies
-        behind them there may change.
+        """Copy keys and values of the first `slots` slots from row `source` to row `target`.
+
+        Slots of `target` behind these may change, too.
         """
         ...
 
 
 @runtime_checkable
 class RoundModel(Model, Protocol):
-    """A Model that also makes whole rounds: its own draft grows a tree, and what the target
-    accepts of it comes back.
+    """A Model that also makes whole rounds in one call.
+
+    Its own draft grows a tree, the target verifies it, and the accepted tokens come back.
     """
 
-    shape: Branches  # of every tree
+    shape: Branches  # the shape of every tree
 
     @property
     def draft(self) -> Model:
-        """The draft by itself: a text's tokens are fed to it before the first round."""
+        """The draft as a Model of its own: a text's tokens are fed to it before the first round."""
         ...
 
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """What GraphTree.filled() takes, a segment. Tokens below the roots are not looked at;
-        rows are distinct, of both models.
+        """Make one round for each segment and return what GraphTree.filled() takes, one array a
+        segment.
+
+        Tokens below the roots are ignored: the draft replaces them. Rows of both models must be
+        distinct.
         """
         ...

@@ -1,5 +1,6 @@
-"""Segments as one padded call: arrays of fixed shapes. A padding node lies in the junk slot, at
-position 0, and sees only itself.
+"""Pads segments into one call: int32 arrays of fixed shapes.
+
+A padding node is written to the junk slot, has position 0, and sees only itself.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ from inference.tree import IntArray
 
 
 class Shape(NamedTuple):
-    """What a call is padded to. contexts: 1, or as many as nodes; slots: how many of the cache's
-    are read.
-    """
+    """The sizes that a call is padded to."""
 
     rows: int
     nodes: int
     picks: int
-    contexts: int
-    slots: int
+    contexts: int  # 1, or one context mask for each node
+    slots: int  # cache slots that are read
 
     @classmethod
     def least(cls, segments: Sequence[Segment]) -> Shape:
-        """The smallest that holds these segments."""
+        """Return the smallest shape that holds these segments."""
         nodes = max(len(segment.tokens) for segment in segments)
         contexts = 1 if all(segment.context.shape[0] == 1 for segment in segments) else nodes
         picks = max(len(segment.pick) for segment in segments)
@@ -41,7 +40,7 @@ class Shape(NamedTuple):
 
 
 class Batch:
-    """The arrays of a call, all int32; idle rows are row 0's junk."""
+    """The arrays of one call, all int32. Idle rows write to the junk slot of row 0."""
 
     def __init__(self, shape: Shape, junk: int) -> None:
         rows, nodes = shape.rows, shape.nodes
@@ -54,18 +53,18 @@ class Batch:
         self.pick: IntArray = np.zeros((rows, shape.picks), dtype=np.int32)
 
     def arrays(self) -> dict[str, IntArray]:
-        """All of them by name."""
+        """Return all arrays by name."""
         return dict(vars(self))
 
 
 def check_rows(segments: Sequence[Segment]) -> None:
-    """Two segments of one row would not see each other."""
+    """Raise InvalidRequest for two segments of one row: they would not see each other."""
     if len({segment.row for segment in segments}) < len(segments):
         raise InvalidRequest("one row twice in a batch")
 
 
 def pad(segments: Sequence[Segment], shape: Shape, junk: int) -> Batch:
-    """The segments in their order, from the first row of the batch on."""
+    """Return a Batch with the segments in its first rows, in their order."""
     batch = Batch(shape, junk)
     for row, segment in enumerate(segments):
         n, seen = len(segment.tokens), segment.context.shape[1]

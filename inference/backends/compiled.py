@@ -1,6 +1,6 @@
 """A target compiled ahead of time for this machine's CPU: a Model over an artefact's packages.
 
-All graphs share one set of weights and one set of KV caches; a call is padded to the cheapest graph
+All graphs share one set of weights and one set of KV caches. A call is padded to the cheapest graph
 that holds it, and split where none does. Nothing is traced and no model source is needed: the
 packages are machine code.
 """
@@ -30,14 +30,15 @@ CACHES = ("keys", "values")
 REBUILD = "build it again here with python -m compile --target cpu"
 
 Graph = Callable[..., tuple[Tensor, ...]]
-"""Inputs by name -> chosen [B, P], new keys and new values [layers, B, kv heads, T, head dim]; a
-round has more (fused.py).
+"""Takes inputs by name; returns chosen [B, P], then new keys and new values [layers, B, kv
+heads, T, head dim]. A round returns more (fused.py).
 """
 
 
 class CompiledModel:
-    """Graphs by bucket over shared caches. keys, values: [layers, rows, kv heads, capacity + 1,
-    head dim].
+    """Compiled graphs, one for each bucket, over shared KV caches.
+
+    keys, values: [layers, rows, kv heads, capacity + 1, head dim]
     """
 
     copies_rows = True
@@ -68,15 +69,16 @@ class CompiledModel:
         return [self._in_parts(segments[0])]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        """A compiled target only chooses."""
+        """Raise InvalidRequest: a compiled target only chooses."""
         raise InvalidRequest(
             "this artefact is a target's: it chooses tokens and cannot draft; draft with a model "
             "directory"
         )
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """The cheapest graph's shape; where none holds so many rows, that of the two halves
-        together.
+        """Return the cheapest graph's shape.
+
+        Where no graph holds so many rows, return the shapes of the two halves together.
         """
         bucket = next(
             (bucket for bucket in self._graphs if bucket.rows >= rows and bucket.nodes >= nodes),
@@ -104,8 +106,10 @@ class CompiledModel:
         return [table[row, : len(segment.pick)].copy() for row, segment in enumerate(segments)]
 
     def _in_parts(self, segment: Segment) -> IntArray:
-        """One row in several calls: nodes too deep for one table of noise are chosen at apart, a
-        long chain is fed in pieces.
+        """Compute one row in several calls.
+
+        A tree that spans more depths than a graph has noise for is computed again for the deeper
+        nodes. A long chain is fed in pieces.
         """
         levels = max(
             (bucket.levels for bucket in self._graphs if _fits(bucket, segment)), default=0
@@ -137,12 +141,12 @@ class CompiledModel:
 
 
 def write_slots(cache: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
-    """new [layers, B, kv heads, T, head dim] into a cache, at rows [B] and slots [B, T]."""
+    """Write new [layers, B, kv heads, T, head dim] into a cache at rows [B] and slots [B, T]."""
     cache[:, rows[:, None], :, slots] = new.permute(1, 3, 0, 2, 4)
 
 
 def cost(bucket: Bucket) -> tuple[int, int, int, bool]:
-    """Order of what a call costs: nodes computed, context read, choices made, noise."""
+    """Sort key for what a call costs: nodes computed, slots read, choices made, noise."""
     return bucket.rows * bucket.nodes, bucket.slots, bucket.picks, bucket.sampled
 
 
@@ -154,7 +158,7 @@ def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
 
 
 def inputs_of(bucket: Bucket, batch: Batch, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """The graph's inputs by name."""
+    """Return the graph's inputs by name."""
     names = ("tokens", "rows", "slots", "positions", "context_mask", "tree_mask", "pick")
     inputs = {name: torch.from_numpy(getattr(batch, name)) for name in names}
     if bucket.sampled:
@@ -166,7 +170,7 @@ def inputs_of(bucket: Bucket, batch: Batch, segments: Sequence[Segment]) -> dict
 
 
 def _fits(bucket: Bucket, segment: Segment) -> bool:
-    """Whether the graph has room for this row, depth apart."""
+    """Whether the graph has room for this row. The depth of its tree is not looked at."""
     room = (
         len(segment.tokens) <= bucket.nodes
         and len(segment.pick) <= bucket.picks
@@ -180,13 +184,15 @@ def _levels(bucket: Bucket) -> int:
 
 
 def _spread(segment: Segment) -> int:
-    """Distinct positions that noise is needed for."""
+    """Number of positions that noise is needed for, from the first to the last."""
     return int(np.ptp(segment.positions[segment.pick])) + 1
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
-    """The first `size` nodes and the rest, for which they have become context: possible for a
-    chain whose choices come last.
+    """Split a chain into its first `size` nodes and the rest; the first part is context of the
+    second.
+
+    Raises LimitExceeded unless the nodes are a chain whose picked nodes come last.
     """
     if (
         segment.pick.min() < size
@@ -216,7 +222,9 @@ def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
 
 
 def read_compiled(directory: Path) -> Manifest:
-    """The manifest of an artefact that may run here; every file is what was built."""
+    """Read the manifest of an artefact, and check that it may run here and that its files are
+    unchanged.
+    """
     manifest = read_manifest(directory)
     if manifest.target != "cpu":
         raise BadArtifact(
@@ -229,7 +237,9 @@ def read_compiled(directory: Path) -> Manifest:
 
 
 def host() -> dict[str, str]:
-    """What the packages need of a machine: they hold instructions of the CPU that built them."""
+    """Facts about this machine that a package depends on: it holds instructions of the CPU that
+    built it.
+    """
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
@@ -238,7 +248,7 @@ def host() -> dict[str, str]:
 
 
 def check_machine(directory: Path, manifest: Manifest) -> None:
-    """Refuse machine code made for another CPU or another torch."""
+    """Raise BadArtifact for machine code that was made for another CPU or another torch."""
     for name, here in {**host(), "torch": torch.__version__}.items():
         built = (manifest.versions if name == "torch" else manifest.host).get(name)
         if built != here:
@@ -248,7 +258,9 @@ def check_machine(directory: Path, manifest: Manifest) -> None:
 
 
 def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
-    """The artefact's graphs over its weights and empty caches; `read_compiled` checked it."""
+    """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked
+    it.
+    """
     constants = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
     graphs = {
         bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets
@@ -257,7 +269,7 @@ def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
 
 
 def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> dict[str, Tensor]:
-    """A model's weights and empty caches, by the names that its graphs know them by."""
+    """Return a model's weights and empty caches by the names that its graphs use."""
     from safetensors.torch import load_file
 
     tensors = load_file(weights)
@@ -272,7 +284,7 @@ def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> di
 def empty_caches(
     config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values, one junk slot a row behind the usable ones."""
+    """Return zeroed keys and values. Each row has one junk slot behind its usable ones."""
     shape = (config.layers, rows, config.kv_heads, capacity + 1, config.head_dim)
     return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
 
@@ -283,10 +295,10 @@ def graph_path(bucket: Bucket) -> str:
 
 
 def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:
-    """A package over these weights and caches, which stay the caller's: nothing is copied.
+    """Load a package over these weights and caches. They stay the caller's: nothing is copied.
 
-    Not by aoti_load_package, which compiles trial programs with g++ to warn of another CPU:
-    check_machine refuses that one.
+    torch's aoti_load_package is not used: it compiles trial programs with g++ to warn of another
+    CPU, and check_machine refuses that one already. Raises BadArtifact.
     """
     from torch._C._aoti import AOTIModelPackageLoader
     from torch.export.pt2_archive._package import AOTICompiledModel

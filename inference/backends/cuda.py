@@ -1,8 +1,7 @@
-"""The Decoder on CUDA: calls are padded to few shapes, and each shape's pass, cache writes and
-choice are one CUDA graph.
+"""The Decoder on CUDA graphs, one for each padded shape: forward, cache writes and choice.
 
-A shape runs as it is when it is first met, is recorded when it is met again, and replayed from then
-on over buffers that stay where they are. Recording is one small seam (`Recorder`); all else runs on
+Calls are padded to few shapes. The first call of a shape runs eagerly, the second is recorded, and
+later ones replay the recording over the same buffers. Only `Recorder` needs CUDA; all else runs on
 any device. Not yet run on a GPU.
 """
 
@@ -34,26 +33,28 @@ Outputs = tuple[Tensor, ...]
 Run = Callable[[], Outputs]
 
 MOST_GRAPHS = 256
-"""Graphs that are kept; shapes met after them run as they are."""
+"""Recordings that are kept. Shapes met after them run eagerly."""
 
 
 class Recorder(Protocol):
-    """Runs a function over tensors that stay where they are, now or again and again."""
+    """Runs a function over tensors with fixed addresses: at once, or recorded and repeated."""
 
     def warm(self, run: Run) -> Outputs:
-        """Run it once, as recording wants it done before."""
+        """Run it once, as is required before recording it."""
         ...
 
     def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
-        """What repeats it, and the tensors that hold the outputs after each repetition until the
-        next one of any recording.
+        """Return a function that repeats `run`, and the tensors that hold its outputs.
+
+        The next repetition of any recording may overwrite these tensors.
         """
         ...
 
 
 class CudaGraphs:
-    """torch.cuda.CUDAGraph: all recordings share a stream and a pool of memory, so that one at a
-    time may run.
+    """A Recorder with torch.cuda.CUDAGraph.
+
+    All recordings share a stream and a memory pool, so only one at a time may run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -61,7 +62,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def warm(self, run: Run) -> Outputs:
-        """On the stream of the recordings: libraries set themselves up there."""
+        """Run on the recordings' stream, where libraries set themselves up."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -79,23 +80,21 @@ class CudaGraphs:
 
 
 class Choice(NamedTuple):
-    """What is made of logits [B, P, V]: function(logits, sampling, positions, size). size:
-    levels of noise, or children.
-    """
+    """How tokens are made of logits [B, P, V]: function(logits, sampling, positions, size)."""
 
     function: Callable[[Tensor, Sampling, Tensor, int], Outputs]
-    size: int
+    size: int  # positions that noise is made for when choosing, children when ranking
 
 
 class _Key(NamedTuple):
-    """What one recording does."""
+    """Identifies one recording."""
 
     shape: Shape
     choice: Choice
 
 
 class _Buffers:
-    """Where the inputs of one shape lie on the device."""
+    """The input tensors of one shape on the device."""
 
     def __init__(self, shape: Shape, junk: int, device: torch.device) -> None:
         self.arrays = {
@@ -105,7 +104,7 @@ class _Buffers:
         self.sampling = Sampling.of([SamplingParams()] * shape.rows, device)
 
     def fill(self, batch: Batch, params: Sequence[SamplingParams]) -> None:
-        """Copy a call's inputs in."""
+        """Copy a call's inputs into the buffers."""
         for name, array in batch.arrays().items():
             self.arrays[name].copy_(torch.from_numpy(array))
         for held, given in zip(
@@ -120,7 +119,9 @@ class _Recorded(NamedTuple):
 
 
 class CudaModel(EagerModel):
-    """An EagerModel whose calls go through recordings. One call at a time, as for every Model."""
+    """An EagerModel whose calls are recorded and replayed. One call at a time, as for every
+    Model.
+    """
 
     def __init__(
         self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int, recorder: Recorder
@@ -153,7 +154,7 @@ class CudaModel(EagerModel):
         )
 
     def _shape(self, segments: Sequence[Segment]) -> Shape:
-        """Powers of two; one node or all are picked."""
+        """Round sizes up to powers of two. Either one node or every node is picked."""
         least = super()._shape(segments)
         rows, nodes = self.padded(least.rows, least.nodes)
         slots = SLOT_STEP * _step(-(-least.slots // SLOT_STEP))
@@ -166,7 +167,7 @@ class CudaModel(EagerModel):
         )
 
     def _call(self, segments: Sequence[Segment], shape: Shape, choice: Choice) -> list[np.ndarray]:
-        """The outputs on the host, copied before another recording may write over them."""
+        """Return the outputs on the host, copied before another recording may overwrite them."""
         buffers = self._buffers.get(shape)
         if buffers is None:
             buffers = self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
@@ -195,20 +196,22 @@ class CudaModel(EagerModel):
         return recorded.outputs
 
     def _compute(self, choice: Choice, buffers: _Buffers) -> Outputs:
-        """What is recorded: nothing of it may wait for the device, or depend on values but
-        through tensors of fixed shapes.
+        """The computation that is recorded.
+
+        It must not wait for the device, and may depend on values only through tensors of fixed
+        shapes.
         """
         logits, positions = self._write(**buffers.arrays)
         return choice.function(logits, buffers.sampling, positions, choice.size)
 
 
 def _step(size: int) -> int:
-    """The next power of two."""
+    """Return the least power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
 def _chooser(segments: Sequence[Segment], nodes: int) -> Choice:
-    """The cheapest function that serves every row, of few sizes."""
+    """Return the cheapest choice that serves every row. Few distinct sizes occur."""
     if all(segment.params.greedy for segment in segments):
         return Choice(_choose_greedy, 0)
     if all(segment.params.truncated for segment in segments):

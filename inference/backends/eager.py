@@ -1,4 +1,4 @@
-"""The Decoder run as it is, on CPU or CUDA: the reference every other backend is compared with."""
+"""The Decoder run eagerly on CPU or CUDA: the reference that other backends are compared with."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SLOT_STEP = 64
 
 
 class EagerModel:
-    """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot a row for
-    padding.
+    """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot in each
+    row.
     """
 
     copies_rows = True
@@ -82,14 +82,16 @@ class EagerModel:
 
     @property
     def _least_nodes(self) -> int:
-        """In float32 one node runs as two: kernels for a single row round differently from those
-        for several.
+        """Nodes computed at least: 2 in float32, else 1.
+
+        Float32 kernels for a single row of a matrix round differently from those for several.
         """
         return 2 if self.dtype == torch.float32 else 1
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Sampling, Tensor]:
-        """Logits at the picked nodes [B, P, V], the rows' sampling, and the positions [B, P] of
-        what is chosen there.
+        """Return logits at the picked nodes [B, P, V], each row's sampling, and positions [B, P].
+
+        A position is that of the token to be chosen.
         """
         batch = pad(segments, self._shape(segments), junk=self.capacity)
         logits, positions = self._write(
@@ -110,8 +112,9 @@ class EagerModel:
         tree_mask: Tensor,
         pick: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """One pass over a batch's arrays, the new keys and values written: logits [B, P, V], and
-        positions [B, P] of what is chosen there.
+        """Make one forward over a batch's arrays and write the new keys and values to the caches.
+
+        Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
         """
         out = self._decoder(
             tokens, rows, positions, context_mask, tree_mask, pick, self._keys, self._values

@@ -1,8 +1,7 @@
-"""A compiled target with a draft beside it: rounds in which one graph drafts, verifies and accepts,
-over the caches of both models.
+"""A compiled target with a draft beside it: one graph drafts, verifies and accepts.
 
-It is a compiled target as any other, too: prompts are fed and trees of others verified by the
-target's own graphs.
+A round reads and writes the caches of both models. The target's own graphs still serve prompts, and
+trees that were drafted elsewhere.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ DRAFT_WEIGHTS = "weights/draft.safetensors"
 
 
 class FusedModel(CompiledModel):
-    """A target's graphs, those of its draft, and the rounds of both. keys, values: as a
-    CompiledModel's.
+    """The graphs of a target, of its draft, and of the rounds of both.
+
+    keys, values: the caches of both models, each shaped like a CompiledModel's
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FusedModel(CompiledModel):
 
     @torch.no_grad()
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """See RoundModel."""
+        """Make one round for each segment; see RoundModel.rounds()."""
         return in_rounds(list(self._rounds), segments, self._round)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
@@ -78,8 +78,8 @@ def in_rounds(
     segments: Sequence[Segment],
     call: Callable[[RoundBucket, Sequence[Segment]], list[IntArray]],
 ) -> list[IntArray]:
-    """Every segment's answer: by one call of the cheapest graph that holds them all, or of half
-    of them each.
+    """Answer every segment with the cheapest graph that holds them all, else half of them at a
+    time.
     """
     check_rows(segments)
     check_rows([draft_of(segment) for segment in segments])
@@ -93,7 +93,9 @@ def in_rounds(
 def _round_bucket(
     buckets: Sequence[RoundBucket], segments: Sequence[Segment]
 ) -> RoundBucket | None:
-    """The first that serves all these rows in one call; None where the call has to be split."""
+    """Return the first bucket that serves all rows in one call; None where the call has to be
+    split.
+    """
     slots = max(
         max(segment.context.shape[1], draft_of(segment).context.shape[1]) for segment in segments
     )
@@ -117,8 +119,9 @@ def _round_bucket(
 def fill_round(
     bucket: RoundBucket, segments: Sequence[Segment], places: Sequence[tuple[int, int]]
 ) -> dict[str, Tensor]:
-    """An idle call with the segments in it. places: where in the call each one's target is, and
-    its draft.
+    """Return the inputs of a round: idle everywhere but for the segments.
+
+    places: for each segment, the index of its target row and of its draft row in the call
     """
     inputs = round_inputs(bucket)
     entry = 1 + bucket.shape.inner
@@ -136,7 +139,7 @@ def fill_round(
 
 
 def draft_of(segment: Segment) -> Segment:
-    """The draft's share of a round."""
+    """Return the draft's share of a round."""
     assert segment.draft is not None, "a segment of a round has the draft's beside it"
     return segment.draft
 
@@ -144,7 +147,7 @@ def draft_of(segment: Segment) -> Segment:
 def _lay(
     inputs: Mapping[str, Tensor], which: str, place: int, segment: Segment, first: int
 ) -> None:
-    """A model's part of one row, its nodes from the `first` on."""
+    """Write one model's part of one row into the inputs, its nodes from index `first` on."""
     last = first + len(segment.tokens)
     seen = segment.context.shape[1]
     inputs[f"{which}slots"][place, first:last] = torch.tensor(segment.slots)
@@ -154,7 +157,7 @@ def _lay(
 
 
 def fused_part(manifest: Manifest) -> FusedPart:
-    """The draft of an artefact that has one; raises BadArtifact otherwise."""
+    """Return the manifest's part about the draft; raise BadArtifact where it has none."""
     if manifest.fused is None:
         raise BadArtifact(
             f"the artefact of {manifest.model} has no draft in its graphs: build one with python "
@@ -164,7 +167,9 @@ def fused_part(manifest: Manifest) -> FusedPart:
 
 
 def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
-    """The artefact's graphs over its weights and empty caches; `read_compiled` checked it."""
+    """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked
+    it.
+    """
     part = fused_part(manifest)
     target = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
     beside = load_constants(directory / DRAFT_WEIGHTS, parse_config(part.config), manifest)
@@ -181,7 +186,7 @@ def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
 
 
 def round_constants(beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A draft's weights and caches by the names that a round knows them by."""
+    """Return a draft's weights and caches by the names that a round's graph uses."""
     caches = {f"draft_{name}": beside[name] for name in CACHES}
     return caches | {
         name.replace("decoder.", "draft.", 1): tensor

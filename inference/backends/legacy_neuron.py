@@ -1,10 +1,12 @@
-"""A target on transformers-neuronx, for images of Neuron SDK 2.23 to 2.26: one sequence at a time,
-chains only. Not yet run on hardware.
+"""A target on transformers-neuronx, for images of Neuron SDK 2.23 to 2.26. Not yet run on hardware.
 
-There the cache slot of a token is its position, and a call writes consecutive ones. Chains keep to
-that by themselves: what is accepted lies where it belongs, what is rejected is written over by the
-next call. A branching tree is refused, also one of fixed shape: that package's tree decoder takes
-the cache slot for the rotary position, so that siblings would be computed at different positions.
+It serves one sequence at a time, and chains only. In that package the cache slot of a token is its
+position, and a call writes consecutive slots. A chain fits: accepted tokens already lie in their
+slots, and the next call overwrites rejected ones.
+
+A branching tree is refused. The package's tree decoder uses the cache slot as rotary position, so
+siblings would be computed at different positions.
+
 Logits come back to the host, and the choice is made here.
 """
 
@@ -52,7 +54,7 @@ _WHICH = (
 
 
 class Speculative(Protocol):
-    """What is called of transformers-neuronx's models."""
+    """The part of a transformers-neuronx model that is called here."""
 
     def speculative_forward(
         self,
@@ -61,16 +63,21 @@ class Speculative(Protocol):
         start_ids: Tensor | None = None,
         speculation_length: int | None = None,
     ) -> Tensor:
-        """input_ids [1, k], cache_ids [k] consecutive, start_ids [1] -> logits [k, vocab_size,
-        1].
+        """Return logits [k, vocab_size, 1].
+
+        input_ids: [1, k]
+        cache_ids: [k], consecutive
+        start_ids: [1]
         """
         ...
 
 
 class LegacyNeuronModel:
-    """A Model for chains over one that was compiled for calls of these lengths, ascending.
+    """A Model for chains over a transformers-neuronx model.
 
-    positions: cache slots that it was compiled for; vocabulary: ids of the tokenizer.
+    lengths: tokens of a call that it was compiled for, ascending
+    positions: cache slots that it was compiled for
+    vocabulary: ids of the tokenizer
     """
 
     rows = 1
@@ -91,7 +98,7 @@ class LegacyNeuronModel:
         self.dtype, self.device = dtype, torch.device("xla")
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """The rows and nodes that a call of this size is computed with."""
+        """Return the padded (rows, nodes per row) that a call of this size computes."""
         return rows, next((length for length in self._lengths if length >= nodes), self.max_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
@@ -103,13 +110,13 @@ class LegacyNeuronModel:
         return [self._choose(segment) for segment in segments]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        """This backend only chooses."""
+        """Raise InvalidRequest: this backend only chooses."""
         raise InvalidRequest(
             "--device neuron-legacy serves a target: it chooses tokens and cannot draft"
         )
 
     def warm(self, say: Callable[[str], None]) -> None:
-        """Every length once: the first call initialises it."""
+        """Call every compiled length once: the first call of a length initialises it."""
         for length in self._lengths:
             start = time.perf_counter()
             self._forward(np.zeros(length, dtype=np.int32), 0)
@@ -137,7 +144,7 @@ class LegacyNeuronModel:
         return np.asarray(chosen[0].numpy(), dtype=np.int32)
 
     def _forward(self, tokens: IntArray, first: int) -> Tensor:
-        """Logits [1, n, vocabulary] of n tokens at the positions from `first` on."""
+        """Return logits [1, n, vocabulary] of n tokens whose first position is `first`."""
         n, (_, length) = len(tokens), self.padded(1, len(tokens))
         if n > length:
             raise LimitExceeded(f"{n} nodes in one call: this model takes {self.max_nodes}")
@@ -157,8 +164,8 @@ class LegacyNeuronModel:
 
 
 def check_chain(segment: Segment) -> None:
-    """Raises InvalidRequest unless the new nodes are a chain that continues what lies in the
-    cache, slot by slot.
+    """Raise InvalidRequest unless the new nodes are a chain that continues the cache slot by
+    slot.
     """
     n, first = len(segment.tokens), int(segment.positions[0])
     if not np.array_equal(segment.tree_mask, np.tri(n, dtype=np.bool_)):
@@ -188,11 +195,12 @@ def load_legacy_neuron(
     dtype: torch.dtype,
     say: Callable[[str], None],
 ) -> LegacyNeuronModel:
-    """A checkpoint on this machine's NeuronCores, for chains of up to `chain` tokens, the root
-    included.
+    """Load a checkpoint on this machine's NeuronCores.
 
-    Compiles, for minutes, what the Neuron compile cache does not hold. Raises MissingExtra,
-    InvalidRequest or UnsupportedModel.
+    chain: longest chain that can be verified, in tokens, the root included
+
+    What the Neuron compile cache does not hold is compiled, which takes minutes. Raises
+    MissingExtra, InvalidRequest or UnsupportedModel.
     """
     check_model(config)
     check_machine()
@@ -232,8 +240,9 @@ def load_legacy_neuron(
 
 
 def check_versions() -> dict[str, str]:
-    """The packages' versions; raises MissingExtra, saying what was found and what is needed.
-    Nothing is imported.
+    """Return the packages' versions without importing them.
+
+    Raises MissingExtra, saying what was found and what is needed.
     """
     found: dict[str, str] = {}
     for name in _PACKAGES:
@@ -255,9 +264,7 @@ def check_versions() -> dict[str, str]:
 
 
 def check_machine() -> None:
-    """Raises InvalidRequest where there is no Neuron device, or one that transformers-neuronx
-    does not know.
-    """
+    """Raise InvalidRequest without a Neuron device that transformers-neuronx supports."""
     if not has_device():
         raise InvalidRequest(
             f"--device neuron-legacy: this machine has no Neuron device ({DEVICE} is missing)"
@@ -271,8 +278,8 @@ def check_machine() -> None:
 
 
 def check_model(config: ModelConfig) -> None:
-    """Raises UnsupportedModel, naming the field, for what transformers-neuronx would compute
-    wrongly or not at all.
+    """Raise UnsupportedModel, naming the field, for what transformers-neuronx computes wrongly
+    or not at all.
     """
     wrong = {
         "model_type": config.model_type != "llama",
@@ -290,8 +297,9 @@ def check_model(config: ModelConfig) -> None:
 
 
 def check_understood(theirs: Any, config: ModelConfig) -> None:
-    """Raises UnsupportedModel unless that package read config.json as we do: it has defaults for
-    fields that it does not find.
+    """Raise UnsupportedModel unless transformers-neuronx read config.json as we do.
+
+    It has defaults of its own for fields that it does not find.
     """
     ours = {
         "hidden_size": config.hidden_size,

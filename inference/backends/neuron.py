@@ -1,8 +1,7 @@
-"""A compiled target on NeuronCores: runs every graph once, then
-serve calls one at a time.
+"""A compiled target on NeuronCores, which serves one call at a time.
 
-The caches live on the device as the graphs' state, so every row takes part in every call; a row
-without a segment writes to its junk slot. Not yet run on hardware: see docs/neuron.md.
+The caches are the graphs' state on the device, so every row takes part in every call. A row without
+a segment writes to its junk slot. Not yet run on hardware: see docs/neuron.md.
 """
 
 from __future__ import annotations
@@ -28,16 +27,18 @@ from inference.model.verify_graph import copy_inputs, example_inputs
 from inference.tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"
-"""All graphs, of NxD's ModelBuilder."""
+"""All graphs in one file, made by NxD's ModelBuilder."""
 
 COPY = "copy_rows"
-"""The package's graph that copies rows of the caches; an artefact with several rows has it."""
+"""Name of the graph that copies rows of the caches. An artefact with several rows has it."""
 
 COPY_RECORD = f"graphs/{COPY}.json"
-"""What that graph takes. It stands among the manifest's files where the package has the graph."""
+"""File with the inputs of the copying graph. The manifest lists it where the package has that
+graph.
+"""
 
 SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
-"""The weights of a rank, by the name that NxD gives."""
+"""Weights of one tensor-parallel rank, by NxD's file name."""
 
 Say = Callable[[str], None]
 _BUSY = ("not available", "nrt_allocate", "resource busy", "already in use")
@@ -45,15 +46,13 @@ _NUMERICAL = ("1003", "numerical")
 
 
 class Program(Protocol):
-    """The graphs on the device, by name: one call, its outputs on the host."""
+    """The graphs on the device: calls one by name and returns its output on the host."""
 
     def __call__(self, graph: str, inputs: dict[str, Tensor]) -> Tensor: ...
 
 
 class NeuronModel(CompiledModel):
-    """A compiled target whose caches are the device's own: a call goes to the graph as it is,
-    and nothing is written here.
-    """
+    """A compiled target whose caches live on the device. The graphs write them, not this class."""
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
         graphs: dict[Bucket, Any] = {
@@ -74,8 +73,9 @@ class NeuronModel(CompiledModel):
         self._warm(say)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """One call of the copying graph, which takes every row as it is but one; all of the row
-        is copied, its junk slot too.
+        """Copy a whole row, junk slot included, by one call of the copying graph.
+
+        That call keeps every other row. Raises InvalidRequest for an artefact without the graph.
         """
         if not self.copies_rows:
             raise InvalidRequest(
@@ -90,7 +90,7 @@ class NeuronModel(CompiledModel):
         return [chosen[segment.row, : len(segment.pick)].astype(np.int32) for segment in segments]
 
     def _run(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
-        """One call in flight: the state on the device is shared by all graphs."""
+        """Call a graph while no other call is in flight: all graphs share the device's state."""
         with self._one_call:
             try:
                 return self._program(graph, inputs)
@@ -98,12 +98,12 @@ class NeuronModel(CompiledModel):
                 raise runtime_error(error) from error
 
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
-        """Inputs with which every graph does nothing, by name."""
+        """Return, for each graph by name, inputs that change nothing."""
         idle = {bucket.name: example_inputs(bucket) for bucket in self._graphs}
         return idle | ({COPY: copy_inputs(self.rows)} if self.copies_rows else {})
 
     def _warm(self, say: Say) -> None:
-        """Every graph once, idle: the first call of a graph initialises it."""
+        """Call every graph once with idle inputs: the first call of a graph initialises it."""
         idle = self._idle_calls()
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
@@ -115,7 +115,7 @@ class NeuronModel(CompiledModel):
 
 
 def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """An idle call with the segments in the rows of the cache that they belong to."""
+    """Return the inputs of a call: idle everywhere but in the segments' cache rows."""
     inputs = example_inputs(bucket)
     for segment in segments:
         row, n = segment.row, len(segment.tokens)
@@ -137,7 +137,7 @@ def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 
 
 def runtime_error(error: Exception) -> OutriderError:
-    """What the Neuron runtime meant, in the user's terms."""
+    """Return an error of ours that says what a Neuron runtime error means for the user."""
     text = str(error)
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     if any(word in text.lower() for word in _BUSY):

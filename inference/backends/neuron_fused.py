@@ -1,8 +1,7 @@
-"""A fused target on NeuronCores: the target's graphs, the draft's and the rounds of both in one
-package, over one state.
+"""A fused target on NeuronCores: graphs of target, draft and rounds in one package, over one state.
 
-A text lies in some row of the target and in another of the draft; a round is told which belong
-together. Not yet run on hardware.
+A text has one row of the target and one of the draft; each round is told which belong together. Not
+yet run on hardware.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from inference.tree import IntArray
 
 
 class NeuronFusedModel(NeuronModel):
-    """A RoundModel (inference/backends) whose caches are the device's own."""
+    """A RoundModel (inference/backends) whose caches live on the device."""
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
         part = fused_part(manifest)
@@ -36,11 +35,11 @@ class NeuronFusedModel(NeuronModel):
         super().__init__(program, manifest, say)
 
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """See RoundModel."""
+        """Make one round for each segment; see RoundModel.rounds()."""
         return in_rounds(self._round_buckets, segments, self._round)
 
     def call(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
-        """One call of any graph of the package, when no other is in flight."""
+        """Call any graph of the package while no other call is in flight."""
         return self._run(graph, inputs)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
@@ -61,7 +60,7 @@ class NeuronFusedModel(NeuronModel):
 
 
 class _NeuronDraft(CompiledModel):
-    """The draft by itself, by its graphs in the target's package."""
+    """The draft as a Model of its own, with its graphs in the target's package."""
 
     def __init__(self, beside: NeuronFusedModel, manifest: Manifest) -> None:
         part = fused_part(manifest)

@@ -1,5 +1,6 @@
-"""Loads a compiled target on NeuronCores: checks the machine, puts weights on the cores, runs every
-graph once. Not yet run on hardware: see docs/neuron.md.
+"""Loads a compiled target on NeuronCores: checks the machine, loads weights, runs every graph once.
+
+Not yet run on hardware: see docs/neuron.md.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _COMPATIBLE = {"trn1": ("trn1",), "inf2": ("inf2",), "trn2": ("trn2",)}
 
 
 def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
-    """The model of an artefact whose files were checked, on this machine's NeuronCores; takes
-    minutes and says where it is.
+    """Load an artefact whose files were checked on this machine's NeuronCores.
+
+    Takes minutes, and reports its progress to `say`.
     """
     check_machine(manifest)
     say(f"loading {manifest.model} on {manifest.tensor_parallel} {manifest.target} cores")
@@ -53,7 +55,7 @@ def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
 
 
 def check_machine(manifest: Manifest) -> None:
-    """This machine can run the artefact; raises with the remedy before anything is loaded."""
+    """Raise, naming the remedy, unless this machine can run the artefact. Nothing is loaded yet."""
     if manifest.target not in _COMPATIBLE:
         raise BadArtifact(
             f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, "
@@ -82,8 +84,9 @@ def check_machine(manifest: Manifest) -> None:
 
 
 def _check_versions(manifest: Manifest) -> None:
-    """Packages as it was built with: NxD promises compatibility neither forwards nor backwards.
-    The compiler need not be the same.
+    """Raise BadArtifact unless the packages have the versions that the artefact was built with.
+
+    NxD promises compatibility neither forwards nor backwards. The compiler may be another one.
     """
     here = sdk_versions()
     for name, built in manifest.versions.items():
@@ -96,7 +99,9 @@ def _check_versions(manifest: Manifest) -> None:
 
 
 def _load_package(directory: Path, manifest: Manifest) -> Program:
-    """A package of NxD's ModelBuilder: graphs in one file, weights in one file a rank."""
+    """Load a package of NxD's ModelBuilder: all graphs in one file, one weight file for each
+    rank.
+    """
     sdk = load_sdk()
     model = sdk.nxd_model.load(str(directory / PACKAGE))
     if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version

@@ -1,8 +1,7 @@
-"""AWS's Neuron packages: which are installed, whether they can be used, and the few names of them
-that Outrider uses.
+"""AWS's Neuron packages: which are installed, whether they work here, and the names that are used.
 
-The only module that imports them. Two unrelated packages are called torch-neuronx: up to 2.9 it is
-PyTorch/XLA, which is meant here; from 2.13 on it is a native device for trn2 and trn3 with another
+No other module imports them. Two unrelated packages are called torch-neuronx. Up to 2.9 it is
+PyTorch/XLA, which is meant here. From 2.13 on it is a native device for trn2 and trn3 with another
 interface. Not yet run on hardware.
 """
 
@@ -22,7 +21,7 @@ INDEX = "https://pip.repos.neuron.amazonaws.com"
 PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "neuronx-distributed")
 DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
-"""On EC2 this holds the instance type."""
+"""On EC2 this file holds the instance type."""
 
 _OLDEST, _NEWEST = 28, 31
 _INSTALL = (
@@ -40,7 +39,9 @@ _WHICH = (
 
 
 class Sdk(NamedTuple):
-    """What is called. Signatures: tests/neuron_signatures.py."""
+    """The objects of the Neuron packages that are called. Signatures:
+    tests/neuron_signatures.py.
+    """
 
     model_builder: Any
     nxd_model: Any
@@ -53,8 +54,8 @@ class Sdk(NamedTuple):
 
 
 def load_sdk() -> Sdk:
-    """Import the packages; raises MissingExtra, with the install line, when they are absent or
-    of another kind.
+    """Import the packages. Raises MissingExtra, with the install line, when they are absent or
+    unsuitable.
     """
     sdk_versions()
     try:
@@ -79,7 +80,10 @@ def load_sdk() -> Sdk:
 
 
 def sdk_versions() -> dict[str, str]:
-    """Version of each package and of the SDK they belong to; nothing is imported."""
+    """Return the version of each package and of their SDK, without importing them.
+
+    Raises MissingExtra where a package is absent or its SDK is not supported.
+    """
     found = {name: _installed(name) for name in PACKAGES}
     missing = [name for name, number in found.items() if number is None]
     if missing:
@@ -89,8 +93,9 @@ def sdk_versions() -> dict[str, str]:
 
 
 def _sdk_of(number: str) -> str:
-    """The SDK of a torch-neuronx: 2.9.0.2.15.32035 is of 2.31, for its build 2.N came with SDK
-    2.(N + 16).
+    """Return the SDK release of a torch-neuronx version; raise MissingExtra for an unsupported one.
+
+    The build number 2.N came with SDK 2.(N + 16): version 2.9.0.2.15.32035 belongs to SDK 2.31.
     """
     if number.startswith("1."):
         raise MissingExtra(
@@ -123,7 +128,7 @@ def has_device() -> bool:
 
 
 def instance_family() -> str | None:
-    """trn1, inf2, trn2 ... of an EC2 instance; None where it cannot be told."""
+    """Return trn1, inf2, trn2 ... of an EC2 instance; None where it cannot be told."""
     try:
         family = PRODUCT.read_text(encoding="ascii").strip().split(".")[0].removesuffix("n")
     except (OSError, UnicodeDecodeError):
@@ -132,7 +137,10 @@ def instance_family() -> str | None:
 
 
 def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> int:
-    """Physical cores in a logical one: 1 before trn2; there 2, unless the user says otherwise."""
+    """Return the physical cores of one logical core: 1 before trn2, else 2 unless the user sets it.
+
+    Raises InvalidRequest for a setting that trn2 does not take.
+    """
     if target != "trn2":
         return 1
     stated = (
@@ -146,7 +154,7 @@ def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> i
 
 
 def check_visible_cores(needed: int, environment: Mapping[str, str] = os.environ) -> None:
-    """The cores that the user leaves to this process are enough; raises InvalidRequest."""
+    """Raise InvalidRequest unless the user leaves this process enough cores."""
     ranges, count = (
         environment.get("NEURON_RT_VISIBLE_CORES"),
         environment.get("NEURON_RT_NUM_CORES"),

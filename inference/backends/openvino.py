@@ -1,9 +1,9 @@
-"""A target with 8-bit matrices on this machine's CPU, by OpenVINO: a CompiledModel whose graphs are
-one decoder of any shape.
+"""A target with 8-bit matrices on this machine's CPU, by OpenVINO.
 
-OpenVINO computes logits, new keys and new values; inference/model/sampler.py makes the choice here.
-The caches are bound, not copied. It compiles for the CPU it is loaded on, and is checked
-(compile/build/openvino.py) on the one it is built on.
+It is a CompiledModel whose graphs share one decoder of dynamic shapes. OpenVINO computes logits,
+new keys and new values; inference/model/sampler.py makes the choice. The caches are bound, not
+copied. OpenVINO compiles for the CPU that loads it. The artefact is checked on the CPU that builds
+it (compile/build/openvino.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CACHE_DTYPE = torch.float32
 DECODER, DECODER_WEIGHTS = "graphs/decoder.xml", "weights/decoder.bin"
 INPUTS = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick", "keys", "values")
 SETTINGS: Mapping[str, str] = {
-    # of all but the products with matrices; as fast as bf16, and rounds less
+    # precision of everything but the matrix products; as fast as bf16, and rounds less
     "INFERENCE_PRECISION_HINT": "f32",
-    # activations: a scale for every 32 numbers of one node, never one for a call
+    # quantized activations have a scale for every 32 numbers of one node, never one for a call
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
     "PERFORMANCE_HINT": "LATENCY",
     "NUM_STREAMS": "1",
@@ -38,8 +38,9 @@ _INSTALL = 'int8 for cpu needs OpenVINO: pip install "outrider[openvino]"'
 
 
 def import_openvino() -> Any:
-    """The package; raises MissingExtra. Its import reports usage to its makers, unless their
-    reporting package is not there.
+    """Import the package; raise MissingExtra where it is not installed.
+
+    Importing it reports usage to its makers, so its reporting package is hidden first.
     """
     try:
         if "openvino" not in sys.modules:
@@ -50,20 +51,23 @@ def import_openvino() -> Any:
 
 
 def openvino_host(openvino: Any) -> dict[str, str]:
-    """What decides the kernels here; bit equality of rows is checked for these."""
+    """Facts that decide which kernels run here. Rows were checked to be bit-equal for these
+    only.
+    """
     core = openvino.Core()
     names = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return {"openvino_cpu": " ".join(sorted(names))}
 
 
 class OpenVinoDecoder:
-    """A compiled decoder over caches that stay the caller's. keys, values: [layers, rows, kv
-    heads, slots, head dim] float32.
+    """A compiled decoder over caches that stay the caller's.
+
+    keys, values: [layers, rows, kv heads, slots, head dim] float32
     """
 
     def __init__(self, model: Any, keys: Tensor, values: Tensor) -> None:
-        """model: an openvino.Model of INPUTS to logits, new keys and new values; shapes are the
-        caller's.
+        """model: an openvino.Model from INPUTS to logits, new keys and new values, of the
+        caller's shapes
         """
         openvino = import_openvino()
         settings = {**SETTINGS, "INFERENCE_NUM_THREADS": str(torch.get_num_threads())}
@@ -74,8 +78,8 @@ class OpenVinoDecoder:
             self._request.set_tensor(name, openvino.Tensor(cache.numpy(), shared_memory=True))
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [B, P, V] float32, new keys and new values; they are overwritten by the next
-        call.
+        """Return logits [B, P, V] float32, new keys and new values. The next call overwrites
+        them.
         """
         for name in INPUTS[:-2]:
             self._request.set_tensor(name, self._tensor(inputs[name].numpy()))
@@ -87,8 +91,8 @@ class OpenVinoDecoder:
 
 
 class OpenVinoGraph:
-    """The decoder and the choice, at one bucket's shapes: what an inductor package is to
-    CompiledModel.
+    """The decoder and the choice at one bucket's shapes, with the interface of a compiled
+    package.
     """
 
     def __init__(self, decoder: OpenVinoDecoder, bucket: Bucket) -> None:
@@ -104,8 +108,9 @@ class OpenVinoGraph:
 
 
 def load_openvino(directory: Path, manifest: Manifest) -> CompiledModel:
-    """The artefact's decoder over empty caches; `read_compiled` checked its files. Set torch's
-    threads before: OpenVINO takes as many.
+    """Load the artefact's decoder over empty caches. `read_compiled` has checked its files.
+
+    Set torch's threads first: OpenVINO takes as many. Raises BadArtifact.
     """
     openvino = import_openvino()
     for name, here in {**openvino_host(openvino), "openvino": openvino.__version__}.items():

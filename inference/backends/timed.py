@@ -1,9 +1,8 @@
-"""Emulation of a target's time: a small real model makes the choices, and each forward takes what a
-profile says a device takes.
+"""Emulates a target's speed: a small real model chooses, and each forward takes a profile's time.
 
-For studies of latency and capacity on machines that have no such device. The texts are the small
-model's. `TimedModel.overruns` says whether the small model kept within the times; where it did not,
-the study shows this machine and not the profile, and needs a smaller model to choose.
+This is for studies of latency and capacity on machines without the device. The texts are the small
+model's. `TimedModel.overruns` counts forwards in which the small model was too slow. Where there
+are many, the study shows this machine and not the profile: use a smaller model.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from inference.json_file import Json, read_json
 from inference.tree import IntArray
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
-"""The bundled profiles, NAME.json each; figures of one device are shown together with those of
-its roofline.
+"""The bundled profiles, one NAME.json each. Show a device's figures together with its
+roofline's.
 """
 
 T = TypeVar("T")
@@ -31,16 +30,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TimeProfile:
-    """What a forward takes: the slower of memory traffic and arithmetic, for shapes padded to a
-    compiled target's.
+    """Seconds of a forward by a roofline: the slower of memory traffic and arithmetic, padding
+    included.
 
-    source: where the figures come from; assumes: what in them is not known. Raises ValueError for
-    figures that are no times or sizes.
+    Raises ValueError for figures that are no times or sizes.
     """
 
     name: str
-    source: str
-    assumes: str
+    source: str  # where the figures come from
+    assumes: str  # what in them is not known
     pass_seconds: float  # memory: the weights, once a forward
     slot_seconds: float  # memory: keys and values, for each row and slot of context
     node_seconds: float  # arithmetic: for each row and node
@@ -61,8 +59,9 @@ class TimeProfile:
             raise ValueError(f"slot_step {self.slot_step}: at least 1 is needed")
 
     def seconds(self, rows: int, nodes: int, context: int) -> float:
-        """A forward of `rows` rows with up to `nodes` new nodes each, which read `context` cache
-        slots each.
+        """Return the seconds of a forward of `rows` rows with up to `nodes` new nodes each.
+
+        context: cache slots that each row reads
 
         Calls beyond the largest sizes are split, as a compiled target does.
         """
@@ -74,11 +73,11 @@ class TimeProfile:
         )
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """The rows, and nodes of each, that such a forward computes."""
+        """Return the padded (rows, nodes per row) that such a forward computes."""
         return sum(_padded(rows, self.rows)), sum(_padded(nodes, self.nodes))
 
     def label(self, choices_by: str) -> str:
-        """The device in words, for everything that reports a time."""
+        """Return the device in words, for everything that reports a time."""
         return f"emulated: {self.name} (choices by {choices_by})"
 
     def _graph_seconds(self, rows: int, nodes: int, slots: int) -> float:
@@ -88,16 +87,18 @@ class TimeProfile:
 
 
 def _padded(count: int, sizes: Sequence[int]) -> list[int]:
-    """Sizes that together hold `count`: the largest as often as it is filled, and the smallest
-    that holds the rest.
+    """Return sizes that together hold `count`.
+
+    The largest is used as often as it is filled, then the smallest that holds the rest.
     """
     whole, rest = divmod(count, sizes[-1])
     return [sizes[-1]] * whole + [next(size for size in sizes if size >= rest)] * (rest > 0)
 
 
 def find_profile(name: str) -> TimeProfile:
-    """A bundled profile by name, or the one in a FILE.json; raises InvalidRequest, listing the
-    bundled ones for an unknown name.
+    """Return a bundled profile by name, or the one in a FILE.json.
+
+    Raises InvalidRequest, listing the bundled ones, for an unknown name.
     """
     path = Path(name) if name.endswith(".json") else PROFILES / f"{name}.json"
     if not os.path.exists(path):  # a path that may not be looked at is none
@@ -109,12 +110,14 @@ def find_profile(name: str) -> TimeProfile:
 
 
 def profile_names() -> list[str]:
-    """The bundled profiles."""
+    """Return the names of the bundled profiles."""
     return sorted(path.stem for path in PROFILES.glob("*.json"))
 
 
 def parse_profile(raw: Json) -> TimeProfile:
-    """A profile from its file; raises InvalidRequest, naming the field that is wrong."""
+    """Read a profile from a file's contents; raise InvalidRequest, naming the field that is
+    wrong.
+    """
     raw.keys([field.name for field in fields(TimeProfile)])
     texts, numbers = (
         ("name", "source", "assumes"),
@@ -135,12 +138,11 @@ EMULATED = "emulated "
 
 
 class TimedModel:
-    """A Model that answers as another one does, and not before the profile's time for the call has
-    passed.
+    """A Model that answers like another one, but not before the profile's time has passed.
 
-    overruns: forwards that the real model alone made longer than the profile says.
-    emulated_seconds: what the profile said in all. late_seconds: by how much forwards took longer
-    than that, by overruns and by waking late on a busy machine.
+    overruns: forwards in which the real model alone took longer than the profile says
+    emulated_seconds: sum of the profile's times
+    late_seconds: time beyond that, from overruns and from waking late on a busy machine
     """
 
     def __init__(self, model: Model, profile: TimeProfile) -> None:
@@ -165,11 +167,11 @@ class TimedModel:
         return self.profile.padded(rows, nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Not timed: next to a forward it is little on any device."""
+        """Copy without emulating its time, which is small beside a forward on any device."""
         self._model.copy_row(source, target, slots)
 
     def account(self) -> str:
-        """Whether the emulation kept its times, in one line."""
+        """Say in one line whether the emulation kept its times."""
         late = f"{self.late_seconds * 1e3:.1f} ms late in {self.emulated_seconds * 1e3:.1f} ms"
         return (
             f"{EMULATED}{self.profile.name}: {self.forwards} forwards, {self.overruns} longer "

@@ -1,5 +1,6 @@
-"""A model that several threads ask: what is asked in the same way while a call is computed is
-computed together in the next one.
+"""A model shared by threads, batched dynamically.
+
+Calls of the same kind that arrive during a call are computed together in the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class _Asked(Generic[T]):
-    """What one thread asks for."""
+    """One thread's queued call."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
@@ -25,8 +26,9 @@ class _Asked(Generic[T]):
 
 
 class Together:
-    """A Model for drafters on rows of their own. Nobody waits for company: who finds the model
-    free goes ahead with whoever stands in line.
+    """A Model for drafters, each with rows of its own.
+
+    Dynamic batching without a timer: whoever gets the lock runs every queued call of the same kind.
     """
 
     def __init__(self, model: Model) -> None:
@@ -41,8 +43,8 @@ class Together:
         self._line: dict[Hashable, list[_Asked[Any]]] = {}
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Prompts, mostly: chunks of different lengths would be padded to the longest, so these
-        go alone.
+        """Compute this call alone: it is mostly prompt chunks, which would be padded to the
+        longest.
         """
         with self._turn:
             return self._model.choose(segments)
@@ -79,7 +81,7 @@ class Together:
 def _answer(
     everybody: Sequence[_Asked[T]], call: Callable[[Sequence[Segment]], Sequence[T]]
 ) -> None:
-    """One call for all; when it fails, each is asked alone, and only who fails then has failed."""
+    """Make one call for all. If it fails, make each alone, so that only the faulty ones fail."""
     try:
         answers = list(call([segment for asked in everybody for segment in asked.segments]))
     except Exception as error:  # a fault of the model: it is raised again in the thread that asked

@@ -1,10 +1,10 @@
-"""Dollars and joules of a token, for every architecture under one accounting (docs/cost.md). Pure:
-no clock, no price, no reader.
+"""Dollars and joules per token, for every architecture under one accounting (docs/cost.md).
 
-The target is paid by the wall-clock hour for as long as it is held, whether it computes or waits;
-the draft's machine is the user's own and costs electricity; traffic is paid in both directions. A
-dollar figure is as good as the seconds and joules in it (measured, estimated, unavailable); prices
-are inputs, and whoever prints a dollar prints the price's source and date beside it.
+The target is paid by the wall-clock hour while it is held, whether it computes or waits. The
+draft's machine is the user's own and costs electricity. Traffic is paid in both directions. A
+dollar figure is as good as its seconds and joules: measured, estimated or unavailable. Prices are
+inputs; whoever prints a dollar prints the price's source and date beside it. Pure: no clock, no
+price list, no energy reader.
 """
 
 from __future__ import annotations
@@ -40,24 +40,16 @@ class Rates:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one architecture used to make `tokens` tokens (an expected number, where this is a
-    forecast).
+    """What one architecture used to make `tokens` tokens."""
 
-    wall_seconds: from the request to its last token, prefill and idle time included; the target is
-    held all of it. busy_seconds: of these, computing on the target (prefill and passes).
-    target_share: part of the target that is charged: 1 where nobody else uses it, 1/n where n such
-    sessions run on it at a time. draft_joules: of the draft's machine.  target_joules: of the whole
-    target machine during wall_seconds.
-    """
-
-    tokens: float
-    wall_seconds: Figure
-    busy_seconds: Figure
-    target_share: float
+    tokens: float  # an expected number in a forecast
+    wall_seconds: Figure  # request to last token, idle time included; the target is held all of it
+    busy_seconds: Figure  # of these, prefill and forwards on the target
+    target_share: float  # of the target that is charged: 1/n where n such sessions share it
     bytes_to_target: float
     bytes_from_target: float
-    draft_joules: Figure
-    target_joules: Figure
+    draft_joules: Figure  # of the draft's machine
+    target_joules: Figure  # of the whole target machine during wall_seconds
 
     def __post_init__(self) -> None:
         if not 0 < self.tokens < float("inf"):
@@ -74,8 +66,9 @@ class Usage:
 
     @property
     def idle_seconds(self) -> Figure:
-        """Held and not computing. Both ends have a clock of their own: a little more busy than
-        held is no idle time.
+        """Seconds in which the target was held and did not compute.
+
+        Both ends have their own clock: slightly more busy than held counts as no idle time.
         """
         idle = total([self.wall_seconds, self.busy_seconds.times(-1)])
         return replace(idle, value=max(0.0, idle.value)) if idle.value is not None else idle
@@ -97,7 +90,7 @@ class Bill:
 
     @property
     def total_cost(self) -> Figure:
-        """Unavailable where a part is; `known_cost` is then its lower bound."""
+        """US dollars per token. Unavailable where a part is; `known_cost` is then a lower bound."""
         return total(self._costs)
 
     @property
@@ -121,8 +114,9 @@ class Bill:
 
 
 def bill(usage: Usage, rates: Rates) -> Bill:
-    """What a token costs: target_share of the hours held, electricity, and traffic, over the
-    tokens made.
+    """Return the cost per token.
+
+    It is target_share of the hours held, electricity and traffic, divided by the tokens made.
     """
     usd_per_second = hire_usd(
         usage.target_share, rates.target_usd_per_hour + rates.standing_usd_per_hour
@@ -156,7 +150,7 @@ OBJECTIVES: Mapping[str, Callable[[Bill], Figure]] = {
     "target_energy": lambda bill: bill.target_energy,
     "latency": lambda bill: bill.latency,
 }
-"""What a plan may be asked to keep small, by the name that a user gives."""
+"""What a plan may be asked to minimise, by the user's name for it. Values are per token."""
 
 COSTS = ("total_cost", "api_cost")
 """Objectives in US dollars."""
@@ -166,27 +160,33 @@ ENERGIES = ("energy_total", "draft_energy", "target_energy")
 
 
 def hire_usd(seconds: float, usd_per_hour: float) -> float:
-    """Dollars for a machine by the time it is held."""
+    """Return the US dollars for holding a machine for `seconds`."""
     return usd_per_hour * seconds / SECONDS_PER_HOUR
 
 
 def launch_usd(seconds: float, usd_per_hour: float) -> float:
-    """Dollars for an EC2 instance that ran this long and was stopped: the first minute is paid
-    in full.
+    """Return the US dollars for an EC2 instance that ran for `seconds` and was stopped.
+
+    The first minute is paid in full.
     """
     return hire_usd(max(seconds, SHORTEST_LAUNCH_SECONDS), usd_per_hour)
 
 
 def assumed_joules(watts: float, seconds: float) -> Figure:
-    """Energy where nothing can be read and the user states a power; always an estimate."""
+    """Return the energy of a power that the user states: always an estimate.
+
+    Raises ValueError for a power that is not above 0 W.
+    """
     if not watts > 0:
         raise ValueError(f"an assumed power is above 0 W: got {watts}")
     return Figure.estimated(watts * seconds, f"{watts:g} W assumed")
 
 
 def expected_chain_tokens(length: int, acceptance: float) -> float:
-    """Tokens of a round that drafts a chain, the target's own included: B = 1 + a + ... +
-    a^length (Leviathan et al. 2023, equation 1).
+    """Return the expected tokens of a round that drafts a chain, the target's own included.
+
+    B = 1 + a + ... + a^length (Leviathan et al. 2023, equation 1). Raises ValueError for an
+    acceptance or a length that cannot be.
     """
     if length < 0 or not 0 <= acceptance <= 1:
         raise ValueError(
@@ -199,12 +199,14 @@ def expected_chain_tokens(length: int, acceptance: float) -> float:
 def chain_cost_per_token(
     length: int, acceptance: float, draft: float, verify: float, fixed: float, one_way: float
 ) -> float:
-    """C(k, d) = (k (c_draft + c_verify) + 2 d + c_fixed) / B(a, k), in the unit of its arguments
-    (seconds, or dollars of them).
+    """C(k, d) = (k (c_draft + c_verify) + 2 d + c_fixed) / B(a, k), in the arguments' unit.
 
-    draft, verify: of one drafted token.  fixed: of a verification whatever its length.  one_way:
-    delay between the two machines. A ratio of expectations, never a mean of ratios (arXiv
-    2606.20591, where the fixed cost is that of one more token).
+    That unit is seconds, or the dollars of them. It is a ratio of expectations, never a mean of
+    ratios (arXiv 2606.20591). There, the fixed cost is that of one more token.
+
+    draft, verify: of one drafted token
+    fixed: of a verification, whatever its length
+    one_way: delay between the two machines
     """
     return (length * (draft + verify) + 2 * one_way + fixed) / expected_chain_tokens(
         length, acceptance

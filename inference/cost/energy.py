@@ -1,8 +1,8 @@
-"""Joules of this machine while something runs, from whatever can be read here
-(inference/cost/energy_readers.py).
+"""Joules of this machine while something runs, from the counters of
+inference/cost/energy_readers.py.
 
-What cannot be read is unavailable, with the reason; it is never counted as 0. All readers see whole
-devices, not processes.
+A counter that cannot be read is unavailable, with the reason; it never counts as 0. All readers see
+whole devices, not processes.
 """
 
 from __future__ import annotations
@@ -21,37 +21,40 @@ class EnergyReader(Protocol):
     """One counter of energy."""
 
     def joules(self) -> Figure:
-        """Joules since a moment of the reader's own choosing; never raises. Integrating readers
-        need to be asked often.
+        """Return joules since a moment of the reader's choice; never raises.
+
+        Readers that integrate power have to be asked often.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Energy:
-    """What was used in `seconds`, by the reader: joules of whole devices, idle power included."""
+    """Energy used in `seconds`, one part for each reader: whole devices, idle power included."""
 
     seconds: float
     parts: tuple[Figure, ...]
 
     @property
     def total(self) -> Figure:
-        """Unavailable where a part is."""
+        """Sum in joules. Unavailable where a part is."""
         return total(self.parts)
 
     @property
     def known(self) -> Figure:
-        """The parts that could be read: an estimate from below where others could not."""
+        """Sum in joules of the parts that could be read: an estimate from below where others
+        could not.
+        """
         return at_least(self.parts)
 
     @property
     def watts(self) -> Figure:
-        """Mean power."""
+        """Mean power in watts."""
         return self.known.times(1 / self.seconds)
 
     def above_idle(self, idle: Energy) -> Figure:
-        """Joules beyond what the same readers saw while nothing ran, both being stated in the
-        source.
+        """Joules beyond what the same readers saw while nothing ran. The source states both
+        figures.
         """
         if idle.watts.value is None or self.known.value is None:
             return total([self.known, idle.watts])
@@ -65,11 +68,11 @@ class Energy:
 
 
 class EnergyMeter:
-    """Context in which energy is counted; `energy` has it afterwards. The readers belong to the
-    meter: it asks them from its own thread.
+    """Context in which energy is counted. Afterwards `energy` has the result.
 
-    sample_seconds: how often they are asked in between, for counters that wrap and for readers that
-    integrate power.
+    sample_seconds: how often readers are asked, for counters that wrap and readers that integrate
+
+    The readers belong to the meter, which asks them on a thread of its own.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class EnergyMeter:
 
     @property
     def energy(self) -> Energy:
-        """What was used, once the context has ended."""
+        """The energy used, once the context has ended."""
         assert self._energy is not None, "the meter still runs"
         return self._energy
 
@@ -120,7 +123,9 @@ class EnergyMeter:
 
 
 def _used(first: Figure, last: Figure, seconds: float) -> Figure:
-    """A device that is on uses energy, so a counter that stood still says nothing: some stand still
+    """Return the joules between two readings of one counter.
+
+    A device that is on uses energy, so a counter that stood still says nothing. Some stand still
     until a privileged tool runs, others are published once a minute.
     """
     if first.value is None or last.value is None:

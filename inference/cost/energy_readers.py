@@ -1,7 +1,6 @@
-"""Energy counters of the hardware at hand: NVIDIA boards, CPU packages (RAPL), Apple's processors,
-Neuron devices.
+"""Energy counters of this machine: NVIDIA boards, CPU packages (RAPL), Apple and Neuron devices.
 
-Neuron and Apple: not yet run on hardware.
+The Neuron and Apple readers have not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ _INSTALL = "pip install 'outrider[energy]'"
 
 
 def find_readers(neuron_max_watts: float | None = None) -> list[EnergyReader]:
-    """A reader for everything that uses energy here. What is there and cannot be read has one, too,
-    which says why.
+    """Return a reader for everything that uses energy here.
 
-    neuron_max_watts: the power that Neuron's percentages are of. AWS publishes none, so without it
-    they remain percentages.
+    neuron_max_watts: the power that is 100 percent for Neuron; AWS publishes none, and without it
+        only percentages are known
+
+    A device that cannot be read has a reader, too, which gives the reason.
     """
     if sys.platform == "darwin":
         return apple_readers()
@@ -38,7 +38,7 @@ def find_readers(neuron_max_watts: float | None = None) -> list[EnergyReader]:
 
 
 class Unreadable:
-    """Something that uses energy which cannot be read here."""
+    """A device whose energy cannot be read here, and why."""
 
     def __init__(self, reason: str) -> None:
         self._figure = Figure.unavailable(reason)
@@ -48,12 +48,13 @@ class Unreadable:
 
 
 class RaplReader:
-    """One zone of the kernel's power capping tree: a CPU package, or the memory beside it. The
-    counter is in uJ and wraps.
+    """One zone of the kernel's power capping tree: a CPU package, or the memory beside it.
+
+    Its counter is in uJ and wraps.
     """
 
     def __init__(self, zone: Path) -> None:
-        """Raises OSError where the zone cannot be read: since Linux 5.10 the counter is root's."""
+        """Raises OSError where the zone cannot be read: since Linux 5.10 only root may."""
         self._counter = zone / "energy_uj"
         self._range = int((zone / "max_energy_range_uj").read_text())
         self._source = f"RAPL {(zone / 'name').read_text().strip()}"
@@ -73,8 +74,9 @@ class RaplReader:
 
 
 def rapl_readers(powercap: Path) -> list[EnergyReader]:
-    """Packages, and memory that is counted apart from them. Cores are part of a package, psys
-    contains packages: neither is added.
+    """Return readers for CPU packages, and for memory that is counted apart from them.
+
+    Cores are part of a package and psys contains packages, so neither is added.
     """
     readers: list[EnergyReader] = []
     for zone in sorted(powercap.glob("intel-rapl:*")):
@@ -95,7 +97,7 @@ def rapl_readers(powercap: Path) -> list[EnergyReader]:
 
 
 class NvmlCounter:
-    """A board's own counter, in mJ since the driver was loaded (Volta and later)."""
+    """A board's own energy counter, in mJ since the driver was loaded (Volta and later)."""
 
     def __init__(self, nvml: Any, board: Any, source: str) -> None:
         self._nvml, self._board, self._source = nvml, board, source
@@ -109,7 +111,9 @@ class NvmlCounter:
 
 
 class NvmlPower:
-    """A board without a counter: its power, in mW, integrated by trapezoids between the calls."""
+    """A board without an energy counter: its power in mW, integrated by trapezoids between the
+    calls.
+    """
 
     def __init__(
         self, nvml: Any, board: Any, source: str, clock: Callable[[], float] = time.monotonic
@@ -131,7 +135,7 @@ class NvmlPower:
 
 
 def nvml_readers(driver: Path = NVIDIA_DRIVER) -> list[EnergyReader]:
-    """A reader for each NVIDIA board; none where there is no NVIDIA driver."""
+    """Return a reader for each NVIDIA board; none without an NVIDIA driver."""
     try:
         import pynvml
     except ImportError:
@@ -156,8 +160,9 @@ def _board(nvml: Any, index: int) -> EnergyReader:
 
 
 class AppleReader:
-    """Some of the counters, in mJ, that zeus_apple_silicon's monitor takes from IOReport, added
-    up. No root is needed for it.
+    """The sum of some counters, in mJ, that zeus_apple_silicon's monitor takes from IOReport.
+
+    It needs no root.
     """
 
     def __init__(self, monitor: Any, fields: Sequence[str], source: str) -> None:
@@ -179,8 +184,10 @@ class AppleReader:
 
 
 def apple_readers() -> list[EnergyReader]:
-    """Two readers: on some Macs the CPU's and memory's counters stand still until `sudo
-    powermetrics` runs, while the GPU's advances.
+    """Return two readers: one for CPU and memory, one for the GPU.
+
+    On some Macs the counters of CPU and memory stand still until `sudo powermetrics` runs, while
+    the GPU's advances.
     """
     try:
         import zeus_apple_silicon
@@ -197,11 +204,11 @@ def apple_readers() -> list[EnergyReader]:
 
 
 class NeuronReader:
-    """A Neuron device, whose driver publishes its mean power of a minute in percent of a maximum,
-    idle power taken off.
+    """A Neuron device. Its driver publishes mean power by the minute, in percent of a maximum, less
+    idle power.
 
-    Each minute's mean stands for the time since the one before; the first that is published while
-    measuring, for the time since the first call. Before that nothing is counted. Always an
+    A minute's mean stands for the time since the one before. The first that is published while
+    measuring stands for the time since the first call. Before that nothing is counted. Always an
     estimate.
     """
 
@@ -248,16 +255,18 @@ class NeuronReader:
 
 
 def _neuron_minute(text: str) -> tuple[str, int, float]:
-    """Status, the time it was published, and the mean of the minute in percent, out of
-    STATUS,EPOCH,LEAST,MOST,MEAN.
+    """Parse STATUS,EPOCH,LEAST,MOST,MEAN into status, time of publishing and mean percent.
+
+    The time is in seconds since the epoch.
     """
     status, published, _, _, mean = text.strip().split(",")
     return status, int(published), float(mean)
 
 
 def neuron_readers(devices: Path, max_watts: float | None) -> list[EnergyReader]:
-    """A reader for each device. Drivers from 2.31 on have moved files, so the file is looked for
-    below its device.
+    """Return a reader for each Neuron device.
+
+    Drivers from 2.31 on have moved files, so each file is searched for below its device.
     """
     return [NeuronReader(path, device, max_watts) for device, path in _neuron_power(devices)]
 

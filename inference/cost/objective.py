@@ -1,8 +1,8 @@
-"""What a user wants kept small, as prices of what making tokens takes. Pure.
+"""A user's goal as prices of the seconds and bytes that tokens take. Pure.
 
 Every objective of inference/cost/accounting.py is linear in the seconds held, the seconds drafted
-and the bytes sent, so a Tariff of four prices says the same, by the same accounting: it is read off
-the bills of one unit each.
+and the bytes sent. So a Tariff of four prices says the same. Its prices are read off the bills of
+one unit each.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from inference.cost.quantity import Figure
 from inference.errors import InvalidRequest
 
 KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
-"""Names of a weight: how much a cost counts against speed."""
+"""Names of a weight: how much cost counts against speed."""
 
 PER_MILLION = 1e6
-"""Prices of tokens are told by so many."""
+"""Prices of tokens are stated per so many."""
 
 
 class Effort(NamedTuple):
-    """What some tokens took: seconds that the target was held (wall clock), seconds of drafting
-    here, bytes.
-    """
+    """What some tokens took."""
 
-    wall: float = 0.0
-    drafting: float = 0.0
+    wall: float = 0.0  # seconds by the clock that the target was held
+    drafting: float = 0.0  # seconds of drafting on this machine
     bytes_up: float = 0.0
     bytes_down: float = 0.0
 
@@ -41,8 +39,8 @@ class Effort(NamedTuple):
 class Tariff(NamedTuple):
     """Price of a unit of each part of an Effort, in the unit of an objective."""
 
-    wall: float
-    drafting: float = 0.0
+    wall: float  # for a second
+    drafting: float = 0.0  # for a second
     byte_up: float = 0.0
     byte_down: float = 0.0
 
@@ -57,25 +55,23 @@ class Tariff(NamedTuple):
 
 
 UNITS = tuple(Effort(*(float(index == part) for index in range(4))) for part in range(4))
-"""One of each part."""
+"""One unit of each part of an Effort."""
 
 SPEED = Tariff(wall=1.0)
-"""Seconds: the objective of whoever wants speed alone."""
+"""The objective of whoever wants speed alone: the price is the seconds themselves."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What bills are made of. target_share: part of the target that is charged. Watts: of the
-    draft's machine while it drafts, of the whole target machine; None where nobody knows them.
-    """
+    """What bills are made of, besides the Effort."""
 
     rates: Rates
-    target_share: float = 1.0
-    draft_watts: float | None = None
-    target_watts: float | None = None
+    target_share: float = 1.0  # of the target that is charged
+    draft_watts: float | None = None  # of the draft's machine while it drafts; None: not known
+    target_watts: float | None = None  # of the whole target machine; None: not known
 
     def usage(self, tokens: float, effort: Effort) -> Usage:
-        """For inference.cost.accounting.bill."""
+        """Return the Usage of these tokens, for inference.cost.accounting.bill()."""
         return Usage(
             tokens=tokens,
             wall_seconds=Figure.measured(effort.wall, "wall clock"),
@@ -88,12 +84,13 @@ class Terms:
         )
 
     def price(self, objective: str, tokens: float, effort: Effort) -> Figure:
-        """The objective of one of these tokens."""
+        """Return the objective's value per token, in US dollars, joules or seconds."""
         return OBJECTIVES[objective](bill(self.usage(tokens, effort), self.rates))
 
     def tariff(self, objective: str) -> Tariff:
-        """Prices of the units; raises InvalidRequest, naming what is not known, where the
-        objective cannot be computed.
+        """Return the prices of the units by this objective.
+
+        Raises InvalidRequest, naming what is not known, where the objective cannot be computed.
         """
         prices = [self.price(objective, 1.0, unit) for unit in UNITS]
         missing = dict.fromkeys(
@@ -107,15 +104,16 @@ class Terms:
         return Tariff(*(price.value or 0.0 for price in prices))
 
     def known_costs(self) -> Tariff:
-        """US dollars for the units, as far as they are known: a lower bound."""
+        """Prices of the units in US dollars, as far as they are known: a lower bound."""
         bills = [bill(self.usage(1.0, unit), self.rates) for unit in UNITS]
         return Tariff(*(one.known_cost.value or 0.0 for one in bills))
 
 
 @dataclass(frozen=True)
 class Wish:
-    """The user's goal: a weight of cost against speed, or a limit on one of them. With a limit, the
-    other is made as good as it can be.
+    """The user's goal: a weight of cost against speed, or a limit on one of them.
+
+    With a limit, the other is made as good as it can be.
     """
 
     objective: str = "total_cost"
@@ -140,12 +138,12 @@ class Wish:
 
     @property
     def speed_alone(self) -> bool:
-        """Nothing has a price."""
+        """Whether nothing but time has a price."""
         return self.weight == 0 and self.min_tps is None and self.max_per_token is None
 
 
 def read_knob(text: str) -> float:
-    """The weight that --cs names; raises InvalidRequest."""
+    """Return the weight that --cs names; raise InvalidRequest for anything else."""
     if text in KNOB:
         return KNOB[text]
     try:
@@ -155,7 +153,7 @@ def read_knob(text: str) -> float:
 
 
 def price_words(objective: str, per_token: float) -> str:
-    """A price of a token in the unit in which people state it."""
+    """Return a price per token in words, in the unit in which people state it."""
     if objective in COSTS:
         return f"${per_token * PER_MILLION:.4g} a million tokens"
     return (
@@ -166,8 +164,9 @@ def price_words(objective: str, per_token: float) -> str:
 
 
 def blend(cost: Tariff, weight: float, reference: Effort) -> Tariff:
-    """Speed and cost in one price, each relative to what it is in `reference` (a token of the
-    fastest setting).
+    """Combine speed and cost into one tariff.
+
+    reference: effort of a token in the fastest setting; each price is relative to its value there
     """
     speed = SPEED.times((1 - weight) / max(SPEED.of(reference), 1e-12))
     return speed.plus(cost.times(weight / max(cost.of(reference), 1e-30))) if weight else speed

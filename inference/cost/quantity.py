@@ -1,5 +1,5 @@
-"""A number that says where it comes from: measured, estimated, or unavailable with the reason.
-What is unknown is never 0.
+"""A number with its origin: measured, estimated, or unavailable with the reason. Unknown is
+never 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Quality(IntEnum):
-    """How a figure came about; a greater one is worse, and a sum is as good as its worst part."""
+    """How a figure came about. A greater one is worse, and a sum is as good as its worst part."""
 
     MEASURED = 0
     ESTIMATED = 1
@@ -20,8 +20,10 @@ class Quality(IntEnum):
 
 @dataclass(frozen=True)
 class Figure:
-    """A value in the unit of the field that holds it; None, with the reason as its source, where
-    it is unavailable.
+    """A value, in the unit of the field that holds it, with its quality and source.
+
+    An unavailable figure has the value None, and the reason as its source. Raises ValueError for a
+    value that is not finite.
     """
 
     value: float | None
@@ -51,16 +53,16 @@ class Figure:
         return cls(None, Quality.UNAVAILABLE, reason)
 
     def times(self, factor: float) -> Figure:
-        """This figure in another unit, or a share of it."""
+        """Return this figure in another unit, or a share of it."""
         return self if self.value is None else replace(self, value=self.value * factor)
 
     def record(self) -> dict[str, object]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {**vars(self), "quality": self.quality.name.lower()}
 
 
 def total(parts: Sequence[Figure]) -> Figure:
-    """The sum; unavailable, with the reasons, as soon as one part is."""
+    """Return the sum; unavailable, with the reasons, as soon as one part is."""
     missing = [part.source for part in parts if part.value is None]
     if missing or not parts:
         return Figure.unavailable(_joined(missing) or "there is nothing to add up")
@@ -73,8 +75,8 @@ def total(parts: Sequence[Figure]) -> Figure:
 
 
 def at_least(parts: Sequence[Figure]) -> Figure:
-    """The sum of what is known. It counts as an estimate where parts are missing, and its source
-    names these.
+    """Return the sum of the known parts. Where parts are missing it is an estimate that names
+    them.
     """
     known = [part for part in parts if part.value is not None]
     missing = [part.source for part in parts if part.value is None]

@@ -1,6 +1,4 @@
-"""A draft tree under construction: nodes with the probability that the target's path reaches
-them.
-"""
+"""A draft tree under construction. A node's value is the probability that the target reaches it."""
 
 from __future__ import annotations
 
@@ -13,17 +11,16 @@ from inference.tree import TokenTree, select
 
 
 class Subtree(NamedTuple):
-    """What is left of a Growth under one of its nodes, and where its nodes were before:
-    place[old] == new.
-    """
+    """The part of a Growth below one of its nodes, and where its nodes were before."""
 
     growth: Growth
-    place: dict[int, int]
+    place: dict[int, int]  # index in the old growth -> index in this one
 
 
 class Growth:
-    """A tree of which the `limit` most valuable nodes below the root will be sent; nodes keep
-    their index, the root is node 0 with value 1.
+    """A tree of which the `limit` most valuable nodes below the root will be sent.
+
+    Nodes keep their index. The root is node 0, with value 1.
     """
 
     def __init__(self, root: int, limit: int) -> None:
@@ -40,13 +37,11 @@ class Growth:
         )
 
     def select(self, nodes: Sequence[int]) -> TokenTree:
-        """The tree of these nodes, the first of which becomes the root; each stands after its
-        parent.
-        """
+        """Return the tree of these nodes, each behind its parent. The first becomes the root."""
         return select(self, nodes)
 
     def add(self, parent: int, token: int, edge: float) -> int:
-        """A child whose value is its parent's times `edge`; returns its index."""
+        """Add a child whose value is its parent's times `edge`; return its index."""
         self.tokens.append(int(token))
         self.parents.append(parent)
         self.values.append(self.values[parent] * float(edge))
@@ -54,7 +49,7 @@ class Growth:
         return len(self) - 1
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that carries `token`, if there is one."""
+        """Return the child of `node` that carries `token`, if there is one."""
         return next(
             (
                 child
@@ -65,16 +60,19 @@ class Growth:
         )
 
     def least_of_best(self, more: Sequence[float]) -> float:
-        """The value of the `limit`-th most valuable node if nodes of these values joined; 0 when
-        there are fewer.
+        """Return the value of the `limit`-th most valuable node, counting nodes with the values
+        `more`.
+
+        Returns 0 where there are fewer than `limit` nodes.
         """
         if self.limit > len(self) - 1 + len(more):
             return 0.0
         return sorted([*self.values[1:], *more], reverse=True)[self.limit - 1]
 
     def best(self, depth: int | None = None, root: int = 0) -> list[int]:
-        """`root` and the `limit` most valuable nodes below it, none deeper than `depth`, in
-        order of value; parents before children.
+        """Return `root` and the `limit` most valuable nodes below it, the most valuable first.
+
+        Parents come before their children. Nodes deeper than `depth` are left out.
         """
         allowed = (
             node for node in self._below(root) if depth is None or self.depths[node] <= depth
@@ -91,8 +89,8 @@ class Growth:
         return sorted(inside - {root})
 
     def under(self, node: int) -> Subtree:
-        """The tree below `node`, which becomes the root: what is known when the target's path
-        has reached it.
+        """Return the tree below `node`, which becomes the root: the target's path has reached
+        it.
         """
         place = {node: 0}
         for old in range(node + 1, len(self)):

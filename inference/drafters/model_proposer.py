@@ -1,8 +1,9 @@
-"""A proposer on one row of a draft model: one list of nodes, the likeliest ranked next.
+"""A proposer on one row of a draft model. It keeps a best-first list of nodes and ranks the
+likeliest.
 
-The list never stands still for an answer: it grows under what is known to be committed, what is
-worth its price is sent, and tokens of the target make one of its nodes the new root, keys included.
-A call has three parts, so that a host can make one call for several rows: choose, segment, take.
+It never waits for an answer. The list grows under what is known to be committed, and nodes worth
+their price are sent. Committed tokens make one of its nodes the new root, and keep the keys below.
+A call has three parts, so that a host can batch rows: choose, segment, take.
 """
 
 from __future__ import annotations
@@ -29,26 +30,28 @@ from inference.sampling import SamplingParams
 from inference.times import TRUSTED
 
 WIDTH, WIDEST = 8, 32
-"""Children named for a node, and nodes ranked in one call."""
+"""Children named for a node, and most nodes ranked in one call."""
 
 ROOM = 768
-"""Ranked nodes whose keys the draft may hold beyond the committed ones."""
+"""Ranked nodes whose keys the draft may hold beyond the committed tokens."""
 
 WORTH_RANKING = 0.6
-"""Part of the least value of a sent node from which children of a node are looked at, too."""
+"""Children are listed for ranking from this part of the least value that is sent."""
 
 TRIES_AGAIN = 64
-"""Committed tokens after which a draft that seems of no use is asked once more."""
+"""Committed tokens after which a draft that has fallen silent is asked once more."""
 
 HITS_REMEMBERED = 20.0
-"""Tokens after which one counts for 1/e in how often the draft has named the target's token."""
+"""Moving average of the draft's hits: a token weighs 1/e after this many more."""
 
 TIMES_KEPT = 16
-"""Calls of the draft after which its measured times are looked at again."""
+"""Calls of the draft after which prices and measured times are read again."""
 
 
 class _Places:
-    """The nodes that hold a slot, as a ModelSequence sees them: small numbers, used again."""
+    """The nodes that hold a KV slot, as a ModelSequence sees them: small indices that are
+    reused.
+    """
 
     def __init__(self) -> None:
         self.tokens, self.parents, self.depths = list[int](), list[int](), list[int]()
@@ -59,7 +62,7 @@ class _Places:
         return len(self.tokens) - len(self._free)
 
     def take(self, node: Prospect, root: Prospect) -> int:
-        """A place for this node, as deep below the root as it is now."""
+        """Return a free place for this node, with its present depth below the root."""
         parent = -1 if node.parent is None or node.parent.place is None else node.parent.place
         if not self._free:
             self._free.append(len(self.tokens))
@@ -75,13 +78,14 @@ class _Places:
 
 
 class ModelProposer:
-    """A Proposer. room: nodes that it may have ranked at a time; the row has so many slots beyond
-    its longest text.  clock: seconds, asked around a call only.
+    """A Proposer on one row of a draft model.
 
-    most: candidates that the target keeps of it; it is told when the session is open.
+    room: nodes that may be ranked at a time; the row has so many slots beyond its longest text
+    clock: returns seconds; asked around a call only
+    most: candidates of this session that the target keeps; set when the session is open
     """
 
-    _prompt: Sequence[int]  # but its last token
+    _prompt: Sequence[int]  # without its last token
     _chosen: Sequence[Prospect]
     _calling: Sequence[Prospect]  # under way: nothing moves meanwhile
     _heard: list[tuple[int, Sequence[int], float, Notice]]  # while a call was under way
@@ -115,21 +119,21 @@ class ModelProposer:
             pass
 
     def begin(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """The same without a call of the model: feed() makes these, before anything else is asked
-        or heard.
-        """
+        """Open a text without a model call. feed() makes the calls, before anything else."""
         longest = self._model.capacity - self._room
         self._begin(prompt, params, longest if end is None else min(end, longest))
         self._prompt = prompt[:-1]
 
     def feed(self) -> bool:
-        """Make the keys of the next part of the prompt in one call; False when all are there."""
+        """Compute the keys of the next part of the prompt in one call; False when all are there."""
         start, most = self._sequence.length, self._model.max_nodes
         self._sequence.extend(self._prompt[start : start + most])
         return self._sequence.length < len(self._prompt)
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        """While a call is under way nothing moves; what was heard is taken up after it."""
+        """Take in committed tokens, after the call that is under way. Raises ValueError for a
+        gap.
+        """
         if self._calling:
             self._heard.append((position, tokens, now, notice))
             return
@@ -140,7 +144,7 @@ class ModelProposer:
         if fresh:
             self._account(len(fresh), now)
             self._advance(fresh)
-        if not self._prices.holds_target:  # else it waits, and nothing is late
+        if not self._prices.holds_target:  # a held target waits: nothing is late
             self._times.heard(notice)
         self._outbox.heard(notice)
 
@@ -151,8 +155,9 @@ class ModelProposer:
         return True
 
     def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[Prospect]:
-        """The nodes that the next call ranks; none if no call is worth it, or takes at most so
-        long. segment() and take() follow, or another choose().
+        """Return the nodes that the next call ranks; none if no call is worth its price.
+
+        A call takes at most `most_seconds`. segment() and take() follow, or another choose().
         """
         self._list_children()
         nodes = self._list.unranked.first(min(WIDEST, self._model.max_nodes, self._free))
@@ -162,7 +167,7 @@ class ModelProposer:
         call = self._seconds(1)
         overtaken = not self._prices.holds_target and call >= self._times.forward > 0
         if overtaken and self.calls >= TRUSTED:
-            # it never catches up with a target that is ahead
+            # a draft this slow never catches up with a target that is ahead
             arrives = self._times.arrival(now + call)
             nodes = self._outbox.in_time(nodes, arrives)
         root = self._list.root.log
@@ -174,14 +179,16 @@ class ModelProposer:
         return self._chosen
 
     def segment(self) -> Segment:
-        """This row's share of a call that ranks the chosen nodes; it is under way from here on."""
+        """Return this row's share of a call that ranks the chosen nodes. The call is now under
+        way.
+        """
         self._calling = self._chosen
         root = self._list.root
         places = [self._places.take(node, root) for node in self._calling]
         return self._sequence.prepare_nodes(self._places, places)
 
     def take(self, ranked: Ranked, seconds: float) -> None:
-        """The call has ended, and took so long."""
+        """Take the result of the call, which took `seconds`."""
         nodes, self._calling, self._chosen = self._calling, [], []
         self._known.draft.observe(len(nodes), seconds)
         self.calls, self.ranked = self.calls + 1, self.ranked + len(nodes)
@@ -220,8 +227,9 @@ class ModelProposer:
         self._outbox.resend()
 
     def path(self, most: int) -> list[int]:
-        """What the draft itself would say. What was not ranked is, as far as there is room: a text
-        goes on so while the target is away, and this line is sent whatever it is worth.
+        """Return the draft's own continuation, ranking nodes as far as there is room.
+
+        A text goes on with it while the target is away. Its nodes are sent whatever their value.
         """
         node, said = self._list.root, list[int]()
         while len(said) < most and node.position < self._list.end - 2:
@@ -239,7 +247,7 @@ class ModelProposer:
         self._begin([0], SamplingParams(), 1)
 
     def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
-        """Nothing is known of a text but its prompt."""
+        """Reset everything but what was measured, for a text of which the prompt is known."""
         known = self._known
         self._params = params
         self._sequence = ModelSequence(self._model, self._row, params)
@@ -252,18 +260,18 @@ class ModelProposer:
         self._look()
 
     def _look(self) -> None:
-        """At prices and times, which change slowly."""
+        """Read prices and times again. They change slowly."""
         self._call_seconds.clear()
         self._floor = self._prices.least_value()
 
     @property
     def _free(self) -> int:
-        """Nodes that there are slots for."""
+        """Number of nodes that still have a free slot."""
         taken = self._places.taken
         return min(self._room, self._model.capacity - self._sequence.length) - taken
 
     def _call(self) -> None:
-        """One call of the model for the chosen nodes."""
+        """Make one call of the model for the chosen nodes."""
         began = self._clock()
         ranked = self._model.rank([self.segment()], WIDTH)[0]
         self.take(ranked, self._clock() - began)
@@ -271,7 +279,7 @@ class ModelProposer:
     # --- what the target says
 
     def _advance(self, tokens: Sequence[int]) -> None:
-        """Re-root; the keys of what is committed stay, those of what is pruned go."""
+        """Re-root: keep the keys of committed tokens, and free those of pruned nodes."""
         line, committed, gone = list[int](), list[int](), list[int]()
         path = list[tuple[Prospect, int]]()
         for token in tokens:
@@ -292,7 +300,7 @@ class ModelProposer:
             self._learn(path)
 
     def _learn(self, path: Sequence[tuple[Prospect, int]]) -> None:
-        """What the target took at nodes that the draft has ranked."""
+        """Learn which children the target took at nodes that the draft has ranked."""
         ranks = list[int | None]()
         for node, token in path:
             named = token in node.named
@@ -303,7 +311,7 @@ class ModelProposer:
         self._known.acceptance.observe_path(tables, self._params.greedy, ranks)
 
     def _account(self, tokens: int, now: float) -> None:
-        """What these tokens took, for the price of the next ones."""
+        """Record what these tokens took, which sets the price of the next ones."""
         if self._accounted is not None:
             began, drafted = self._accounted
             self._prices.committed(
@@ -317,19 +325,24 @@ class ModelProposer:
         self._list.list_children(WORTH_RANKING * self._floor)
 
     def _seconds(self, width: int) -> float:
-        """Of a call of this width; committed tokens that were never fed ride along."""
+        """Expected seconds of a call of this width. Committed tokens that were not fed are not
+        counted.
+        """
         if width not in self._call_seconds:
             self._call_seconds[width] = self._known.draft.seconds(width)
         return self._call_seconds[width]
 
     def _whole_seconds(self, width: int) -> float:
-        """The same with these tokens, in as many parts as the model takes."""
+        """Expected seconds with committed tokens that were not fed, in as many calls as the
+        model needs.
+        """
         nodes, most = width + self._sequence.length - self._sequence.cached, self._model.max_nodes
         return -(-nodes // most) * self._seconds(min(nodes, most))
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
-        """Nodes worth sending that ranking each of these finds: by the rates of the ranks, as far
-        as the draft has named the target's tokens lately.
+        """Expected nodes worth sending that ranking each of these finds.
+
+        The rates of the ranks are scaled down by how often the draft hit lately.
         """
         rates = self._known.acceptance.mean_edges(WIDTH)
         rates = rates * min(self._hits / float(rates.sum()), 1.0)

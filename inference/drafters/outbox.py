@@ -1,5 +1,7 @@
-"""Which nodes of a list are sent, and when: once, with their unsent ancestors, where they are worth
-it and will be there before the target has passed them. Pure: no model, no clock.
+"""Which nodes are sent, and when. Pure: no model, no clock.
+
+A node is sent once, with its unsent ancestors. Its value must be above the floor. It must also
+arrive before the target has passed its position.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ from inference.drafters.timetable import AT_ROOT, Timetable, Walk
 from inference.proposer import Notice
 
 WINDOW = 64
-"""Levels below the root to which a line that was made alone is sent at a time."""
+"""A continuation made without the target is sent at most this many levels below the root."""
 
-_ROUNDING = 1e-9  # of a logarithm
+_ROUNDING = 1e-9  # tolerance for logarithms
 
 
 class Outbox:
-    """Of one text: what is below its last committed token, and when the target comes where."""
+    """The unsent nodes of one text, and the timetable that tells which of them arrive in time."""
 
     def __init__(self, nodes: Prospects, times: Timetable) -> None:
         self._list, self._times = nodes, times
-        self._epoch = 0  # of the timetable
-        self._late: list[Prospect] = []  # would not be there in time, as far as is known
-        self._line: list[Prospect] = []  # made alone, root's child first
+        self._epoch = 0  # version of the timetable
+        self._late: list[Prospect] = []  # would arrive too late by the present timetable
+        self._line: list[Prospect] = []  # made without the target, the root's child first
 
     def heard(self, notice: Notice) -> None:
-        """The timetable is another one, and what was late may be in time."""
+        """Look at late nodes again: the timetable has changed, so they may be in time."""
         self._epoch += 1
         for node in self._late:
             self._list.unsent.add(node)  # unless it died meanwhile
@@ -37,17 +39,20 @@ class Outbox:
             self.resend()  # some that had arrived are not there
 
     def resend(self) -> None:
-        """What was sent is lost."""
+        """Forget all numbers: everything that was sent is lost."""
         self._times.forget()
         self._list.recall()
 
     def insist(self, node: Prospect) -> None:
-        """It is sent whatever it is worth, behind those that were insisted on before."""
+        """Send this node whatever its value, behind those that were insisted on before."""
         if node.number is None and node not in self._line:
             self._line.append(node)
 
     def in_time(self, nodes: Sequence[Prospect], arrives: float) -> list[Prospect]:
-        """Those of them whose children would be there before the target is past them."""
+        """Return the nodes whose children would arrive before the target has passed them.
+
+        arrives: seconds, when the children would arrive at the target
+        """
         return [
             node for node in nodes if not self._times.step(self._walk(node, arrives), arrives)[1]
         ]
@@ -55,8 +60,10 @@ class Outbox:
     def take(
         self, now: float, least: float, most: int, next_number: Callable[[], int]
     ) -> list[Proposal]:
-        """What is sent now: nodes of at least this value, while the target has no more than `most`
-        of all that were sent.
+        """Return the proposals to send now: unsent nodes of at least the value `least`.
+
+        now: seconds
+        most: nodes that the target may hold of all that were sent
         """
         if len(self._list.sent) >= most:
             return []
@@ -64,7 +71,7 @@ class Outbox:
         waiting = self._list.unsent.take(self._list.log_of(least) - _ROUNDING)
         for index, node in enumerate(waiting):
             if node.number is not None:
-                continue  # it went with another, which is below it
+                continue  # it was sent as the ancestor of another node
             if self._times.step(self._walk(node.parent, arrives), arrives)[1]:
                 self._late.append(node)
                 continue
@@ -80,7 +87,9 @@ class Outbox:
         return proposals
 
     def _walk(self, node: Prospect | None, arrives: float) -> Walk:
-        """Of this node: as it was sent, else as if it arrived at that time."""
+        """Return the node's walk, by the time it was sent, or by `arrives` where it was not
+        sent.
+        """
         line = list[Prospect]()
         while node is not None and node.parent is not None and node.epoch != self._epoch:
             line.append(node)
@@ -96,7 +105,7 @@ class Outbox:
     def _take_line(
         self, arrives: float, most: int, next_number: Callable[[], int]
     ) -> Iterator[Proposal]:
-        """The next part of the line that was made alone."""
+        """Send the next part of the continuation that was made without the target."""
         self._line = [node for node in self._line if node.alive and node.parent is not None]
         for node in self._line:
             fits = len(self._list.sent) < most
@@ -106,7 +115,7 @@ class Outbox:
                 yield self._send(node, arrives, next_number())
 
     def _unsent_line(self, node: Prospect) -> list[Prospect]:
-        """It and its ancestors, as far as they were not sent; ancestors first."""
+        """Return the node and its unsent ancestors, ancestors first."""
         line = [node]
         while (above := line[-1].parent) is not self._list.root:
             if above is None or above.number is not None:
@@ -124,5 +133,5 @@ class Outbox:
 
 
 def _can_follow(above: Prospect | None) -> bool:
-    """Whether the target knows this node, as the root or as one that was sent."""
+    """Whether the target knows this node: it is the root or was sent."""
     return above is not None and (above.parent is None or above.number is not None)

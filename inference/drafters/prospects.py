@@ -1,8 +1,9 @@
-"""What may come after the committed text: nodes by the chance that the target's path reaches them.
+"""The draft's candidates below the committed text, ordered by the chance that the target reaches
+them.
 
-Values are kept as logarithms from the text's beginning, so that a new root, by whose value all are
-divided, changes no number and no order. Children are made when they are worth remembering. A new
-root costs what is pruned, never what is kept. Pure: no model, no clock, no network.
+Values are logarithms from the text's beginning, so a new root changes no number and no order.
+Children become nodes when they are valuable enough. A new root costs time for pruned nodes only.
+Pure: no model, no clock, no network.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ _SPARE = 64  # entries of an order that may be out of date before it is looked t
 
 
 class Prospect:
-    """A node. log: of its value, from the text's beginning.
+    """A node of the draft's tree.
 
-    ids, logs: of the children that were named for it, likeliest first; listed: how many of them are
-    nodes.  named: the same in the model's own order; features: what its scores say about each.
-    depth: when it was ranked.
-    place: in the model's row.  number: under which it was sent.
+    log: logarithm of its value, from the text's beginning
+    ids, logs: its named children and the logarithms of their values, likeliest first
+    listed: how many of the named children are nodes
+    named: ids of the named children in the model's own order
+    features: what the model's scores say about each named child; None before it was ranked
+    depth: below the root, when it was ranked
+    place: its place in the model's row, None where it has no keys
+    number: the number it was sent under, None before
     """
 
     __slots__ = (
@@ -67,11 +72,11 @@ class Prospect:
 
 
 Entry: TypeAlias = tuple[float, int, Prospect]
-"""Negative logarithm of a value, serial number, node: in the order of value."""
+"""Negative logarithm of a value, serial number, node. Entries sort by falling value."""
 
 
 class Order:
-    """Nodes by value, as long as `wanted` says that they belong here."""
+    """Nodes by value. A node is dropped when `wanted` no longer holds for it."""
 
     def __init__(self, wanted: Callable[[Prospect], bool]) -> None:
         self._wanted = wanted
@@ -85,7 +90,7 @@ class Order:
             self._sound = len(self._entries)
 
     def first(self, most: int) -> list[Prospect]:
-        """The most valuable of them."""
+        """Return the `most` most valuable nodes."""
         sound, seen = list[Entry](), 0
         for entry in self._entries:
             if len(sound) >= most:
@@ -98,7 +103,7 @@ class Order:
         return [entry[2] for entry in sound]
 
     def take(self, least: float) -> list[Prospect]:
-        """Take out those whose logarithm is at least this, most valuable first."""
+        """Remove and return nodes whose logarithm is at least `least`, the most valuable first."""
         end = bisect_right(self._entries, (-least, math.inf))
         nodes = [node for _, _, node in self._entries[:end] if self._wanted(node)]
         del self._entries[:end]
@@ -116,8 +121,8 @@ def _unsent(node: Prospect) -> bool:
 class Prospects:
     """Nodes below the last committed token.
 
-    end: length of the text beyond which no token is wanted.
-    sent: nodes that the target has, or will have, by number.
+    end: length of the text beyond which no token is wanted
+    sent: nodes that the target has or will have, by number
     """
 
     def __init__(self, token: int, position: int, end: int) -> None:
@@ -130,16 +135,18 @@ class Prospects:
         self._rankable(self.root)
 
     def log_of(self, value: float) -> float:
-        """What a node of this value has as `log`."""
+        """Return the `log` of a node with this value."""
         return self.root.log + math.log(value)
 
     def name(self, node: Prospect, ids: list[int], logs: list[float]) -> None:  # likeliest first
-        """These are its children, if they come to be worth it."""
+        """Name the node's children, the likeliest first. They become nodes when they are worth
+        it.
+        """
         node.ids, node.logs = ids, logs
         heapq.heappush(self._unlisted, (-logs[0], node.serial, node))
 
     def list_children(self, least: float) -> None:
-        """Make nodes of all children of at least this value."""
+        """Make nodes of all named children of at least this value."""
         bound, heap = -self.log_of(least), self._unlisted
         while heap and heap[0][0] <= bound:
             node = heap[0][2]
@@ -157,7 +164,7 @@ class Prospects:
             self._sound = len(self._unlisted)
 
     def advance(self, token: int) -> list[Prospect]:
-        """The target has committed this token: it is the root. What was pruned."""
+        """Commit a token: its node becomes the root. Returns the nodes that were pruned."""
         before = self.root
         after = before.children.pop(token, None)
         if after is None:
@@ -170,19 +177,19 @@ class Prospects:
         return list(self._prune(before))
 
     def send(self, node: Prospect, number: int) -> None:
-        """It is on its way under this number."""
+        """Record that the node was sent under this number."""
         node.number = number
         self.sent[number] = node
 
     def recall(self) -> None:
-        """Nothing was sent."""
+        """Mark every sent node as unsent."""
         sent, self.sent = list(self.sent.values()), {}
         for node in sent:
             node.number, node.arrives, node.epoch = None, math.inf, -1
             self.unsent.add(node)
 
     def child(self, node: Prospect, token: int) -> Prospect:
-        """This named child, made a node whatever it is worth."""
+        """Return the node of a named child, made whatever its value."""
         return node.children.get(token) or self._make(node, node.ids.index(token))
 
     def _list(self, node: Prospect) -> None:

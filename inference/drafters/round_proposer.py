@@ -1,7 +1,7 @@
-"""A proposer for a target that waits: one whole tree of a fixed policy under each committed root.
+"""A proposer for synchronous rounds: one whole tree of a fixed policy under each committed root.
 
-When work() has nothing more to do, the tree is complete: whoever runs the loop sends it and tells
-the target to go.
+The tree is complete when work() has nothing more to do. The loop then sends it and tells the target
+to go.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from inference.tree import TokenTree
 
 
 class RoundProposer:
-    """A Proposer on one row of a draft model. room: nodes that the next tree may have; the target
-    says it anew with each round.
+    """A Proposer on one row of a draft model.
+
+    room: nodes that the next tree may have; the target tells it anew each round
     """
 
     kind = MODEL
 
-    _root: int  # the last committed token, and where it stands
-    _position: int
+    _root: int  # the last committed token
+    _position: int  # of the root
     _end: int
     _grown: Growth | None  # under this root
-    _order: list[int]  # its nodes that are sent
+    _order: list[int]  # nodes of the tree that are sent
 
     def __init__(self, model: Model, policy: Policy, *, room: int, row: int = 0) -> None:
         self.room = room
-        self.calls, self.drafting = 0, 0.0  # of the model, and seconds in these
+        self.calls, self.drafting = 0, 0.0  # calls of the model, and their seconds
         self._model, self._policy, self._row = model, policy, row
         self._begin([0], SamplingParams(), 1)
 
@@ -92,7 +93,7 @@ class RoundProposer:
         self._sent = False
 
     def path(self, most: int) -> list[int]:
-        """The likeliest line of the tree."""
+        """Return the likeliest path of the tree."""
         if self._grown is None:
             return []
         tree, node, said = self._grown, 0, list[int]()

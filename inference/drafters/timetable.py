@@ -1,8 +1,7 @@
-"""Where the target is while nothing is heard of it, told from when its last tokens came.
+"""Predicts where the target is, from when its last tokens came. Pure: no clock is read.
 
-The target makes one forward after the other. A node that is there when a forward starts is walked
-over; else that forward makes the token itself, and the node has come too late. Pure: no clock is
-read.
+The target makes one forward after the other. A forward walks over nodes that have arrived when it
+starts. Where none has, it makes the token itself, and a node for that position is too late.
 """
 
 from __future__ import annotations
@@ -14,51 +13,61 @@ from typing import TypeAlias
 from inference.proposer import Notice
 
 FORGETTING = 0.2
-"""Weight of the latest forward in what one takes."""
+"""Weight of the latest forward in the moving average of a forward's seconds."""
 
 CROSSINGS = 50
-"""Latest messages among which the quickest tells the round trip; what was known beforehand counts
-as one. A round trip that is believed to be longer than it is holds back nodes that would be there
-in time; one that is believed to be shorter costs some bytes.
+"""Latest messages of which the quickest gives the round trip; the prior estimate counts as one.
+
+An estimate that is too long holds back nodes that would be in time. One that is too short costs
+some bytes.
 """
 
 SPARE = 0.05
-"""Part of a forward by which a node may seem late and is sent: tokens are heard of only after the
-call of the draft that is under way.
+"""Part of a forward by which a node may seem late and is sent nevertheless.
+
+Tokens are heard of only after the draft's call that is under way.
 """
 
 Walk: TypeAlias = tuple[int, bool]
-"""The forward that comes to a node's position if its path is right, counted from the next one, and
-whether it makes the token there itself.
+"""The forward that reaches a node's position, counted from the next one, and whether the node is
+late.
+
+A late node's token is made by that forward itself. Forwards are counted as if the node's path were
+right.
 """
 
 AT_ROOT: Walk = (-1, True)
 
 
 class Timetable:
-    """forward: seconds of one.  round_trip: seconds, the target's own work apart.
+    """When the target's forwards start, and when a message arrives there.
 
-    Both are what was known beforehand until something is heard. A message that a forward knew of
-    was on its way no longer than from its sending to that forward's beginning, so that the shortest
-    such time is the round trip, and a little waiting.
+    forward: seconds of a forward
+    round_trip: seconds between the two ends and back, without the target's work
+
+    Both hold prior estimates until something is heard. A message that a forward knew of was sent at
+    most that long before the forward began. The shortest such time is the round trip plus a little
+    waiting.
     """
 
     def __init__(self, forward: float, round_trip: float) -> None:
         self.forward, self.round_trip = forward, round_trip
         self._starts = math.inf  # nothing is late before the target began
-        self._sent: deque[tuple[int, float]] = deque()  # numbers below this one were sent by then
+        self._sent: deque[tuple[int, float]] = deque()  # (n, when): numbers below n were sent
         self._waits = deque([round_trip] if round_trip else [], maxlen=CROSSINGS)
 
     def sent(self, number: int, now: float) -> None:
-        """Nodes up to this number are on their way."""
+        """Record that nodes up to this number were sent at `now` seconds."""
         self._sent.append((number + 1, now))
 
     def forget(self) -> None:
-        """Numbers start afresh."""
+        """Forget all numbers: they start again."""
         self._sent.clear()
 
     def heard(self, notice: Notice) -> None:
-        """Tokens came: the next forward starts when they left."""
+        """Update the estimates from a message. The next forward starts when its tokens left the
+        target.
+        """
         weight = FORGETTING if self.forward else 1.0
         self.forward += weight * (notice.model_seconds - self.forward)
         newest = None
@@ -70,10 +79,10 @@ class Timetable:
         self._starts = notice.at - self.round_trip / 2
 
     def arrival(self, now: float) -> float:
-        """When what is sent now is at the target."""
+        """Return when a message sent now arrives at the target, in seconds."""
         return now + self.round_trip / 2
 
     def step(self, above: Walk, arrives: float) -> Walk:
-        """Of a node that arrives then, below one of this walk."""
+        """Return the walk of a node that arrives at `arrives`, given its parent's walk."""
         forward = above[0] + above[1]
         return forward, arrives > self._starts + (forward + SPARE) * self.forward

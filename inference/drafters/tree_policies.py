@@ -1,8 +1,8 @@
-"""How a draft tree grows: which nodes the draft model looks at next, and which nodes are sent.
+"""Policies for a draft tree's growth: which nodes the draft ranks next, and which nodes are sent.
 
-A policy asks `rank` for the children of some nodes (the draft's likeliest tokens with their scores)
-and adds those it wants to the Growth, each with its value: the probability that the target's path
-reaches it. Pure: `rank` hides the model.
+A policy calls `rank` for the children of some nodes: the draft's likeliest tokens with their
+scores. It adds the children it wants to the Growth, each with its value: the probability that the
+target reaches it. Pure: `rank` hides the model.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from inference.errors import InvalidRequest
 from inference.tree import TokenTree
 
 Rank = Callable[[TokenTree, Sequence[int], int], Ranked]
-"""rank(tree, nodes, k): the k likeliest children of these nodes; every ancestor of a node was
-ranked before it.
+"""rank(tree, nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node
+must have been ranked before it.
 """
 
 
 class Budget(NamedTuple):
-    """Limits of one round: drafted nodes (the root not counted) and their greatest depth."""
+    """Limits of one round."""
 
-    nodes: int
-    depth: int
+    nodes: int  # drafted nodes, the root not counted
+    depth: int  # of the deepest node
 
 
 class Policy(Protocol):
@@ -39,7 +39,7 @@ class Policy(Protocol):
 
     @property
     def most_ranked(self) -> int:
-        """Nodes that growing one tree may rank, each of which holds a KV slot of the draft."""
+        """Most nodes ranked while growing one tree. Each holds a KV slot of the draft."""
         ...
 
     def grow(self, root: int, budget: Budget, rank: Rank) -> Growth: ...
@@ -47,7 +47,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """The draft's likeliest token, again and again: `length` nodes in a line."""
+    """A chain of `length` nodes: at each one the draft's likeliest token."""
 
     length: int
 
@@ -71,7 +71,7 @@ class Static:
     """The best tree of one fixed shape, given how often the target takes the child of each rank.
 
     rates: probability that the target's token is the draft's child of rank 0, 1, ...;
-    non-increasing, sum at most 1.
+        non-increasing, with a sum of at most 1
     """
 
     rates: tuple[float, ...]
@@ -117,7 +117,7 @@ class Static:
 
 
 class Edge(NamedTuple):
-    """One node of a static shape: the child of rank `rank` of node `parent`."""
+    """A node of a static shape: the child of rank `rank` below node `parent`."""
 
     node: int
     parent: int
@@ -127,12 +127,12 @@ class Edge(NamedTuple):
 
 @lru_cache(maxsize=256)
 def best_static_tree(rates: tuple[float, ...], nodes: int, depth: int) -> tuple[Edge, ...]:
-    """The `nodes` nodes that the target's path reaches most probably, numbered from 1 in order of
-    that probability.
+    """Return the `nodes` nodes that the target reaches most probably, numbered from 1, likeliest
+    first.
 
-    A node's worth is the product of its edges' rates and the worth of a tree is the sum over its
-    nodes. With non-increasing rates a parent and an elder sibling are never worth less, so taking
-    the best next node each time is optimal.
+    A node's worth is the product of the rates on its path; a tree's worth is the sum over its
+    nodes. With non-increasing rates a parent and an elder sibling are worth at least as much as the
+    node. So taking the best next node each time is optimal.
     """
     shape: list[Edge] = []
     heap = [(-rates[0], 0, 0, 1)] if depth > 0 else []  # (-worth, parent, rank, depth)
@@ -154,8 +154,9 @@ def _levels(shape: tuple[Edge, ...]) -> list[list[Edge]]:
 
 @dataclass(frozen=True)
 class BestFirst:
-    """A tree that follows the draft's confidence: level by level, only nodes still among the
-    `nodes` best are expanded.
+    """A tree that follows the draft's confidence, grown level by level.
+
+    Only nodes that are still among the `nodes` best are expanded.
     """
 
     nodes: int
@@ -198,8 +199,9 @@ class BestFirst:
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]
-    """Probability that the target takes each ranked child: softmax over the k (perturbed)
-    scores.
+    """Probability that the target takes each ranked child: softmax over the k scores.
+
+    Scores are perturbed where the temperature is above 0.
     """
     weights = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))

@@ -1,6 +1,6 @@
-"""From a Hugging Face directory or hub name to a Decoder with weights.
+"""Loads a Decoder with weights from a Hugging Face directory or hub name.
 
-Only safetensors are read, every tensor must be used and every parameter filled: a checkpoint that
+Only safetensors are read. Every tensor must be used and every parameter filled: a checkpoint that
 half fits is refused.
 """
 
@@ -30,8 +30,11 @@ _SAMPLE = 1 << 16
 
 
 def find_model(name: str, *, weights: bool = True) -> Path:
-    """The directory of a model given as a path or a hub name, where its weights may be left out;
-    raises InvalidRequest with the remedy.
+    """Return the directory of a model that is given as a path or a hub name.
+
+    weights: False where its weights may be absent
+
+    Raises InvalidRequest with the remedy.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -79,7 +82,14 @@ def load_decoder(
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> Decoder:
-    """A Decoder with the directory's weights, in `dtype` (None: the checkpoint's) on `device`."""
+    """Load a Decoder with the directory's weights.
+
+    positions: how many positions the rotary table covers
+    vocabulary: ids of the tokenizer
+    dtype: None for the checkpoint's own
+
+    Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
+    """
     config = read_config(directory)
     if vocabulary > config.vocab_size:
         raise UnsupportedModel(
@@ -115,7 +125,7 @@ def load_decoder(
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors by name, from the headers of the files."""
+    """Return the shapes of all tensors by name, read from the files' headers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(directory):
         with _opened(path) as file:
@@ -137,7 +147,7 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file, in the library's own type."""
+    """Open a safetensors file, which has the library's own type. Raises UnsupportedModel."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -146,7 +156,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The directory's safetensors files: those of the index, or the one file."""
+    """Return the directory's safetensors files: those that its index names, else the one file."""
     index = directory / "model.safetensors.index.json"
     names = _indexed(index) if index.is_file() else {"model.safetensors"}
     paths = [directory / name for name in sorted(names)]
@@ -159,7 +169,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> set[str]:
-    """The files that an index names, which lie beside it."""
+    """Return the file names in an index. The files lie beside it."""
     named = read_json(index, UnsupportedModel).field("weight_map").fields().values()
     return {_beside(name) for name in named}
 
@@ -174,8 +184,9 @@ def _beside(name: Json) -> str:
 
 
 def fingerprint(directory: Path) -> str:
-    """Hash that tells checkpoints apart without reading all of them: configuration, and each
-    file's size, head and tail.
+    """Return a hash of the configuration and of each file's size, head and tail.
+
+    It tells checkpoints apart without reading them whole.
     """
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in weight_files(directory):
@@ -189,8 +200,9 @@ def fingerprint(directory: Path) -> str:
 
 
 def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed: int) -> Decoder:
-    """A float32 Decoder with random weights, for tests and studies that need a draft that
-    disagrees.
+    """Return a float32 Decoder with random weights.
+
+    It is for tests and studies that need a draft that disagrees with its target.
     """
     decoder = Decoder(config, positions, vocabulary)
     generator = torch.Generator().manual_seed(seed)

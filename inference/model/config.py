@@ -1,5 +1,6 @@
-"""What a Llama-family checkpoint is: read from its config.json, refused where we would compute
-it wrongly.
+"""The configuration of a Llama-family checkpoint, read from its config.json.
+
+A configuration that we would compute wrongly is refused.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ _MISTRAL_WINDOW = 4096  # transformers' default when config.json has no sliding_
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequencies stretched as Llama 3 does it, or evenly (`low` and `high` None:
-    linear).
+    """Stretched rotary frequencies, by Llama 3's rule, or evenly where `low` and `high` are
+    None.
     """
 
     factor: float
     low: float | None = None
     high: float | None = None
-    original: int | None = None  # positions before stretching
+    original: int | None = None  # positions that the model had before stretching
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything the transformer needs to know; see `read_config` for where it comes from."""
+    """Everything that the transformer needs to know; `read_config` fills it."""
 
     model_type: str
     vocab_size: int
@@ -57,7 +58,9 @@ class ModelConfig:
     stop_ids: frozenset[int]
 
     def frequencies(self) -> NDArray[np.float32]:  # [head_dim / 2]
-        """Rotary frequencies in radians per position, computed in float64 and rounded once."""
+        """Return rotary frequencies in radians per position, computed in float64 and rounded
+        once.
+        """
         plain = 1.0 / self.rope_theta ** (
             np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
         )
@@ -72,8 +75,9 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The config of a Hugging Face directory; raises UnsupportedModel naming the field that
-    rules it out.
+    """Read the config of a Hugging Face directory.
+
+    Raises UnsupportedModel, naming the field that rules the model out.
     """
     path = directory / "config.json"
     if not path.is_file():
@@ -83,12 +87,15 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def read_raw_config(directory: Path) -> dict[str, Any]:
-    """A directory's whole config.json; raises UnsupportedModel where it is no object."""
+    """Return a directory's whole config.json; raise UnsupportedModel where it is no object."""
     return read_json(directory / "config.json", UnsupportedModel).dictionary()
 
 
 def parse_config(raw: Mapping[str, Any], stop_ids: frozenset[int] = frozenset()) -> ModelConfig:
-    """The config from the parsed config.json."""
+    """Return the config of a parsed config.json.
+
+    Raises UnsupportedModel, naming the field that rules the model out.
+    """
     return _parse(Json(dict(raw), "config.json", UnsupportedModel), stop_ids)
 
 
@@ -178,7 +185,7 @@ def _flag(field: Json) -> bool:
 
 
 def _number(field: Json, default: float | None = None) -> float:
-    """Above 0."""
+    """Return the field as a number above 0."""
     if field.absent and default is not None:
         return default
     number = field.number()
@@ -186,7 +193,9 @@ def _number(field: Json, default: float | None = None) -> float:
 
 
 def _rope(raw: Json) -> tuple[float, RopeScaling | None]:
-    """Theta and scaling: of rope_parameters, or of the older rope_theta and rope_scaling."""
+    """Return rope theta and scaling from rope_parameters, or from the older rope_theta and
+    rope_scaling.
+    """
     rope = raw.field("rope_parameters" if raw.field("rope_parameters").value else "rope_scaling")
     theta = _number(raw.field("rope_theta"), 10000.0)
     if not rope.value:
@@ -218,8 +227,9 @@ def _rope(raw: Json) -> tuple[float, RopeScaling | None]:
 
 
 def _max_positions(raw: Json, family: str) -> tuple[int, str]:
-    """Positions computed as the checkpoint means them: beyond a sliding window full attention
-    would be wrong.
+    """Return how many positions are computed correctly, and the field that limits them.
+
+    Full attention would be wrong beyond a sliding window.
     """
     length = raw.field("max_position_embeddings").integer(1)
     field = raw.field("sliding_window")
@@ -237,7 +247,7 @@ def _max_positions(raw: Json, family: str) -> tuple[int, str]:
 
 
 def _stop_ids(directory: Path, raw: Json) -> frozenset[int]:
-    """The ids that end a text: generation_config.json's eos_token_id, else config.json's."""
+    """Return the ids that end a text: generation_config.json's eos_token_id, else config.json's."""
     path, name = directory / "generation_config.json", "eos_token_id"
     generation = read_json(path, UnsupportedModel) if path.is_file() else None
     ids = (

@@ -1,9 +1,8 @@
-"""The transformer of the Llama family: one static-shape forward for prefill, decoding and tree
-verification.
+"""The Llama-family transformer: one static-shape forward for prefill, decoding and verification.
 
-It reads the KV caches and returns the new keys and values; whoever calls it writes them. Names of
-modules and parameters are those of Hugging Face checkpoints, so loading needs no table of names.
-Masks, not lengths, say what a node sees.
+It reads the KV caches and returns the new keys and values, which its caller writes. Modules and
+parameters are named as in Hugging Face checkpoints, so that loading needs no table of names. Masks,
+not lengths, say what a node sees.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from torch import Tensor, nn
 from inference.model.config import ModelConfig
 
 MASKED = -1e30
-"""Score of a key that a node does not see; finite, because accelerators fail on infinities."""
+"""Attention score of a key that a node does not see. Finite, because accelerators fail on
+infinities.
+"""
 
 
 class Hidden(NamedTuple):
-    """What a forward returns: final states of the picked nodes, and the keys and values of all
-    nodes for the cache.
+    """The result of a forward: states of the picked nodes, and all nodes' keys and values for
+    the cache.
     """
 
     states: Tensor  # [B, P, hidden]
@@ -32,8 +33,9 @@ class Hidden(NamedTuple):
 
 
 class KeysValues(NamedTuple):
-    """Keys and values that attention reads: of one layer [B, kv heads, n, head dim], or of all
-    of them [layers, ...].
+    """Keys and values that attention reads.
+
+    One layer's are [B, kv heads, n, head dim]; all layers' are [layers, B, kv heads, n, head dim].
     """
 
     keys: Tensor
@@ -41,8 +43,9 @@ class KeysValues(NamedTuple):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, in float32, rounded before the weight as the checkpoints were
-    trained.
+    """x / rms(x) * weight.
+
+    The quotient is computed in float32 and rounded before the weight is applied, as in training.
     """
 
     def __init__(self, size: int, eps: float) -> None:
@@ -58,25 +61,24 @@ class RMSNorm(nn.Module):
 
 
 class Head(nn.Linear):
-    """The output layer, up to the tokenizer's last id; the weights are cut, not the result."""
+    """The output layer, cut at the tokenizer's last id. The weights are cut, not the result."""
 
     def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
         return F.linear(states, self.weight[:vocabulary])
 
 
 class Layers(NamedTuple):
-    """Makers of the layers that tensor parallelism deals out among ranks; by default there is one
+    """Makers of the layers that tensor parallelism splits among ranks. The defaults are for one
     rank.
-
-    column: (inputs, outputs, bias); each rank has some of the outputs.
-    row: (inputs, outputs, bias); each rank has some of the inputs, and the whole result.
-    embedding: (ids, size); each rank has the whole result.
-    head: (inputs, outputs, bias); called with states and the vocabulary.
     """
 
+    # (inputs, outputs, bias): each rank has some of the outputs
     column: Callable[[int, int, bool], nn.Linear] = nn.Linear
+    # (inputs, outputs, bias): each rank has some of the inputs, and the whole result
     row: Callable[[int, int, bool], nn.Linear] = nn.Linear
+    # (ids, size): each rank has the whole result
     embedding: Callable[[int, int], nn.Embedding] = nn.Embedding
+    # (inputs, outputs, bias): called with states and the vocabulary
     head: Callable[[int, int, bool], nn.Linear] = Head
 
 
@@ -84,14 +86,15 @@ WHOLE = Layers()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position: x [B, heads, T, D], cos and sin [B, 1, T, D / 2]."""
+    """Apply rotary positions to x [B, heads, T, D]; cos and sin are [B, 1, T, D / 2]."""
     low, high = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the cache and the new nodes: one softmax, summed in float32
-    and rounded once.
+    """Grouped-query attention over the cache and the new nodes.
+
+    One softmax covers both; it is summed in float32 and rounded once.
     """
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
@@ -117,9 +120,13 @@ class Attention(nn.Module):
         context_mask: Tensor,
         tree_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, hidden]; past [B, kv heads, S, D] and earlier [B, kv heads, E, D] keys and
-        values; context_mask [B, M, S] and tree_mask [B, T, E + T] bool; the new keys and values
-        come last.
+        """Return the attention's output [B, T, hidden], and the new keys and values.
+
+        x: [B, T, hidden]
+        past: keys and values [B, kv heads, S, D] of the cache
+        earlier: keys and values [B, kv heads, E, D] of nodes that are not in the cache yet
+        context_mask: [B, M, S] bool
+        tree_mask: [B, T, E + T] bool; the new nodes come last
         """
         batch, nodes, _ = x.shape
         q = self.q_proj(x).view(batch, nodes, -1, self.head_dim)  # as many heads as this rank has
@@ -148,7 +155,13 @@ def attend(
     context_mask: Tensor,
     tree_mask: Tensor,
 ) -> Tensor:
-    """q [B, H, T, D], k and v [B, KV, E + T, D], past [B, KV, S, D] -> [B, H, T, D] float32."""
+    """Return attention's output for the queries q.
+
+    q: [B, H, T, D]
+    k, v: [B, KV, E + T, D]
+    past_keys, past_values: [B, KV, S, D]
+    result: [B, H, T, D] float32
+    """
     batch, heads, nodes, size = q.shape
     shared = k.shape[1]
     folded = (q.float() * size**-0.5).reshape(
@@ -171,7 +184,7 @@ def attend(
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """The SwiGLU feed-forward layer."""
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
@@ -187,7 +200,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each behind a norm and around a residual."""
+    """Attention and MLP, each with a norm before it and a residual around it."""
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
@@ -206,7 +219,10 @@ class Layer(nn.Module):
         context_mask: Tensor,
         tree_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Arguments and results as of Attention."""
+        """Return the layer's output [B, T, hidden], and its new keys and values.
+
+        Arguments are those of Attention.forward().
+        """
         mixed, keys, values = self.self_attn(
             self.input_layernorm(x), cos, sin, past, earlier, context_mask, tree_mask
         )
@@ -225,11 +241,11 @@ class Stack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model whose head ends at the tokenizer's last id, so that no padding id can
-    be chosen.
+    """A causal language model. Its head ends at the tokenizer's last id, so no padding id can be
+    chosen.
 
-    positions: how many positions the rotary table covers; vocabulary: ids of the tokenizer, at most
-    the checkpoint's.
+    positions: how many positions the rotary table covers
+    vocabulary: ids of the tokenizer, at most the checkpoint's
     """
 
     cos: Tensor
@@ -266,14 +282,16 @@ class Decoder(nn.Module):
         values: Tensor,
         earlier: KeysValues | None = None,
     ) -> Hidden:
-        """One pass over new nodes.
+        """Make one forward over new nodes. The caches are only read.
 
-        tokens, positions: [B, T] int32; rows: [B] int32, the cache row of each (None: all of them,
-        in their order); context_mask: [B, M, S] int32 0/1 over the first S slots (M = 1 or T);
-        tree_mask: [B, T, T] int32 0/1; pick: [B, P] int32, the nodes whose states are wanted (None:
-        all, in their order); keys, values: [layers, cache rows, kv heads, slots, head dim], only
-        read; earlier: keys and values [layers, B, kv heads, E, head dim] of nodes that are not in
-        the cache yet: tree_mask is [B, T, E + T] then, with these nodes first.
+        tokens, positions: [B, T] int32
+        rows: [B] int32, the cache row of each; None for all rows in their order
+        context_mask: [B, M, S] int32 0/1 over the first S slots, with M = 1 or T
+        tree_mask: [B, T, T] int32 0/1; with `earlier` [B, T, E + T], its nodes first
+        pick: [B, P] int32, the nodes whose states are wanted; None for all in their order
+        keys, values: [layers, cache rows, kv heads, slots, head dim]
+        earlier: keys and values [layers, B, kv heads, E, head dim] of nodes that are not in the
+            cache yet
         """
         slots = context_mask.shape[-1]
         context, tree = context_mask.to(torch.bool), tree_mask.to(torch.bool)
@@ -300,7 +318,9 @@ class Decoder(nn.Module):
         return Hidden(self.model.norm(picked), torch.stack(new_keys), torch.stack(new_values))
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
-        """The head over the tokenizer's ids; the result is cast, the weights are not."""
+        """Apply the head, for the tokenizer's ids only. The result is cast to float32, the
+        weights are not.
+        """
         if self.config.tied:
             return F.linear(states, self.model.embed_tokens.weight[: self.vocabulary]).float()
         logits: Tensor = self.lm_head(states, self.vocabulary)

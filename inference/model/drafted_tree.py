@@ -19,7 +19,7 @@ from inference.tree_shape import NONE, Branches
 
 
 class Seen(NamedTuple):
-    """Where a model's new nodes are and what they see."""
+    """Positions of a model's new nodes, and what they see."""
 
     positions: Tensor  # [B, n] int32
     context_mask: Tensor  # [B, 1, S] int32 0/1
@@ -27,8 +27,8 @@ class Seen(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """A tree's tokens, and keys and values of the nodes that the draft forwarded, its entry of
-    two first.
+    """A drafted tree, and keys and values of the nodes that the draft computed, its two entry
+    nodes first.
     """
 
     tokens: Tensor  # [B, nodes] int32
@@ -36,8 +36,9 @@ class Drafted(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How each row is sampled, and the noise of every token at the positions below its root,
-    which draft and target share.
+    """How each row is sampled, and the noise that draft and target share.
+
+    The noise covers every token at each position below the row's root.
     """
 
     sampling: Sampling
@@ -47,7 +48,9 @@ class Draws(NamedTuple):
     def of(
         cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, add: Add
     ) -> Draws | None:
-        """For trees whose roots are the first nodes; None where every row is greedy."""
+        """Return the draws of trees whose roots are the first nodes; None where every row is
+        greedy.
+        """
         if sampling is None:
             return None
         return cls(
@@ -56,14 +59,14 @@ class Draws(NamedTuple):
         )
 
     def rows(self, order: Tensor) -> Draws:
-        """Those of these rows."""
+        """Return the draws of these rows, in this order."""
         return Draws(
             Sampling(*(part.index_select(0, order) for part in self.sampling)),
             self.table.index_select(0, order),
         )
 
     def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
-        """The noise of what follows `wide` nodes of this depth."""
+        """Return the noise for the children of `wide` nodes at this depth."""
         return self.table[:, depth : depth + 1].expand(-1, wide, -1)
 
 
@@ -78,8 +81,8 @@ def draft_tree(
 ) -> Drafted:
     """Grow the tree level by level.
 
-    entry: [B, 2] int32, a token that the draft has not seen yet (or padding) and the root; seen: of
-    these two and of the inner nodes.
+    entry: [B, 2] int32, a token that the draft has not seen yet (or padding), then the root
+    seen: for the two entry nodes and the tree's inner nodes
     """
     levels, level, new, first = [entry[:, 1:]], entry, None, 0
     for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
@@ -112,14 +115,15 @@ def _joined(earlier: KeysValues | None, out: Hidden) -> KeysValues:
 
 
 def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """accept_match for trees of one shape: the accepted node of each depth [B, depth] (NONE below
-    the last), and the token after them [B].
+    """Accept the target's choices in trees of one shape, as accept_match does.
 
-    tokens, chosen: [B, nodes] int32; siblings are distinct, so that one node of a level is reached
-    at most.
+    tokens, chosen: [B, nodes] int32; siblings are distinct, so each level has at most one match
+
+    Returns the accepted node of each depth [B, depth], NONE below the last, and the next token [B].
     """
     none = torch.full_like(chosen[:, 0], NONE)
-    reached: list[Tensor | None] = [None]  # of each node; the root is always
+    # Whether each node is reached [B]; None for the root, which always is.
+    reached: list[Tensor | None] = [None]
     path, next_token = [none] * shape.depth, chosen[:, 0]
     for node in range(1, shape.nodes):
         parent, depth = shape.parents[node], shape.depths[node]

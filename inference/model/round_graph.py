@@ -1,10 +1,11 @@
-"""A fused round as one graph: the draft grows a tree of a fixed shape, the target chooses at every
-node of it, and what matches is accepted.
+"""A fused round as one graph: the draft grows a tree, the target chooses at every node, matches are
+accepted.
 
-The draft ranks with the target's own noise, so its guesses are coupled to what the target will
-choose; acceptance is accept_match (inference/accept.py) unrolled over the shape. `RoundGraph` reads
-both models' caches and returns the new keys and values for its caller to write;
-`StatefulRoundGraph` writes them inside, and is also every other graph of its package.
+The tree has a fixed shape. The draft ranks with the target's own noise, so its guesses are coupled
+to the target's choices. Acceptance is accept_match (inference/accept.py), unrolled over the shape.
+
+`RoundGraph` reads both models' caches and returns the new keys and values for its caller to write.
+`StatefulRoundGraph` writes them itself, and also serves as every other graph of its package.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ INPUTS = (
     "draft_tree_mask", "temperature", "top_k", "top_p", "seed",
 )
 # fmt: on
-"""Of a round, in their order; the last four where it is sampled."""
+"""Inputs of a round, in this order. A greedy round lacks the last four."""
 
 
 class _Fused(nn.Module):
-    """Target, draft, their caches [layers, rows, kv heads, capacity + 1, head dim], and the
-    shape of the tree.
+    """Target, draft and the shape of the tree, with the caches of both models.
+
+    A cache is [layers, rows, kv heads, capacity + 1, head dim].
     """
 
     keys: Tensor
@@ -60,7 +62,7 @@ class _Fused(nn.Module):
         shape: Branches,
         add: Add = operator.add,
     ) -> None:
-        """caches: as CACHES names them."""
+        """caches: in the order of CACHES"""
         super().__init__()
         self.decoder, self.draft, self.shape, self.add = decoder, draft, shape, add
         for name, cache in zip(CACHES, caches, strict=True):
@@ -85,8 +87,9 @@ class _Fused(nn.Module):
     def _verify(
         self, tokens: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, KeysValues]:
-        """The answer [B, nodes - 1 + depth + 1] int32: drafted tokens, accepted nodes, next
-        token; and the target's new keys and values.
+        """Return the round's answer, and the target's new keys and values.
+
+        The answer is [B, nodes - 1 + depth + 1] int32: drafted tokens, accepted nodes, next token.
         """
         out: Hidden = self.decoder(tokens, rows, *seen, None, self.keys, self.values)
         logits = self.decoder.logits(out.states)
@@ -104,7 +107,7 @@ class _Fused(nn.Module):
 
 
 class RoundGraph(_Fused):
-    """Reads the caches; the caller writes the new keys and values at the slots."""
+    """A round that reads the caches. Its caller writes the new keys and values at the slots."""
 
     def forward(
         self,
@@ -114,7 +117,7 @@ class RoundGraph(_Fused):
         context_mask: Tensor,  # [B, 1, S] int32 0/1
         tree_mask: Tensor,  # [B, nodes, nodes] int32 0/1
         draft_tokens: Tensor,  # [B, 2] int32, pending token (or padding) and root
-        # the same of the draft, whose nodes are these two and the tree's inner ones
+        # The draft's inputs have these shapes, too: its nodes are the entry and the inner nodes.
         draft_rows: Tensor,
         draft_slots: Tensor,
         draft_positions: Tensor,
@@ -125,7 +128,7 @@ class RoundGraph(_Fused):
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The answer, and the new keys and values as CACHES names them."""
+        """Return the answer, then the new keys and values in the order of CACHES."""
         seen = Seen(positions, context_mask, tree_mask)
         draws = self._draws(sampling_of(temperature, top_k, top_p, seed), seen)
         drafted = self._draft(
@@ -139,14 +142,16 @@ class RoundGraph(_Fused):
 
 
 class StatefulRoundGraph(_Fused):
-    """Reassigns its caches, and returns one tensor. Every row of the caches takes part in every
-    call, in its order.
+    """A round that reassigns its caches and returns one tensor.
 
-    Which inputs are given says what is asked: all of a RoundGraph a round; the target's alone, or
-    the draft's, a VerifyGraph of this model; `rows` alone that row i of every cache becomes what
-    row rows[i] was. In a round, a text lies in some row of the target and in another of the draft:
-    draft_rows[i] is the draft's row for the target's row i, and rows[j] the target's row for the
-    draft's row j.
+    Every row of the caches takes part in every call, in its order. The inputs that are given select
+    the operation:
+    - All inputs of a RoundGraph: a round.
+    - The target's inputs alone, or the draft's alone: a VerifyGraph of that model.
+    - `rows` alone: row i of every cache becomes what row rows[i] was.
+
+    In a round, a text has one row of the target and one of the draft. draft_rows[i] is the draft's
+    row for the target's row i. rows[j] is the target's row for the draft's row j.
     """
 
     levels = 1
@@ -173,8 +178,9 @@ class StatefulRoundGraph(_Fused):
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """The answer of a round [B, nodes - 1 + depth + 1], or what was chosen [B, P]; after
-        copying, something that means nothing.
+        """Return a round's answer [B, nodes - 1 + depth + 1], or the chosen tokens [B, P].
+
+        After copying rows, the returned tensor is meaningless.
         """
         sampling = sampling_of(temperature, top_k, top_p, seed)
         target = _part(tokens, slots, positions, context_mask, tree_mask, pick)
@@ -216,8 +222,9 @@ class StatefulRoundGraph(_Fused):
         return answer
 
     def _alone(self, model: Decoder, which: str, part: _Part, sampling: Sampling | None) -> Tensor:
-        """One of the models by itself; the other's junk slots are written, since every graph of
-        a package has the same state.
+        """Run one model by itself.
+
+        The other model's junk slots are written, too: every graph of a package has the same state.
         """
         assert part.tokens is not None, "nothing to look at"
         assert part.pick is not None, "nothing to choose at"
@@ -246,7 +253,7 @@ class StatefulRoundGraph(_Fused):
         return chosen
 
     def _write(self, which: str, slots: Tensor, new: KeysValues) -> None:
-        """slots: [B, n]; new: [layers, B, kv heads, n, head dim]."""
+        """Write new [layers, B, kv heads, n, head dim] into the model's caches at slots [B, n]."""
         index = slots[None, :, None, :, None].expand(new.keys.shape)
         setattr(
             self, f"{which}keys", torch.scatter(getattr(self, f"{which}keys"), 3, index, new.keys)
@@ -258,7 +265,7 @@ class StatefulRoundGraph(_Fused):
         )
 
     def _nothing(self, which: str) -> KeysValues:
-        """What a junk slot may hold: the first slot's keys and values, which are finite."""
+        """Return keys and values for a junk slot: the first slot's, which are finite."""
         return KeysValues(
             getattr(self, f"{which}keys")[:, :, :, :1], getattr(self, f"{which}values")[:, :, :, :1]
         )
@@ -270,8 +277,9 @@ class StatefulRoundGraph(_Fused):
 
 
 class _Part(NamedTuple):
-    """One model's inputs of a call; in a round the target's tokens are drafted, and both models
-    look at all of their nodes.
+    """One model's inputs of a call.
+
+    In a round, the target's tokens are drafted inside the graph, and both models pick all nodes.
     """
 
     tokens: Tensor | None
@@ -288,15 +296,16 @@ def _part(
     tree_mask: Tensor | None,
     pick: Tensor | None,
 ) -> _Part | None:
-    """None for a model that takes no part."""
+    """Return the model's inputs together; None where it takes no part in the call."""
     if slots is None or positions is None or context_mask is None or tree_mask is None:
         return None
     return _Part(tokens, slots, Seen(positions, context_mask, tree_mask), pick)
 
 
 def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
-    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in
-    the junk slot, seeing itself.
+    """Return the inputs of an idle round of this bucket, by parameter name.
+
+    Every node is written to the junk slot and sees itself.
     """
     inputs, entry = example_inputs(bucket), 1 + bucket.shape.inner
     beside = example_inputs(Bucket(bucket.rows, entry, bucket.slots, entry, 1, False, bucket.junk))
@@ -309,10 +318,12 @@ def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
 
 
 def draft_inputs(bucket: DraftBucket) -> dict[str, Tensor]:
-    """An idle call of the draft alone, by the parameter names of StatefulRoundGraph."""
+    """Return the inputs of an idle call of the draft alone, by StatefulRoundGraph's parameter
+    names.
+    """
     return under_draft_names(example_inputs(bucket))
 
 
 def under_draft_names(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A graph's inputs as StatefulRoundGraph takes them for the draft."""
+    """Rename a graph's inputs to those that StatefulRoundGraph takes for the draft."""
     return {f"draft_{name}": tensor for name, tensor in inputs.items()}

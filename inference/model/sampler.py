@@ -1,8 +1,8 @@
-"""The sampling contract in tensors: the noise, choose() for targets and rank() for drafts.
+"""The sampling contract on tensors: noise, choose() for targets and rank() for drafts.
 
-Static shapes, int32 and float32 only, no -inf, no data-dependent control flow: these run eagerly
-and inside compiled graphs. The three choose functions agree wherever they apply; a caller picks the
-cheapest that serves every row of a batch.
+Shapes are static, types are int32 and float32, and there is no -inf and no data-dependent control
+flow. So the functions run eagerly and inside compiled graphs. The three choose functions agree
+wherever they apply: a caller takes the cheapest that serves every row of a batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from inference.sampling import CANDIDATES, SamplingParams
 Add = Callable[[Tensor, Tensor], Tensor]
 
 OUT_OF_REACH = 1e9
-"""Subtracted from the scores of tokens that top-k or top-p excludes; finite, as accelerators
-need it.
+"""Subtracted from the scores of tokens that top-k or top-p excludes. Finite, because
+accelerators fail on infinities.
 """
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
@@ -36,8 +36,10 @@ def _left(x: Tensor, bits: int) -> Tensor:
 
 
 def _right(x: Tensor, bits: int) -> Tensor:
-    """Copies of the sign come in from the left. By tensors, as torch_xla makes x >> number a
-    division, which rounds towards zero.
+    """Arithmetic shift right: copies of the sign come in from the left.
+
+    Both operands are tensors, because torch_xla turns x >> number into a division that rounds
+    towards 0.
     """
     return torch.bitwise_right_shift(
         x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device)
@@ -45,7 +47,7 @@ def _right(x: Tensor, bits: int) -> Tensor:
 
 
 def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
-    """32-bit addition whose every intermediate is below 2**17, exact even on units that add in
+    """Add 32-bit integers with every intermediate below 2**17: exact even where units add in
     float32.
     """
     low = (a & 0xFFFF) + (b & 0xFFFF)
@@ -56,8 +58,9 @@ def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
 def threefry2x32(
     key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add: Add = operator.add
 ) -> tuple[Tensor, Tensor]:
-    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on int32 tensors that broadcast; `add`
-    wraps at 32 bits.
+    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on int32 tensors that broadcast.
+
+    `add` must wrap at 32 bits.
     """
     keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x, y = add(counter[0], keys[0]), add(counter[1], keys[1])
@@ -73,8 +76,9 @@ def threefry2x32(
 
 
 def noise(seed: Tensor, positions: Tensor, ids: Tensor, add: Add = operator.add) -> Tensor:
-    """Gumbel noise, float32, of tokens `ids` at absolute `positions`; both broadcast. seed:
-    [..., 2] int32.
+    """Return float32 Gumbel noise of tokens `ids` at absolute `positions`; both broadcast.
+
+    seed: [..., 2] int32
     """
     bits, _ = threefry2x32((seed[..., 0], seed[..., 1]), (ids, positions), add)
     uniform = ((_right(bits, 9) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
@@ -82,8 +86,9 @@ def noise(seed: Tensor, positions: Tensor, ids: Tensor, add: Add = operator.add)
 
 
 class Sampling(NamedTuple):
-    """SamplingParams of each row, as tensors. They are compared with 0 and 1, not 0.0 and 1.0,
-    which torch_xla widens to float64.
+    """Each row's SamplingParams as tensors.
+
+    Compare them with 0 and 1: torch_xla widens a comparison with 0.0 or 1.0 to float64.
     """
 
     temperature: Tensor  # [B] float32
@@ -102,11 +107,11 @@ class Sampling(NamedTuple):
         )
 
     def scaled(self, logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P, V]
-        """logits / T; unchanged where T is 0."""
+        """Return logits / T, or the logits where T is 0."""
         return logits / torch.where(self.temperature > 0, self.temperature, 1.0)[:, None, None]
 
     def weigh(self, noise_: Tensor) -> Tensor:  # [B, ...] -> [B, ...]
-        """The noise; 0 where T is 0."""
+        """Return the noise, or 0 where T is 0."""
         return noise_ * (self.temperature > 0).to(torch.float32).view(-1, *[1] * (noise_.dim() - 1))
 
     @property
@@ -115,20 +120,21 @@ class Sampling(NamedTuple):
 
 
 def _best(scores: Tensor, ids: Tensor) -> Tensor:  # [..., N], [..., N] -> [...]
-    """The id with the best score, the lowest id on ties."""
+    """Return the id with the best score, the lowest id on ties."""
     best = scores.amax(-1, keepdim=True)
     return torch.where(scores == best, ids, torch.iinfo(torch.int32).max).amin(-1)
 
 
 def _first_best(scores: Tensor) -> Tensor:  # [..., V] -> [...]
-    """The lowest id with the best score, where ids are the last axis: argmax is documented to
-    return the first maximum.
+    """Return the lowest id with the best score, where the last axis is the ids.
+
+    argmax is documented to return the first maximum.
     """
     return scores.argmax(-1).to(torch.int32)
 
 
 def choose_greedy(logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P] int32
-    """The choice where every row has temperature 0."""
+    """Choose tokens where every row has temperature 0."""
     return _first_best(logits)
 
 
@@ -168,10 +174,13 @@ def _candidates(logits: Tensor, sampling: Sampling) -> Candidates:
 def choose_truncated(
     logits: Tensor, sampling: Sampling, positions: Tensor, add: Add = operator.add
 ) -> Tensor:
-    """The choice where every row is truncated (SamplingParams.truncated): noise for the candidates
-    only.
+    """Choose tokens where every row is truncated (SamplingParams.truncated).
 
-    logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens; returns [B, P] int32.
+    Noise is made for the candidates only.
+
+    logits: [B, P, V] float32
+    positions: [B, P] int32, of the chosen tokens
+    result: [B, P] int32
     """
     found = _candidates(logits, sampling)
     return _best_candidate(
@@ -192,11 +201,13 @@ def _best_candidate(logits: Tensor, sampling: Sampling, found: Candidates, drawn
 def choose_open(
     logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add
 ) -> Tensor:
-    """The choice among all tokens: noise once per distinct position, shared by the nodes of one
-    depth.
+    """Choose among all tokens.
 
-    logits: [B, P, V] float32; positions: [B, P] int32, of the chosen tokens, within `levels` of the
-    row's least. Returns [B, P] int32.
+    Noise is made once for each distinct position, and shared by the nodes of one depth.
+
+    logits: [B, P, V] float32
+    positions: [B, P] int32, of the chosen tokens, within `levels` of the row's least
+    result: [B, P] int32
     """
     return _first_best(
         sampling.scaled(logits) + _shared_noise(logits, sampling, positions, levels, add)
@@ -206,8 +217,9 @@ def choose_open(
 def _shared_noise(
     logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add
 ) -> Tensor:  # [B, P, V]
-    """Noise of every token at each position, weighed, made once for `levels` positions from the
-    row's least on.
+    """Return weighed noise of every token at each position.
+
+    It is made once for `levels` positions, from the row's least on.
     """
     base = positions.amin(-1, keepdim=True)
     drawn = noise_table(sampling, base, levels, logits.shape[-1], add)
@@ -220,8 +232,9 @@ def _shared_noise(
 def choose_mixed(
     logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add
 ) -> Tensor:
-    """The choice for any mixture of rows; arguments as choose_open. Noise is made once for both
-    ways: compilers see half the operations.
+    """Choose tokens for any mixture of rows; arguments are those of choose_open().
+
+    Truncated and open rows share one noise, which halves the operations that a compiler sees.
     """
     return choose_drawn(logits, sampling, _shared_noise(logits, sampling, positions, levels, add))
 
@@ -229,8 +242,9 @@ def choose_mixed(
 def noise_table(
     sampling: Sampling, first: Tensor, levels: int, vocabulary: int, add: Add = operator.add
 ) -> Tensor:  # [B, levels, V]
-    """Noise of every token at `levels` positions, weighed.  first: [B, 1] int32, the first of
-    them.
+    """Return weighed noise of every token at `levels` positions.
+
+    first: [B, 1] int32, the first of these positions
     """
     level = first + torch.arange(levels, dtype=torch.int32, device=first.device)  # [B, levels]
     ids = torch.arange(vocabulary, dtype=torch.int32, device=first.device)
@@ -240,7 +254,7 @@ def noise_table(
 def choose_drawn(
     logits: Tensor, sampling: Sampling, drawn: Tensor
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
-    """choose_mixed() by noise that was made before."""
+    """Choose tokens as choose_mixed() does, with noise that was made before."""
     found = _candidates(logits, sampling)
     truncated = _best_candidate(logits, sampling, found, torch.gather(drawn, -1, found.ids))
     return torch.where(
@@ -249,9 +263,7 @@ def choose_drawn(
 
 
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """rank() where every row has temperature 0: the k likeliest tokens and their
-    log-probabilities.
-    """
+    """Return the k likeliest tokens and their log-probabilities: rank() where every T is 0."""
     scores, ids = torch.topk(logits.log_softmax(-1), k, dim=-1)
     return ids.to(torch.int32), scores
 
@@ -259,10 +271,12 @@ def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def rank(
     logits: Tensor, sampling: Sampling, positions: Tensor, k: int, add: Add = operator.add
 ) -> tuple[Tensor, Tensor]:
-    """A draft's k likeliest choices at each node under the same noise: ids [B, P, k] int32, scores
-    [B, P, k] float32.
+    """Return a draft's k likeliest choices at each node under the target's noise.
 
-    Scores are perturbed at T > 0 and log-probabilities at T = 0, so that their softmax estimates
+    ids: [B, P, k] int32
+    scores: [B, P, k] float32
+
+    Scores are perturbed where T > 0, and log-probabilities where T = 0. Their softmax estimates
     what the target takes.
     """
     found = _candidates(logits, sampling)
@@ -272,14 +286,14 @@ def rank(
 
 
 def guess_greedy(logits: Tensor, k: int) -> Tensor:  # [B, P, V] -> [B, P, k] int32
-    """The ids of rank_greedy()."""
+    """Return the ids of rank_greedy() alone."""
     return torch.topk(logits, k, dim=-1).indices.to(torch.int32)
 
 
 def guess_drawn(
     logits: Tensor, sampling: Sampling, drawn: Tensor, k: int
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
-    """The ids of rank(), by noise that was made before."""
+    """Return the ids of rank() alone, with noise that was made before."""
     found = _candidates(logits, sampling)
     order = torch.topk(
         found.scores - found.log_mass + torch.gather(drawn, -1, found.ids), k, dim=-1

@@ -1,4 +1,4 @@
-"""Whether tensors are of the size that a config states: asked before anything of it is built."""
+"""Checks that tensors have the sizes that a config states, before anything is built from it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
 
 def check_sizes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, directory: Path) -> None:
-    """Whether tensors of these names and shapes have the config's depth and widths.
+    """Raise UnsupportedModel unless the tensors have the config's depth and widths.
 
-    A config cannot ask for more, then, than the files hold. Raises UnsupportedModel, which names
-    `directory`, where the tensors lie.
+    So a config cannot ask for more than the files hold. The error names `directory`, where the
+    tensors lie.
     """
     layers = {int(found[1]) for name in shapes if (found := _LAYER.match(name))}
     if len(layers) < config.layers:
@@ -36,7 +36,7 @@ def check_sizes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, direct
 
 
 def check_shape(directory: Path, name: str, shape: Sequence[int], size: Sequence[int]) -> None:
-    """Whether a tensor has this size; raises UnsupportedModel."""
+    """Raise UnsupportedModel unless a tensor has this size."""
     if tuple(shape) != tuple(size):
         says = f"has shape {tuple(shape)}, config.json says {tuple(size)}"
         raise UnsupportedModel(f"{directory}: tensor {name} {says}")

@@ -1,10 +1,11 @@
 """The graphs that are compiled: the Decoder with the choice inside, for one bucket's fixed shapes.
 
-`VerifyGraph` only reads the caches and returns new keys and values for its caller to write (CPU,
-CUDA). Neuron's `StatefulGraph` writes them inside, out of place, and reassigns its buffers. Both
-have one set of inputs; without the sampling inputs a graph is greedy, with them it serves any
-mixture of rows. A `StatefulGraph` that is given `rows` alone copies rows of its caches: graphs of
-one package share their state and their signature, so it is the same module.
+`VerifyGraph` reads the caches and returns new keys and values for its caller to write (CPU, CUDA).
+Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
+
+Both have one set of inputs. Without the sampling inputs a graph is greedy; with them it serves any
+mixture of rows. A `StatefulGraph` that is given `rows` alone copies rows of its caches. It is the
+same module because graphs of one package share state and signature.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from inference.model.decoder import Decoder, Hidden
 from inference.model.sampler import Add, Sampling, choose_greedy, choose_mixed
 
 _Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""tokens, positions, context mask, tree mask, pick."""
+"""Tokens, positions, context mask, tree mask and pick, in this order."""
 
 
 class _Graph(nn.Module):
     """A Decoder, its caches and the choice.
 
-    keys, values: [layers, rows, kv heads, capacity + 1, head dim]; a bucket reads the first
-    `bucket.slots` slots.
+    keys, values: [layers, rows, kv heads, capacity + 1, head dim]
+
+    A bucket reads the first `bucket.slots` slots.
     """
 
     keys: Tensor
@@ -43,7 +45,9 @@ class _Graph(nn.Module):
     def _run(
         self, inputs: _Inputs, rows: Tensor | None, sampling: Sampling | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Chosen [B, P] int32, new keys and new values [layers, B, kv heads, T, head dim]."""
+        """Return chosen [B, P] int32, then new keys and new values [layers, B, kv heads, T, head
+        dim].
+        """
         tokens, positions, context_mask, tree_mask, pick = inputs
         out: Hidden = self.decoder(
             tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values
@@ -58,7 +62,7 @@ class _Graph(nn.Module):
 def sampling_of(
     temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None
 ) -> Sampling | None:
-    """The sampling inputs of a graph together; None where they are left out, and the graph is
+    """Return a graph's sampling inputs together; None where they are left out: the graph is
     greedy.
     """
     if temperature is None or top_k is None or top_p is None or seed is None:
@@ -67,7 +71,7 @@ def sampling_of(
 
 
 class VerifyGraph(_Graph):
-    """Reads the caches; the caller writes the new keys and values at `slots`."""
+    """A graph that reads the caches. Its caller writes the new keys and values at `slots`."""
 
     def forward(
         self,
@@ -88,9 +92,10 @@ class VerifyGraph(_Graph):
 
 
 class StatefulGraph(_Graph):
-    """Reassigns its caches and returns chosen [B, P] alone. Every row of the cache takes part in
-    every call, in its order. With `rows` alone, row i becomes what row `rows[i]` was; `rows` is not
-    looked at otherwise.
+    """A graph that reassigns its caches and returns chosen [B, P] alone.
+
+    Every row of the cache takes part in every call, in its order. Given `rows` alone, row i becomes
+    what row `rows[i]` was. Otherwise `rows` is ignored.
     """
 
     def forward(
@@ -125,7 +130,9 @@ class StatefulGraph(_Graph):
     def _written(
         self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Chosen [B, P] int32, and the caches with the new keys and values in their slots."""
+        """Return chosen [B, P] int32, and the caches with the new keys and values in their
+        slots.
+        """
         assert slots.shape[0] == self.keys.shape[1], (
             f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
         )
@@ -138,7 +145,7 @@ class StatefulGraph(_Graph):
         )
 
     def _copied(self, rows: Tensor) -> Tensor:
-        """Something small [rows] that was computed, because a graph returns something; it means
+        """Copy rows of the caches. A graph must return something: the result [rows] means
         nothing.
         """
         self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
@@ -146,15 +153,14 @@ class StatefulGraph(_Graph):
 
 
 def copy_inputs(rows: int) -> dict[str, Tensor]:
-    """Inputs that make a StatefulGraph of so many rows copy, by parameter name: idle, every row
-    becomes what it is.
-    """
+    """Return inputs, by parameter name, that copy every row of a StatefulGraph to itself."""
     return {"rows": torch.arange(rows, dtype=torch.int32)}
 
 
 def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
-    """Inputs of the bucket's shapes, by parameter name, as an idle call has them: every node in
-    the junk slot, seeing itself.
+    """Return the inputs of an idle call of this bucket, by parameter name.
+
+    Every node is written to the junk slot and sees itself.
     """
     rows, nodes = bucket.rows, bucket.nodes
     inputs = {

@@ -1,10 +1,9 @@
-"""How likely the target is to take the draft's child of each rank: a law with a prior, set right by
-every verdict.
+"""How likely the target is to take the draft's child of each rank, learnt from every verdict.
 
-P(rank r | none before it) is a logistic function of what the draft's scores say about that child,
-one law for greedy and one for sampled decoding. Each verdict moves the weights by a Newton step;
-old evidence fades, and what it fades to is the prior. Knows nothing of models, trees and clocks;
-the output never depends on it, only how much of a draft is accepted.
+P(rank r | none before it) is a logistic function of features of the draft's scores. Greedy and
+sampled decoding have a law each. A verdict moves the weights by a Newton step. Old evidence fades
+towards a prior. Output never depends on it, only how much is accepted. Knows nothing of models,
+trees and clocks.
 """
 
 from __future__ import annotations
@@ -25,18 +24,16 @@ from inference.whole_file import write_whole
 VERSION = 2
 FEATURES = ("one", "odds", "behind", "entropy", "first", "rank", "depth")
 KINDS = ("sampled", "greedy")
-"""Of decoding: each has a law of its own."""
+"""Kinds of decoding. Each has a law of its own."""
 
 RANKS = 16
 """Ranks whose average rates are kept; edges() takes rows of any width."""
 
 MEMORY = 200
-"""Verdicts after which evidence counts a third (1/e) of what it counted."""
+"""Verdicts after which evidence has faded to 1/e of its weight."""
 
 CERTAINTY = 60
-"""Verdicts that a record is worth at most, so that a user's file can still be changed by the
-next session.
-"""
+"""Verdicts that a saved record counts for at most, so that the next session can still change it."""
 
 SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
 
@@ -54,7 +51,7 @@ _LEAST, _MOST = (
 )  # scores beyond are excluded tokens, or no scores; log-probabilities plus noise lie between
 _SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain
 _DEEP = 8
-_STEEPEST = 12.0  # of the log odds of a hazard
+_STEEPEST = 12.0  # largest absolute log odds of a hazard
 _FADING = 1 - 1 / MEMORY
 
 FloatArray = NDArray[np.float64]
@@ -63,19 +60,21 @@ FloatArray = NDArray[np.float64]
 def features(
     scores: ArrayLike, depths: ArrayLike, greedy: bool
 ) -> FloatArray:  # [m, k], [m] -> [m, k, F]
-    """What the scores of m nodes' children say about each of them, as FEATURES.
+    """Return the FEATURES of each child of m nodes.
 
-    odds: log odds against all later tokens, whose mass beyond the k ranked ones is known (greedy)
-    or estimated.  behind: distance to the first child.  entropy: of the row, in nats.  first, rank:
-    which child it is.  depth: of the node.
+    odds: log odds against all later tokens; their mass beyond rank k is known (greedy) or estimated
+    behind: distance of the child's score to the first child's
+    entropy: of the row, in nats
+    first, rank: whether it is the first child, and log(1 + rank)
+    depth: of the node
     """
     found = np.fmin(np.fmax(np.asarray(scores, dtype=np.float64), _LEAST), _MOST)
     mass = np.empty((found.shape[0], found.shape[1] + 1))
     np.exp(found, out=mass[:, :-1])
     if greedy:
         mass[:, -1] = np.maximum(1 - mass[:, :-1].sum(axis=1), _UNSEEN)
-    # a Gumbel process: e**-score grows from one rank to the next by 1 / (probability of the tokens
-    # that are left) on average
+    # Perturbed scores are a Gumbel process: from one rank to the next, e**-score grows on average
+    # by 1 / (probability of the remaining tokens).
     else:
         mass[:, -1] = _FOLLOWING / (np.exp(-found[:, -1]) + _STEP)
     left = np.add.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
@@ -93,13 +92,13 @@ def features(
 
 
 def hazards(table: FloatArray, weights: FloatArray) -> FloatArray:  # [..., F], [F] -> [...]
-    """Probability that a child is taken when none before it is."""
+    """Probability that a child is taken, given that none before it is."""
     odds = np.minimum(np.maximum(table @ weights, -_STEEPEST), _STEEPEST)
     return np.asarray(1 / (1 + np.exp(-odds)))
 
 
 def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
-    """Probabilities of the ranks from their hazards; their sum is below 1."""
+    """Probabilities of the ranks from their hazards (stick breaking); their sum is below 1."""
     left = np.multiply.accumulate(1 - sticks, axis=-1)
     sticks = sticks.copy()
     sticks[..., 1:] *= left[..., :-1]
@@ -107,10 +106,10 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
 
 
 class Law:
-    """Weights of the features and how certain they are: a prior, and where evidence moved it.
+    """A logistic law: weights of the features and their precision, as a prior and as learnt.
 
-    precision: inverse of the weights' covariance.
-    worth: number of verdicts that the prior stands for.
+    precision: inverse of the weights' covariance
+    worth: number of verdicts that the prior stands for
     Raises InvalidRequest for numbers that are no prior.
     """
 
@@ -147,9 +146,7 @@ class Law:
         )  # precision and verdicts beyond the prior's
 
     def learn(self, table: FloatArray, taken: NDArray[np.bool_], verdicts: int = 1) -> None:
-        """So many verdicts at once: children that were come to, in order, and which of them were
-        taken.  table: [n, F], taken: [n]
-        """
+        """Learn from verdicts: children reached [n, F], in order, and which were taken [n]."""
         chance, fading = hazards(table, self.weights), _FADING**verdicts
         self._evidence = (
             fading * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
@@ -157,14 +154,14 @@ class Law:
         self._verdicts = fading * self._verdicts + verdicts
         faded = (1 - fading) * (
             self._certainty @ self._moved
-        )  # evidence that was forgotten no longer holds the weights off the prior's
+        )  # forgotten evidence no longer holds the weights away from the prior's
         self._moved = self._moved - np.linalg.solve(
             self._certainty + self._evidence, faded + (chance - taken) @ table
         )
         self.weights = self._mean + self._moved
 
     def to_record(self) -> dict[str, Any]:
-        """This law as a prior."""
+        """Return this law as a prior."""
         worth = self._worth + self._verdicts
         share = min(1.0, CERTAINTY / worth)
         precision = self._certainty + (self._evidence + self._evidence.T) / 2
@@ -176,8 +173,7 @@ class Law:
 
 
 class RankRates:
-    """How often each rank was taken, whatever the scores: hits of the times that it was come to,
-    fading to the prior's.
+    """How often each rank was taken, whatever its score: hits / tries, fading to the prior's.
 
     Raises InvalidRequest unless there are RANKS of each, with 0 < hits < tries.
     """
@@ -198,7 +194,7 @@ class RankRates:
         self._edges: dict[int, FloatArray] = {}  # by k, until the next verdict
 
     def learn(self, come_to: int, taken: int | None) -> None:
-        """One verdict: so many ranks were come to, and the last of them was taken, or none."""
+        """Learn one verdict: `come_to` ranks were looked at, and the last was taken, or none."""
         self._edges = {}
         self.tries += (1 - _FADING) * (self._prior[0] - self.tries)
         self.hits += (1 - _FADING) * (self._prior[1] - self.hits)
@@ -207,21 +203,19 @@ class RankRates:
             self.hits[taken] += 1
 
     def edges(self, k: int) -> FloatArray:  # [k]
-        """Average probability of the first k ranks, non-increasing; neighbours out of order
-        share what they have.
-        """
+        """Average probability of the first k ranks; neighbours out of order are averaged."""
         if k not in self._edges:
             self._edges[k] = _descending(broken(self.hits[:k] / self.tries[:k]))
         return self._edges[k]
 
     def to_record(self) -> dict[str, Any]:
-        """These rates as a prior."""
+        """Return these rates as a prior."""
         share = min(1.0, CERTAINTY / float(self.tries[0]))
         return {"tries": (share * self.tries).tolist(), "hits": (share * self.hits).tolist()}
 
 
 def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
-    """The nearest non-increasing sequence of the same sum."""
+    """Return the nearest non-increasing sequence with the same sum."""
     runs: list[tuple[float, int]] = []
     for rate in rates.tolist():
         runs.append((rate, 1))
@@ -229,37 +223,35 @@ def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
             (low, few), (high, many) = runs[-2:]
             runs[-2:] = [((low * few + high * many) / (few + many), few + many)]
     descending = np.repeat([rate for rate, _ in runs], [count for _, count in runs])
-    descending.setflags(write=False)  # it is kept
+    descending.setflags(write=False)  # callers share the cached array
     return descending
 
 
 class AcceptanceModel:
-    """What a session knows of how well draft and target agree; starts from a record, learns from
-    verdicts.
+    """How well draft and target agree: starts from a record, and learns from verdicts.
 
-    A row of scores is what Model.rank gives for one node: best first, log-probabilities at
-    temperature 0, perturbed above it.
+    A row of scores is what Model.rank gives for one node, best first: log-probabilities at
+    temperature 0, perturbed scores above it.
     """
 
     def __init__(self, laws: tuple[Law, Law], rates: RankRates) -> None:
-        """laws: of sampled decoding, then of greedy decoding."""
+        """laws: the law of sampled decoding, then the law of greedy decoding"""
         self._laws, self._rates = laws, rates
 
     def edges(
         self, scores: NDArray[np.float32], depths: ArrayLike, greedy: bool
     ) -> FloatArray:  # [m, k], [m] -> [m, k]
-        """Probability that the target takes each child, given that its path reaches the node. A
-        row's sum is below 1.
+        """Probability that the target takes each child, given that it reaches the node.
 
-        depths: edges between the root and each of the m nodes. A child that top-k or top-p excludes
-        has none.
+        depths: edges between the root and each of the m nodes
+        A row's sum is below 1. A child that top-k or top-p excludes has probability 0.
         """
         return self.edges_of(features(scores, depths, greedy), scores, greedy)
 
     def edges_of(
         self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
     ) -> FloatArray:  # [m, k, F], [m, k] -> [m, k]
-        """Chances of the edges whose features are given; see edges()."""
+        """Return edges() for children whose features are given."""
         chances = self._chances(tables, greedy)
         chances[scores < _EXCLUDED] = 0
         return chances
@@ -267,8 +259,9 @@ class AcceptanceModel:
     def observe(
         self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None
     ) -> None:
-        """The target's token at a node of this depth was its child of rank `taken`, or none of
-        these k.  scores: [k]
+        """Learn one verdict at a node of this depth with scores [k].
+
+        taken: rank of the target's token, None where it is none of the k children
         """
         tables = features(scores[None], np.array([depth]), greedy)
         self.observe_path(tables, greedy, [taken])
@@ -276,7 +269,7 @@ class AcceptanceModel:
     def observe_path(
         self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
     ) -> None:  # [m, k, F], [m]
-        """Learn from a path of m nodes: which child the target took at each, None for another."""
+        """Learn from a path of m nodes: the rank that the target took at each, or None."""
         k = tables.shape[1]
         hits = np.array([-1 if rank is None else rank for rank in taken])
         come_to = np.where(hits < 0, k, hits + 1)
@@ -288,10 +281,9 @@ class AcceptanceModel:
             self._rates.learn(count, rank)
 
     def mean_edges(self, k: int) -> FloatArray:  # [k]
-        """Chances of the ranks, averaged over nodes: for plans made without knowing the scores.
-        Non-increasing, sum below 1.
+        """Probabilities of the ranks, averaged over nodes: for plans made without scores.
 
-        Raises ValueError unless k is 1 to RANKS.
+        Non-increasing, with a sum below 1. Raises ValueError unless k is 1 to RANKS.
         """
         if not 1 <= k <= RANKS:
             raise ValueError(f"rates of 1 to {RANKS} ranks are known: got k = {k}")
@@ -301,7 +293,7 @@ class AcceptanceModel:
         return broken(hazards(table, self._laws[greedy].weights))
 
     def to_record(self) -> dict[str, Any]:
-        """What was learnt, as a prior for other sessions: plain values for JSON."""
+        """Return what was learnt, as a prior for other sessions: plain values for JSON."""
         laws = {kind: law.to_record() for kind, law in zip(KINDS, self._laws, strict=True)}
         return {
             "version": VERSION,
@@ -312,14 +304,15 @@ class AcceptanceModel:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> AcceptanceModel:
-        """The model that to_record described; other fields are ignored. Raises InvalidRequest
-        for what it cannot use.
+        """Return the model that to_record described; other fields are ignored.
+
+        Raises InvalidRequest for a record that it cannot use.
         """
         return cls.read(Json(dict(record), "this acceptance record", InvalidRequest))
 
     @classmethod
     def read(cls, record: Json) -> AcceptanceModel:
-        """A model from a file's contents."""
+        """Read a model from a file's contents."""
         version, features = record.field("version"), record.field("features")
         if version.value != VERSION or features.value != list(FEATURES):
             version.refuse(f"an acceptance record of version {VERSION}")
@@ -330,7 +323,7 @@ class AcceptanceModel:
 
 
 def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:
-    """The model of a file, else the shipped one. Raises InvalidRequest for a file of no use."""
+    """Read the model from a file, by default the shipped one. Raises InvalidRequest."""
     return AcceptanceModel.read(read_json(path, InvalidRequest))
 
 
@@ -346,5 +339,5 @@ def _numbers(raw: Json) -> tuple[float, ...]:
 
 
 def write_acceptance(model: AcceptanceModel, path: Path) -> None:
-    """Keep what was learnt in a file; readers never see half of it."""
+    """Write what was learnt to a file. Readers never see a part of it."""
     write_whole(path, json.dumps(model.to_record()) + "\n")

@@ -1,6 +1,4 @@
-"""Everything that is measured, by whom it was measured. It outlives texts: what was learned in one
-serves the next.
-"""
+"""Everything that is measured and outlives a text: what one text teaches serves the next."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from inference.times import DraftTimes, LinkTimes, TargetTimes
 
 @dataclass
 class Knowledge:
-    """What proposers of one pair of models know."""
+    """What the proposers of one pair of models know."""
 
     draft: DraftTimes
     target: TargetTimes

@@ -1,8 +1,9 @@
-"""What drafting may cost: a call of the draft and a sent node against the tokens that they bring.
+"""What drafting may cost: the price of a draft call and of a sent node against the tokens they
+bring.
 
-A token is worth what tokens cost lately (a ratio of sums; Dinkelbach's method for ratios). A call
-is made, and a node is sent, when what it is expected to bring is worth more than its own price.
-Pure: no clock is read.
+Marginal rule: draft while expected extra tokens x current cost per token exceed the cost of the
+call. The cost per token is a ratio of recent sums (Dinkelbach's method for ratios). Pure: no clock
+is read.
 """
 
 from __future__ import annotations
@@ -15,64 +16,65 @@ from inference.cost.objective import SPEED, Effort, Tariff
 from inference.stats import FRAMING_BYTES
 
 REMEMBERED_TOKENS = 100.0
-"""Tokens after which a token counts for 1/e in the price of one."""
+"""The cost per token is a moving average: a token weighs 1/e after this many more."""
 
 LEAST_GAIN = 0.005
-"""Expected tokens for which a call is made, however cheap it is."""
+"""Expected tokens below which no call is made, however cheap it is."""
 
 BYTES_A_TOKEN = 1000.0
-"""Bytes that may be sent for a token that they are expected to bring, where nobody states their
-price. Most of what a quick draft finds is unlikely: sent whole, it takes two to three times the
-bytes and saves a few percent of the time.
+"""Bytes that may be sent for one expected token, where no price of bytes is stated.
+
+Most nodes of a quick draft are unlikely. Sending them all takes two to three times the bytes and
+saves a few percent of the time.
 """
 
 BATTERY_PRICE = 0.03
-"""Seconds of waiting that a second of drafting is worth on a battery, or where nobody knows."""
+"""Seconds of waiting that one second of drafting is worth, on a battery or where the power
+source is unknown.
+"""
 
 NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
-"""On the way to the target: of a node, and of a message that carries some."""
+"""Bytes on the way to the target: of a node, and of a message that carries nodes."""
 
 
 @dataclass
 class Prices:
-    """Prices of one proposer. tariff: of a unit of time, drafting and bytes, in any unit.
+    """Prices of one proposer."""
 
-    holds_target: calls run on the target's own device, so that the text waits for each of them.
-    battery: drafting costs a little even where the tariff says nothing.
-    node_seconds: by which a candidate makes a forward longer, where the text waits for that, too.
-    """
-
-    tariff: Tariff = SPEED
-    holds_target: bool = False
-    battery: bool = False
-    node_seconds: float = 0.0
+    tariff: Tariff = SPEED  # price of a second and of a byte, in any unit of cost
+    holds_target: bool = False  # calls run on the target's device, so the text waits for them
+    battery: bool = False  # drafting costs a little even where the tariff says nothing
+    node_seconds: float = 0.0  # a forward's seconds for each candidate, where the text waits
     effort: Effort = field(default_factory=Effort)  # of lately committed tokens
-    tokens: float = 0.0
+    tokens: float = 0.0  # lately committed
 
     @property
     def token(self) -> float:
-        """What a token costs lately; 0 before the first."""
+        """Recent cost of a token, in the tariff's unit; 0 before the first."""
         return self.tariff.of(self.effort) / self.tokens if self.tokens else 0.0
 
     @property
     def drafting_second(self) -> float:
-        """What a second of drafting costs."""
+        """Cost of a second of drafting, in the tariff's unit."""
         price = self.tariff.drafting
         if self.battery:
             price = max(price, BATTERY_PRICE * self.tariff.wall)
         return price + self.tariff.wall if self.holds_target else price
 
     def committed(self, tokens: int, effort: Effort) -> None:
-        """So many tokens have come, and took this."""
+        """Record that so many tokens were committed, and what they took."""
         kept = max(1 - tokens / REMEMBERED_TOKENS, 0.0)
         self.effort = self.effort.times(kept).plus(effort)
         self.tokens = self.tokens * kept + tokens
 
     def width(self, gains: Sequence[float], seconds: Callable[[int], float]) -> int:
-        """How many nodes the next call ranks, 0 for no call.
+        """Return how many nodes the next call ranks, 0 for no call.
 
-        gains: tokens expected of ranking the first, the first two, ... nodes.  seconds: of a call
-        by width.  While a call holds up nobody, what brings most a second is taken.
+        gains: expected tokens of ranking the first node, the first two, ...
+        seconds: expected seconds of a call by its width
+
+        Where the text waits for calls, the width with the best net gain is taken. Otherwise it is
+        the width with most expected tokens a second.
         """
         token, second = self.token, self.drafting_second
         best, most = 0, 0.0
@@ -87,8 +89,10 @@ class Prices:
         return best
 
     def least_value(self) -> float:
-        """Of a node that is worth sending: its bytes, and its share of a forward where the text
-        waits for that, against the worth of a token.
+        """Least value of a node that is worth sending.
+
+        At this value, the expected token just pays for the node's bytes, and for its share of a
+        forward where the text waits for that.
         """
         floor, token = NODE_BYTES / BYTES_A_TOKEN, self.token
         price = NODE_BYTES * self.tariff.byte_up + self.node_seconds * self.tariff.wall
@@ -97,6 +101,6 @@ class Prices:
 
 @lru_cache
 def _widths(most: int) -> tuple[int, ...]:
-    """Those that are looked at: few shapes of calls, since some devices compile each."""
+    """Widths that are considered. They are few, because some devices compile a graph for each."""
     powers = (1 << power for power in range(most.bit_length()) if 1 << power < most)
     return (*powers, most) if most else ()

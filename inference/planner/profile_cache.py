@@ -1,5 +1,5 @@
-"""Profiles kept on disk, one file a subject: what was measured on this machine need not be
-measured again.
+"""Profiles kept on disk, one file for each subject, so that nothing is measured twice on a
+machine.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Subject(Record):
     model: str  # fingerprint of the weights, and of the artefact where there is one
     dtype: str
     threads: int
-    context: int  # slots that were read
-    rows: int  # up to which it was measured
-    nodes: int  # as well
-    version: str  # of Outrider
+    context: int  # cache slots that each call reads
+    rows: int  # largest that was measured
+    nodes: int  # largest that was measured
+    version: str  # Outrider's
 
     def path(self, directory: Path) -> Path:
-        """Its file."""
+        """Return the subject's file in `directory`."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return directory / f"{self.part}-{digest[:16]}.json"
 
 
 @dataclass(frozen=True)
 class _Kept(Record):
-    """What a file holds."""
+    """The contents of a file."""
 
     schema: int
     subject: Subject
@@ -54,8 +54,9 @@ class _Kept(Record):
 
 
 def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, float] | None:
-    """What was kept of the subject; None, and a notice where there is a file that is not
-    understood, when it is to be measured.
+    """Return the seconds kept for the subject, by shape; None where there are none.
+
+    A file that cannot be understood is reported to `tell`, and counts as none.
     """
     path = subject.path(directory)
     if not os.path.exists(path):  # a path that may not be looked at is none
@@ -68,8 +69,10 @@ def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, f
 
 
 def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]) -> Path | None:
-    """The file that was written, whole or not at all; None where the directory cannot be written
-    to: the times are known anyway.
+    """Write the seconds, by shape, to the subject's file; return its path.
+
+    The file is written whole or not at all. Returns None where the directory cannot be written to:
+    the caller has the times anyway.
     """
     kept = _Kept(SCHEMA, subject, tuple((*shape, seconds) for shape, seconds in times.items()))
     path = subject.path(directory)
@@ -81,7 +84,7 @@ def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]
 
 
 def _times(path: Path, subject: Subject) -> dict[Shape, float]:
-    """The seconds in a file; raises InvalidRequest unless it is a profile of the subject."""
+    """Return the seconds in a file; raise InvalidRequest unless it is the subject's profile."""
     kept = read_record(read_json(path, InvalidRequest), _Kept)
     if (kept.schema, kept.subject) != (SCHEMA, subject):
         raise InvalidRequest(f"{path} is not this model's profile")

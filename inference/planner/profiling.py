@@ -1,11 +1,10 @@
-"""Measures what a model's calls take on this machine, before it serves: a table of seconds for
-DraftTimes and TargetTimes.
+"""Measures a model's calls on this machine before it serves: tables of seconds for planning.
 
-A call of more nodes in as many rows never takes less. Where a busy machine made it look so, the
-table is the nearest that does not say so.
+DraftTimes and TargetTimes take these tables. A call of more nodes in as many rows never takes less
+time. Where a busy machine made it look so, the nearest monotone table is taken.
 
-Nothing is prefilled and no sequence is touched: calls read whatever keys lie in the first CONTEXT
-slots and write into slots behind them, which whoever takes a row later overwrites before it reads
+Nothing is prefilled and no sequence is touched. Calls read whatever keys lie in the first CONTEXT
+slots and write to slots behind them. Whoever takes a row later overwrites these before reading
 them. All calls are greedy. Not yet run on CUDA or Neuron hardware.
 """
 
@@ -30,13 +29,14 @@ CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""
 
 MOST_SECONDS = 5.0
-"""Of one profile, its first two calls apart, which are the shortest; what there is no time for
-is estimated from what was measured.
+"""Seconds that measuring one profile may take; its first two calls, the shortest, are not counted.
+
+Shapes that there is no time for are estimated from those that were measured.
 """
 
 CALLS, ENOUGH_SECONDS = 5, 0.02
-"""A shape is called so often, or until that took so long and there are TRUSTED calls. The first
-call of a shape may be slow: medians ignore it.
+"""A shape is called CALLS times, or until TRUSTED calls took ENOUGH_SECONDS. A shape's first
+call may be slow: medians ignore it.
 """
 
 RANKED = 8
@@ -48,10 +48,11 @@ Tell = Callable[[str], None]
 
 
 def profile_draft(model: Model, length: int, width: int, tell: Tell) -> dict[int, float]:
-    """Seconds of ranking 1, 2, 4, ... up to `width` siblings in one call, as far as the model takes
-    so many.
+    """Return the seconds of ranking 1, 2, 4, ... up to `width` siblings in one call.
 
-    length: positions that the model has, which is the longest sequence it was loaded for.
+    length: positions of the model, which is the longest sequence that it was loaded for
+
+    Widths beyond what the model takes are left out.
     """
     widths = list(_doublings(min(width, model.max_nodes, model.capacity)))
     measured = _measure(
@@ -65,11 +66,12 @@ def profile_draft(model: Model, length: int, width: int, tell: Tell) -> dict[int
 def profile_target(
     model: Model, length: int, rows: int, nodes: int, tell: Tell
 ) -> dict[Shape, float]:
-    """Seconds of a forward by what it is computed as, up to `rows` rows of `nodes` nodes, as far as
-    the model takes so many.
+    """Return the seconds of a forward by its padded shape, up to `rows` rows of `nodes` nodes.
 
-    1, 2, 4, ... rows and nodes are measured; for 3, 6, 12, ... nodes, where they are a shape of
-    their own, the middle is taken. length: positions that the model has.
+    length: positions of the model
+
+    1, 2, 4, ... rows and nodes are measured. 3, 6, 12, ... nodes are interpolated, where they are a
+    shape of their own. Shapes beyond what the model takes are left out.
     """
     rows, nodes = min(rows, model.rows), min(nodes, model.max_nodes, model.capacity, length)
     shapes = {
@@ -96,9 +98,7 @@ def profile_target(
 
 
 def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
-    """Seconds by shape of a target whose time is emulated, by the profile's own arithmetic at
-    CONTEXT slots. Nothing is measured.
-    """
+    """Return the seconds by shape that a profile states at CONTEXT slots. Nothing is measured."""
     shapes = {
         profile.padded(row, node) for row in range(1, rows + 1) for node in range(1, nodes + 1)
     }
@@ -106,7 +106,7 @@ def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, 
 
 
 def _doublings(most: int) -> Iterator[int]:
-    """1, 2, 4, ... and `most`."""
+    """Yield 1, 2, 4, ... and `most`."""
     size = 1
     while size < most:
         yield size
@@ -117,8 +117,9 @@ def _doublings(most: int) -> Iterator[int]:
 def _measure(
     shapes: Sequence[Shape], call: Callable[[Shape], object], tell: Tell
 ) -> dict[Shape, float]:
-    """Seconds of a call by shape, in the order given, the smallest first: of medians, and of a
-    line where there may be no time for calls.
+    """Return the seconds of a call by shape, for shapes in the order given, the smallest first.
+
+    They are medians, or values of a fitted line where there is no time to measure.
     """
     call(shapes[0])  # brings the weights in
     start = told = time.perf_counter()
@@ -140,9 +141,7 @@ def _measure(
 
 
 def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
-    """The nearest times, those of each number of rows apart, that never fall from one number of
-    nodes to the next.
-    """
+    """Return the nearest times that never fall with more nodes, for each number of rows."""
     smooth: dict[Shape, float] = {}
     for _, group in groupby(sorted(seconds), key=lambda shape: shape[0]):
         shapes = list(group)
@@ -151,8 +150,9 @@ def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
 
 
 def ascending(values: Sequence[float]) -> list[float]:
-    """The nearest sequence that never falls, by the sum of the distances: one value that is far
-    off moves no other far.
+    """Return the nearest non-decreasing sequence by the sum of absolute differences.
+
+    One outlier then moves no other value far.
     """
     runs: list[list[float]] = []
     for value in values:
@@ -163,16 +163,17 @@ def ascending(values: Sequence[float]) -> list[float]:
 
 
 def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
-    """Seconds that a call may take at worst: what the largest so far took, in proportion where
-    it computes more nodes than that.
+    """Upper estimate of a call's seconds: the largest measured call's, scaled up by the nodes
+    computed.
     """
     largest = max(measured, key=np.prod)
     return float(measured[largest] * max(1.0, np.prod(shape) / np.prod(largest)))
 
 
 def _median_seconds(call: Callable[[], object], share: float) -> float:
-    """Median seconds of as many calls as fit into `share` seconds, at least one. Of fewer than
-    TRUSTED calls the last counts.
+    """Return the median seconds of as many calls as fit into `share` seconds, at least one.
+
+    With fewer than TRUSTED calls the last one counts.
     """
     samples = [_seconds(call)]
     while (
@@ -191,7 +192,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _middle(measured: dict[Shape, float], shape: Shape) -> float:
-    """On the line between the next smaller and the next larger number of nodes in as many rows."""
+    """Interpolate linearly between the next smaller and the next larger number of nodes."""
     points = sorted(
         (nodes, seconds) for (rows, nodes), seconds in measured.items() if rows == shape[0]
     )
@@ -200,8 +201,9 @@ def _middle(measured: dict[Shape, float], shape: Shape) -> float:
 
 
 def _chains(model: Model, length: int, rows: int, nodes: int) -> list[Segment]:
-    """A chain of so many nodes in each of the first rows, chosen at every node: what every
-    target takes.
+    """Return a chain of `nodes` nodes in each of the first `rows` rows, chosen at every node.
+
+    Every target can compute it.
     """
     context = min(CONTEXT, model.capacity - nodes, length - nodes)
     at = np.arange(context, context + nodes, dtype=np.int32)
@@ -212,7 +214,9 @@ def _chains(model: Model, length: int, rows: int, nodes: int) -> list[Segment]:
 
 
 def _siblings(model: Model, length: int, width: int) -> Segment:
-    """A level of a tree that grows over several calls: each node has a context of its own."""
+    """Return one level of a tree that grows over several calls. Each node has a context of its
+    own.
+    """
     context = min(CONTEXT, model.capacity - width, length - 1)
     slots, positions = (
         np.arange(context, context + width, dtype=np.int32),
