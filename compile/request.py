@@ -32,10 +32,10 @@ _DEFAULT_SEQUENCE_LENGTH = 2048
 class BuildCheckpoint:
     """The model to build."""
 
-    name: str
+    name: str  # what it is known as
     directory: Path
     config: ModelConfig
-    vocabulary: int
+    vocabulary: int  # ids are below this
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from inference.sampling import CANDIDATES
 TARGETS = ("cpu", "trn1", "inf2", "trn2")
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 MAX_LEVELS = 16
-"""Positions that a verify graph makes noise for, if its trees have as many nodes."""
+"""Depths that a verify graph makes noise for; fewer where its trees have fewer nodes."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class CompileSpec:
     model: str  # the name it is known by
     target: str  # one of TARGETS
     vocabulary: int  # ids of the tokenizer
-    buckets: tuple[Bucket, ...]  # of the target's own graphs
+    buckets: tuple[Bucket, ...]  # the target's own graphs
     rows: int = 4  # sequences held at once
     sequence_length: int = 2048  # prompt and output together
-    max_tree_nodes: int = 64  # of the largest tree, its root included
+    max_tree_nodes: int = 64  # nodes of the largest tree, its root included
     dtype: str = "float32"  # one of DTYPES
     tensor_parallel: int = 1  # ranks that share the model
     # flag -> value ("" for none), beside those the builder always sets

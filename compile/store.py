@@ -61,8 +61,8 @@ class Objects(Protocol):
 class Pushed:
     """The result of a push."""
 
-    digest: str  # of what was pushed
-    first: str  # of the artefact that builds of the same inputs share, mostly the same
+    digest: str  # the pushed artefact's
+    first: str  # that of the artefact first pushed for these inputs; mostly equal
 
 
 def open_store(url: str) -> Objects:

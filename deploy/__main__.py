@@ -46,7 +46,7 @@ class Shown:
     prices: list[Price] = field(default_factory=list)
     transfer: TransferPrice | None = None
     missing: list[str] = field(default_factory=list)  # what has no price
-    reasons: dict[str, None] = field(default_factory=dict)  # of sources that were passed over
+    reasons: dict[str, None] = field(default_factory=dict)  # why sources were passed over
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

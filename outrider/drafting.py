@@ -42,7 +42,7 @@ class Sides(NamedTuple):
     checkpoint: Checkpoint
     target: Connection
     rows: int  # texts that are made at once
-    length: int  # of the longest of them, prompt and output together
+    length: int  # longest text, prompt and output together
 
 
 def drafting(

@@ -32,11 +32,11 @@ class Shape:
     delay_ms: float = 0.0  # one way, in each direction: a round trip takes twice as long
     jitter_ms: float = 0.0  # most that is added to it, evenly spread; nothing is overtaken
     mbit: float | None = None  # a second, each direction, shared by all connections
-    cut_at_s: tuple[float, ...] = ()  # since the link listens: all connections are broken
+    cut_at_s: tuple[float, ...] = ()  # cuts, in seconds since the link listens
     cut_every_s: float | None = None  # seconds from one cut to the next
     cut_random: bool = False  # cut_every_s is their mean (exponential)
     cut_fin: bool = False  # cuts end connections in order instead of resetting them
-    seed: int = 0  # of jitter and random cuts
+    seed: int = 0  # seeds jitter and random cuts
 
     def __post_init__(self) -> None:
         for name in ("delay_ms", "jitter_ms"):

@@ -101,7 +101,7 @@ def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
             RuntimeError,
             ValueError,
             MemoryError,
-        ) as error:  # of weights, devices and memory
+        ) as error:  # loading may fail in weights, devices and memory
             log.error("%s could not be loaded: %s: %s", name, type(error).__name__, error)
             raise Unavailable(f"{name} could not be loaded: its target's log says why") from error
 

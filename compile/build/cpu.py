@@ -48,8 +48,8 @@ class Loaded(NamedTuple):
     """A model that graphs are made of."""
 
     decoder: Decoder
-    keys: Tensor
-    values: Tensor
+    keys: Tensor  # [layers, rows, kv heads, capacity + 1, head dim]
+    values: Tensor  # the same shape
 
     def constants(self) -> dict[str, Tensor]:
         """The tensors that its graphs take from outside, by their names in the graphs."""

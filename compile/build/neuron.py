@@ -35,7 +35,7 @@ from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inp
 from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph
-"""Name of the module from which all graphs of a package are made."""
+"""The module from which all graphs of a package are made."""
 
 _COMPILERS_AT_ONCE = 4
 

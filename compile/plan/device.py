@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """What one rank of a target runs on."""
+    """The hardware of one rank, with its published figures."""
 
     target: str
     memory: int  # bytes

@@ -27,9 +27,9 @@ _MOST_SECONDS = 60.0
 """Seconds that the solver may take. It then answers with its best so far. The slowest case of
 benchmarks/buckets.py takes 6.
 """
-_TOLERANCE = 1e-7  # of an optimum: the solver computes in floating point
-_SLACK = 1e-9  # of a budget: sums of seconds in another order differ in the last digits
-_SCALE = 1e4  # of the objective: the solver's tolerances are absolute, seconds are small
+_TOLERANCE = 1e-7  # tolerance of an optimum: the solver computes in floating point
+_SLACK = 1e-9  # slack of a budget: sums of seconds in another order differ in the last digits
+_SCALE = 1e4  # scales the objective: the solver's tolerances are absolute, seconds are small
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _choose(
         ) from error
     alone = costs[:, :forced].min(axis=1)  # [demands]
     saved = np.maximum(alone[:, None] - costs, 0.0)
-    demand, shape = np.nonzero(saved)  # of each pair
+    demand, shape = np.nonzero(saved)  # indices of each pair
     count, pairs = len(shapes), len(demand)
     if not pairs:
         return list(range(forced)), float(alone.sum())

@@ -111,9 +111,9 @@ def _measured(texts: list[_Text], path: Path) -> Load:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the artefact promises to serve."""
+    """Limits of what the artefact promises to serve."""
 
-    rows: int  # of the cache
+    rows: int  # rows of the cache
     chunk: int  # prompt tokens in one call
     tree_nodes: int
     least_nodes: int

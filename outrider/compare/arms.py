@@ -71,7 +71,7 @@ class Bench:
     draft_times: dict[int, float]  # width -> seconds of a call
     chains: Sequence[Policy]
     trees: Sequence[Policy]
-    positions: Sequence[Aims]  # of the knob; empty: nothing is asked for
+    positions: Sequence[Aims]  # positions of the knob --cs; empty: none is asked for
     local: Engine | None  # the target's model in this process, where it was asked for
 
 

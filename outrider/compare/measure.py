@@ -178,7 +178,7 @@ def _title(ready: Testbed) -> str:
 
 def network(options: CompareOptions, round_trip: float) -> Network:
     """The emulated link. Jitter counts with its mean, once each way."""
-    byte_time = 8e-6 / options.bandwidth if options.bandwidth else 0.0  # of Mbit/s
+    byte_time = 8e-6 / options.bandwidth if options.bandwidth else 0.0  # bandwidth is in Mbit/s
     return Network(round_trip + options.jitter / 1e3, byte_time)
 
 

@@ -39,9 +39,9 @@ class CompareOptions:
     what cannot be measured.
     """
 
-    draft: TextsOptions = field(default_factory=lambda: DEFAULTS)  # of every text
+    draft: TextsOptions = field(default_factory=lambda: DEFAULTS)  # how every text is drafted
     num_runs: int = 2
-    cs: tuple[str, ...] = ()  # positions of the knob
+    cs: tuple[str, ...] = ()  # positions of the knob --cs
     architectures: tuple[str, ...] = ()  # empty: those that can run across a link
     local: bool = False
     chains: tuple[Policy, ...] = (Chain(2), Chain(4), Chain(8))

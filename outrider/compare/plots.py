@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Picture
 
-_STEPS = 60  # of a curve, and of each side of the map
+_STEPS = 60  # points of a curve, and of each side of the map
 _LEAST_SPAN_MS = 100.0
-_STYLES = ("-", "--", "-.", ":")  # of an architecture's settings
+_STYLES = ("-", "--", "-.", ":")  # lines of an architecture's settings
 _COLOURS = {
     one.name: f"tab:{colour}"
     for one, colour in zip(

@@ -28,11 +28,11 @@ class Costs:
     """One round of an arm on average, in seconds and bytes."""
 
     made: Round
-    nodes: float  # of the target's pass, the root included
+    nodes: float  # nodes of the target's pass, the root included
     bytes_up: float
     bytes_down: float
     queue: float
-    host: float  # of both programs outside their models, the machine's own network included
+    host: float  # time in both programs outside their models, loopback included
 
 
 Time = Callable[[Costs, Network], float]

@@ -18,7 +18,7 @@ class Reading:
     """One text and what it took to make it."""
 
     done: Completion
-    joules: Figure  # of this machine
+    joules: Figure  # read on this machine
     memory_here: int | None  # bytes resident at the peak; None where it cannot be read
     memory_target: int | None
 
@@ -48,7 +48,7 @@ def reset_peak(pid: int | str) -> None:
     its whole life.
     """
     try:
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # its peak: proc(5)
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # 5 resets the peak: proc(5)
     except OSError:
         return
 

@@ -23,9 +23,9 @@ class RegimeMap:
     """Times in seconds that the closed forms need."""
 
     alone: float  # a token of the target by itself
-    passes: ForwardTimes  # of the target
-    level: float  # of drafting one more token
-    host: float  # of a round outside both models
+    passes: ForwardTimes  # passes of the target
+    level: float  # drafting one more token
+    host: float  # a round's time outside both models
 
     def rounds(self, acceptance: float, round_trip: float) -> float:
         """Seconds a token of synchronous rounds, with the best chain for this acceptance of a

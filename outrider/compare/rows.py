@@ -45,7 +45,7 @@ class Row:
     # tokens per second relative to target-only, text by text; None without target-only runs
     ratio: Interval | None
     time_to_first_token: Percentiles | None
-    time_per_output_token: Percentiles | None  # of each text, after its first chunk
+    time_per_output_token: Percentiles | None  # for each text, after its first chunk
     inter_chunk: Percentiles | None  # between tokens that came together and the next ones
     forwards: int
     lone_forwards: int  # without candidates
@@ -66,16 +66,16 @@ class Row:
     messages_up: int
     messages_down: int
     usd_per_million: FigureInterval  # the target is held from request to last token
-    usd_per_million_by_forwards: FigureInterval  # its forwards alone are paid
-    joules_per_million: FigureInterval  # of draft and target
+    usd_per_million_by_forwards: FigureInterval  # the target's forwards alone are paid
+    joules_per_million: FigureInterval  # draft and target together
     joules_here_per_million: FigureInterval  # read on this machine, idle power included
     memory_here: int | None
     memory_target: int | None
     identical_texts: int | None  # equal to target-only; None without target-only runs
     differences: list[Difference]
-    seconds_per_token: float | None  # of all texts, after their first chunks
+    seconds_per_token: float | None  # over all texts, after their first chunks
     predicted: float | None  # seconds_per_token by the closed form
-    device: str  # of the target, as it describes itself: an emulated one says so
+    device: str  # the target's, in its own words: an emulated one says so
     pareto: bool = False  # no row at this round trip is nowhere worse and somewhere better
 
     @property

@@ -48,13 +48,13 @@ class Testbed:
     """The running parts of a comparison."""
 
     options: CompareOptions
-    common: TextsOptions  # of the draft in this process, and where the target is
-    checkpoint: Checkpoint  # of the draft
+    common: TextsOptions  # options of the draft here, and where the target is
+    checkpoint: Checkpoint  # the draft's
     target: Description
     draft: Model
     draft_times: dict[int, float]
     requests: list[Request]
-    positions: list[Aims]  # of the knob
+    positions: list[Aims]  # positions of the knob --cs
     account: Account
     started: StartedTarget | None  # None: the user named a target
     local: Engine | None
