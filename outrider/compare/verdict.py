@@ -16,7 +16,9 @@ from outrider.compare.statistics import FEWEST
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """The verdict, in three lines at most. It claims nothing within an interval or from few texts."""
+    """The verdict, in three lines at most. It claims nothing within an interval or from too few
+    texts.
+    """
     if not comparison.has_baseline:
         return ["No speed-up is given: target-only was not run."]
     if not comparison.tells:
