@@ -1,5 +1,5 @@
-"""python -m compile: build an artefact, say what would be built, or move artefacts to and from a
-store.
+"""Runs `python -m compile`: builds an artefact, prints what would be built, or moves artefacts to
+and from a store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when what was asked was done."""
+    """Run the command. Returns 0 when what was asked was done."""
     options = parse(arguments)
     given = sys.argv[1:] if arguments is None else arguments
     return run_command(
@@ -68,8 +68,8 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
 
 
 def _say_if_pushed(store: str, planned: Manifest) -> None:
-    """A build that others made of the same is named and not taken unasked: an artefact is
-    executable code.
+    """Print the digest of an artefact that others pushed for the same inputs. It is not taken
+    unasked, because an artefact is executable code.
     """
     from compile.store import find, open_store
 
@@ -82,7 +82,7 @@ def _say_if_pushed(store: str, planned: Manifest) -> None:
 
 
 def _builder(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint) -> Builder:
-    """Builders are imported when they build: each brings its own compiler."""
+    """The builder for the spec. Builders are imported here, because each needs its own compiler."""
     if spec.dtype == "int8":
         from compile.build.openvino import OpenVinoBuilder
 
@@ -150,7 +150,7 @@ def _out(options: CompileOptions) -> Path:
 
 
 def _spec_of(options: CompileOptions) -> tuple[CompileSpec, BuildCheckpoint]:
-    """The spec, checked against the device's memory; prints the plan."""
+    """The spec, checked against the device's memory, and its checkpoint. Prints the plan."""
     from compile.plan.memory import check_fits
     from compile.plan.report import describe
     from compile.request import find_checkpoint, make_request

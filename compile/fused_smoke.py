@@ -1,5 +1,5 @@
-"""Whether a fused artefact writes its target's own text: its rounds beside its target's choices,
-right after it was built.
+"""Checks right after a build that a fused artefact writes its target's own text: its rounds are
+compared with its target's choices.
 
 For Neuron this needs the instance. Not yet run on hardware.
 """
@@ -29,14 +29,14 @@ from inference.tree import TokenTree
 
 _TOKENS = 32
 _ENOUGH = 0.97
-"""Of the rounds' tokens, how many must be the target's own choice after the same text; in
-bfloat16 about 1 in 100 is a near-tie.
+"""The least share of the rounds' tokens that must be the target's own choice after the same text.
+In bfloat16 about 1 in 100 is a near-tie.
 """
 
 
 def smoke(directory: Path, manifest: Manifest, say: Say) -> str:
-    """What it wrote in words, or that it cannot run here; raises BadArtifact when the text is
-    another.
+    """What the artefact wrote, in words, or that it cannot run here. Raises BadArtifact when the
+    text is not the target's.
     """
     if manifest.target == "cpu":
         return check_text(load_fused(directory, manifest), manifest)
@@ -50,7 +50,9 @@ def smoke(directory: Path, manifest: Manifest, say: Say) -> str:
 
 
 def check_text(model: RoundModel, manifest: Manifest) -> str:
-    """Greedy and at temperature 1 (where it has graphs for that), after a random prompt."""
+    """Check texts after a random prompt: greedy and, where it has graphs for that, at temperature
+    1.
+    """
     tokens = min(_TOKENS, manifest.sequence_length // 2)
     sampled = fused_part(manifest).rounds[-1].sampled
     prompt = (
@@ -100,7 +102,7 @@ def _fused_text(
 def _own_choices(
     model: Model, manifest: Manifest, prompt: list[int], params: SamplingParams, text: list[int]
 ) -> int:
-    """How many of the text's tokens the target chooses where they stand."""
+    """How many of the text's tokens the target itself chooses at their positions."""
     sequence, equal = ModelSequence(model, 0, params), 0
     sequence.extend(prompt[:-1])
     before = [prompt[-1], *text[:-1]]

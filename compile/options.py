@@ -1,5 +1,5 @@
-"""What `python -m compile` is asked: every flag with its default and its meaning, and what the
-flags together mean.
+"""The flags of `python -m compile`, with their defaults and meanings, and what they mean
+together.
 """
 
 from __future__ import annotations
@@ -136,17 +136,17 @@ class CompileOptions:
 
     @property
     def device(self) -> str:
-        """The target, cpu where none was named."""
+        """The target; cpu where none was named."""
         return self.target or "cpu"
 
     @property
     def precision(self) -> str:
-        """The dtype, chosen by the device where none was named."""
+        """The dtype; chosen by the device where none was named."""
         return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
 
     @property
     def compiler_flags(self) -> Mapping[str, str]:
-        """NAME or NAME=VALUE -> value."""
+        """The flags for the compiler: from NAME or NAME=VALUE to a mapping."""
         flags = {}
         for given in self.flag:
             name, _, value = given.partition("=")
@@ -212,7 +212,7 @@ _EXAMPLES = """examples:
 
 
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
-    """Options from a command line; argparse answers --help and usage errors."""
+    """Options from a command line. argparse answers --help and usage errors."""
     parser = argparse.ArgumentParser(
         prog="python -m compile",
         description=_DESCRIPTION,

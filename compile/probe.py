@@ -1,8 +1,8 @@
-"""Whether a device computes the noise as the contract says: a graph of the noise alone, against
-known answers.
+"""Checks that a device computes the noise as the contract says: a graph of the noise alone is
+compared with known answers.
 
-The 32 bits must be the same, the float results may differ in the last digits. A device that fails
-must not serve sampled graphs.
+The 32 bits must be equal. The float results may differ in the last digits. A device that fails must
+not serve sampled graphs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from inference.errors import BadArtifact
 from inference.model.sampler import add_in_halves, noise, threefry2x32
 
 TOLERANCE = 2e-5
-"""Of the noise, which lies in -2.81 to 16.64."""
+"""Largest allowed difference of the noise, which lies in -2.81 to 16.64."""
 
 _WORD = 2**32
 
 
 class Vector(NamedTuple):
-    """A known answer."""
+    """A known answer of the noise function."""
 
     seed: int
     position: int
@@ -47,8 +47,8 @@ VECTORS = (
 
 
 class NoiseProbe(nn.Module):
-    """The bits and the noise, one row; `one` is 1, because a package without any weight is not a
-    documented case.
+    """A graph of the bits or the noise, for one row. Its weight `one` is 1: a package without any
+    weight is not a documented case.
     """
 
     def __init__(self, *, bits: bool) -> None:
@@ -57,7 +57,7 @@ class NoiseProbe(nn.Module):
         self.bits = bits
 
     def forward(self, seed: Tensor, position: Tensor, token: Tensor) -> Tensor:
-        """seed [n, 2], position [n], token [n] int32 -> [n]: int32 bits or float32 noise."""
+        """Draw: seed [n, 2], position [n], token [n] int32 -> [n], int32 bits or float32 noise."""
         if not self.bits:
             return noise(seed, position, token, add_in_halves) * self.one
         words, _ = threefry2x32((seed[:, 0], seed[:, 1]), (token, position), add_in_halves)
@@ -78,7 +78,7 @@ def probe_inputs() -> dict[str, Tensor]:
 
 
 def check_noise(sdk: Sdk, ranks: int, logical: int, flags: str, work: str) -> None:
-    """Compile the probe, run it on the device; raises BadArtifact, naming the first vector that
+    """Compile the probe and run it on the device. Raises BadArtifact, naming the first vector that
     differs.
     """
     bits, drawn = (
@@ -94,7 +94,7 @@ def check_noise(sdk: Sdk, ranks: int, logical: int, flags: str, work: str) -> No
 
 
 def differences(bits: Tensor, drawn: Tensor) -> Iterator[str]:
-    """What differs from the vectors, in words."""
+    """The differences from the vectors, in words."""
     for vector, word, value in zip(VECTORS, bits.tolist(), drawn.tolist(), strict=True):
         where = f"seed {vector.seed}, position {vector.position}, token {vector.token}"
         if word % _WORD != vector.bits:
@@ -105,7 +105,7 @@ def differences(bits: Tensor, drawn: Tensor) -> Iterator[str]:
 
 @torch.no_grad()
 def _run(sdk: Sdk, probe: NoiseProbe, ranks: int, logical: int, flags: str, work: str) -> Tensor:
-    """One probe through ModelBuilder, the way the target goes."""
+    """Build and run one probe through ModelBuilder, as a target is."""
     inputs = probe_inputs()
     with sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=logical):
         model: Any = (

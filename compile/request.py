@@ -1,4 +1,4 @@
-"""From options to a spec: the checkpoint, what was left open, and the graphs."""
+"""Makes a spec from options: the checkpoint, defaults for what was left open, and the graphs."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _DEFAULT_SEQUENCE_LENGTH = 2048
 
 @dataclass(frozen=True)
 class BuildCheckpoint:
-    """The model to build: known as `name`, with ids below `vocabulary`."""
+    """The model to build."""
 
-    name: str
+    name: str  # what it is known as
     directory: Path
     config: ModelConfig
-    vocabulary: int
+    vocabulary: int  # ids are below this
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A spec and, where its graphs were planned, why these."""
+    """A spec and, where its graphs were planned, why these graphs."""
 
     spec: CompileSpec
     explanation: tuple[str, ...]
 
 
 def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
-    """The checkpoint of --model; a dry run reads its config.json alone, and so counts ids that
-    pad the vocabulary.
+    """The checkpoint of --model. A dry run reads its config.json alone, so it counts ids that pad
+    the vocabulary, too.
     """
     directory = _directory(options)
     config = read_config(directory)
@@ -67,7 +67,7 @@ def _vocabulary(directory: Path) -> int:
 
 
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
-    """What is to be built; the graphs are those of the given sizes, or planned for --load."""
+    """What is to be built. The graphs are those of the given sizes, or planned for --load."""
     sizes = Sizes(
         options.sizes("prefill_nodes"),
         options.sizes("tree_nodes"),
@@ -125,7 +125,9 @@ def _limits(options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes) 
 
 
 def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
-    """Prompt and output together; raises InvalidRequest beyond the model's limit."""
+    """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
+    limit.
+    """
     limit, asked = checkpoint.config.max_positions, options.sequence_length
     if asked is None:
         return min(_DEFAULT_SEQUENCE_LENGTH, limit)

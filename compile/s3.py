@@ -1,5 +1,5 @@
-"""A store's objects on S3. Every upload carries SHA-256 checksums, which S3 compares with what
-arrives.
+"""Keeps a store's objects on S3. Every upload carries SHA-256 checksums, which S3 compares with
+what arrives.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra, Unavailable
 
 _ONE_PUT = 64 << 20
-"""Greater files go up in parts."""
+"""Files of more bytes than this are uploaded in parts."""
 T = TypeVar("T")
 
 
@@ -72,8 +72,8 @@ class S3Objects:
             raise BadArtifact(f"{self._url} has no {name}")
 
     def _ask(self, call: Callable[[], T], **absent: T) -> T:
-        """A call with its errors as ours; with `absent`, its value is returned where the object
-        is missing, or there already.
+        """Make a call and translate its errors into ours. With `absent`, that value is returned
+        where the object is missing, or exists already.
         """
         from_boto = _boto_errors()
         try:

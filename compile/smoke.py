@@ -1,5 +1,7 @@
-"""First contact with a Neuron instance: the noise on the device, one graph, its choices beside the
-eager model's, its time.
+"""First test on a Neuron instance: the noise on the device, then one graph, its choices and its
+time.
+
+Choices are compared with those of the eager model.
 
     python -m compile.smoke --model DIR_OR_NAME --target trn1 --tensor_parallel 2
 
@@ -45,14 +47,16 @@ from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
 _ENOUGH = 0.97
-"""Equal choices below which the device is called wrong: in bfloat16 about 1 in 100 is a near-tie
-that rounding decides.
+"""The share of equal choices below which the device is called wrong. In bfloat16 about 1 in 100 is
+a near-tie that rounding decides.
 """
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Choices of the device beside those of the eager model, after the same committed tokens."""
+    """How many choices of the device equal those of the eager model, after the same committed
+    tokens.
+    """
 
     equal: int
     total: int
@@ -165,7 +169,7 @@ def _smoke(options: argparse.Namespace) -> int:
 
 
 def _spec(options: argparse.Namespace, directory: Path) -> CompileSpec:
-    """One row, one sampled graph, which prompts go through as well."""
+    """The spec of the test: one row and one sampled graph, which prompts go through as well."""
     from inference.text import Tokenizer
 
     nodes = max(options.nodes, least_nodes(options.dtype))
@@ -184,7 +188,9 @@ def _spec(options: argparse.Namespace, directory: Path) -> CompileSpec:
 
 
 def _check_noise(spec: CompileSpec, out: Path) -> None:
-    """First of all: what cannot draw the right noise need not compile a model."""
+    """Check the noise on the device. This comes first: where it is wrong, no model need be
+    compiled.
+    """
     aim(spec.target)
     logical = logical_cores(spec.target)
     check_noise(
@@ -200,7 +206,9 @@ def _check_noise(spec: CompileSpec, out: Path) -> None:
 def compare(
     model: Model, eager: Model, vocabulary: int, options: argparse.Namespace, params: SamplingParams
 ) -> Agreement:
-    """Random trees on a growing text; the eager model's verdicts decide what both commit."""
+    """Compare choices for random trees on a growing text. The eager model's verdicts decide what
+    both commit.
+    """
     generator = np.random.default_rng(5)
     prompt = generator.integers(0, vocabulary, options.sequence_length // 2).tolist()
     sequences = [ModelSequence(each, 0, params) for each in (model, eager)]

@@ -1,4 +1,4 @@
-"""What is to be built: one flat record, valid or not there at all. It knows shapes, not devices
+"""The spec of a build: one flat record, which is valid or is not made. It knows shapes, not devices
 or compilers.
 """
 
@@ -14,20 +14,20 @@ from inference.sampling import CANDIDATES
 TARGETS = ("cpu", "trn1", "inf2", "trn2")
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 MAX_LEVELS = 16
-"""Positions that a verify graph makes noise for, unless its trees have fewer nodes."""
+"""Depths that a verify graph makes noise for; fewer where its trees have fewer nodes."""
 
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """A target to build."""
+    """The spec of a target to build. Raises InvalidRequest for values that do not fit together."""
 
     model: str  # the name it is known by
     target: str  # one of TARGETS
     vocabulary: int  # ids of the tokenizer
-    buckets: tuple[Bucket, ...]  # of the target's own graphs
+    buckets: tuple[Bucket, ...]  # the target's own graphs
     rows: int = 4  # sequences held at once
     sequence_length: int = 2048  # prompt and output together
-    max_tree_nodes: int = 64  # of the largest tree, its root included
+    max_tree_nodes: int = 64  # nodes of the largest tree, its root included
     dtype: str = "float32"  # one of DTYPES
     tensor_parallel: int = 1  # ranks that share the model
     # flag -> value ("" for none), beside those the builder always sets
@@ -59,7 +59,9 @@ class CompileSpec:
 
     @property
     def graphs(self) -> tuple[Bucket, ...]:
-        """All that is to be compiled: the target's, then the draft's, then those of both."""
+        """All graphs that are to be compiled: the target's, then the draft's, then those of
+        both.
+        """
         return (
             self.buckets
             if self.fused is None
@@ -73,7 +75,7 @@ class CompileSpec:
 
     @property
     def junk(self) -> int:
-        """The slot that padding is written to, behind the usable ones."""
+        """The slot that padding is written to. It lies behind the usable ones."""
         return self.capacity
 
     @property
@@ -83,24 +85,26 @@ class CompileSpec:
 
 
 def takes_all_rows(target: str) -> bool:
-    """Neuron graphs hold the caches as their state, so every row takes part in every call."""
+    """Whether every row takes part in every call: Neuron graphs hold the caches as their state."""
     return target != "cpu"
 
 
 def least_nodes(dtype: str) -> int:
-    """In float32 one node runs as two: kernels for a single row round differently from those for
-    several. So they do by int8's.
+    """The fewest nodes of a graph. In float32 and int8 one node runs as two, because kernels for a
+    single row round differently from those for several.
     """
     return 2 if dtype in ("float32", "int8") else 1
 
 
 def verify_bucket(rows: int, nodes: int, slots: int, junk: int, *, sampled: bool) -> Bucket:
-    """A graph for trees: it chooses at every node."""
+    """The bucket of a graph for trees, which chooses at every node."""
     return Bucket(rows, nodes, slots, nodes, min(nodes, MAX_LEVELS), sampled, junk)
 
 
 def prefill_bucket(rows: int, nodes: int, slots: int, junk: int) -> Bucket:
-    """A graph for prompt chunks. Greedy: what a prompt's chunk chooses is not used."""
+    """The bucket of a graph for prompt chunks. It is greedy, since what a chunk chooses is not
+    used.
+    """
     return Bucket(rows, nodes, slots, 1, 1, False, junk)
 
 
@@ -115,7 +119,7 @@ def _check_choice(flag: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def _check_buckets(spec: CompileSpec) -> None:
-    """The graphs agree with the cache and serve everything the spec promises."""
+    """Check that the graphs agree with the cache and serve everything that the spec promises."""
     names = [bucket.name for bucket in spec.buckets]
     if len(set(names)) < len(names):
         raise InvalidRequest(
@@ -148,7 +152,9 @@ def _check_buckets(spec: CompileSpec) -> None:
 
 
 def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
-    """The rounds fit the cache and the target, and every promised session finds one."""
+    """Check that the rounds fit the cache and the target, and that every promised session finds
+    one.
+    """
     shape = fused.shape
     if shape.nodes > spec.max_tree_nodes:
         raise InvalidRequest(

@@ -1,11 +1,13 @@
-"""Artefacts in a directory or on S3, under their contents' hashes, for other machines to take.
+"""Keeps artefacts in a directory or on S3, under the hashes of their contents, for other machines
+to take.
 
     files/<SHA-256>            a file, kept once for all artefacts that have it
-    manifests/<digest>.json    an artefact: written after its files builds/<key>
-    digest of the first artefact pushed for these inputs: later builds of the same do not replace it
+    manifests/<digest>.json    an artefact, written after its files
+    builds/<key>               digest of the first artefact that was pushed for these inputs
 
-An artefact is executable code. Whoever pulls must know the digest of its manifest, which covers
-every file, from somewhere else than the store; nothing is put in place before all of it is checked.
+Later builds from the same inputs do not replace the first. An artefact is executable code. Whoever
+pulls must know the digest of its manifest, which covers every file, from another place than the
+store. Nothing is put in place before all of it is checked.
 """
 
 from __future__ import annotations
@@ -41,30 +43,30 @@ class Objects(Protocol):
     def has(self, name: str) -> bool: ...
 
     def put(self, name: str, path: Path, sha256: str) -> None:
-        """Upload a file whose content is known by its name, so that writing it twice does no
-        harm.
-        """
+        """Upload a file. Its content is known by its name, so writing it twice does no harm."""
         ...
 
     def put_once(self, name: str, content: bytes) -> bool:
-        """False, and nothing written, when there is an object of this name already."""
+        """Write an object. Returns false, and writes nothing, when an object of this name exists
+        already.
+        """
         ...
 
     def get(self, name: str, path: Path) -> None:
-        """Download; raises BadArtifact when there is none."""
+        """Download an object. Raises BadArtifact when there is none."""
         ...
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What became of a push."""
+    """The result of a push."""
 
-    digest: str  # of what was pushed
-    first: str  # of the artefact that builds of the same inputs share, mostly the same
+    digest: str  # the pushed artefact's
+    first: str  # that of the artefact first pushed for these inputs; mostly equal
 
 
 def open_store(url: str) -> Objects:
-    """A store from s3://BUCKET/PREFIX or a directory."""
+    """Open the store at s3://BUCKET/PREFIX or in a directory."""
     if url.startswith("s3://"):
         from compile.s3 import S3Objects
 
@@ -75,7 +77,7 @@ def open_store(url: str) -> Objects:
 
 
 def push(directory: Path, store: Objects, say: Say) -> Pushed:
-    """Put an artefact into a store: files, then the manifest, then the name that other builders
+    """Put an artefact into a store: its files, then the manifest, then the name that other builders
     look for.
     """
     manifest = read_manifest(directory)
@@ -92,8 +94,8 @@ def push(directory: Path, store: Objects, say: Say) -> Pushed:
 
 
 def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
-    """Fetch the artefact whose manifest has this digest; `directory` appears only when every
-    file was checked.
+    """Fetch the artefact whose manifest has this digest. `directory` appears only when every file
+    was checked.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise InvalidRequest(
@@ -119,16 +121,16 @@ def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
 
 
 def find(manifest: Manifest, store: Objects) -> str | None:
-    """Digest of the artefact that was pushed first for what this manifest is made from; it may
-    be known before anything is built.
+    """Digest of the artefact that was pushed first for this manifest's inputs. It may be asked for
+    before anything is built.
     """
     build = f"builds/{build_key(manifest)}"
     return _read(store, build) if store.has(build) else None
 
 
 def build_key(manifest: Manifest) -> str:
-    """Hash of what an artefact was made from: two machines that build the same get the same,
-    whatever bytes they made.
+    """Hash of an artefact's inputs. Two machines that build the same get the same hash, whatever
+    bytes they made.
     """
     inputs = {name: value for name, value in asdict(manifest).items() if name not in _NOT_INPUTS}
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
@@ -177,7 +179,7 @@ class DiskObjects:
 
 
 def _present(directory: Path, digest: str) -> Manifest:
-    """The artefact that is there already, when it is the one that is asked for."""
+    """The artefact that is in the directory already, if it is the one asked for."""
     manifest = read_manifest(directory)
     if manifest.digest() != digest:
         raise InvalidRequest(
@@ -199,7 +201,7 @@ def _fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
 
 
 def _fetch(store: Objects, sha256: str, path: Path) -> None:
-    """One file, unless an earlier pull that was broken off has it."""
+    """Fetch one file, unless an earlier pull that was broken off has it."""
     if path.is_file() and hash_file(path) == sha256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""python -m deploy prices: what targets cost on EC2, by which source, as of when."""
+"""Runs `python -m deploy prices`: what targets cost on EC2, with source and date."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class PricesOptions:
 
 @dataclass
 class PricesShown:
-    """What is printed."""
+    """The prices that are printed."""
 
     prices: list[Price] = field(default_factory=list)
     transfer: TransferPrice | None = None
     missing: list[str] = field(default_factory=list)  # what has no price
-    reasons: dict[str, None] = field(default_factory=dict)  # of sources that were passed over
+    reasons: dict[str, None] = field(default_factory=dict)  # why sources were passed over
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when what was asked was done; 1 without a single price."""
+    """Run the command. Returns 0 when what was asked was done, 1 without a single price."""
     options = _parse(arguments)
     return run_command(lambda: _prices(options), debug=options.debug)
 
@@ -69,13 +69,13 @@ def _prices(options: PricesOptions) -> int:
 
 
 def accelerators() -> dict[str, str]:
-    """The instance types that a target may run on, and what accelerators they have."""
+    """The instance types that a target may run on, with their accelerators."""
     return read_json(_ACCELERATORS, InvalidRequest).texts()
 
 
 def collect(prices: PriceChain, options: PricesOptions) -> PricesShown:
-    """The price of each type under the pricing that is asked for; else on demand or, where there
-    is none, as a capacity block, and as spot.
+    """The price of each type under the pricing that is asked for. By default these are two prices:
+    on demand (else as a capacity block), and spot.
     """
     shown = PricesShown()
 
@@ -105,7 +105,7 @@ def collect(prices: PriceChain, options: PricesOptions) -> PricesShown:
 
 
 def _print_json(shown: PricesShown, tokens_per_second: float | None) -> None:
-    """A price file, with dollars per million tokens beside the prices, in their order."""
+    """Print a price file, with dollars per million tokens beside the prices, in their order."""
     costs = None
     if tokens_per_second is not None:
         seconds = 1e6 / tokens_per_second
@@ -115,7 +115,7 @@ def _print_json(shown: PricesShown, tokens_per_second: float | None) -> None:
 
 
 def _print_table(shown: PricesShown, tokens_per_second: float | None) -> None:
-    """For people."""
+    """Print a table for people."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,5 +1,5 @@
-"""Prices asked of AWS now, through boto3: its price list, spot history and capacity block
-offerings. It only ever asks: nothing here can buy, start or change anything.
+"""Asks AWS for present prices through boto3: price list, spot history and capacity block offerings.
+Nothing here can buy, start or change anything.
 
 Written against botocore's models and public replies; not yet run against AWS.
 """
@@ -17,7 +17,7 @@ from deploy.prices import InstanceOffer, NoPrice, Price, Pricing, SourceDown, Tr
 from inference.errors import Mismatch
 
 PRICE_LIST_REGION = "us-east-1"
-"""The price list is served from three regions only, whatever region it is asked about."""
+"""Region whose price list is asked. Three regions serve it, whatever region it is asked about."""
 
 ON_DEMAND_TERMS = {
     "operatingSystem": "Linux",
@@ -28,8 +28,8 @@ ON_DEMAND_TERMS = {
     "licenseModel": "No License required",
     "operation": "RunInstances",
 }
-"""What pins one row of the list. Without marketoption an instance that is sold as capacity
-blocks has a row at $0.00 as well.
+"""Attributes that select one row of the list. Without marketoption, an instance that is sold as
+capacity blocks also has a row at $0.00.
 """
 
 TRANSFER_TERMS = {"transferType": "AWS Outbound", "toLocation": "External"}
@@ -50,10 +50,9 @@ _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 
 
 class LivePrices:
-    """A PriceSource that asks AWS.
+    """A PriceSource that asks AWS. Without credentials or network it gives up after the first call.
 
-    client: makes a boto3 client for (service, region). Without credentials or network everything is
-    given up after the first call.
+    client: makes a boto3 client for (service, region)
     """
 
     name = "AWS"
@@ -120,7 +119,9 @@ class LivePrices:
     def _rows(
         self, service: str, operation: str, region: str, key: str, **asked: object
     ) -> list[Any]:
-        """What all pages of a reply hold under the key; boto's errors as ours."""
+        """The rows under the key on all pages of a reply. boto's errors are translated into
+        ours.
+        """
         if self._down:
             raise SourceDown(self._down)
         try:
@@ -137,8 +138,8 @@ class LivePrices:
 
 
 def make_client(service: str, region: str) -> Any:
-    """A boto3 client that gives up within seconds; raises SourceDown where there is no boto3 or
-    no credentials.
+    """A boto3 client that gives up within seconds. Raises SourceDown without boto3 or
+    credentials.
     """
     try:
         import boto3
@@ -163,7 +164,7 @@ def _boto_errors() -> tuple[type[Exception], ...]:
 
 
 def _meaning(permission: str, error: Exception) -> NoPrice:
-    """What one of boto's errors says about this source."""
+    """The error that one of boto's errors means for this source."""
     response: dict[str, Any] | None = getattr(error, "response", None)
     if response is None:  # none came
         return SourceDown(str(error))
@@ -181,18 +182,17 @@ def on_demand_terms(offer: InstanceOffer) -> dict[str, str]:
 
 
 def filters(terms: Mapping[str, str]) -> list[dict[str, str]]:
-    """Terms in the form in which GetProducts takes them."""
+    """Terms in the form that GetProducts takes."""
     return [
         {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()
     ]
 
 
 def on_demand_usd(price_list: Iterable[str], offer: InstanceOffer) -> float:
-    """The one hourly price among the rows. Rows at $0, for other systems or in other units are
-    passed over, filtered or not.
+    """The one hourly price among the rows. Raises NoPrice where none is left, and Mismatch where
+    there are several, since it cannot be known which is paid.
 
-    Raises NoPrice where none is left, and Mismatch where several prices are: which of them is paid
-    cannot be known.
+    Rows at $0, for other systems or in other units are passed over.
     """
     rates = _rates(price_list, on_demand_terms(offer))
     found = sorted({usd for unit, usd, _ in rates if unit == "Hrs"})
@@ -207,7 +207,7 @@ def on_demand_usd(price_list: Iterable[str], offer: InstanceOffer) -> float:
 
 
 def transfer_usd_per_gb(price_list: Iterable[str], region: str) -> float:
-    """The first tier that is paid for, in dollars a GB out to the internet; raises NoPrice."""
+    """The first paid tier, in dollars a GB out to the internet. Raises NoPrice."""
     rates = _rates(price_list, TRANSFER_TERMS)
     tiers = [(begin, usd) for unit, usd, begin in rates if unit == "GB"]
     if not tiers:
@@ -216,8 +216,8 @@ def transfer_usd_per_gb(price_list: Iterable[str], region: str) -> float:
 
 
 def spot_usd(history: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
-    """The cheapest zone's current price, and in words which zone that is and what the others
-    ask; raises NoPrice.
+    """The cheapest zone's current price, and a note that names the zone and the others' prices.
+    Raises NoPrice.
     """
     latest: dict[str, Mapping[str, Any]] = {}
     for row in sorted(history, key=lambda row: row["Timestamp"]):
@@ -233,8 +233,8 @@ def spot_usd(history: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
 
 
 def capacity_block_usd(offerings: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
-    """The cheapest block's hourly price, and in words what block that is; raises NoPrice. A
-    block is paid beforehand, in full.
+    """The cheapest block's hourly price, and a note that describes the block. Raises NoPrice. A
+    block is paid in full beforehand.
     """
     blocks = []
     for block in offerings:
@@ -251,8 +251,8 @@ def capacity_block_usd(offerings: Iterable[Mapping[str, Any]]) -> tuple[float, s
 def _rates(
     price_list: Iterable[str], terms: Mapping[str, str]
 ) -> Iterator[tuple[str, float, float]]:
-    """(unit, dollars, beginning of the tier) of the on-demand rates above $0 of the rows that
-    have no other terms.
+    """(unit, dollars, beginning of the tier) of the on-demand rates above $0. Rows with other terms
+    are left out.
     """
     for row in map(json.loads, price_list):
         attributes = row["product"]["attributes"]

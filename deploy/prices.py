@@ -1,10 +1,11 @@
-"""Prices of EC2: what is asked for, what is answered, and the file that holds answers.
+"""Prices of EC2: the question, the answer, and the file that holds answers.
 
 The snapshot that ships here, the user's own --price_file and the cache have one form:
 
-{"schema": 1,
- "prices": [{"instance_type", "region", "pricing", "usd_per_hour", "as_of", "source",
- "confidence"}], "transfers": [{"region", "usd_per_gb_in", "usd_per_gb_out", "as_of", "source"}]}
+    {"schema": 1,
+     "prices": [{"instance_type", "region", "pricing", "usd_per_hour", "as_of", "source",
+                 "confidence"}],
+     "transfers": [{"region", "usd_per_gb_in", "usd_per_gb_out", "as_of", "source"}]}
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_AGE_SECONDS = 24 * 3600.0
 
 
 class NoPrice(Unavailable):
-    """This source has no such price; the message says why, and the next source is asked."""
+    """This source has no such price. The message says why, and the next source is asked."""
 
 
 class SourceDown(NoPrice):
@@ -50,7 +51,7 @@ class Pricing(Enum):
 
 @dataclass(frozen=True)
 class InstanceOffer(Record):
-    """An instance type in a region, and how it is paid. Linux, shared tenancy."""
+    """An instance type in a region, and how it is paid. It runs Linux in shared tenancy."""
 
     instance_type: str
     region: str
@@ -81,7 +82,7 @@ class InstanceOffer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Price(InstanceOffer):
-    """What an offer costs."""
+    """The price of an offer."""
 
     usd_per_hour: float
     as_of: date  # the day on which it held
@@ -108,8 +109,8 @@ class Price(InstanceOffer):
 
 @dataclass(frozen=True)
 class TransferPrice(Record):
-    """US dollars a GB between a region and the internet, in the first tier that is paid for;
-    free allowances are not taken off.
+    """US dollars a GB between a region and the internet, in the first paid tier. Free allowances
+    are not deducted.
     """
 
     region: Text
@@ -127,22 +128,22 @@ class TransferPrice(Record):
 
 
 class PriceSource(Protocol):
-    """Somebody who knows prices."""
+    """A source of prices."""
 
     name: str
 
     def price(self, offer: InstanceOffer) -> Price:
-        """Raises NoPrice."""
+        """The price of an offer. Raises NoPrice."""
         ...
 
     def transfer(self, region: str) -> TransferPrice:
-        """Raises NoPrice."""
+        """The price of traffic of a region. Raises NoPrice."""
         ...
 
 
 @dataclass(frozen=True)
 class PriceFile(Record):
-    """What a file holds."""
+    """The content of a price file."""
 
     schema: Literal[1] = 1
     prices: tuple[Price, ...] = ()
@@ -183,7 +184,7 @@ class PriceTable:
 
 
 def read_table(path: Path, name: str) -> PriceTable:
-    """A table from its file; raises InvalidRequest naming what is wrong with it."""
+    """A table from its file. Raises InvalidRequest naming what is wrong with the file."""
     raw = read_json(path, InvalidRequest)
     if isinstance(raw.value, dict) and "schema" not in raw.value:
         raw.refuse('an object with "schema": 1')
@@ -196,9 +197,9 @@ def read_table(path: Path, name: str) -> PriceTable:
 
 
 class PriceCache:
-    """Prices that AWS said within the last day, for when it cannot be asked; a PriceSource.
+    """A PriceSource with the prices that AWS gave within the last day, for when it cannot be asked.
 
-    One file a price and region below a directory, as old as its modification time.
+    Each price and each region has a file below a directory. Its age is its modification time.
     """
 
     name = "cache"
@@ -206,7 +207,10 @@ class PriceCache:
     def __init__(
         self, directory: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.time
     ) -> None:
-        """tell: hears, in a line, of a file that cannot be used; the next price replaces it."""
+        """Use the files below a directory.
+
+        tell: hears, in a line, of a file that cannot be used; the next price replaces it
+        """
         self._directory, self._tell, self._clock = directory, tell, clock
 
     def price(self, offer: InstanceOffer) -> Price:
@@ -243,7 +247,7 @@ class PriceCache:
             raise NoPrice("what is kept cannot be used") from error
 
     def _write(self, path: Path, content: PriceFile) -> None:
-        """A cache that cannot be written is none; the price is known anyway."""
+        """Write a file. A failure is ignored: the price is known anyway."""
         try:
             write_whole(path, json.dumps(content.plain()))
         except OSError:

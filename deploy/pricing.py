@@ -1,5 +1,5 @@
-"""The price of an offer, from the first of its sources that knows: the user's file, AWS, what
-AWS said today, the bundled snapshot.
+"""Finds the price of an offer from the first source that knows it: the user's file, AWS, what AWS
+said today, the bundled snapshot.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from inference.cache_directory import cache_directory
 
 T = TypeVar("T")
 PLAUSIBLE_FACTOR = 4.0
-"""A price that moved further than this is reported with low confidence and not kept; p5.48xlarge
-really fell from $98.32 to $55.04 in 2025.
+"""Factor by which a price may differ from the known one. A price further off is reported with low
+confidence and not kept. p5.48xlarge really fell from $98.32 to $55.04 in 2025.
 """
 
 
@@ -55,11 +55,11 @@ class PriceChain:
         self._sources = tuple(sources)
 
     def quote(self, offer: InstanceOffer) -> Quote:
-        """Raises Unpriced where no source knows."""
+        """The price of an offer. Raises Unpriced where no source knows it."""
         return Quote(*self._first(str(offer), lambda source: source.price(offer)))
 
     def transfer(self, region: str) -> TransferPrice:
-        """Raises Unpriced where no source knows."""
+        """The price of a region's traffic. Raises Unpriced where no source knows it."""
         return self._first(f"traffic out of {region}", lambda source: source.transfer(region))[0]
 
     def _first(self, what: str, ask: Callable[[PriceSource], T]) -> tuple[T, tuple[str, ...]]:
@@ -73,8 +73,8 @@ class PriceChain:
 
 
 class Kept:
-    """A source whose answers are kept in a cache, unless they are far from what `known` says; a
-    PriceSource.
+    """A PriceSource that keeps another source's answers in a cache, unless they are far from what
+    `known` says.
     """
 
     def __init__(self, source: PriceSource, cache: PriceCache, known: PriceSource) -> None:
@@ -101,8 +101,9 @@ class Kept:
 
 
 def open_prices(price_file: Path | None = None, live: bool = True) -> PriceChain:
-    """The sources of the command line. `live` false asks nobody: for machines that must not, and
-    for results that can be repeated.
+    """The sources that the command line asks for.
+
+    live: false asks nobody, for machines that must not and for results that can be repeated
     """
     snapshot = read_table(SNAPSHOT, "snapshot")
     own = [] if price_file is None else [read_table(price_file, str(price_file))]

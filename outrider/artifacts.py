@@ -1,5 +1,5 @@
-"""From --artifact DIR to a model on this machine: the manifest decides what the other flags
-would.
+"""Loads the model of --artifact DIR on this machine. The manifest decides what other flags would
+decide for a plain model.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Served = TypeVar("Served", bound=TargetOptions)
 _DECIDED = ("model", "target_model", "dtype")
 _CORES = {"trn1": 2, "inf2": 2, "trn2": 4}
-"""Cores of the smallest instance of a family, which share the model unless an artefact says
+"""Cores of the smallest instance of a family. They share the model unless an artefact says
 otherwise.
 """
 
 
 def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
-    """What --artifact holds, after its files were checked; raises BadArtifact naming the file
-    that is not what was built.
+    """The manifest and the checkpoint of --artifact, after its files were checked. Raises
+    BadArtifact, which names the file that is not what was built.
     """
     for name in _DECIDED:
         if getattr(options, name) is not None:
@@ -46,7 +46,9 @@ def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
 
 
 def _read(device: str, directory: Path) -> Manifest:
-    """The manifest of an artefact that may run here; auto is the device that it was built for."""
+    """The manifest of an artefact that may run on this device. `auto` is the device it was built
+    for.
+    """
     from inference.artifact import check_files, read_manifest
     from inference.backends.compiled import read_compiled
 
@@ -66,7 +68,7 @@ def _read(device: str, directory: Path) -> Manifest:
 
 
 def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
-    """The artefact's model. Says what was loaded on stderr."""
+    """The artefact's model, loaded. Prints what was loaded on stderr."""
     from inference.backends.compiled import WEIGHTS, load_compiled
 
     directory = Path(options.artifact or "")
@@ -101,8 +103,9 @@ def _load_fused(directory: Path, manifest: Manifest) -> CompiledModel:
 
 
 def with_neuron_artifact(options: Served) -> Served:
-    """For --device neuron without --artifact one that matches is taken from the cache, else
-    announced and built; other options stay.
+    """The options with an artefact, for --device neuron without --artifact.
+
+    A matching artefact is taken from the cache. If there is none, one is announced and built.
     """
     if options.device != "neuron" or options.artifact:
         return options
@@ -138,7 +141,9 @@ def with_neuron_artifact(options: Served) -> Served:
 
 
 def artifact_length(options: TargetOptions, manifest: Manifest) -> int:
-    """Prompt and output together; raises InvalidRequest beyond what was built."""
+    """The sequence length, prompt and output together. Raises InvalidRequest beyond what was
+    built.
+    """
     asked = options.sequence_length or manifest.sequence_length
     if not 2 <= asked <= manifest.sequence_length:
         raise InvalidRequest(

@@ -1,5 +1,7 @@
-"""What --calibrate measures and prints. For role draft: this machine's draft and, where a target
-answers, the target and the link to it. Roles target and fused_target are in outrider/serve.py.
+"""What --calibrate measures and prints for role draft: the draft on this machine and, where a
+target answers, the target and the link to it.
+
+Roles target and fused_target are in outrider/serve.py.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from outrider.profiles import WIDEST, user_profiles
 
 
 def calibrate(options: DraftRole) -> int:
-    """Print what a call of the draft takes by width, and what the target and the link to it take
-    when it answers.
+    """Print the seconds of a draft call by width and, when a target answers, those of the target
+    and of the link.
     """
     checkpoint = find_draft(options)
     length = checkpoint.sequence_length(options.sequence_length)
@@ -42,7 +44,7 @@ def calibrate(options: DraftRole) -> int:
 
 
 def described(target: Description) -> Iterator[str]:
-    """What a target says of itself, line by line."""
+    """A target's description of itself, line by line."""
     price = f", ${target.usd_per_hour:g} an hour" if target.usd_per_hour else ""
     busy = f", {target.sessions} sessions open" if target.sessions else ""
     yield f"target {target.model} on {target.device}, {target.rows} rows{busy}{price}"

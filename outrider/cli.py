@@ -1,4 +1,4 @@
-"""From a command line to a role, and from an error to one line and an exit code."""
+"""Runs the role that a command line asks for. An error becomes one line and an exit code."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from outrider.options.roles import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a role; 0 when it did what was asked."""
+    """Run a role. Returns 0 when it did what was asked."""
     options = parse(arguments)
     return run_command(lambda: _run(options), debug=options.debug)
 
 
 def _run(options: GeneralOptions) -> int:
-    """Roles are imported when they run: help needs no torch, a client no server."""
+    """Run the options' role. Roles are imported here: help needs no torch, a client no server."""
     if isinstance(options, ServingRole):
         from outrider.serve import serve
 

@@ -1,6 +1,4 @@
-"""One prompt from ids to text, with everything that is reported about it: stop ids, clocks, counts
-and what it costs.
-"""
+"""Makes the text of one prompt, and the record of it: end, times, counts and cost."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from inference.text import TextStream, Tokenizer
 from outrider.purse import Tab
 
 PROPOSERS = ("model", "copy", "host", "device")
-"""Names of inference.proposer's kinds."""
+"""What each kind of proposer is called in a record."""
 
 ENDS = {
     End.STOP_ID: "stop",
@@ -33,42 +31,38 @@ ENDS = {
 
 
 class Piece(NamedTuple):
-    """Text that became certain, and whether a proposer had named its last token; or text that
-    nobody has verified yet.
-    """
+    """A part of a text: verified by the target, or the draft's guess while the target is away."""
 
     text: str
-    accepted: bool
+    accepted: bool  # a proposer had named its last token
     verified: bool = True
 
 
 Show = Callable[[Piece], None]
-"""Is given the text of a request as it becomes certain."""
+"""Receives the text of a request, piece by piece."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to continue it. stop_ids end the text; they are part of the tokens but
-    not of the text.
-    """
+    """A prompt and how to continue it."""
 
     index: int
     prompt: str
     ids: Sequence[int]
     params: SamplingParams
     max_new_tokens: int
-    stop_ids: frozenset[int]
+    stop_ids: frozenset[int]  # end the text; part of its tokens, not of the text
     tab: Tab | None = None  # where what it takes is counted, and what the run may cost
 
     def order(self, pace: Pace = Pace.GO_ON, *, beside: bool = False) -> Decode:
-        """What a target is asked for."""
+        """The order that a target is given for this request."""
         end = len(self.ids) + self.max_new_tokens
         return Decode(end, self.stop_ids, pace=pace, beside=beside)
 
 
 @dataclass
 class Completion:
-    """The record of one text: the same names for every role that makes text. Times in seconds."""
+    """The record of one text. All roles that make text use the same names. Times are in seconds."""
 
     index: int
     prompt: str
@@ -81,15 +75,15 @@ class Completion:
     # or error
     finish_reason: str = "cancelled"
     error: str = ""  # what ended it before its end; what was verified until then stands above
-    forwards: int = 0  # of the target that it took part in
-    lone_forwards: int = 0  # of these, without candidates
-    nodes: int = 0  # computed for it in these, roots included
-    num_draft_tokens: int = 0  # of these, candidates
+    forwards: int = 0  # forwards of the target that the text took part in
+    lone_forwards: int = 0  # forwards without candidates
+    nodes: int = 0  # computed for this text, roots included
+    num_draft_tokens: int = 0  # candidates among the nodes
     num_accepted_tokens: int = 0
     accepted_by: dict[str, int] = field(default_factory=dict)  # kind of proposer -> tokens
     acceptance_length: float = 0.0  # tokens a forward
-    acceptance_length_drafted: float = 0.0  # the same of forwards with candidates
-    acceptance_rate: float = 0.0  # of the candidates that were computed
+    acceptance_length_drafted: float = 0.0  # tokens a forward with candidates
+    acceptance_rate: float = 0.0  # share of the computed candidates
     bytes_up: int = 0
     bytes_down: int = 0
     messages_up: int = 0
@@ -99,19 +93,19 @@ class Completion:
     seconds: float = 0.0
     time_to_first_token: float = 0.0
     tokens_per_second: float = 0.0
-    draft_calls: int = 0  # of models here
-    draft_seconds: float = 0.0  # in these
+    draft_calls: int = 0  # calls of models on this machine
+    draft_seconds: float = 0.0  # time in these calls
     usd: float | None = None  # where prices are known
-    target_seconds: float = 0.0  # of the forwards
-    share_seconds: float = 0.0  # its part of these, which is less where others took part
+    target_seconds: float = 0.0  # duration of the forwards
+    share_seconds: float = 0.0  # the text's share of the forwards, which others may share, too
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     # [chunk] from the request to the tokens that came together
     arrivals: list[float] = field(default_factory=list)
-    chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many those were
+    chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many tokens came together
     # [depth - 1] forwards that accepted a candidate of this depth
     accepted_at_depth: list[int] = field(default_factory=list)
-    # of the target, as it describes itself: an emulated one says so; empty for a model in this
+    # the target's device, as it describes it: an emulated one says so; empty for a model in this
     # process
     device: str = ""
     baseline: Completion | None = None
@@ -119,26 +113,26 @@ class Completion:
 
     @property
     def whole(self) -> bool:
-        """It ended as the text does."""
+        """Whether the text ended by itself: by a stop id or by its length."""
         return self.finish_reason in ("stop", "length")
 
     @property
     def effort(self) -> Effort:
-        """What it took, with the target held all the time."""
+        """What the text took, with the target held all the time."""
         return Effort(self.seconds, self.draft_seconds, self.bytes_up, self.bytes_down)
 
     @property
     def effort_of_forwards(self) -> Effort:
-        """The same where its part of the target's forwards is paid and nothing else of it."""
+        """What the text took, where only its share of the target's forwards is paid."""
         return self.effort._replace(wall=self.share_seconds + self.prefill_seconds)
 
     def record(self) -> dict[str, Any]:
-        """As plain data for JSON; an error stands there if there is one."""
+        """The record as plain data for JSON. The field `error` is there only if there is one."""
         return {name: value for name, value in asdict(self).items() if value or name != "error"}
 
 
 class Broken(OutriderError):
-    """An error ended a text. done: what was verified until then."""
+    """An error ended a text. `done` is its record up to the error."""
 
     def __init__(self, error: OutriderError, done: Completion) -> None:
         super().__init__(str(error))
@@ -146,20 +140,20 @@ class Broken(OutriderError):
 
 
 Tell = Callable[[Completion], None]
-"""Hears how far a text has come."""
+"""Receives the record of a text whenever tokens came."""
 
 
 Complete = Callable[[Request, Show, Event], Completion]
-"""Makes the text of a request, or what there is of it when the event is set."""
+"""Makes the text of a request. When the event is set, the text ends where it is."""
 
 
 def new_completion(request: Request) -> Completion:
-    """Of a text that has not begun."""
+    """The record of a text that has not begun."""
     return Completion(request.index, request.prompt, request.params.seed, len(request.ids))
 
 
 class _Run:
-    """A completion being made: clock, text, counts and the end condition."""
+    """A text while it is made: its clock, counts and end condition."""
 
     def __init__(
         self,
@@ -179,7 +173,7 @@ class _Run:
         self._start = time.perf_counter()
 
     def take(self, step: Step) -> bool:
-        """Take what has come, or that nothing has; false when the text is to end here."""
+        """Take a step, which may be empty. Returns false when the text is to end here."""
         if step.tokens:
             self._commit(step)
         done = self.done
@@ -192,7 +186,9 @@ class _Run:
         return done.finish_reason == "cancelled"
 
     def guess(self, token: int) -> None:
-        """Take one that nobody has verified: the next verified token takes all of them back."""
+        """Take a token that nobody has verified. The next verified token takes all of these
+        back.
+        """
         if self._guess is None:
             self._guess = self._tokenizer.stream([*self._request.ids, *self.done.token_ids])
         text = "" if token in self._request.stop_ids else self._guess.push(token)
@@ -200,7 +196,7 @@ class _Run:
         self._show(Piece(text, accepted=False, verified=False))
 
     def finish(self) -> Completion:
-        """The record, also of a text that was cut short."""
+        """The finished record, also of a text that was cut short."""
         done = self.done
         self._spent()
         if self._request.tab is not None:
@@ -229,7 +225,7 @@ class _Run:
         self._count()
 
     def _count(self) -> None:
-        """What session and proposers say so far."""
+        """Copy the counts of session and proposers to the record."""
         done, traffic, statistics = self.done, self._session.traffic, self._statistics
         tokens, accepted = len(done.token_ids), statistics.num_accepted_tokens
         for name in _COUNTED:
@@ -248,7 +244,7 @@ class _Run:
         done.tokens_per_second = tokens / done.seconds if done.seconds else 0.0
 
     def _spent(self) -> bool:
-        """Count what was taken, and say whether nothing more may be."""
+        """Count what was taken. Returns whether the budget is spent."""
         tab = self._request.tab
         if tab is None:
             return False
@@ -262,7 +258,7 @@ class _Run:
 
 
 def _drafted(proposers: Sequence[Proposer]) -> tuple[int, float]:
-    """Calls of their models so far, and seconds in these."""
+    """Calls of these proposers' models so far, and the seconds they took."""
     calls = sum(proposer.calls for proposer in proposers)
     return calls, sum(proposer.drafting for proposer in proposers)
 
@@ -271,7 +267,7 @@ _COUNTED = (
     "forwards", "nodes", "bytes_up", "bytes_down", "messages_up", "messages_down",
     "resumes", "reopenings", "share_seconds", "queue_seconds", "prefill_seconds",
 )  # fmt: skip
-"""Names that a Completion and Traffic have in common."""
+"""Fields that a Completion and Traffic have in common."""
 
 
 def complete(
@@ -286,11 +282,13 @@ def complete(
     offline: bool = False,
     tell: Tell | None = None,
 ) -> Completion:
-    """Decode until the text ends or `cancelled` is set; session and proposers are closed.
+    """Decode until the text ends or `cancelled` is set. Closes session and proposers. Raises
+    Broken.
 
-    order: what the target is asked for, if not request.order().  offline: while the target is
-    away, the first of the proposers goes on alone; what nobody verified in the end is marked as
-    such.  tell: hears of the text whenever tokens came.  Raises Broken.
+    order: what the target is asked for; request.order() if not given
+    offline: the first proposer goes on alone while the target is away; its text is marked
+    unverified
+    tell: called whenever tokens came
     """
     run = _Run(request, session, proposers, tokenizer, show)
     steps = _steps(request, session, proposers, order or request.order(), offline)

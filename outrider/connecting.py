@@ -1,4 +1,4 @@
-"""The way to a target: what the flags of a client say about where it is and how to ask it."""
+"""Connects a client to the target that its flags name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from outrider.options.network import ConnectionOptions
 def connect_target(
     options: ConnectionOptions, tokenizer: Tokenizer, name: str = "the model here"
 ) -> Iterator[Connection]:
-    """The target at --target_host and --port. name: of the model whose tokenizer this is.
+    """Connect to the target at --target_host and --port.
 
-    A model that is named may have to be loaded there first: that is waited for as long as
+    A model that is named may have to be loaded there first. That is waited for as long as
     --patience says. Raises Mismatch where token ids do not mean the same on both sides.
+
+    name: the model whose tokenizer this is
     """
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
     with connect(
@@ -41,7 +43,7 @@ def connect_target(
 
 
 def print_models(options: ConnectionOptions) -> None:
-    """The names of the models that the target lists."""
+    """Print the names of the models that the target lists."""
     print(*list_models(_addresses(options), security=client_security(options)), sep="\n")
 
 

@@ -1,4 +1,4 @@
-"""Roles that make what proves who somebody is: make-cert (a self-signed pair for TLS), make-key."""
+"""Roles that make credentials: make-cert (a self-signed pair for TLS) and make-key (a token)."""
 
 from __future__ import annotations
 

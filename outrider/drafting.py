@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from inference.backends.legacy_neuron import LegacyNeuronModel
 
 DEFAULT_TREE = BestFirst(nodes=16, depth=6)
-"""Of rounds where the command line names no tree."""
+"""The tree of synchronous rounds where the command line names none."""
 
 
 class Sides(NamedTuple):
@@ -42,19 +42,22 @@ class Sides(NamedTuple):
     checkpoint: Checkpoint
     target: Connection
     rows: int  # texts that are made at once
-    length: int  # of the longest of them, prompt and output together
+    length: int  # longest text, prompt and output together
 
 
 def drafting(
     options: DraftRole, sides: Sides, rates: Rates | None
 ) -> AbstractContextManager[Complete]:
-    """Completes requests with a draft here. rates: what cost is counted by, where it is known."""
+    """Yields a function that completes requests with a draft on this machine.
+
+    rates: what cost is counted by, where it is known
+    """
     return _in_rounds(options, sides) if options.waits else _growing(options, sides, rates)
 
 
 @contextmanager
 def _in_rounds(options: DraftRole, sides: Sides) -> Iterator[Complete]:
-    """The target waits for a whole tree of a fixed policy."""
+    """Complete in synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
     ranked = policy.most_ranked
     model = load_draft(options, sides.checkpoint, sides.rows, sides.length, ranked, ranked)
@@ -71,7 +74,7 @@ def _in_rounds(options: DraftRole, sides: Sides) -> Iterator[Complete]:
 
 @contextmanager
 def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[Complete]:
-    """A draft that never waits. What was learned of the pair is kept at the end."""
+    """Complete with a draft that never waits. What it learned about the pair is kept at the end."""
     aims, target, checkpoint = read_aims(options, rates), sides.target, sides.checkpoint
     model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
     profile = user_profiles().draft(checkpoint, model, sides.length)
@@ -106,8 +109,10 @@ def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[
 def load_draft(
     options: DeviceOptions, checkpoint: Checkpoint, rows: int, length: int, room: int, widest: int
 ) -> EagerModel | LegacyNeuronModel:
-    """The draft model. room: nodes that a row may have ranked beyond its longest text.  widest:
-    of these in one call.
+    """Load the draft model.
+
+    room: nodes that a row may have ranked beyond its longest text
+    widest: most of these nodes in one call
     """
     return load_model(
         options,

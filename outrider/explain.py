@@ -1,5 +1,5 @@
-"""--explain: what a token costs now, what limits it, and what would change it. All of it is told
-from what was measured while the text was made.
+"""Implements --explain: what a token costs now, what limits the speed, and what would change it. It
+uses only what was measured while the text was made.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from inference.cost.objective import Terms, price_words
 from outrider.completion import Completion
 
 AGAIN = 16
-"""Tokens after which it is looked whether something else limits the text now."""
+"""Tokens between two looks at what limits the text."""
 
 BUSY, OFTEN_ALONE = 0.8, 0.25
-"""Part of the time that a draft which limits the text is busy, and part of the forwards without
-candidates from which on these are what limits it.
+"""Share above which something is the limit: of the time that the draft is busy, or of the forwards
+that have no candidates.
 """
 
 
 class Limit(Enum):
-    """What would have to change for a quicker text; its value says how."""
+    """What limits the speed of a text. The value says what would make it faster."""
 
     NO_DRAFT = (
         "limited by the target: nobody proposes anything, so that each token takes a forward; a "
@@ -46,7 +46,7 @@ class Limit(Enum):
 
 
 def limit_of(done: Completion, round_trip: float) -> Limit:
-    """What limits a text that is made like this."""
+    """The limit of a text with this record."""
     if not done.draft_calls:
         return Limit.NO_DRAFT
     if done.num_accepted_tokens < 0.05 * len(done.token_ids):
@@ -59,7 +59,10 @@ def limit_of(done: Completion, round_trip: float) -> Limit:
 
 
 def explained(done: Completion, round_trip: float, terms: Terms | None, objective: str) -> str:
-    """A short block. round_trip: of the link, in seconds."""
+    """The explanation, a few lines long.
+
+    round_trip: seconds of the link
+    """
     tokens, forwards = len(done.token_ids), max(done.forwards, 1)
     lines = [f"a token takes {_ms(done.seconds / tokens)} ms{_price(done, terms, objective)}"]
     if done.draft_calls:
@@ -79,20 +82,17 @@ def explained(done: Completion, round_trip: float, terms: Terms | None, objectiv
 
 @dataclass
 class Explainer:
-    """Says it on stderr: when something else begins to limit a text, and at its end.
-
-    streamed: the text stands on the terminal, perhaps in the middle of a line.
-    """
+    """Prints the explanation on stderr: when the limit changes, and at the end of the text."""
 
     round_trip: float
     terms: Terms | None
     objective: str
-    streamed: bool
+    streamed: bool  # the text stands on the terminal, perhaps in the middle of a line
     _limit: Limit | None = None
     _looked: int = field(default=0)
 
     def tell(self, done: Completion) -> None:
-        """Tokens came."""
+        """Look at the record now and then. Print when the limit has changed."""
         if len(done.token_ids) < self._looked + AGAIN:
             return
         self._looked = len(done.token_ids)
@@ -100,7 +100,7 @@ class Explainer:
             self.say(done)
 
     def say(self, done: Completion) -> None:
-        """How it is now."""
+        """Print the explanation of the record as it is."""
         if not done.token_ids:
             return
         self._limit = limit_of(done, self.round_trip)

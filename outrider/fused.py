@@ -1,5 +1,5 @@
-"""Role fused_target: a draft on the target's own host, in a model of its own or in the target's
-graphs.
+"""Role fused_target: a draft on the target's own host. It is a model of its own, or it is compiled
+into the target's graphs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.profiles import user_profiles
 
 
 class Drafts(NamedTuple):
-    """What drafts beside a target, and the target's description with it."""
+    """What drafts beside a target, and the description that tells clients of it."""
 
     description: Description
     host: Host | None = None
@@ -34,10 +34,9 @@ class Drafts(NamedTuple):
 
 
 def with_draft(options: FusedTargetRole, model: Model, description: Description) -> Drafts:
-    """A draft beside this target, with as many rows. In a target whose graphs hold a draft it is
-    that one.
+    """Add a draft with as many rows as the target. Raises Mismatch when the tokenizers differ.
 
-    Raises Mismatch when their tokenizers differ.
+    Where the target's graphs hold a draft, that draft is taken.
     """
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
@@ -64,13 +63,13 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
 
 
 def _knowledge(times: dict[int, float], description: Description) -> Knowledge:
-    """Of a draft that no link parts from its target."""
+    """Knowledge for a draft that has no link between itself and its target."""
     target = TargetTimes(dict(description.times))
     return Knowledge(DraftTimes(times), target, LinkTimes(), read_acceptance())
 
 
 def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:
-    """The draft that is compiled into the target's graphs; a round has the shape that they were
+    """Use the draft that is compiled into the target's graphs. A round has the shape that they were
     built for.
     """
     manifest = read_manifest(Path(options.artifact or ""))

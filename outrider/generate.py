@@ -1,7 +1,7 @@
 """Roles that make text: draft (here, verified by a target elsewhere), fused_client (by a target and
 the draft beside it), verify_target and verify_draft (one model alone, in this process).
 
-Each reads the prompts, finds its models, turns prompts into requests, and has them run.
+Each role reads the prompts, finds its models, turns prompts into requests, and runs these.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.wishes import read_prices, read_wish
 
 
 def draft(options: DraftRole) -> int:
-    """Draft here, verify at --target_host."""
+    """Role draft: draft here, verify at --target_host."""
     if options.list_models:
         print_models(options)
         return 0
@@ -58,8 +58,8 @@ def draft(options: DraftRole) -> int:
 
 
 def fused_client(options: FusedClientRole) -> int:
-    """Ask the target, and the draft beside it where there is one. No model is loaded here, only
-    the tokenizer.
+    """Role fused_client: ask the target, and the draft beside it where there is one. Only the
+    tokenizer is loaded here, no model.
     """
     if options.list_models:
         print_models(options)
@@ -85,7 +85,9 @@ def fused_client(options: FusedClientRole) -> int:
 
 
 def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
-    """One model alone in this process: what the other roles' text is compared with."""
+    """Roles verify_target and verify_draft: one model alone in this process. Texts of the other
+    roles are compared with these.
+    """
     prompts = read_prompts(options)
     checkpoint, length, load = (
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
@@ -103,7 +105,9 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
 
 
 Alone = tuple[Checkpoint, int, Callable[[], Model]]
-"""A model, the length of its longest text, and how to load it once the prompts are known to fit."""
+"""A checkpoint, the length of its longest text, and a function that loads the model once all
+prompts are known to fit.
+"""
 
 
 def _draft_alone(options: VerifyDraftRole) -> Alone:
@@ -126,14 +130,14 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
 
 
 def session_length(asked: int | None, checkpoint: Checkpoint, target: Connection) -> int:
-    """Prompt and output together: what the draft, the target and the user allow."""
+    """The sequence length, prompt and output together, that draft, target and user allow."""
     return min(checkpoint.sequence_length(asked), target.description.sequence_length)
 
 
 def add_baseline(
     done: Completion, request: Request, target: Connection, tokenizer: Tokenizer, cancelled: Event
 ) -> None:
-    """The target's own text of the same request, as far as this one was made."""
+    """Add the target-only text of the same request, as long as this text."""
     if not done.token_ids or cancelled.is_set():
         return
     if not done.whole:
@@ -146,7 +150,7 @@ def add_baseline(
 def _paid(
     request: Request, purse: Purse, make: Complete, show: Show, cancelled: Event
 ) -> Completion:
-    """The text, paid from this purse; none begins once that is empty."""
+    """Make a text that is paid from this purse. None begins once the purse is empty."""
     if purse.empty:
         return replace(new_completion(request), finish_reason="spent", usd=0.0)
     with purse.text() as tab:

@@ -36,17 +36,17 @@ _STOP_SECONDS = 10.0
 
 
 class ShapedLink(NamedTuple):
-    """A running link. address: HOST:PORT to connect to.  cut: breaks every connection that is
-    open.
+    """A running link. Connect to `address`, which is HOST:PORT. `cut` breaks all open
+    connections.
     """
 
-    address: str
+    address: str  # HOST:PORT
     cut: Callable[[], None]
 
 
 @contextmanager
 def shaped_link(to: str, shape: LinkShape = PERFECT) -> Iterator[ShapedLink]:
-    """A link to HOST:PORT, in a process that ends with this context. Raises Unavailable when it
+    """Run a link to HOST:PORT in a process that ends with this context. Raises Unavailable when it
     does not start.
     """
     ends = ["--listen", "127.0.0.1:0", "--to", to]
@@ -77,7 +77,7 @@ def shaped_link(to: str, shape: LinkShape = PERFECT) -> Iterator[ShapedLink]:
 
 
 def _flags(shape: LinkShape) -> list[str]:
-    """The command line of a shape."""
+    """The flags that describe a shape."""
     flags = []
     for field in fields(LinkShape):
         value = getattr(shape, field.name)

@@ -1,6 +1,7 @@
-"""The proxy of an emulated link: TCP connections with delay, jitter, bandwidth and cuts. It runs in
-a process of its own (outrider/link.py), so that it shares no interpreter with either side, and
-knows nothing of what it carries.
+"""The proxy of an emulated link: TCP connections with delay, jitter, bandwidth and cuts.
+
+It runs in a process of its own (outrider/link.py), so that it shares no interpreter with either
+side. It knows nothing of what it carries.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 @dataclass(frozen=True)
 class LinkShape:
-    """What a link does to its connections; raises InvalidRequest for a link that cannot be."""
+    """What a link does to its connections. Raises InvalidRequest for impossible values."""
 
     delay_ms: float = 0.0  # one way, in each direction: a round trip takes twice as long
     jitter_ms: float = 0.0  # most that is added to it, evenly spread; nothing is overtaken
     mbit: float | None = None  # a second, each direction, shared by all connections
-    cut_at_s: tuple[float, ...] = ()  # since the link listens: all connections are broken
+    cut_at_s: tuple[float, ...] = ()  # cuts, in seconds since the link listens
     cut_every_s: float | None = None  # seconds from one cut to the next
     cut_random: bool = False  # cut_every_s is their mean (exponential)
     cut_fin: bool = False  # cuts end connections in order instead of resetting them
-    seed: int = 0  # of jitter and random cuts
+    seed: int = 0  # seeds jitter and random cuts
 
     def __post_init__(self) -> None:
         for name in ("delay_ms", "jitter_ms"):
@@ -80,7 +81,7 @@ class LinkShape:
 
 
 class _Direction:
-    """The link one way: bytes of all connections are put on it one after the other, then travel."""
+    """One direction of the link. The bytes of all connections are sent one after the other."""
 
     def __init__(self, shape: LinkShape, seed: str) -> None:
         self._delay, self._jitter = shape.delay_ms / 1e3, shape.jitter_ms / 1e3
@@ -89,7 +90,7 @@ class _Direction:
         self._free = 0.0  # when all bytes so far are on it
 
     def arrival(self, sent: float, size: int) -> float:
-        """When the last of `size` bytes that are handed over at `sent` arrives."""
+        """The time at which the last of `size` bytes arrives if they are handed over at `sent`."""
         self._free = max(self._free, sent) + size * self._byte_seconds
         return self._free + self._delay + self._chance.uniform(0, self._jitter)
 
@@ -179,8 +180,9 @@ class _Link:
             _close(client, target, reset=reset)
 
     async def _carry(self, client: socket.socket, target: socket.socket, accepted: float) -> None:
-        """Until both directions have ended. TCP's handshake takes a round trip, and the target
-        hears its end half a one later.
+        """Carry bytes until both directions have ended.
+
+        TCP's handshake takes a round trip, and the target hears its end half a round trip later.
         """
         up = _Way(client, target, self._up, accepted + 2 * self._delay)
         down = _Way(target, client, self._down, accepted + 3 * self._delay)
@@ -212,10 +214,10 @@ def _close(*ends: socket.socket, reset: bool) -> None:
 def run(
     listen: Address, to: Address, shape: LinkShape, on_ready: Callable[[Address], None]
 ) -> None:
-    """Be the link until SIGTERM or SIGINT; `on_ready` is told the bound address. At most some 500
-    connections at once.
+    """Run the link until SIGTERM or SIGINT. `on_ready` is told the bound address. Raises
+    InvalidRequest when the address cannot be listened on.
 
-    Raises InvalidRequest when the address cannot be listened on.
+    It carries some 500 connections at once.
     """
     loop = asyncio.SelectorEventLoop(SelectSelector())  # epoll would wake up to a millisecond late
     try:

@@ -1,9 +1,8 @@
-"""The models that an operator lists in a file: checked at the start, loaded when a client first
-names one.
+"""The models that an operator lists in a file. They are checked at the start and loaded when a
+client first names one.
 
-A client names a model by the name it has in the file. Where it lies, how and on what it is loaded
-is the operator's word alone, and why it could not be loaded is told to the operator's log, not to
-clients.
+A client names a model by its name in the file. The operator alone decides where the model lies and
+how it is loaded. Why a model could not be loaded is told to the operator's log, not to clients.
 """
 
 from __future__ import annotations
@@ -34,7 +33,9 @@ Load = Callable[[ServingRole], Served]
 
 
 class _Field(NamedTuple):
-    """Of an entry: the option it sets, how it is read, and whether an artefact decides it."""
+    """A field of an entry: the option it sets, how it is read, and whether an artefact decides
+    it.
+    """
 
     option: str
     read: Callable[[Json], str | int]
@@ -57,11 +58,10 @@ _FIELDS: Mapping[str, _Field] = {
 
 
 def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
-    """The options of each model in the file, by name, in its order; what an entry leaves out is as
-    on the command line.
+    """The options of each listed model, by name, in the file's order.
 
-    Raises InvalidRequest, naming the entry and the field, for what cannot be served. Weights are
-    not looked at before first use.
+    What an entry leaves out is as on the command line. Raises InvalidRequest, naming entry and
+    field, for what cannot be served. Weights are not looked at before first use.
     """
     listed: dict[str, ServingRole] = {}
     for entry in _entries(path):
@@ -82,13 +82,15 @@ def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
 
 
 def load_listed(name: str, options: ServingRole, load: Load) -> Served:
-    """The model, described by the name it is listed under."""
+    """Load a listed model and describe it by the name in the list."""
     served = load(options)
     return served._replace(description=replace(served.description, model=name))
 
 
 def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
-    """What loads it for a client: a failure is logged here in full, and is one line there."""
+    """A function that loads the model for a client. A failure is logged here in full; the client
+    gets one line.
+    """
 
     def loader() -> Served:
         try:
@@ -99,7 +101,7 @@ def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
             RuntimeError,
             ValueError,
             MemoryError,
-        ) as error:  # of weights, devices and memory
+        ) as error:  # loading may fail in weights, devices and memory
             log.error("%s could not be loaded: %s: %s", name, type(error).__name__, error)
             raise Unavailable(f"{name} could not be loaded: its target's log says why") from error
 
@@ -121,7 +123,7 @@ def _name(raw: Json) -> str:
 
 
 def _options(entry: Mapping[str, Json], options: ServingRole, where: str) -> ServingRole:
-    """The command line's, but with the entry's model and fields."""
+    """The command line's options, changed by the entry's model and fields."""
     given: dict[str, Any] = dict.fromkeys(("model", "artifact", "target_model", "models"))
     for name, value in entry.items():
         field = _FIELDS.get(name)
@@ -145,8 +147,8 @@ def _options(entry: Mapping[str, Json], options: ServingRole, where: str) -> Ser
 
 
 def _check(options: ServingRole, entry: Mapping[str, Any]) -> None:
-    """As far as can be seen without loading: the model is there, is one that can be computed,
-    and its device exists.
+    """Check an entry without loading it: the model exists and can be computed, and its device
+    exists.
     """
     if options.artifact:
         manifest = read_manifest(Path(options.artifact))

@@ -1,6 +1,4 @@
-"""From options to models on devices: where a checkpoint is, which device and precision, how long
-a sequence may be.
-"""
+"""Finds checkpoints and loads models: device, precision and sequence length from the options."""
 
 from __future__ import annotations
 
@@ -48,7 +46,9 @@ class Checkpoint:
     tokenizer: Tokenizer
 
     def sequence_length(self, asked: int | None) -> int:
-        """Prompt and output together; raises InvalidRequest beyond the model's limit."""
+        """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
+        limit.
+        """
         limit = self.config.max_positions
         if asked is None:
             return min(_DEFAULT_SEQUENCE_LENGTH, limit)
@@ -83,8 +83,10 @@ def _find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
 
 
 def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> Path:
-    """Where a model lies that is given as a directory or a hub name; without a name, where the
-    embedded one of this kind does. weights: whether they are needed, too.
+    """The directory of a model that is given as a directory or a hub name. Without a name it is
+    that of the embedded model of this kind.
+
+    weights: whether they are needed, too
     """
     from inference.model.checkpoint import find_model
 
@@ -103,7 +105,7 @@ def _only_gguf(directory: Path) -> bool:
 
 
 def find_tokenizer(options: TargetModelOptions) -> Tokenizer:
-    """That of the target's model, for a client that loads no model."""
+    """The tokenizer of the target's model, for a client that loads no model."""
     return Tokenizer(find_directory(options.target_name, "target"))
 
 
@@ -116,8 +118,9 @@ def load_model(
     spare: int,
     max_nodes: int,
 ) -> EagerModel | LegacyNeuronModel:
-    """The checkpoint on the chosen device; `spare` slots a row beyond the sequence hold trees.
-    Says what was chosen on stderr.
+    """Load the checkpoint on the chosen device. Prints what was chosen on stderr.
+
+    spare: slots a row beyond the sequence, which hold trees
     """
     from inference.model.checkpoint import DTYPES, load_decoder
 
@@ -171,7 +174,9 @@ def _load_legacy(
 def _on_device(
     decoder: Decoder, device: torch.device, *, rows: int, capacity: int, max_nodes: int
 ) -> EagerModel:
-    """On CUDA the decoder's calls are recorded and replayed; not yet run on a GPU."""
+    """A model with this decoder. On CUDA its calls are recorded and replayed; not yet run on a
+    GPU.
+    """
     if device.type == "cuda":
         from inference.backends.cuda import CudaGraphs, CudaModel
 
@@ -184,12 +189,12 @@ def _on_device(
 
 
 def set_threads(asked: int | None, parameters: int) -> None:
-    """As asked, else one for a small model and torch's choice for others."""
+    """Set torch's threads: as asked, else one for a small model and torch's choice for others."""
     torch.set_num_threads(asked or (1 if parameters < _SMALL else _THREADS))
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a --device; auto takes CUDA where there is one. cuda:1 and others are
+    """The torch device of a --device. `auto` takes CUDA where there is one. cuda:1 and others are
     not yet run on hardware.
     """
     if name == "neuron":

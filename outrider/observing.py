@@ -1,5 +1,5 @@
-"""Who hears what a target does: always the log, and the metrics and the operator's view that
-were asked for.
+"""Sets up who hears what a target does: always the log, and the metrics and the operator's view if
+they were asked for.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from outrider.options.network import ObservingOptions
 
 @contextmanager
 def observed(options: ObservingOptions, usd_per_hour: float | None = None) -> Iterator[Statistics]:
-    """What a target is to tell everything; until the context ends, it is written, served and shown.
-    usd_per_hour: what the operator's view counts dollars by.
+    """Yields the Statistics that a target reports everything to. They are logged, served and shown
+    until the context ends. Raises MissingExtra, or InvalidRequest when metrics cannot be served at
+    their address.
 
-    Raises MissingExtra, or InvalidRequest when metrics cannot be served at their address.
+    usd_per_hour: price by which the operator's view counts dollars
     """
     start_log(options.log, options.log_level)
     statistics = Statistics()

@@ -29,7 +29,7 @@ Make = Callable[[Model, int], Proposer]
 
 
 class Rows:
-    """Proposers on the rows of a draft model, lent to one text at a time each. Calls that come at
+    """Lends the rows of a draft model as proposers, each to one text at a time. Calls that come at
     the same time are computed together.
     """
 
@@ -42,7 +42,7 @@ class Rows:
 
     @contextmanager
     def proposer(self) -> Iterator[Proposer]:
-        """Waits until a row is free."""
+        """Lend a proposer. Waits until a row is free."""
         proposer = self._free.get()
         try:
             yield proposer
@@ -51,18 +51,20 @@ class Rows:
 
 
 def rounds(model: Model, policy: Policy, room: int) -> Rows:
-    """Rows that draft a whole tree of this policy for each forward. room: candidates that a
-    forward has.
+    """Rows that draft a whole tree of this policy for each forward.
+
+    room: candidates that a forward has
     """
     return Rows(model, lambda shared, row: RoundProposer(shared, policy, room=room, row=row))
 
 
 class GrowingPool(Rows):
-    """Proposers that never wait, on the rows of a draft model, against one target. What a row
-    learned in one text serves its next; all begin alike.
+    """Proposers that never wait, on the rows of a draft model, against one target.
 
-    learned: the file of what earlier runs learned; None to begin with the shipped prior and to keep
-    nothing.
+    What a row learned in one text serves its next. All rows begin alike.
+
+    learned: the file of what earlier runs learned; None begins with the shipped prior and keeps
+    nothing
     """
 
     def __init__(
@@ -84,8 +86,8 @@ class GrowingPool(Rows):
         )
 
     def keep(self) -> None:
-        """Remember, for the next run, how the target takes this draft: as the row saw it that
-        learned most. Not while texts are made.
+        """Write what was learned to its file, for the next run: that of the row which learned most.
+        Not to be called while texts are made.
         """
         calls = [proposer.calls for proposer in self.proposers]
         if self._learned is None or not any(calls):
@@ -101,7 +103,7 @@ class GrowingPool(Rows):
         return Knowledge(DraftTimes(profile), times, link, self._acceptance())
 
     def _acceptance(self) -> AcceptanceModel:
-        """What was learned in earlier runs, else the shipped prior."""
+        """The acceptance model of earlier runs, else the shipped prior."""
         try:
             if self._learned is not None and self._learned.exists():
                 return read_acceptance(self._learned)
@@ -111,5 +113,5 @@ class GrowingPool(Rows):
 
 
 def learned_file(draft: str, target: str) -> Path:
-    """Where what was learned about this pair is kept."""
+    """The file that keeps what was learned about this pair."""
     return cache_directory("acceptance") / f"{draft[:16]}-{target[:16]}.json"

@@ -9,17 +9,18 @@ from inference.planner.profiling import Tell
 from inference.times import TRUSTED, LinkTimes
 
 PROBES, PROBE_SECONDS = 9, 1.0
-"""Empty exchanges with the target, fewer than LinkTimes keeps; on a link where these take
-longer, as many as fit, TRUSTED at least.
+"""Empty exchanges with the target: fewer than LinkTimes keeps. On a slow link as many as fit into
+PROBE_SECONDS, but at least TRUSTED.
 """
 
 
 def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
-    """Exchanges without work, one after the other, enough for the round trip and its spread.
+    """Make empty exchanges one after the other, enough for the round trip and its spread.
 
-    tell: hears of a link on which they take longer than PROBE_SECONDS.  They are all of one size,
-    since there is no exchange of another that is no work: what a byte takes is not told by them,
-    but by the rounds, whose trees differ.
+    They are all of one size, so they do not tell the time of a byte. Rounds do, since their trees
+    differ.
+
+    tell: hears of a link on which exchanges take longer than PROBE_SECONDS
     """
     probes, told = [probe()], False
     while len(probes) < PROBES:
@@ -37,7 +38,7 @@ def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
 
 
 def link_times(probes: Sequence[Probe]) -> LinkTimes:
-    """What these exchanges tell of the link."""
+    """The link's times from these exchanges."""
     link = LinkTimes()
     for probe in probes:
         link.observe(probe.seconds, 0.0, probe.transferred)

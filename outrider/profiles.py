@@ -1,5 +1,5 @@
-"""What this machine's calls take: kept profiles of a draft and of a target, measured on first
-use.
+"""Profiles of a draft and a target: what their calls take on this machine. They are measured on
+first use and kept.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ WIDEST = 64
 
 @dataclass(frozen=True)
 class Profiles:
-    """Where profiles are kept; `afresh`: measure, whatever is kept.  tell: is told of progress,
-    a line at a time.
-    """
+    """The kept profiles, and how they are made."""
 
     directory: Path
-    tell: Tell
-    afresh: bool = False
+    tell: Tell  # hears of progress, a line at a time
+    afresh: bool = False  # measure, whatever is kept
 
     def draft(self, checkpoint: Checkpoint, model: Measurable, length: int) -> dict[int, float]:
-        """Seconds of one call of the draft by its width, for DraftTimes. length: of the longest
-        sequence it was loaded for.
+        """Seconds of a draft call by width, for DraftTimes.
+
+        length: the longest sequence that the model was loaded for
         """
         from inference.model.checkpoint import fingerprint
 
@@ -62,8 +61,9 @@ class Profiles:
     def target(
         self, name: str, made_from: str, model: Measurable, length: int, nodes: int
     ) -> dict[Shape, float]:
-        """Seconds of a forward by rows and nodes of each, for TargetTimes. made_from:
-        fingerprint of its weights, and of its artefact.
+        """Seconds of a forward by rows and by nodes of each row, for TargetTimes.
+
+        made_from: fingerprint of its weights, and of its artefact
         """
         subject = _subject("target", model, length, made_from, rows=model.rows, nodes=nodes)
         return self._times(
@@ -91,7 +91,7 @@ class Profiles:
 
 
 def user_profiles(*, afresh: bool = False) -> Profiles:
-    """This user's, told of on stderr."""
+    """The profiles in this user's cache. Progress is printed on stderr."""
     return Profiles(cache_directory("profiles"), say, afresh)
 
 
@@ -112,7 +112,7 @@ def _subject(
 
 
 def _device(device: torch.device) -> str:
-    """In words, with the processor's name."""
+    """The device in words, with the processor's name."""
     return f"{describe(device)}, {_processor()}" if device.type == "cpu" else describe(device)
 
 

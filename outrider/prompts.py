@@ -1,4 +1,6 @@
-"""From the flags of a text to requests: prompts are read, turned into ids, and each gets a seed."""
+"""Makes requests from the flags of a text: prompts are read, turned into ids, and each gets a
+seed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from outrider.options.groups import TextOptions
 
 
 def read_prompts(options: TextOptions) -> list[str]:
-    """--prompt, or the lines of --prompt_text; for - what standard input holds."""
+    """The prompts: --prompt, or the lines of --prompt_text. For `-`, what standard input holds."""
     if (options.prompt is None) == (options.prompt_text is None):
         raise InvalidRequest("give one of --prompt TEXT and --prompt_text FILE")
     if options.prompt is not None:
@@ -31,7 +33,7 @@ def read_prompts(options: TextOptions) -> list[str]:
 
 
 def _read(flag: str, path: str) -> str:
-    """The text of a file, or for - of standard input."""
+    """The text of a file, or of standard input for `-`."""
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
@@ -53,8 +55,10 @@ def make_requests(
     length: int,
     stop_ids: frozenset[int],
 ) -> list[Request]:
-    """Prompts as ids, each with its own seed. length: of the longest text, prompt and output
-    together. Raises InvalidRequest for a prompt that does not fit.
+    """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
+    does not fit.
+
+    length: the longest text, prompt and output together
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
     base = options.sampling(seed)

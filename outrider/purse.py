@@ -15,9 +15,10 @@ from outrider.wishes import UNPRICED, Stated, terms_of
 
 
 class _Meter:
-    """Seconds in which texts are made, from any thread: `held` counts them once however many are
-    made at a time, and `each` what one that is made all the time is charged, where those that are
-    made together share them evenly.
+    """Counts the seconds in which texts are made, from any thread.
+
+    `held` counts a second once, however many texts are made in it. `each` counts what one text is
+    charged, where texts that are made together share a second evenly.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -25,7 +26,9 @@ class _Meter:
         self._clock, self._texts, self._at, self._lock = clock, 0, 0.0, threading.Lock()
 
     def read(self, more: int = 0) -> tuple[float, float]:
-        """`held` and `each` up to now, when so many more texts begin or, below 0, end."""
+        """The values of `held` and `each` now. Then `more` texts begin, or end if it is
+        negative.
+        """
         with self._lock:
             now = self._clock()
             if self._texts:
@@ -36,7 +39,7 @@ class _Meter:
 
 
 class Tab:
-    """What one text takes, from now until it is closed."""
+    """Counts what one text takes, from now until the tab is closed."""
 
     def __init__(self, purse: Purse, meter: _Meter) -> None:
         self.purse, self._meter = purse, meter
@@ -44,32 +47,34 @@ class Tab:
         self._ended: float | None = None
 
     def take(self, drafting: float, traffic: Traffic) -> None:
-        """Seconds of drafting, and the session's bytes, from the beginning."""
+        """Set the text's seconds of drafting and the session's bytes, both counted from the
+        beginning.
+        """
         self._taken = Effort(0.0, drafting, traffic.bytes_up, traffic.bytes_down)
 
     def close(self) -> None:
-        """No time is charged from here on. Idempotent."""
+        """Stop charging time. Idempotent."""
         if self._ended is None:
             self._ended = self._meter.read(-1)[1]
 
     @property
     def effort(self) -> Effort:
-        """With the text's part of the seconds in which it was made beside others."""
+        """What the text took, with its share of the seconds in which it was made beside others."""
         until = self._meter.read()[1] if self._ended is None else self._ended
         return self._taken._replace(wall=until - self._began)
 
     @property
     def usd(self) -> float | None:
-        """As far as prices are known; None where nobody has stated one."""
+        """US dollars of the text, as far as prices are known; None where nobody has stated one."""
         return self.purse.price(self.effort)
 
 
 class Purse:
-    """Counts for all texts of a run. One user holds one target: seconds in which several texts are
-    made are paid once.
+    """Counts what all texts of a run take. One user holds one target: seconds in which several
+    texts are made are paid once.
 
-    source: who states the prices; None where nobody does.  limit: US dollars; None where only the
-    count is wanted.
+    source: who states the prices; None where nobody does
+    limit: US dollars; None where only the count is wanted
     """
 
     def __init__(
@@ -91,7 +96,7 @@ class Purse:
 
     @contextmanager
     def text(self) -> Iterator[Tab]:
-        """For one text, which is charged while it is made, also if it fails."""
+        """A tab for one text, which is charged while it is made, also if it fails."""
         tab = Tab(self, self._meter)
         with self._lock:
             self._open.append(tab)
@@ -104,12 +109,14 @@ class Purse:
                 self._closed = self._closed.plus(tab.effort)
 
     def price(self, effort: Effort) -> float | None:
-        """US dollars, as far as prices are known; None where nobody has stated one."""
+        """US dollars of this effort, as far as prices are known; None where nobody has stated
+        one.
+        """
         return None if self.source is None else self._prices.of(effort)
 
     @property
     def effort(self) -> Effort:
-        """Of all texts so far."""
+        """What all texts so far took."""
         with self._lock:
             taken = self._closed
             for tab in self._open:
@@ -123,12 +130,14 @@ class Purse:
 
     @property
     def empty(self) -> bool:
-        """Nothing more may be spent."""
+        """Whether nothing more may be spent."""
         return self._limit is not None and self.spent >= self._limit
 
 
 def open_purse(options: GoalOptions, stated: Stated | None) -> Purse:
-    """For the texts of a run. Raises InvalidRequest where --max_usd could not be counted."""
+    """A purse for the texts of a run. Raises InvalidRequest where --max_usd could not be
+    counted.
+    """
     if stated is None:
         return Purse(terms_of(options, None), options.max_usd)
     return Purse(terms_of(options, stated.rates), options.max_usd, source=stated.source)

@@ -22,12 +22,12 @@ _GREEN, _BOLD, _DIM, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
 class LiveText:
-    """Writes pieces to stdout as they come; on a terminal a control character is a space.
+    """Writes pieces to stdout as they come. On a terminal a control character is replaced by a
+    space.
 
-    coloured: what the draft had guessed is green, the target's own bold.
-
-    Text that nobody has verified is shown on a terminal only, dim, and followed by what is true
-    from its beginning on.
+    Where `coloured`, tokens that the draft guessed are green and the target's own are bold.
+    Unverified text is shown on a terminal only, dim. The verified text then follows from the same
+    place.
     """
 
     def __init__(self, coloured: bool) -> None:
@@ -51,7 +51,7 @@ class LiveText:
 
 
 def _harmless(text: str) -> str:
-    """A terminal takes control characters for orders."""
+    """The text without control characters, which a terminal would obey."""
     return "".join(
         " " if category(letter) == "Cc" and letter not in "\n\t" else letter for letter in text
     )
@@ -86,8 +86,8 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
 
 
 def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
-    """Of the run; where target-only runs are part of it, the texts' own seconds one after the
-    other.
+    """The line about time: that of the run or, where target-only runs are part of it, the sum over
+    texts.
     """
     beside = any(done.baseline is not None for done in completions)
     tokens, seconds = (
@@ -99,8 +99,8 @@ def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
 
 
 def account(completions: Sequence[Completion], purse: Purse, wish: Wish) -> str:
-    """What the run cost and took a token, by whose prices, and whether the user's limit was
-    kept. Target-only runs for comparison are not in it.
+    """What the run cost and took for each token, whose prices these are, and whether the user's
+    limit was kept. Target-only runs for comparison are left out.
     """
     tokens, effort = sum(len(done.token_ids) for done in completions), purse.effort
     if not tokens:
@@ -122,8 +122,8 @@ def account(completions: Sequence[Completion], purse: Purse, wish: Wish) -> str:
 
 
 def _by_forwards(completions: Sequence[Completion], tokens: int, purse: Purse) -> list[str]:
-    """The price of a token where the target is paid by the forward, not for as long as it is
-    held; --pace wait has fewer of them.
+    """The price of a token where the target is paid by the forward, not for as long as it is held.
+    --pace wait makes fewer forwards.
     """
     effort = Effort()
     for done in completions:
@@ -135,7 +135,7 @@ def _by_forwards(completions: Sequence[Completion], tokens: int, purse: Purse) -
 
 
 def _energy(tokens: int, purse: Purse) -> list[str]:
-    """Of both machines, or of the one whose power is known."""
+    """Energy of both machines, or of the one whose power is known."""
     known = {
         "draft_energy": purse.terms.draft_watts is not None,
         "target_energy": purse.terms.target_watts is not None,
@@ -156,7 +156,7 @@ def _energy(tokens: int, purse: Purse) -> list[str]:
 
 
 def _limit(completions: Sequence[Completion], purse: Purse, wish: Wish) -> list[str]:
-    """Whether it was kept over the whole run, prefill included."""
+    """Whether the user's limit was kept over the whole run, prefill included."""
     tokens = sum(len(done.token_ids) for done in completions)
     if wish.min_tps is not None:
         speed = tokens / sum(done.seconds for done in completions)
@@ -183,7 +183,7 @@ def _verdict(flag: str, kept: bool, measured: str, wanted: str) -> str:
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """What the target did."""
+    """What the target did for these texts."""
     forwards, lone, drafted, accepted = (
         sum(getattr(done, name) for done in completions)
         for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
@@ -206,7 +206,7 @@ def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """What the draft here did."""
+    """What the draft on this machine did."""
     calls = sum(done.draft_calls for done in completions)
     seconds = sum(done.draft_seconds for done in completions)
     if not calls or not tokens:
@@ -215,7 +215,7 @@ def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """Of messages with what is put around them, and how many messages."""
+    """The line about traffic: messages, and their bytes with framing."""
     up, down, sent, got = (
         sum(getattr(done, name) for done in completions)
         for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")
@@ -229,7 +229,9 @@ def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _against_baseline(completions: Sequence[Completion]) -> list[str]:
-    """Only what was measured in this run: without a target-only run there is no speed-up."""
+    """The speed-up over target-only. It is given only where a target-only run was part of this
+    run.
+    """
     pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
     if not pairs:
         return []
@@ -248,8 +250,8 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
 
 
 def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Path]:
-    """outrider-profile.json with everything and .csv with the numeric columns and the target's
-    device, a row a text.
+    """Write outrider-profile.json with everything, and outrider-profile.csv with the numeric
+    columns and the target's device, one row a text.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "outrider-profile.json", directory / "outrider-profile.csv"]

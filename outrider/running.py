@@ -1,4 +1,4 @@
-"""All texts of a run: made several at a time, shown in the order of their prompts, summed up."""
+"""Runs all texts: several at a time, shown in the order of their prompts, with a summary."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def run(
     workers: int,
     told: Callable[[Sequence[Completion]], str] = lambda finished: "",
 ) -> int:
-    """Complete all requests, `workers` at once, and report in input order; 1 when one of them
-    failed. told: what else is to be reported.
+    """Complete all requests, `workers` at once, and report in input order. Returns 1 when one
+    failed.
+
+    told: further lines of the report
     """
     cancelled = threading.Event()
     streamed = len(requests) == 1 and not options.as_json
@@ -63,7 +65,7 @@ def _coloured(asked: str) -> bool:
 def _attempt(
     make: Complete, request: Request, show: Show, cancelled: threading.Event
 ) -> Completion:
-    """The text; where an error ended it, what was verified until then."""
+    """Make the text. Where an error ended it, return what was verified until then."""
     try:
         return make(request, show, cancelled)
     except Broken as error:
@@ -73,7 +75,7 @@ def _attempt(
 
 
 def _show(options: TextOptions, done: Completion, texts: int) -> None:
-    """A finished text. A single one stands there already, since it was streamed."""
+    """Show a finished text. A single one was streamed, so it is not shown again."""
     if options.as_json:
         print(json.dumps(done.record()), flush=True)
     elif not done.error or done.text:
@@ -96,7 +98,7 @@ def _report(
     seconds: float,
     told: Callable[[Sequence[Completion]], str],
 ) -> None:
-    """What the run took, and with --profile the same as files."""
+    """Print what the run took. With --profile, write it to files, too."""
     if finished:
         lines = [summary(finished, seconds), told(finished)]
         say("\n".join(line for line in lines if line))

@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     Beside = Callable[[Model, Description], Drafts]
 
 READY = "listening on "
-"""Start of the stderr line that names the bound address, once sessions are taken."""
+"""Start of the stderr line that names the bound address. It is printed once sessions are taken."""
 
 
 def serve(options: ServingRole) -> int:
-    """Serve a target until a signal; with --calibrate measure it afresh, say and keep what was
-    found, and end.
+    """Serve a target until a signal. With --calibrate, measure it afresh, print and keep the
+    result, and end.
     """
     if options.calibrate:
         return _calibrate(options)
@@ -82,10 +82,10 @@ def _say_ready(description: Description, bound: Address) -> None:
 
 
 def load_target(options: ServingRole) -> Target:
-    """What a target serves: its first model, loaded, and those that --models lists, on first use.
+    """What a target serves: its first model, loaded, and those of --models, loaded on first use.
 
-    Without a model on the command line the first of the list is the first. Role fused_target has a
-    draft beside the first.
+    Without a model on the command line, the first of the list is the first. With role fused_target
+    the first has a draft beside it.
     """
     load_first = _load_with_draft if isinstance(options, FusedTargetRole) else load_served
     listed = read_listed(Path(options.models), options) if options.models else {}
@@ -119,7 +119,10 @@ def _load_with_draft(options: ServingRole) -> Served:
 
 
 def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
-    """A target model in an engine, described for its clients. beside: what makes its draft."""
+    """A target model in an engine, described for its clients.
+
+    beside: makes the draft beside it
+    """
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
@@ -206,8 +209,8 @@ def _load_artifact(options: ServingRole) -> _Loaded:
 
 
 def _times(loaded: _Loaded, emulated: TimeProfile | None, *, afresh: bool) -> dict[Shape, float]:
-    """Seconds of a forward: kept from an earlier start, else or `afresh` measured now; of an
-    emulated device its profile's.
+    """Seconds of a forward by shape: the profile of an emulated device, else what an earlier start
+    kept, else (or with `afresh`) measured now.
     """
     if emulated is not None:
         return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)

@@ -1,4 +1,4 @@
-"""A target as a process of its own on this machine, for the demo, the comparison and tests; it
+"""Runs a target as a process of its own on this machine, for the demo, the comparison and tests. It
 ends with its context.
 """
 
@@ -19,7 +19,7 @@ from inference.errors import Unavailable
 from outrider.serve import READY
 
 _STOP_SECONDS = 10
-_LINES = 50  # of a target's, kept
+_LINES = 50  # lines that are kept of what a target says
 
 
 def role_command(role: str, *arguments: str) -> list[str]:
@@ -28,25 +28,23 @@ def role_command(role: str, *arguments: str) -> list[str]:
 
 
 def role_environment() -> dict[str, str]:
-    """The environment in which role_command finds the packages, also from a checkout that was
-    not installed.
+    """The environment in which role_command finds the packages, also from a checkout that is not
+    installed.
     """
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class StartedTarget(NamedTuple):
-    """A target that runs here. address: HOST:PORT.  said: its latest lines; after the context
-    also those of its end.
-    """
+    """A target that runs on this machine."""
 
-    address: str
+    address: str  # HOST:PORT
     pid: int
-    said: deque[str]
+    said: deque[str]  # its latest lines; after the context also those of its end
 
     @property
     def emulation(self) -> str | None:
-        """How well it kept emulated times; None before its end, and of a target that emulates
+        """How well the target kept emulated times. None before its end, and where it emulates
         nothing.
         """
         return next((line.strip() for line in self.said if line.startswith(EMULATED)), None)
@@ -61,8 +59,8 @@ def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
 
 @contextmanager
 def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]:
-    """The same for any role that serves. Raises Unavailable, with what it said, when it does not
-    start.
+    """Start a role that serves on a free port, and stop it with this context. Raises Unavailable,
+    with the process's last lines, when it does not start.
     """
     command = role_command(role, "--port", "0", *arguments)
     process = subprocess.Popen(  # noqa: S603
@@ -90,7 +88,7 @@ def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]
 
 
 def _address(process: subprocess.Popen[str], said: deque[str]) -> str:
-    """The address on the line that says the target listens; what it says before is kept for the
+    """The address on the line that says the target listens. Earlier lines are kept for the
     error.
     """
     assert process.stderr is not None

@@ -1,7 +1,7 @@
-"""Prices that keep what a user states: a weight of cost against speed, or a limit on one.
+"""Prices that follow a user's wish: a weight of cost against speed, or a limit on one of them.
 
-A limit is kept by moving the weight, every few tokens, towards what is measured: more weight on
-cost while there is speed to spare or a token is too dear, less otherwise. Pure: no clock is read.
+A limit is kept by moving the weight every few tokens. More weight goes on cost while there is speed
+to spare or a token is too dear, less otherwise. Pure: no clock is read.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from inference.cost.objective import SPEED, Effort, Tariff, Wish, blend
 from inference.planner.prices import Prices
 
 EVERY = 8
-"""Tokens after which prices are looked at again."""
+"""Tokens between two changes of the weight."""
 
 STEP = 0.2
-"""By how much the weight moves where what is measured is e times what is wanted."""
+"""How far the weight moves when the measured value is e times the wanted one."""
 
 
 @dataclass
 class SteeredPrices(Prices):
-    """Prices of a wish. cost: the objective's price of each unit.  weight: of cost against speed
-    now.  expected: what a token may take, until one was measured.
-    """
+    """Prices that follow a wish."""
 
     wish: Wish = field(default_factory=Wish)
-    cost: Tariff = SPEED
+    cost: Tariff = SPEED  # the objective's price of each unit
+    # what a token may take, until one was measured
     expected: Effort = field(default_factory=lambda: Effort(wall=1.0))
 
     def __post_init__(self) -> None:
@@ -41,7 +40,10 @@ class SteeredPrices(Prices):
             self._steer(self.effort.times(1 / self.tokens))
 
     def _steer(self, measured: Effort) -> None:
-        """measured: what a token takes lately."""
+        """Move the weight.
+
+        measured: what a token takes lately
+        """
         spare = 0.0  # above 0: cost may count more
         if self.wish.min_tps is not None:
             spare = _log(1.0, measured.wall * self.wish.min_tps)
@@ -52,5 +54,5 @@ class SteeredPrices(Prices):
 
 
 def _log(more: float, less: float) -> float:
-    """Of a ratio, bounded: a single stall moves nothing for long."""
+    """Logarithm of a ratio, bounded, so that a single stall has no long effect."""
     return min(max(math.log(max(more, 1e-12) / max(less, 1e-12)), -1.0), 1.0)

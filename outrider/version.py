@@ -1,10 +1,10 @@
-"""Which Outrider this is."""
+"""The version of Outrider."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 
 def outrider_version() -> str:
-    """Of the installed package."""
+    """The version of the installed package."""
     try:
         return version("outrider")
     except PackageNotFoundError:  # run from a checkout that was not installed

@@ -20,17 +20,17 @@ UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started 
 
 
 class Stated(NamedTuple):
-    """What is paid, and who says so, with the day where it is known."""
+    """The prices that are paid, and who states them, with the day where it is known."""
 
     rates: Rates
     source: str
 
 
 def read_wish(options: GoalOptions, rates: Rates | None) -> Wish:
-    """Of --cs, --objective and the limits.
+    """The wish that --cs, --objective and the limits express.
 
-    Cost is the total where all its prices are stated, else what the target's hours cost, unless
-    --objective says.
+    Cost is what --objective says. By default it is the total where all its prices are stated, else
+    the price of the target's hours.
     """
     cost = "total_cost" if rates is not None and not _unstated(options, rates) else "api_cost"
     objective = options.objective or (
@@ -45,9 +45,8 @@ def read_wish(options: GoalOptions, rates: Rates | None) -> Wish:
 
 
 def read_terms(options: PriceOptions, rates: Rates | None, wish: Wish) -> Terms | None:
-    """What bills of this run are made of; None where nothing is priced and nothing need be.
-
-    Raises InvalidRequest where the wish is counted in what nobody has stated.
+    """The terms of this run's bills; None where nothing is priced and nothing need be. Raises
+    InvalidRequest where the wish needs a price that nobody has stated.
     """
     if rates is None and wish.speed_alone:
         return None
@@ -57,15 +56,15 @@ def read_terms(options: PriceOptions, rates: Rates | None, wish: Wish) -> Terms 
 
 
 def terms_of(options: PriceOptions, rates: Rates | None) -> Terms:
-    """What bills are made of: these prices, the share of the target that is charged, the watts."""
+    """The terms of bills: prices, the share of the target that is charged, and watts."""
     return Terms(
         rates or Rates(0.0), options.target_share, options.draft_watts, options.target_watts
     )
 
 
 def fallback_note(options: GoalOptions, rates: Rates | None, wish: Wish) -> str | None:
-    """What to say where the target's hours alone are weighed although the user has stated other
-    prices; None where there is nothing to say.
+    """A note for a user who stated other prices, although only the target's hours are weighed. None
+    where there is nothing to say.
     """
     also = (
         options.usd_per_kwh,
@@ -88,7 +87,7 @@ def fallback_note(options: GoalOptions, rates: Rates | None, wish: Wish) -> str 
 
 
 def _unstated(options: PriceOptions, rates: Rates) -> list[str]:
-    """Flags of the prices that the total lacks."""
+    """Flags of the prices that are missing for the total."""
     parts = {
         "--usd_per_kwh": rates.usd_per_kwh,
         "--draft_watts": options.draft_watts,
@@ -99,7 +98,7 @@ def _unstated(options: PriceOptions, rates: Rates) -> list[str]:
 
 
 def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated | None:
-    """The prices of --usd_per_hour, of --instance, or of the target's own word; None where nobody
+    """The prices of --usd_per_hour, of --instance, or as the target states them. None where nobody
     has stated one.
 
     Raises deploy.pricing.Unpriced where no source has that instance.
@@ -141,17 +140,15 @@ def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated 
 
 @dataclass(frozen=True)
 class Aims:
-    """What the user wants of every text of a run. terms: None where nothing is priced.
-
-    battery: drafting has a small price of its own, since nobody says what its energy costs.
-    """
+    """What the user wants of every text of a run."""
 
     wish: Wish
-    terms: Terms | None
+    terms: Terms | None  # None where nothing is priced
+    # drafting has a small price of its own, since nobody says what its energy costs
     battery: bool = True
 
     def prices(self, known: Knowledge) -> Prices:
-        """Of one row of the draft."""
+        """Prices for one row of the draft."""
         if self.terms is None or self.wish.speed_alone:
             return Prices(battery=self.battery)
         expected = Effort(known.target.seconds(1, 1), known.draft.seconds(1), MESSAGE_BYTES)
@@ -161,11 +158,13 @@ class Aims:
 
 
 SPEED_ALONE = Aims(Wish(), None)
-"""Of a user who asks for nothing."""
+"""The aims of a user who asks for nothing."""
 
 
 def read_aims(options: GoalOptions, rates: Rates | None) -> Aims:
-    """Raises InvalidRequest where the wish is counted in what nobody has stated."""
+    """The aims of these options. Raises InvalidRequest where the wish needs a price that nobody has
+    stated.
+    """
     wish = read_wish(options, rates)
     note = fallback_note(options, rates, wish)
     if note is not None:

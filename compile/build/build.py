@@ -1,9 +1,9 @@
-"""From a spec to an artefact directory, stage by stage, through a Builder; a stage that is finished
-is not built again.
+"""Builds an artefact directory from a spec, stage by stage, through a Builder. A finished stage is
+not built again.
 
 Stages are the weights, each graph, and what needs all graphs. `.build/` in the directory remembers
-what each stage was made from and the hashes of what it made; the manifest is written last, and
-taken away before anything it covers is changed.
+what each stage was made from, and the hashes of its files. The manifest is written last. It is
+removed before anything that it covers is changed.
 """
 
 from __future__ import annotations
@@ -44,31 +44,29 @@ Say = Callable[[str], None]
 
 
 class Builder(Protocol):
-    """Turns buckets into files of an artefact directory; paths it returns are relative to that
-    directory.
+    """Turns buckets into files of an artefact directory. Returned paths are relative to it.
 
     Made as Builder(spec: CompileSpec, checkpoint_directory: Path, vocabulary: int). Weights go
-    under weights/, graphs under graphs/, named by bucket.name. A method may be called again for the
-    same directory, and then writes its files anew; it is not called when its earlier files are
-    still those it wrote.
+    under weights/, graphs under graphs/, named by bucket.name. A method is not called while its
+    earlier files are unchanged. If called again it writes them anew.
     """
 
     target: str
 
     def prepare(self, directory: Path) -> list[str]:
-        """What all graphs share (weights), once, before the first graph."""
+        """Write what all graphs share (the weights), once, before the first graph."""
         ...
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """One graph, of those in spec.graphs."""
+        """Build one of spec.graphs."""
         ...
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """What needs all graphs; may be nothing."""
+        """Build what needs all graphs. There may be nothing."""
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """Package or SDK -> version, of what decides the files."""
+        """Versions of what decides the files: package or SDK -> version."""
         ...
 
     def host(self) -> Mapping[str, str]:
@@ -82,7 +80,7 @@ class Builder(Protocol):
 
 @dataclass(frozen=True)
 class Stage(Record):
-    """What is kept of a finished stage, beside the artefact."""
+    """The record of a finished stage. It lies beside the artefact."""
 
     key: Text  # hash of what it was made from
     files: Mapping[Text, Text]  # path -> SHA-256
@@ -90,7 +88,7 @@ class Stage(Record):
 
 
 def read_stage(path: Path) -> Stage:
-    """Raises BadArtifact."""
+    """The record of a stage, from its file. Raises BadArtifact."""
     return read_record(read_json(path, BadArtifact), Stage)
 
 
@@ -106,7 +104,7 @@ class Source:
 
 
 def read_source(directory: Path) -> Source:
-    """A Hugging Face directory as a source; raises UnsupportedModel for what cannot be computed."""
+    """A Hugging Face directory as a source. Raises UnsupportedModel for what cannot be computed."""
     from inference.model.checkpoint import fingerprint
     from inference.model.config import read_config, read_raw_config
     from inference.text import Tokenizer
@@ -124,9 +122,8 @@ def read_source(directory: Path) -> Source:
 def build_artifact(
     spec: CompileSpec, source: Source, builder: Builder, directory: Path, *, command: str, say: Say
 ) -> Manifest:
-    """Build what is not built yet; `say` gets a line a stage. An artefact that is complete stays as
-    it is. One build at a time in a directory: raises InvalidRequest with the number of the other
-    process.
+    """Build what is not built yet; `say` gets a line a stage. A complete artefact stays as it is.
+    Raises InvalidRequest, naming the process, while another one builds in the directory.
     """
     if builder.target != spec.target:
         raise InvalidRequest(f"a builder for {builder.target} was given a spec for {spec.target}")
@@ -157,14 +154,14 @@ def _build(
 
 
 def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
-    """What the manifest will say, but for files."""
+    """The manifest before the build: complete except for files."""
     return _manifest(spec, source, _MadeWith.by(builder), {}, "")
 
 
 @contextmanager
 def building_alone(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock; raises InvalidRequest naming the process that holds it. The system
-    lets go of the lock of a process that ends, so none is ever stale.
+    """Hold the directory's lock. Raises InvalidRequest naming the process that holds it. A lock is
+    never stale: the system releases it when its process ends.
     """
     lock, holder = FileLock(directory / _STATE / "lock"), directory / _STATE / "holder"
     try:
@@ -185,7 +182,9 @@ def building_alone(directory: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _MadeWith:
-    """What a builder said before it built: compilers may change their settings under way."""
+    """A builder's versions, host and flags before it built: compilers may change their settings
+    later.
+    """
 
     versions: Mapping[str, str]
     host: Mapping[str, str]
@@ -198,7 +197,7 @@ class _MadeWith:
 
 @dataclass
 class _Stages:
-    """Runs a stage, or finds that it was run: from the same things, with its files still there."""
+    """Runs a stage, unless it was run from the same inputs and its files are still there."""
 
     directory: Path
     base: str
@@ -209,7 +208,7 @@ class _Stages:
     def run(
         self, name: str, made_from: Mapping[str, Any], make: Callable[[], Iterable[str]]
     ) -> dict[str, str]:
-        """Path -> SHA-256 of the stage's files."""
+        """Run the stage if needed. Returns its files: path -> SHA-256."""
         self.done += 1
         label = f"[{self.done}/{self.total}] {name}"
         key, path = (
@@ -257,8 +256,8 @@ def _copy_tokenizer(source: Source, directory: Path) -> list[str]:
 
 
 def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
-    """Everything that any stage is made from; the list of graphs is not, so that one may be
-    added.
+    """Hash of everything that any stage is made from. The list of graphs is left out, so that a
+    graph may be added.
     """
     settings = {
         name: value
@@ -278,8 +277,8 @@ def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
 
 
 def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
-    """The files of a stage that was made from the same things and is unchanged since; None: it
-    has to be run.
+    """Files of a stage that was made from the same inputs and is unchanged. None: it has to be
+    run.
     """
     try:
         stage = read_stage(path)
@@ -330,7 +329,7 @@ def _manifest(
 
 
 def _write_once(directory: Path, manifest: Manifest) -> Manifest:
-    """A manifest that says the same keeps its date and command, and so its digest."""
+    """Write the manifest. One with equal content keeps its date and command, and so its digest."""
     if (directory / MANIFEST).is_file():
         try:
             present = read_manifest(directory)

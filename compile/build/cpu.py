@@ -1,7 +1,7 @@
-"""The CPU builder: one ahead-of-time inductor package a bucket, without weights, checked against
-the same graph run eagerly.
+"""The CPU builder: one ahead-of-time inductor package a bucket, checked against the same graph run
+eagerly.
 
-Packages hold machine code for the CPU that builds them; weights lie beside them, once for all
+Packages hold machine code for the CPU that builds them. Weights lie beside them, once for all
 buckets.
 """
 
@@ -45,21 +45,19 @@ ALWAYS: Mapping[str, object] = {
 
 
 class Loaded(NamedTuple):
-    """A model that graphs are made of. keys, values: [layers, rows, kv heads, capacity + 1, head
-    dim].
-    """
+    """A model that graphs are made of."""
 
     decoder: Decoder
-    keys: Tensor
-    values: Tensor
+    keys: Tensor  # [layers, rows, kv heads, capacity + 1, head dim]
+    values: Tensor  # the same shape
 
     def constants(self) -> dict[str, Tensor]:
-        """All that its graphs take from outside, by the names they know it by."""
+        """The tensors that its graphs take from outside, by their names in the graphs."""
         return {**graph_constants(self.decoder), **dict(zip(CACHES, self[1:], strict=True))}
 
 
 class CpuBuilder:
-    """A Builder (compile/build/build.py) for the machine it runs on."""
+    """A Builder (compile/build/build.py) for the CPU of this machine."""
 
     target = "cpu"
 
@@ -68,18 +66,20 @@ class CpuBuilder:
         self._config = {**ALWAYS, **_inductor_settings(spec.compiler_flags)}
 
     def prepare(self, directory: Path) -> list[str]:
-        """The weights and the rotary tables, by the names that graphs know them by."""
+        """Write the weights and the rotary tables, by their names in the graphs."""
         check_compiler()
         save_weights(self.model.decoder, directory / WEIGHTS)
         return [WEIGHTS]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """One graph; raises BadArtifact when it does not compute what the eager graph computes."""
+        """Build one graph. Raises BadArtifact when it does not compute what the eager graph
+        computes.
+        """
         assert not isinstance(bucket, RoundBucket), "rounds are built by compile.build.cpu_fused"
         return self.build_alone(self.model, bucket, directory)
 
     def build_alone(self, model: Loaded, bucket: Bucket, directory: Path) -> list[str]:
-        """A graph of one model."""
+        """Build a graph of one model."""
         eager, length = VerifyGraph(*model, bucket.levels), self.spec.sequence_length
         with self.compiled(
             eager, bucket, example_inputs(bucket), model.constants(), directory
@@ -97,8 +97,8 @@ class CpuBuilder:
         constants: Mapping[str, Tensor],
         directory: Path,
     ) -> Iterator[Graph]:
-        """The graph's package, loaded to be checked; it is put into its place when the context
-        ends without an error.
+        """The graph's package, loaded to be checked. It is moved to its place when the context ends
+        without an error.
         """
         check_compiler()
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
@@ -109,7 +109,7 @@ class CpuBuilder:
             shutil.move(path, directory / graph_path(bucket))
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Nothing: each graph stands alone."""
+        """Do nothing: each graph stands alone."""
         return []
 
     def versions(self) -> Mapping[str, str]:
@@ -123,7 +123,7 @@ class CpuBuilder:
 
     @cached_property
     def model(self) -> Loaded:
-        """The target; one for all buckets."""
+        """The target, one for all buckets."""
         return self.load(self._checkpoint)
 
     def load(self, checkpoint: Path) -> Loaded:
@@ -146,8 +146,9 @@ class CpuBuilder:
 def compile_graph(
     graph: VerifyGraph, bucket: Bucket, path: Path, settings: Mapping[str, object] = ALWAYS
 ) -> None:
-    """Write the graph's package, without weights, to `path`; `settings` are
-    torch._inductor.config's.
+    """Write the graph's package, without weights, to `path`.
+
+    settings: options of torch._inductor.config
     """
     write_package(export_graph(graph, example_inputs(bucket)), bucket.name, path, settings)
 
@@ -155,7 +156,7 @@ def compile_graph(
 def write_package(
     program: ExportedProgram, name: str, path: Path, settings: Mapping[str, object]
 ) -> None:
-    """Compile a graph that was exported; raises BadArtifact with the compiler's last words."""
+    """Compile an exported graph. Raises BadArtifact with the compiler's last words."""
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.exc import InductorError
 
@@ -169,7 +170,7 @@ def write_package(
 
 
 def export_graph(graph: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
-    """The graph for inputs of these shapes; it must leave its caches as they are, since its
+    """Export the graph for inputs of these shapes. It must leave its caches unchanged, since its
     caller writes them.
     """
     with torch.no_grad():
@@ -191,12 +192,14 @@ def check_compiler() -> None:
 
 
 def weights_of(decoder: Decoder) -> dict[str, Tensor]:
-    """The weights and the rotary tables, themselves: who uses a graph over them keeps them."""
+    """The weights and the rotary tables, not copied: a graph that is loaded over them needs them
+    alive.
+    """
     return {**dict(decoder.named_parameters()), "cos": decoder.cos, "sin": decoder.sin}
 
 
 def save_weights(decoder: Decoder, path: Path) -> None:
-    """By the names that weights_of() gives."""
+    """Write the weights to a file, by the names of weights_of()."""
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,12 +209,12 @@ def save_weights(decoder: Decoder, path: Path) -> None:
 
 
 def graph_constants(decoder: Decoder) -> dict[str, Tensor]:
-    """What a graph needs beside its caches, by the names it has there."""
+    """The tensors that a graph needs besides its caches, by their names in the graph."""
     return {f"decoder.{name}": tensor for name, tensor in weights_of(decoder).items()}
 
 
 def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
-    """torch._inductor.config's settings as their own types; raises InvalidRequest for one it
+    """Settings of torch._inductor.config in their own types. Raises InvalidRequest for one that it
     does not have.
     """
     from torch._inductor import config
@@ -240,8 +243,8 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
 
 @contextmanager
 def _one_compile_thread() -> Iterator[None]:
-    """Inductor's pool of compile processes is for many small kernels; here it only costs its
-    start.
+    """Compile in this process. Inductor's pool of compile processes is for many small kernels; here
+    it would only cost its start.
     """
     from torch._inductor import config
 

@@ -17,7 +17,7 @@ from inference.model.round_graph import RoundGraph, round_inputs
 
 
 class FusedCpuBuilder(CpuBuilder):
-    """A Builder (compile/build/build.py) for the machine it runs on."""
+    """A Builder (compile/build/build.py) for a target and its draft on the CPU of this machine."""
 
     def __init__(
         self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path
@@ -26,13 +26,15 @@ class FusedCpuBuilder(CpuBuilder):
         self._draft_checkpoint = draft_directory
 
     def prepare(self, directory: Path) -> list[str]:
-        """The weights of both models."""
+        """Write the weights of both models."""
         files = super().prepare(directory)
         save_weights(self.draft.decoder, directory / DRAFT_WEIGHTS)
         return [*files, DRAFT_WEIGHTS]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """One graph; raises BadArtifact when it does not compute what the eager graph computes."""
+        """Build one graph. Raises BadArtifact when it does not compute what the eager graph
+        computes.
+        """
         if isinstance(bucket, RoundBucket):
             return self._build_round(bucket, directory)
         return self.build_alone(
@@ -52,5 +54,5 @@ class FusedCpuBuilder(CpuBuilder):
 
     @cached_property
     def draft(self) -> Loaded:
-        """The draft; one for all rounds."""
+        """The draft, one for all rounds."""
         return self.load(self._draft_checkpoint)

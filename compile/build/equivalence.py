@@ -1,8 +1,8 @@
-"""Whether a compiled graph computes what the eager graph computes, and each node by itself: else it
-may not serve a target.
+"""Checks that a compiled graph computes what the eager graph computes, and each node by itself.
+Otherwise it may not serve a target.
 
 Inputs are drawn at random: a full and scattered context, random trees, and all ways of sampling in
-one batch. Rounding may differ between kernels; choices may then differ where two tokens' scores are
+one batch. Rounding may differ between kernels. Choices may then differ where two tokens' scores are
 that close, and at the edge of a nucleus.
 """
 
@@ -25,10 +25,10 @@ ROUNDS = 3
 
 
 class Tolerance(NamedTuple):
-    """How far rounding may carry a graph.
+    """How far rounding may move a graph's results.
 
-    A node's states are its keys or values of all layers. The median node counts: among random
-    inputs are a few that blow up any rounding.
+    A node's states are its keys or values of all layers. The median node counts, because a few of
+    the random inputs amplify any rounding.
     """
 
     states: float  # distance of a node's states, as a part of their length
@@ -62,8 +62,8 @@ def check_equivalence(
     sequence_length: int,
     tolerance: Tolerance | None = None,
 ) -> None:
-    """Raise BadArtifact unless keys, values and choices are those of the eager graph; by default
-    as its precision allows.
+    """Raise BadArtifact unless keys, values and choices are those of the eager graph. The default
+    tolerance is that of its precision.
     """
     allowed = tolerance or ROUNDING[eager.keys.dtype]
     differing = total = 0
@@ -99,7 +99,7 @@ def check_equivalence(
 def distances(
     ours: Tensor, theirs: Tensor
 ) -> Tensor:  # [layers, B, kv heads, T, head dim] twice -> [B * T]
-    """Each node's distance, as a part of its length."""
+    """The distance of each node's states, relative to their length."""
     errors, lengths = (
         part.float().square().sum((0, 2, 4)).sqrt()
         for part in (ours.float() - theirs.float(), theirs)
@@ -111,7 +111,7 @@ def distances(
 def check_row_independence(
     graph: Graph, bucket: Bucket, vocabulary: int, *, sequence_length: int
 ) -> None:
-    """Raise BadArtifact if what a node gets depends, in any bit, on nodes it does not see or on
+    """Raise BadArtifact if any bit of a node's result depends on nodes that it does not see or on
     other rows.
     """
     inputs, other = (
@@ -142,7 +142,7 @@ def check_row_independence(
 def random_inputs(
     bucket: Bucket, vocabulary: int, cache_rows: int, sequence_length: int, seed: int
 ) -> dict[str, Tensor]:
-    """Inputs of the bucket's shapes: random trees above a random context, every row sampled in
+    """Inputs of the bucket's shapes: random trees above a random context. Every row is sampled in
     another way.
     """
     rng, inputs = np.random.default_rng(seed), example_inputs(bucket)
@@ -167,8 +167,8 @@ def random_inputs(
 
 
 def _random_tree(bucket: Bucket, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Depths [T], within what the graph makes noise for, and mask [T, T] of a random tree; a
-    prompt's chain for prefill.
+    """Depths [T] and mask [T, T] of a random tree; for prefill, of a prompt's chain. Depths stay
+    within what the graph makes noise for.
     """
     depths, mask = np.zeros(bucket.nodes, dtype=np.int32), np.eye(bucket.nodes, dtype=np.bool_)
     levels = bucket.levels if bucket.sampled else bucket.nodes
@@ -182,7 +182,7 @@ def _random_tree(bucket: Bucket, rng: np.random.Generator) -> tuple[np.ndarray, 
 def _gap(
     eager: VerifyGraph, inputs: dict[str, Tensor], ours: Tensor, theirs: Tensor
 ) -> Tensor:  # [B, P]
-    """How far apart two choices are by the eager graph's own scores, relative to the greatest."""
+    """The distance of two choices by the eager graph's own scores, relative to the greatest."""
     names = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick")
     scores = eager.decoder.logits(
         eager.decoder(*(inputs[name] for name in names), eager.keys, eager.values).states

@@ -1,9 +1,9 @@
-"""Whether a compiled round computes what the eager graph computes, and each row by itself: else it
-may not serve a target.
+"""Checks that a compiled round computes what the eager graph computes, and each row by itself.
+Otherwise it may not serve a target.
 
-Inputs are drawn at random as for other graphs (equivalence.py beside this). A draft's near-tie
-that rounding decides otherwise changes the tree, and so everything after it in that row: rows are
-compared as wholes, keys and values where the trees are the same.
+Inputs are drawn at random, as in compile/build/equivalence.py. Rounding may decide a draft's
+near-tie otherwise, which changes the tree and everything after it in that row. So rows are compared
+as wholes. Keys and values are compared where the trees are equal.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def check_round(
 def check_round_independence(
     graph: Graph, bucket: RoundBucket, vocabulary: int, cache_rows: int, *, sequence_length: int
 ) -> None:
-    """Raise BadArtifact if a row's answer depends, in any bit, on other rows, or the target's
-    root on what was drafted below it.
+    """Raise BadArtifact if any bit of a row's answer depends on other rows, or the target's root on
+    what was drafted below it.
     """
     inputs, other = (
         random_round(bucket, vocabulary, cache_rows, sequence_length, seed) for seed in (0, 1)
@@ -86,8 +86,8 @@ def check_round_independence(
 def random_round(
     bucket: RoundBucket, vocabulary: int, cache_rows: int, sequence_length: int, seed: int
 ) -> dict[str, Tensor]:
-    """Inputs of the bucket's shapes: random contexts, every second row with a pending token,
-    every row sampled in another way.
+    """Inputs of the bucket's shapes: random contexts, every second row with a pending token. Every
+    row is sampled in another way.
     """
     rng, inputs, shape, rows = (
         np.random.default_rng(seed),

@@ -1,9 +1,10 @@
-"""Builds a target for trn1, inf2 or trn2 with NxD Core's ModelBuilder (V2): weights dealt out by
+"""Builds a target for trn1, inf2 or trn2 with NxD Core's ModelBuilder (V2): weights divided by
 rank, all graphs in one file.
 
-Needs AWS's packages and no device. The graphs keep their caches as state, reassigned out of place,
-and are told apart by the names and shapes of their inputs. Written against the documented interface
-and run through a strict stand-in (tests/fake_neuron.py); not yet run on hardware.
+It needs AWS's packages and no device. The graphs keep their caches as state, which is reassigned
+out of place. Graphs are told apart by the names and shapes of their inputs. Written against the
+documented interface and run through a strict stand-in (tests/fake_neuron.py); not yet run on
+hardware.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inp
 from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph
-"""The module that all graphs of a package are."""
+"""The module from which all graphs of a package are made."""
 
 _COMPILERS_AT_ONCE = 4
 
 
 class NeuronBuilder:
-    """The Builder for Neuron targets; see compile.build.build."""
+    """A Builder (compile/build/build.py) for Neuron targets."""
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         self.target, self._tools = spec.target, Toolchain(spec)
@@ -50,7 +51,7 @@ class NeuronBuilder:
         self._dtype = DTYPES[spec.dtype]
 
     def prepare(self, directory: Path) -> list[str]:
-        """The weights, one file a rank."""
+        """Write the weights, one file a rank."""
         spec, sdk, named = self._spec, self._tools.sdk, self._weights()
         with self._ranks(), sdk.init_on_device(torch.device("meta")):
             graph = self._graph("meta")
@@ -67,8 +68,8 @@ class NeuronBuilder:
         return [SHARD.format(rank) for rank in range(spec.tensor_parallel)]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """What the graph will be: the names, shapes and types it is routed by. All graphs are
-        compiled together, by `finish`.
+        """Write what the graph will be: the names, shapes and types by which calls find it. All
+        graphs are compiled together, by `finish`.
         """
         return [
             self._record(
@@ -80,8 +81,8 @@ class NeuronBuilder:
         ]
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Trace and compile every graph into one package, without weights; with several rows
-        also the one that copies a row.
+        """Trace and compile every graph into one package, without weights. With several rows there
+        is also a graph that copies a row.
         """
         check_routes(buckets)
         with self._tools.working() as work, self._ranks():
@@ -102,7 +103,7 @@ class NeuronBuilder:
         inputs: Mapping[str, torch.Tensor],
         more: Mapping[str, Any],
     ) -> str:
-        """Write what a graph takes; returns the file's name."""
+        """Write what a graph takes. Returns the file's name."""
         described = {
             name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             for name, tensor in inputs.items()
@@ -130,7 +131,7 @@ class NeuronBuilder:
             yield
 
     def _weights(self) -> dict[str, Tensor]:
-        """All weights, still undivided, by the names that the graph knows them by."""
+        """All weights, not yet divided, by their names in the graph."""
         return self._weights_of(self._checkpoint, self._config, "decoder")
 
     def _weights_of(self, checkpoint: Path, config: ModelConfig, name: str) -> dict[str, Tensor]:
@@ -147,7 +148,7 @@ class NeuronBuilder:
         return {f"{name}.{key}": tensor.detach() for key, tensor in tensors.items()}
 
     def _inputs(self, bucket: Bucket) -> dict[str, Tensor]:
-        """An idle call of the bucket's graph."""
+        """Inputs of an idle call of the bucket's graph."""
         return example_inputs(bucket)
 
     def _graph(self, device: str) -> Stateful:
@@ -212,8 +213,8 @@ class NeuronBuilder:
 
 
 def check_routes(buckets: Sequence[Bucket]) -> None:
-    """No two graphs take inputs of the same names and shapes: a call could not tell which is
-    meant.
+    """Check that no two graphs take inputs of equal names and shapes. A call could not tell which
+    of them is meant.
     """
     routes: dict[tuple[Any, ...], str] = {}
     for bucket in buckets:

@@ -1,8 +1,8 @@
-"""`--device neuron` without an artefact: a matching one is used, else what building it takes is
-said, and it is built.
+"""Finds or builds the artefact of `--device neuron` without --artifact. Before a build it prints
+what the build takes.
 
-Artefacts lie under one directory, each named by a hash of everything it is made from: model, spec,
-packages and flags.
+Artefacts lie under one directory. Each is named by a hash of everything it is made from: model,
+spec, packages and flags.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from inference.model.config import ModelConfig, read_config
 def neuron_artifact(
     spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say
 ) -> Path:
-    """The directory of a complete artefact for the spec; building it takes long, and goes on
-    where it was broken off.
+    """The directory of a complete artefact for the spec. A build takes long, and a broken one is
+    continued.
     """
     source, builder = read_source(checkpoint), NeuronBuilder(spec, checkpoint, spec.vocabulary)
     made_from = {
@@ -55,7 +55,7 @@ def neuron_artifact(
 
 
 def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Iterator[str]:
-    """Host memory by counting, time by what earlier builds on this machine took."""
+    """What a build costs: host memory by counting, time by earlier builds on this machine."""
     rank = footprint(config, spec).weights
     whole, memory = (
         rank * spec.tensor_parallel,
@@ -87,7 +87,7 @@ def _complete(directory: Path) -> bool:
 
 
 def _earlier(cache: Path) -> Iterator[float]:
-    """Seconds of the joint stage, where the graphs are compiled, of every artefact in the cache."""
+    """Seconds of the joint stage, in which graphs are compiled, of every artefact in the cache."""
     for path in cache.glob("*/.build/joint.json"):
         try:
             yield read_stage(path).seconds

@@ -1,4 +1,4 @@
-"""What AWS's compiler is told: the platform, its flags, and where its files go.
+"""Configures AWS's compiler: the platform, its flags, and where its files go.
 
 A host without a device is told the platform by NEURON_PLATFORM_TARGET_OVERRIDE.
 """
@@ -27,14 +27,14 @@ from inference.errors import BadArtifact, InvalidRequest
 
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PLATFORMS = {"trn1": "trn1", "inf2": "trn1", "trn2": "trn2"}
-"""Targets, and the platform that each is compiled for."""
+"""The platform that each target is compiled for."""
 
 _OURS = ("--target", "--lnc")
 
 
 class Toolchain:
-    """Flags and host of a spec's artefact, and AWS's packages, aimed at its target when they are
-    first asked for.
+    """Flags and host of a spec's artefact, and AWS's packages. The packages are set to the spec's
+    target when they are first asked for.
     """
 
     def __init__(self, spec: CompileSpec) -> None:
@@ -58,7 +58,9 @@ class Toolchain:
 
     @contextmanager
     def working(self) -> Iterator[Path]:
-        """The compiler's directory; kept, and named by the BadArtifact, when it fails."""
+        """The compiler's directory. If the compiler fails, it is kept and the BadArtifact
+        names it.
+        """
         work = Path(tempfile.mkdtemp(prefix="outrider-neuron-"))
         try:
             yield work
@@ -70,7 +72,7 @@ class Toolchain:
 
 
 def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
-    """neuronx-cc's flags: ours, then the spec's, which may replace all but the target and its
+    """neuronx-cc's flags: ours, then the spec's. The spec may replace all but the target and its
     cores.
     """
     flags = {
@@ -107,7 +109,7 @@ def render(flags: Mapping[str, str]) -> str:
 
 
 def aim(target: str) -> None:
-    """On a host without a device, tell the SDK the platform; what the user has set is never
+    """Tell the SDK the platform on a host without a device. What the user has set is never
     changed.
     """
     platform, stated = PLATFORMS[target], os.environ.get(OVERRIDE)
@@ -145,7 +147,7 @@ def aim(target: str) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost message, which is the compiler's own."""
+    """The message of the innermost error, which is the compiler's own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,5 +1,5 @@
-"""The Neuron builder for a target with a draft in its graphs: both models dealt out to the same
-ranks, all graphs in one package.
+"""The Neuron builder for a target with a draft in its graphs. Both models are divided among the
+same ranks, with all graphs in one package.
 
 Run through a strict stand-in (tests/fake_neuron.py); not yet run on hardware.
 """
@@ -21,8 +21,8 @@ from inference.model.sampler import add_in_halves
 
 
 class FusedNeuronBuilder(NeuronBuilder):
-    """The Builder for Neuron targets; see compile.build.build. Raises InvalidRequest where the
-    draft cannot be dealt out to the ranks.
+    """A Builder (compile/build/build.py) for Neuron targets with a draft. Raises InvalidRequest
+    where the draft cannot be divided among the ranks.
     """
 
     def __init__(

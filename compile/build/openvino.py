@@ -1,9 +1,9 @@
-"""The CPU builder for int8: the decoder as one OpenVINO model of any shape, its matrices rounded to
-8 bits, checked per bucket.
+"""The CPU builder for int8: the decoder as one OpenVINO model of any shape, with matrices rounded
+to 8 bits.
 
-Conversion goes through OpenVINO's own reader of traced modules, so nothing is compiled here and no
-C++ compiler is needed. Buckets are still what calls are padded to; each is compared with the same
-rounded weights computed by torch in float32.
+OpenVINO's own reader converts a traced module. So nothing is compiled here and no C++ compiler is
+needed. Calls are still padded to buckets. Each bucket is compared with torch in float32 on the
+rounded weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EXAMPLE = Bucket(
 
 
 class OpenVinoBuilder:
-    """A Builder (compile/build/build.py) for the machine it runs on."""
+    """A Builder (compile/build/build.py) for int8 on the CPU of this machine."""
 
     target = "cpu"
 
@@ -59,7 +59,7 @@ class OpenVinoBuilder:
         self._loaded: tuple[Decoder, OpenVinoDecoder, Tensor, Tensor] | None = None
 
     def prepare(self, directory: Path) -> list[str]:
-        """The whole decoder, for all buckets."""
+        """Write the whole decoder, for all buckets."""
         model = convert(self._decoder())
         round_matrices(model, self._vocabulary)
         self._openvino.save_model(
@@ -70,8 +70,8 @@ class OpenVinoBuilder:
         return [DECODER, DECODER_WEIGHTS]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """No file: raises BadArtifact when the decoder does not compute this bucket as torch
-        does, or not row by row.
+        """Check this bucket; no file is written. Raises BadArtifact when the decoder does not
+        compute it as torch does, or not row by row.
         """
         decoder, served, keys, values = self._model(directory)
         eager, graph = (
@@ -87,7 +87,7 @@ class OpenVinoBuilder:
         return []
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Nothing: there is one decoder."""
+        """Do nothing: there is one decoder."""
         return []
 
     def versions(self) -> Mapping[str, str]:
@@ -100,7 +100,7 @@ class OpenVinoBuilder:
         return SETTINGS
 
     def _decoder(self) -> Decoder:
-        """The checkpoint in float32, its matrices as they are after rounding."""
+        """The checkpoint in float32, with its matrices as they are after rounding."""
         decoder = load_decoder(
             self._checkpoint,
             positions=self._spec.sequence_length,
@@ -114,8 +114,8 @@ class OpenVinoBuilder:
         return decoder
 
     def _model(self, directory: Path) -> tuple[Decoder, OpenVinoDecoder, Tensor, Tensor]:
-        """The reference, the artefact's decoder, and caches full of noise that both read; one
-        for all buckets.
+        """The reference, the artefact's decoder, and the keys and values that both read, which are
+        noise. They are kept for all buckets.
         """
         if self._loaded is None:
             decoder, spec = self._decoder(), self._spec
@@ -130,7 +130,7 @@ class OpenVinoBuilder:
 
 
 class _Logits(nn.Module):
-    """What is converted: INPUTS to logits, new keys and new values."""
+    """The module that is converted: from INPUTS to logits, new keys and new values."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -153,8 +153,8 @@ class _Logits(nn.Module):
 
 @torch.no_grad()
 def convert(decoder: Decoder) -> Any:
-    """An openvino.Model of any number of rows, nodes, picks and slots. Without convert_model,
-    which reports usage to its makers.
+    """An openvino.Model of any number of rows, nodes, picks and slots. convert_model is avoided
+    because it reports usage to its makers.
     """
     openvino = import_openvino()
     from openvino.frontend import FrontEndManager
@@ -181,8 +181,8 @@ def convert(decoder: Decoder) -> Any:
 
 
 def round_matrices(model: Any, vocabulary: int) -> None:
-    """Replace the constant factor of every product by integers with a scale an output; the head
-    ends at the vocabulary.
+    """Replace the constant factor of every product by integers with a scale for each output. The
+    head ends at the vocabulary.
     """
     from openvino import opset13
 
@@ -201,7 +201,7 @@ def round_matrices(model: Any, vocabulary: int) -> None:
 
 
 def matrices(decoder: Decoder) -> Iterator[Tensor]:
-    """The weights that are rounded; a tied head is rounded and its embeddings with it."""
+    """The weights that are rounded. A tied head is rounded, and with it its embeddings."""
     for module in decoder.modules():
         if isinstance(module, nn.Linear):
             yield module.weight
@@ -210,13 +210,15 @@ def matrices(decoder: Decoder) -> Iterator[Tensor]:
 
 
 def to_int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[outputs, inputs] float32 as int8 of the same shape and scales [outputs, 1] float32."""
+    """Round a float32 matrix [outputs, inputs]. Returns int8 of the same shape and float32 scales
+    [outputs, 1].
+    """
     scale = np.maximum(np.abs(matrix).max(1, keepdims=True), _TINY).astype(np.float32) / _LEVELS
     return np.round(matrix / scale).astype(np.int8), scale
 
 
 def _constant(node: Any) -> Any | None:
-    """The constant that a matrix is, or is cut from; None for a product of two activations."""
+    """The constant that this factor is, or is cut from. None for a product of two activations."""
     if node.get_type_name() == "Constant":
         return node
     if node.get_type_name() in ("Convert", "Slice", "StridedSlice"):

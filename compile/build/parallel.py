@@ -1,10 +1,9 @@
-"""One target dealt out to the ranks of a tensor-parallel group: its shapes, its layers, its
-weights.
+"""Divides a target among the ranks of a tensor-parallel group: its shapes, layers and weights.
 
-Query heads go to ranks in order and each rank needs the key-value head of its own queries, so where
-there are fewer of these than ranks they are repeated. The head is padded to a multiple of the
-ranks; embeddings are dealt out along their width, because a rank of one program for all does not
-know which rank it is. What every rank needs whole (norms) is on all.
+Query heads go to ranks in order. Each rank needs the key-value head of its own queries, so
+key-value heads are repeated where there are fewer of them than ranks. The head is padded to a
+multiple of the ranks. Embeddings are divided along their width, because all ranks run one program,
+which does not know its rank. Norms are whole on every rank.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from inference.model.decoder import Layers
 
 
 def parallel_config(config: ModelConfig, ranks: int) -> ModelConfig:
-    """The model as it is dealt out: key-value heads repeated to one a rank at least, a head of its
-    own, padded.
-
-    Raises InvalidRequest where something cannot be dealt out evenly.
+    """The config of the divided model. Key-value heads are repeated to one a rank at least. It has
+    a head of its own, which is padded. Raises InvalidRequest where something cannot be divided
+    evenly.
     """
     for what, size in (
         ("attention heads", config.heads),
@@ -51,7 +49,7 @@ def parallel_config(config: ModelConfig, ranks: int) -> ModelConfig:
 
 
 def parallel_layers(sdk: Sdk, dtype: torch.dtype) -> Layers:
-    """The SDK's layers, for Decoder; to be used within its parallel state."""
+    """The SDK's layers for Decoder, to be used within its parallel state."""
 
     class ParallelHead(sdk.column):  # type: ignore[misc, name-defined]
         """All ranks' logits on every rank, up to the tokenizer's last id."""
@@ -86,7 +84,7 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype) -> Layers:
 def parallel_tensors(
     whole: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int
 ) -> dict[str, Tensor]:
-    """A whole decoder's parameters in the shapes of parallel_config, still undivided."""
+    """A whole decoder's parameters in the shapes of parallel_config, not yet divided."""
     dealt = parallel_config(config, ranks)
     tensors = dict(whole)
     if config.tied:
@@ -99,7 +97,7 @@ def parallel_tensors(
 
 
 def _padded(table: Tensor, rows: int) -> Tensor:
-    """Rows of zeros at the end: ids that no tokenizer has."""
+    """The table with rows of zeros at the end, for ids that no tokenizer has."""
     if len(table) == rows:
         return table
     return torch.cat((table, table.new_zeros(rows - len(table), *table.shape[1:])))
@@ -108,7 +106,9 @@ def _padded(table: Tensor, rows: int) -> Tensor:
 def _repeated(
     tensor: Tensor, heads: int, times: int
 ) -> Tensor:  # [heads * head dim, ...] -> [heads * times * head dim, ...]
-    """Each head `times` in a row, so that the copies lie with the ranks whose queries use it."""
+    """Each head repeated `times` in a row, so that copies lie with the ranks whose queries use
+    them.
+    """
     rest = tensor.shape[1:]
     return tensor.view(heads, -1, *rest).repeat_interleave(times, 0).reshape(-1, *rest)
 

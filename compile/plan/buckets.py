@@ -1,4 +1,6 @@
-"""Which graphs are built: those of given sizes, a default few, or those planned for a load."""
+"""Chooses the graphs that are built: those of given sizes, a default few, or those planned for a
+load.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 
 CHUNK = 256
-"""Prompt tokens in one call."""
+"""Prompt tokens in one call, by default."""
 _STEP = 64
 _SAMPLINGS = {"both": (False, True), "greedy": (False,), "sampled": (True,)}
 SAMPLINGS = tuple(_SAMPLINGS)
@@ -45,9 +47,10 @@ class Planned:
 
 
 def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
-    """Every combination of the given sizes, and what the limits need besides. Not given: half the
-    cache and all of it; the target alone, a tree of 16 and the largest; one session at a time,
-    where a graph need not have all rows.
+    """Every combination of the given sizes, and what the limits need besides.
+
+    Defaults are half the cache and all of it; the target alone, a tree of 16 and the largest tree.
+    Where a graph need not have all rows, also one session at a time.
     """
     capacity = limits.capacity
     slots = slots_of(sizes, capacity)
@@ -69,15 +72,15 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
 
 
 def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
-    """How much of the cache graphs read."""
+    """The numbers of cache slots that graphs read."""
     return sizes.slots or (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
 
 
 def plan_graphs(
     load: Load, config: ModelConfig, spec: CompileSpec, budget: BuildBudget, chunk: int
 ) -> Planned:
-    """The best graphs for a load at the roofline of the spec's device; the spec's own graphs do
-    not matter.
+    """The best graphs for a load at the roofline of the spec's device. The spec's own graphs are
+    ignored.
     """
     limits, cost = limits_of(spec, chunk), roofline_cost(config, spec)
     calls = calls_of(load, limits)
@@ -92,7 +95,7 @@ def plan_graphs(
 
 
 def limits_of(spec: CompileSpec, chunk: int) -> Limits:
-    """What the spec promises to serve."""
+    """The limits that the spec promises to serve."""
     return Limits(
         rows=spec.rows,
         chunk=chunk,
@@ -104,8 +107,8 @@ def limits_of(spec: CompileSpec, chunk: int) -> Limits:
 
 
 def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
-    """Seconds of arithmetic plus seconds of memory traffic, as if neither hid the other, so that
-    every padded node counts.
+    """A cost: seconds of arithmetic plus seconds of memory traffic. Neither hides the other, so
+    that every padded node counts.
     """
     device = device_of(spec.target)
 
@@ -119,7 +122,7 @@ def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
 
 
 def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
-    """The graphs of shapes: prompts greedy, trees as asked for."""
+    """The graphs of these shapes: greedy for prompts, as asked for trees."""
     samplings = samplings_of(sampling)
     return tuple(
         bucket
@@ -135,8 +138,8 @@ def samplings_of(sampling: str) -> tuple[bool, ...]:
 
 
 def explain(planned: Planned, budget: BuildBudget) -> Iterator[str]:
-    """The plan in words: what it is for, what padding it leaves, which graph serves what, what
-    other budgets would do.
+    """The plan in words: its load, the padding that is left, which graph serves what, and what
+    other budgets would bring.
     """
     plan_, calls = planned.plan, planned.calls
     rounds = sum(weight for call, weight in calls.items() if not call.prefill)

@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """What one rank of a target runs on."""
+    """The hardware of one rank, with its published figures."""
 
     target: str
     memory: int  # bytes
@@ -37,13 +37,13 @@ class Device:
         return min(fitting, key=lambda name: self.instances[name], default=None)
 
     def seconds(self, flops: float, moved: float, dtype: str) -> float:
-        """Roofline: the slower of arithmetic and memory traffic, each at its published peak;
-        collectives are not counted.
+        """Roofline time: the slower of arithmetic and memory traffic, each at its published peak.
+        Collectives are not counted.
         """
         return max(flops / self.flops[dtype], moved / self.bandwidth)
 
     def bound(self, flops: float, moved: float, dtype: str) -> str:
-        """Which of the two it is."""
+        """What bounds the call: arithmetic or memory traffic."""
         return "compute" if flops / self.flops[dtype] > moved / self.bandwidth else "memory"
 
 
@@ -83,13 +83,15 @@ _NEURON = {
 
 
 def device_of(target: str) -> Device:
-    """The rank of a target; for cpu the memory of this machine, and speeds that are assumed."""
+    """The device of one rank of a target. For cpu it has this machine's memory and assumed
+    speeds.
+    """
     return _NEURON.get(target) or _this_machine()
 
 
 def _this_machine() -> Device:
-    """20 GB/s and 50 GFLOPS are assumed, two cores of a cloud machine in round numbers: for
-    comparing graphs, not for forecasts.
+    """This machine's CPU. 20 GB/s and 50 GFLOPS are assumed, which is two cores of a cloud machine
+    in round numbers. They serve to compare graphs, not to forecast.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     flops = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), 50e9)

@@ -1,5 +1,5 @@
-"""The draft that is built into a target's graphs: which model, which tree, and the graphs that
-this adds.
+"""Plans the draft that is built into a target's graphs: its model, its tree, and the graphs it
+adds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _EMBEDDED = Path(inference.__file__).parent / "data" / "draft"
 
 
 def draft_directory(options: CompileOptions) -> Path:
-    """--draft_model, or the draft that ships here with the target that does."""
+    """The directory of --draft_model, or of the embedded draft where the target is the embedded
+    one.
+    """
     if options.draft_model is None:
         if options.model is not None:
             raise InvalidRequest(
@@ -35,10 +37,10 @@ def draft_directory(options: CompileOptions) -> Path:
 def fused_part(
     options: CompileOptions, limits: Limits, sizes: Sizes, target: Path
 ) -> FusedPart | None:
-    """What --fused adds; None without it. Rounds read as much of the caches as the target's own
-    graphs do, for one text and for all rows.
+    """What --fused adds; None without it. Raises Mismatch when the tokenizers differ.
 
-    Raises Mismatch when the tokenizers differ; a dry run reads the draft's config.json alone.
+    Rounds read as much of the caches as the target's own graphs do, for one text and for all rows.
+    A dry run reads the draft's config.json alone.
     """
     if not options.fused:
         _check_unfused(options)
@@ -78,7 +80,7 @@ def _check_unfused(options: CompileOptions) -> None:
 
 
 def _fingerprint(draft: Path, target: Path) -> str:
-    """The draft's fingerprint; raises Mismatch where it writes other tokens than the target."""
+    """The draft's fingerprint. Raises Mismatch where its tokenizer is not the target's."""
     from inference.model.checkpoint import fingerprint
     from inference.text import Tokenizer
 

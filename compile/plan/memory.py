@@ -1,9 +1,9 @@
-"""What a spec needs of each rank, by counting: weights, KV cache, the largest activation, and a
-call's work; and what would fit.
+"""Counts what a spec needs of each rank: weights, KV cache, the largest activation and a call's
+work. It also says what would fit.
 
-Sharding as compile/build/parallel.py does it: matrices, embeddings and head are cut into
-`tensor_parallel` parts, key-value heads too, or repeated where there are fewer heads than ranks; on
-Neuron the head is a table of its own. Small vectors are counted whole.
+Sharding is that of compile/build/parallel.py. Matrices, embeddings and head are cut into
+`tensor_parallel` parts. So are key-value heads, which are repeated where there are fewer heads than
+ranks. On Neuron the head is a table of its own. Small vectors are counted whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inference.model.config import ModelConfig, parse_config
 AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
-"""Bytes of a number in states and caches; int8 is about matrices only."""
+"""Bytes of a number in states and caches. int8 concerns matrices only."""
 _STEP = 64  # sequence lengths that are advised are multiples of this
 _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
@@ -38,7 +38,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """A floor: compilers keep further buffers, and the program itself lies in the same
+        """The sum, a lower bound: compilers keep further buffers, and the program lies in the same
         memory.
         """
         return self.weights + self.cache + self.activation
@@ -46,14 +46,14 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a graph on one rank."""
+    """The work of one call of a graph on one rank."""
 
     flops: float  # floating-point operations
     moved: float  # bytes read and written
 
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """What the spec needs of each rank, the draft included where it has one."""
+    """The bytes that the spec needs of each rank, with the draft where it has one."""
     models = _models(config, spec)
     activation, largest = max(
         (size, f"{name} of {bucket.name}")
@@ -70,8 +70,10 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
 def work(
     config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: int, picks: int
 ) -> Work:
-    """A call of these shapes: matrices and the head, attention over cache and new nodes; weights
-    and cache moved once. The choice among ids is not counted, nor what ranks send each other.
+    """The work of a call of these shapes.
+
+    Counted are matrices and the head, attention over cache and new nodes, and one transfer of
+    weights and cache. The choice among ids and the traffic between ranks are not counted.
     """
     ranks = spec.tensor_parallel
     matrices, head = (
@@ -87,8 +89,8 @@ def work(
 
 
 def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
-    """A call of one of the spec's graphs; in a round the draft looks at one level after another,
-    and then the target at all nodes.
+    """The work of a call of one of the spec's graphs. In a round the draft computes one level after
+    another, and then the target all nodes.
     """
     if spec.fused is None or not isinstance(bucket, DraftBucket | RoundBucket):
         return work(config, spec, bucket.rows, bucket.nodes, bucket.slots, bucket.picks)
@@ -105,8 +107,8 @@ def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
 
 
 def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """The footprint; raises LimitExceeded, saying what would fit, when a rank's memory cannot
-    hold it.
+    """The footprint. Raises LimitExceeded, saying what would fit, when a rank's memory cannot hold
+    it.
     """
     for model, _ in _models(config, spec):
         check_sharding(model, spec)
@@ -125,7 +127,7 @@ def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
 
 
 def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
-    """Heads can be dealt out evenly, to ranks that an instance has."""
+    """Check that heads can be divided evenly among the ranks, and that an instance has so many."""
     ranks, device = spec.tensor_parallel, device_of(spec.target)
     if not shards_evenly(config, ranks):
         possible = ", ".join(str(count) for count in _rank_counts(config, device))
@@ -152,7 +154,7 @@ def shards_evenly(config: ModelConfig, ranks: int) -> bool:
 
 
 def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
-    """A spec's graphs on a smaller cache; those that become equal are one."""
+    """The spec with its graphs on a smaller cache. Graphs that become equal are merged."""
     capacity, fused = sequence_length + spec.max_tree_nodes, spec.fused
     if fused is not None:
         fused = replace(
@@ -180,8 +182,8 @@ def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBuck
 
 
 def _models(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, Sequence[Bucket]]]:
-    """The target, and the draft where there is one, with the graphs whose largest tensors are
-    theirs: a round's are the target's.
+    """Each model of the spec, with the graphs whose largest tensors are its own. A round's largest
+    tensors are the target's.
     """
     if spec.fused is None:
         return [(config, spec.buckets)]
@@ -192,12 +194,12 @@ def _models(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, S
 
 
 def gib(size: float) -> str:
-    """Bytes in words."""
+    """Bytes as GiB, in words."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.2f} MiB"
 
 
 def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """One change at a time, each the smallest that is enough."""
+    """Changes that would make the spec fit, one at a time, each the smallest that is enough."""
     length = _last(
         range(_STEP, spec.sequence_length, _STEP),
         lambda length: _fits(config, resized(spec, spec.rows, length)),
@@ -216,7 +218,7 @@ def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
 
 
 def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """More ranks of the same target, or as few as do of another."""
+    """Larger devices that would do: more ranks of this target, or the fewest of another."""
     for target in (spec.target, *(name for name in neuron_targets() if name != spec.target)):
         device = device_of(target)
         for ranks in _rank_counts(config, device):
@@ -231,13 +233,13 @@ def _fits(config: ModelConfig, spec: CompileSpec) -> bool:
 
 
 def _last(candidates: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The greatest that fits, of candidates that get harder."""
+    """The last candidate that fits, of candidates that get harder to fit."""
     count = bisect_left(candidates, True, key=lambda candidate: not fits(candidate))
     return candidates[count - 1] if count else None
 
 
 def _rank_counts(config: ModelConfig, device: Device) -> list[int]:
-    """Ways to share the model, in powers of two as NeuronCores are grouped."""
+    """Numbers of ranks that can share the model: powers of two, as NeuronCores are grouped."""
     powers = (1 << exponent for exponent in range(device.ranks.bit_length()))
     return [ranks for ranks in powers if ranks <= device.ranks and shards_evenly(config, ranks)]
 
@@ -275,7 +277,7 @@ def _matrix_item(spec: CompileSpec) -> int:
 
 
 def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
-    """All parameters of one rank; with int8 matrices, embeddings and vectors are wider."""
+    """Bytes of one rank's parameters. With int8 matrices, embeddings and vectors are wider."""
     matrices = config.layers * _layer_matrices(config, spec.tensor_parallel)
     if spec.dtype == "int8":
         matrices += config.vocab_size * config.hidden_size
@@ -285,7 +287,7 @@ def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
 
 
 def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
-    """All parameters of one rank."""
+    """Number of one rank's parameters."""
     hidden, size, ranks = config.hidden_size, config.head_dim, spec.tensor_parallel
     shared = config.tied and spec.target == "cpu" and spec.dtype != "int8"
     tables = config.vocab_size * hidden // ranks * (1 if shared else 2)
@@ -299,8 +301,8 @@ def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
 def _activations(
     config: ModelConfig, spec: CompileSpec, bucket: Bucket
 ) -> Iterator[tuple[str, int]]:
-    """The tensors that grow with the shapes: name, bytes on one rank. Logits and noise are
-    counted whole: ranks may gather them.
+    """The tensors that grow with the shapes: name and bytes on one rank. Logits and noise are
+    counted whole, since ranks may gather them.
     """
     rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
     yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE

@@ -12,7 +12,7 @@ from inference.model.config import ModelConfig
 
 
 def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterator[str]:
-    """The whole plan, line by line."""
+    """The whole plan of the spec, line by line."""
     device = device_of(spec.target)
     shared = f", {spec.tensor_parallel} ranks" if spec.tensor_parallel > 1 else ""
     yield (

@@ -1,8 +1,8 @@
-"""Which few graphs serve a load with the least work: an integer program, solved with a bound that
-says how far from the best the answer can be.
+"""Chooses the few graphs that serve a load with the least work.
 
-A cost of a shape comes in as a function (roofline or measured times), so nothing here knows models
-or devices.
+It solves an integer program, with a bound that says how far from the best the answer can be. The
+cost of a shape comes in as a function (roofline or measured times), so nothing here knows models or
+devices.
 """
 
 from __future__ import annotations
@@ -21,22 +21,20 @@ from inference.errors import InvalidRequest, MissingExtra
 Cost = Callable[[CallShape], float]
 Floats = NDArray[np.float64]
 _SIZES = 14
-"""Sizes tried on one axis, besides powers of two; a load with more has its sizes rounded up to
-these.
-"""
+"""Most sizes tried on one axis, besides powers of two. Further sizes are rounded up to these."""
 _PREFILL_STEP, _SLOT_STEP = 16, 64
 _MOST_SECONDS = 60.0
-"""Of the solver, which then answers with its best so far; the slowest case of
+"""Seconds that the solver may take. It then answers with its best so far. The slowest case of
 benchmarks/buckets.py takes 6.
 """
-_TOLERANCE = 1e-7  # of an optimum: the solver computes in floating point
-_SLACK = 1e-9  # of a budget: sums of seconds in another order differ in the last digits
-_SCALE = 1e4  # of the objective: the solver's tolerances are absolute, seconds are small
+_TOLERANCE = 1e-7  # tolerance of an optimum: the solver computes in floating point
+_SLACK = 1e-9  # slack of a budget: sums of seconds in another order differ in the last digits
+_SCALE = 1e4  # scales the objective: the solver's tolerances are absolute, seconds are small
 
 
 @dataclass(frozen=True)
 class BuildBudget:
-    """What may be built."""
+    """Limits of a build: number of graphs and compile time."""
 
     graphs: int  # greedy and sampled counted apart
     seconds: float = float("inf")  # compile time in all
@@ -44,12 +42,13 @@ class BuildBudget:
     samplings: int = 2  # graphs that a verify shape is built as: greedy, sampled
 
     def count(self, shape: CallShape) -> int:
-        """Graphs of a shape: prompts are always greedy."""
+        """Number of graphs that a shape is built as. Prompts are always greedy."""
         return 1 if shape.prefill else self.samplings
 
     def rows(self, shapes: Sequence[CallShape]) -> tuple[Floats, Floats]:
-        """What each shape takes of graphs and of seconds [2, shapes], and how much there is [2];
-        without the seconds where they are not limited.
+        """The budget as linear constraints: what each shape takes of graphs and of seconds [2,
+        shapes], and how much there is [2]. The row of seconds is left out where they are not
+        limited.
         """
         graphs = [float(self.count(shape)) for shape in shapes]
         seconds = [self.count(shape) * self.of(shape) for shape in shapes]
@@ -92,7 +91,7 @@ def plan(
     cost.
 
     sizes: shapes to choose from (default: every combination of the sizes that occur, rounded up to
-    a few).
+    a few)
     """
     required = tuple(dict.fromkeys(limits.required()))
     shapes = list(dict.fromkeys([*required, *(grid(calls, limits) if sizes is None else sizes)]))
@@ -110,7 +109,7 @@ def plan(
 
 
 def serving(shapes: Iterable[CallShape], call: CallShape, cost: Cost) -> CallShape:
-    """The cheapest of the shapes that serves a call; raises ValueError when none does."""
+    """The cheapest of the shapes that serves a call. Raises ValueError when none does."""
     return min((shape for shape in shapes if shape.serves(call)), key=cost)
 
 
@@ -141,7 +140,7 @@ def grid(calls: Calls, limits: Limits) -> list[CallShape]:
 
 
 def powers_of_two(limits: Limits) -> list[CallShape]:
-    """What is commonly done: all powers of two up to the limits, and the limits."""
+    """The common choice: all powers of two up to the limits, and the limits."""
     shapes: list[CallShape] = []
     for largest in limits.required()[:2]:
         axes = [
@@ -159,7 +158,7 @@ def powers_of_two(limits: Limits) -> list[CallShape]:
 
 
 def _sizes(found: Sequence[tuple[int, float]], needed: set[int], step: int) -> list[int]:
-    """The needed sizes and, as multiples of `step`, all that occur; of many, weighted quantiles
+    """The needed sizes and all that occur, as multiples of `step`. Of too many, weighted quantiles
     and powers of two.
     """
     found = [(min(-(-size // step) * step, max(needed)), weight) for size, weight in found]
@@ -181,9 +180,9 @@ def _sizes(found: Sequence[tuple[int, float]], needed: set[int], step: int) -> l
 
 
 def _costs(calls: Calls, shapes: Sequence[CallShape], cost: Cost) -> Floats:  # [demands, shapes]
-    """What each demand costs on each shape, infinite where it does not fit.
+    """The cost of each demand on each shape; infinite where it does not fit.
 
-    Calls that the same shapes serve are one demand. Raises InvalidRequest for a call that none
+    Calls that the same shapes serve are one demand. Raises InvalidRequest for a call that no shape
     serves.
     """
     table = np.array(shapes, dtype=np.int64)
@@ -205,11 +204,11 @@ def _costs(calls: Calls, shapes: Sequence[CallShape], cost: Cost) -> Floats:  # 
 def _choose(
     costs: Floats, shapes: Sequence[CallShape], budget: BuildBudget, forced: int
 ) -> tuple[list[int], float]:
-    """The affordable shapes at which the demands cost least, the first `forced` among them, and
-    what no affordable choice can go below.
+    """The affordable shapes at which the demands cost least, and a lower bound of that cost. The
+    first `forced` shapes are always among them.
 
-    A p-median problem with budgets: built[s] says whether a shape is built, served[d, s] which part
-    of a demand runs on it, for pairs in which that saves something over the forced shapes.
+    It is a p-median problem with budgets. built[s] says whether a shape is built. served[d, s] says
+    which part of a demand runs on it, for pairs that save something over the forced shapes.
     """
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -220,7 +219,7 @@ def _choose(
         ) from error
     alone = costs[:, :forced].min(axis=1)  # [demands]
     saved = np.maximum(alone[:, None] - costs, 0.0)
-    demand, shape = np.nonzero(saved)  # of each pair
+    demand, shape = np.nonzero(saved)  # indices of each pair
     count, pairs = len(shapes), len(demand)
     if not pairs:
         return list(range(forced)), float(alone.sum())

@@ -1,5 +1,5 @@
-"""What a target is asked to do: sessions, trees and how many at once, as a file says it; and the
-calls that follow from it.
+"""Describes what a target is asked to do (sessions, trees and how many at once), and the calls that
+follow from it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from inference.json_file import read_json
 
 
 class CallShape(NamedTuple):
-    """A call, or the graph that serves it: a graph serves every call of its kind that is nowhere
-    larger.
+    """The shape of a call, or of a graph. A graph serves every call of its kind that is larger in
+    no dimension.
     """
 
     prefill: bool
@@ -37,12 +37,12 @@ class CallShape(NamedTuple):
 
 
 Calls = Mapping[CallShape, float]
-"""Calls of the mean session -> how often."""
+"""The calls of the mean session, and how often each is made."""
 
 
 @dataclass(frozen=True)
 class Load(Record):
-    """What is asked of a target, as a file says it."""
+    """A load: what is asked of a target. It is read from a file."""
 
     what: Text  # where the figures are from
     sessions: tuple[tuple[Count, Count], ...]  # tokens of prompt and of output
@@ -70,7 +70,7 @@ class Load(Record):
 
 
 class _Text(BaseModel):
-    """What is read of the record of a text; it has more."""
+    """The fields that are read from the record of a text. The record has more."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -82,8 +82,8 @@ class _Text(BaseModel):
 
 
 def read_load(path: Path) -> Load:
-    """A load from a JSON file, or measured: from the outrider-profile.json of a run with
-    --profile. Raises InvalidRequest.
+    """A load from a JSON file, or measured, from the outrider-profile.json of a run with --profile.
+    Raises InvalidRequest.
     """
     raw = read_json(path, InvalidRequest)
     if not isinstance(raw.value, list):
@@ -93,7 +93,7 @@ def read_load(path: Path) -> Load:
 
 
 def _measured(texts: list[_Text], path: Path) -> Load:
-    """A load from records: a text counts with its mean tree, and as if it ran alone."""
+    """A load from records of texts. A text counts with its mean tree, as if it ran alone."""
     trees: defaultdict[int, float] = defaultdict(float)
     for text in texts:
         trees[1 + round(text.num_draft_tokens / text.forwards)] += text.forwards
@@ -111,9 +111,9 @@ def _measured(texts: list[_Text], path: Path) -> Load:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the artefact promises to serve."""
+    """Limits of what the artefact promises to serve."""
 
-    rows: int  # of the cache
+    rows: int  # rows of the cache
     chunk: int  # prompt tokens in one call
     tree_nodes: int
     least_nodes: int
@@ -125,8 +125,8 @@ class Limits:
         return self.sequence_length + self.tree_nodes
 
     def required(self) -> tuple[CallShape, CallShape, CallShape]:
-        """Graphs without which some call could not be served, or the target alone only at a
-        tree's cost.
+        """Shapes without which some call could not be served, or the target alone only at the cost
+        of a tree.
         """
         alone, largest = self.least_nodes, max(self.least_nodes, self.tree_nodes)
         prefill_rows = self.rows if self.all_rows else 1
@@ -138,9 +138,7 @@ class Limits:
 
 
 def calls_of(load: Load, limits: Limits) -> Calls:
-    """The calls of the mean session; what the limits would refuse is cut off as the server cuts
-    it.
-    """
+    """The calls of the mean session. What exceeds the limits is cut off, as the server does."""
     calls: defaultdict[CallShape, float] = defaultdict(float)
     for prompt, output in load.sessions:
         prompt = min(prompt, limits.sequence_length - 1)
@@ -151,8 +149,8 @@ def calls_of(load: Load, limits: Limits) -> Calls:
 
 
 def _prefill(prompt: int, limits: Limits) -> Iterator[tuple[CallShape, float]]:
-    """All of a prompt but its last token, which is the first root, in chunks; one session at a
-    time.
+    """Calls that feed a prompt in chunks, one session at a time. The last token is left out, since
+    it is the first root.
     """
     rows = limits.rows if limits.all_rows else 1
     for start in range(0, prompt - 1, limits.chunk):
@@ -162,7 +160,9 @@ def _prefill(prompt: int, limits: Limits) -> Iterator[tuple[CallShape, float]]:
 def _rounds(
     prompt: int, output: int, load: Load, limits: Limits
 ) -> Iterator[tuple[CallShape, float]]:
-    """Trees on a growing context. A round that serves several sessions is shared among them."""
+    """Calls that verify trees on a growing context. A round that serves several sessions is shared
+    among them.
+    """
     rounds = -(-output // load.acceptance_length)
     trees, together = sum(load.tree_sizes.values()), sum(load.concurrent.values())
     for index in range(int(rounds)):

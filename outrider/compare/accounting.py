@@ -1,5 +1,5 @@
-"""Dollars and joules of an arm's texts, by the accounting of inference/cost. What nobody
-can know here is unavailable, with the reason.
+"""Computes dollars and joules of an arm's texts by the accounting of inference/cost. A figure that
+nobody can know here is unavailable, with the reason.
 """
 
 from __future__ import annotations
@@ -25,14 +25,19 @@ class Account:
     emulated: bool = False  # the target's times are not this machine's, so neither are its joules
 
     def of(self, architecture: Architecture) -> Account:
-        """The same where the target runs on the user's own machine: nothing is rented."""
+        """The account of an architecture. Nothing is rented where its target runs on the user's own
+        machine.
+        """
         if not architecture.on_this_machine:
             return self
         source = "the user's own machine: nothing is rented"
         return replace(self, source=source, priced=False, whole=True, emulated=False)
 
     def usd_per_million(self, tokens: float, effort: Effort, read: Figure) -> Figure:
-        """A lower bound where a part is not known. read: joules of this machine."""
+        """US dollars a million tokens; a lower bound where a part is not known.
+
+        read: joules of this machine
+        """
         if not self.priced:
             return Figure.unavailable(self.source)
         usage = self.terms.usage(tokens, effort)
@@ -41,8 +46,8 @@ class Account:
         return bill(usage, self.terms.rates).known_cost.times(PER_MILLION)
 
     def joules_per_million(self, tokens: float, effort: Effort, read: Figure) -> Figure:
-        """Of draft and target: as read where that can be, else by the watts that were stated;
-        never the one without the other.
+        """Joules of draft and target a million tokens: as read where possible, else by the stated
+        watts. Never of one side alone.
         """
         if self.emulated:
             read = Figure.unavailable(
@@ -60,7 +65,7 @@ class Account:
 
     @property
     def words(self) -> str:
-        """For below the table."""
+        """The account in words, for below the table."""
         if not self.priced:
             return f"$: {self.source}."
         share = self.terms.target_share
@@ -74,7 +79,7 @@ class Account:
 def open_account(
     draft: PriceOptions, stated: Stated | None, *, whole: bool, emulated: bool = False
 ) -> Account:
-    """With the prices that somebody has stated."""
+    """An account with the prices that somebody has stated."""
     if stated is None:
         reason = "no price was given (--usd_per_hour or --instance)"
         return Account(terms_of(draft, None), reason, False, whole, emulated)

@@ -1,5 +1,4 @@
-"""The architectures that are compared: a row each in ARCHITECTURES. A new one joins by adding its
-row.
+"""The architectures that are compared, one row each in ARCHITECTURES. To add one, add its row.
 
 An architecture in one setting is an Arm, which makes a Completion of a request. Target-only and
 synchronous arms have a closed form that predicts their time.
@@ -38,7 +37,7 @@ Complete = Callable[[Request], Completion]
 
 
 class Setting(NamedTuple):
-    """What is set of an architecture: the trees of synchronous rounds, or a position of the knob
+    """A setting of an architecture: the trees of synchronous rounds, or a position of the knob
     --cs.
     """
 
@@ -47,8 +46,8 @@ class Setting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As a user writes it: 4 is a chain, 16x6 a tree of 16 nodes and depth 6; empty where
-        nothing is set.
+        """The setting as a user writes it: 4 is a chain, 16x6 a tree of 16 nodes and depth 6. Empty
+        where nothing is set.
         """
         if isinstance(self.policy, Chain):
             return str(self.policy.length)
@@ -58,13 +57,13 @@ class Setting(NamedTuple):
 
     @property
     def knob(self) -> float | None:
-        """0 is speed alone, 100 cost alone."""
+        """The position of the knob: 0 is speed alone, 100 cost alone."""
         return None if self.aims is None else 100 * self.aims.wish.weight
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What arms are made of."""
+    """What arms are made of: a target, a draft and settings."""
 
     target: Connection  # over the link in question
     tokenizer: Tokenizer
@@ -72,13 +71,13 @@ class Bench:
     draft_times: dict[int, float]  # width -> seconds of a call
     chains: Sequence[Policy]
     trees: Sequence[Policy]
-    positions: Sequence[Aims]  # of the knob; empty: nothing is asked for
+    positions: Sequence[Aims]  # positions of the knob --cs; empty: none is asked for
     local: Engine | None  # the target's model in this process, where it was asked for
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of the table."""
+    """An architecture: one row of ARCHITECTURES."""
 
     name: str
     settings: Callable[[Bench], Sequence[Setting]]  # none where this bench cannot run it
@@ -86,11 +85,11 @@ class Architecture:
     time: Time | None = None  # the closed form
     swept: bool = False  # the best setting alone is measured; else all are
     drafts_here: bool = False  # on the client's machine
-    on_this_machine: bool = False  # the target, too
+    on_this_machine: bool = False  # the target runs on the client's machine, too
 
     @property
     def crosses(self) -> bool:
-        """Each of its rounds waits for the network."""
+        """Whether each round waits for the network."""
         return self.time is made_across
 
 
@@ -104,17 +103,17 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """With its setting."""
+        """The architecture's name, with the setting."""
         return f"{self.architecture.name} {self.setting.label}".strip()
 
     def record(self) -> dict[str, object]:
-        """As plain data for JSON."""
+        """The arm as plain data for JSON."""
         name, setting = self.architecture.name, self.setting
         return {"architecture": name, "setting": setting.label, "cs": setting.knob}
 
 
 def groups_of(architecture: Architecture, bench: Bench) -> list[list[Arm]]:
-    """The arms that this bench can run; of each group a sweep chooses the best."""
+    """Groups of the arms that this bench can run. A sweep chooses the best arm of each group."""
     arms = [
         Arm(architecture, setting, architecture.complete(bench, setting))
         for setting in architecture.settings(bench)
@@ -123,7 +122,7 @@ def groups_of(architecture: Architecture, bench: Bench) -> list[list[Arm]]:
 
 
 def read_setting(text: str) -> Policy:
-    """What Setting.label says of a policy; raises InvalidRequest for anything else."""
+    """The policy that a Setting.label stands for. Raises InvalidRequest for anything else."""
     nodes, tree, depth = text.strip().partition("x")
     try:
         return BestFirst(int(nodes), int(depth)) if tree else Chain(int(nodes))
@@ -136,8 +135,8 @@ def read_setting(text: str) -> Policy:
 def _across(
     bench: Bench, rows: Rows | None = None, pace: Pace = Pace.GO_ON, *, beside: bool = False
 ) -> Complete:
-    """Over the link, the proposers of these rows drafting here. The target's device stands in
-    the record.
+    """Complete over the link, with these rows' proposers drafting here. The record names the
+    target's device.
     """
     device = bench.target.description.device
 
@@ -153,7 +152,7 @@ def _across(
 
 
 def _here(bench: Bench, *, beside: bool) -> Complete:
-    """The target in this process, alone or with a draft beside it."""
+    """Complete with the target in this process, alone or with a draft beside it."""
 
     def complete_one(request: Request) -> Completion:
         assert bench.local is not None
@@ -165,20 +164,20 @@ def _here(bench: Bench, *, beside: bool) -> Complete:
 
 
 def _in_rounds(bench: Bench, setting: Setting) -> Complete:
-    """The target waits for a whole tree."""
+    """Complete in synchronous rounds: the target waits for a whole tree."""
     assert setting.policy is not None
     room = bench.target.description.max_tree_nodes - 1
     return _across(bench, rounds(bench.draft, setting.policy, room), Pace.WAIT)
 
 
 def _growing(bench: Bench, setting: Setting) -> Complete:
-    """Neither waits; what it learns in one text serves the next."""
+    """Complete while neither side waits. What the draft learns in one text serves the next."""
     aims = setting.aims or SPEED_ALONE
     return _across(bench, GrowingPool(bench.draft, bench.draft_times, bench.target, aims, None))
 
 
 def _once(bench: Bench) -> list[Setting]:
-    """There is nothing to set."""
+    """The one empty setting of an architecture without settings."""
     return [Setting()]
 
 

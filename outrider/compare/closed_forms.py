@@ -1,10 +1,13 @@
-"""Closed forms: what a token costs in time alone and in synchronous rounds, where one overtakes the
-other, and what serving gains.
+"""Closed forms: time a token alone and in synchronous rounds, where one is faster than the other,
+and what serving gains.
 
-Pure, and in any one unit of time. `alone` is a token of the target by itself, `drafting` all levels
-of one round's draft, `verify` the target's pass over one round's nodes, `tokens` what a round
-brings on average (the target's own token included). A ratio of means, never a mean of ratios. Chain
-and tree differ in their arguments only.
+All functions are pure and work in any one unit of time. Chain and tree differ in their arguments
+only. Rates are ratios of means, never means of ratios.
+
+alone: a token of the target by itself
+drafting: all levels of one round's draft
+verify: the target's pass over one round's nodes
+tokens: what a round brings on average, the target's own token included
 """
 
 from __future__ import annotations
@@ -21,9 +24,7 @@ LONGEST = 32
 
 @dataclass(frozen=True)
 class Round:
-    """One round of drafting and verifying, on average. Raises ValueError for what no round can
-    be.
-    """
+    """One round of drafting and verifying, on average. Raises ValueError for impossible values."""
 
     drafting: float
     verify: float
@@ -40,17 +41,19 @@ class Round:
 
 
 def time_per_token(made: Round, between: float) -> float:
-    """A token, where so much lies between a finished draft and its verdict beside the target's
-    pass: the network, the queue, both programs.
+    """Time a token of synchronous rounds.
+
+    between: time from a finished draft to its verdict besides the target's pass: network, queue and
+    both programs
     """
     return (made.drafting + between + made.verify) / made.tokens
 
 
 def least_time(miss: float, round_trip: float, verify: float) -> float:
-    """No rounds that the target waits for make a token faster: each miss waits for its
-    correction. (A target that goes on by itself waits for nothing.)
+    """A lower bound of the time a token of any rounds that the target waits for. Each miss waits
+    for its correction. (A target that goes on by itself waits for nothing.)
 
-    miss: probability that the target's token is none of the guesses for its position.
+    miss: probability that the target's token is none of the guesses for its position
     """
     if not 0 <= miss <= 1:
         raise ValueError(f"miss is a probability: got {miss}")
@@ -58,15 +61,15 @@ def least_time(miss: float, round_trip: float, verify: float) -> float:
 
 
 def break_even_round_trip(alone: float, made: Round, host: float = 0.0) -> float:
-    """The round trip below which a distributed round beats the target alone; negative where it
-    does not even on loopback.
+    """The round trip below which a distributed round is faster than the target alone. It is
+    negative where the round is slower even on loopback.
     """
     return made.tokens * alone - made.verify - made.drafting - host
 
 
 def capacity_over_alone(tokens: float, alone: float, verify: float) -> float:
-    """Clients that a saturated target serves when they draft, for each that it serves alone: both
-    times are forwards of equally many sessions.
+    """How many times as many clients a saturated target serves when they draft. Both times are
+    forwards of equally many sessions.
     """
     return tokens * alone / verify
 
@@ -79,7 +82,7 @@ class BestChain(NamedTuple):
 
 
 def best_chain(acceptance: float, round_time: Callable[[int], float]) -> BestChain:
-    """Of the chains whose whole round takes round_time(length). The shortest of equals."""
+    """The best of the chains whose whole round takes round_time(length); the shortest of equals."""
     times = [
         BestChain(length, round_time(length) / expected_chain_tokens(length, acceptance))
         for length in range(1, LONGEST + 1)

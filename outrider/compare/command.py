@@ -1,4 +1,4 @@
-"""compare_architectures.py: architectures side by side, and what that says. Nothing is claimed
+"""Runs compare_architectures.py: architectures side by side, and what follows. It claims nothing
 that was not measured in this call.
 """
 
@@ -13,13 +13,13 @@ from outrider.compare.options import CompareOptions, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison, once for each profile of --emulate; 0 when it was made."""
+    """Run the comparison, once for each profile of --emulate. Returns 0 when it was made."""
     options = parse(arguments)
     return run_command(lambda: _run(options), debug=options.draft.debug)
 
 
 def _run(options: CompareOptions) -> int:
-    """Measured, shown, written."""
+    """Measure, print, and write the files."""
     from outrider.compare.measure import compare
     from outrider.compare.results import write_results
     from outrider.compare.tables import print_comparison

@@ -1,5 +1,5 @@
-"""Where a text diverges from the target-only one, and how near a tie that was: the target's
-scores of both tokens, computed in float32 here.
+"""Finds where a text diverges from the target-only one, and how near a tie that was. The target's
+scores of both tokens are computed in float32 here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Difference:
     margin: Figure  # score of the target's own token over ours; 0 is a tie
 
     def record(self) -> dict[str, object]:
-        """As plain data for JSON."""
+        """The difference as plain data for JSON."""
         return {**vars(self), "margin": self.margin.record()}
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Where two texts part; None where they are the same."""
+    """The first position at which two texts differ; None where they are equal."""
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if mine != other:
             return index
@@ -41,8 +41,9 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 class Divergence:
-    """Scores of the target's checkpoint; it is loaded at the first question. checkpoint None:
-    the target is not here.
+    """Scores of the target's checkpoint, which is loaded at the first question.
+
+    checkpoint: None where the target is not on this machine
     """
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
@@ -52,8 +53,8 @@ class Divergence:
     def margin(
         self, prefix: Sequence[int], params: SamplingParams, ours: int | None, theirs: int | None
     ) -> Figure:
-        """What the target's own token has more than ours after this prefix, in units of the
-        perturbed score. top_p is not looked at.
+        """How much higher the target's own token scores than ours after this prefix, in units of
+        the perturbed score. top_p is ignored.
         """
         if self._checkpoint is None:
             return Figure.unavailable(
@@ -73,7 +74,7 @@ class Divergence:
     def _scores(
         self, prefix: Sequence[int], params: SamplingParams, ids: Sequence[int]
     ) -> list[float]:
-        """One plain causal pass over an empty cache; the scores of these tokens after it."""
+        """Scores of these tokens after the prefix, by one plain causal pass over an empty cache."""
         import numpy as np
         import torch
 
@@ -120,7 +121,7 @@ class Divergence:
 
 
 def _float32_bytes(checkpoint: Checkpoint) -> int:
-    """At most: 16-bit files double."""
+    """An upper bound of the checkpoint's bytes in float32: 16-bit files double."""
     return 2 * sum(path.stat().st_size for path in checkpoint.directory.glob("*.safetensors"))
 
 

@@ -1,5 +1,5 @@
-"""The comparison itself: at each round trip a sweep, then all arms on all prompts, interleaved,
-and their rows.
+"""Runs the comparison. At each round trip it makes a sweep, then all arms on all prompts,
+interleaved.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 
 class ArmCosts(NamedTuple):
-    """What a round of an arm costs by its sweep runs: what every closed form starts from."""
+    """Costs of an arm's round by its sweep runs. Every closed form starts from these."""
 
     arm: Arm
     costs: Costs
@@ -61,17 +61,17 @@ class Comparison:
 
     @property
     def tells(self) -> bool:
-        """There are texts enough to claim a difference."""
+        """Whether there are enough texts to claim a difference."""
         return all(row.texts >= FEWEST for row in self.rows)
 
     @property
     def alone(self) -> Costs | None:
-        """Of target-only."""
+        """Costs of target-only."""
         return next((one.costs for one in self.costs if _is_baseline(one.arm)), None)
 
     @property
     def rounds(self) -> list[Costs]:
-        """Of the synchronous arms that were measured."""
+        """Costs of the synchronous arms that were measured."""
         run = {row.arm.name for row in self.rows if row.arm.architecture.crosses}
         return [one.costs for one in self.costs if one.arm.name in run]
 
@@ -80,7 +80,10 @@ class Comparison:
 
 
 def compare(options: CompareOptions, profile: str | None) -> Comparison:
-    """Run it. profile: of --emulate, the device whose times the target that is started takes."""
+    """Run the comparison.
+
+    profile: of --emulate, the device whose times the started target takes
+    """
     cells: list[Cell] = []
     trials: list[Trial] = []
     with testbed(options, profile) as ready:
@@ -100,9 +103,10 @@ def compare(options: CompareOptions, profile: str | None) -> Comparison:
 def _measure(
     arms: Sequence[Arm], requests: Sequence[Request], runs: int, round_trip: float, meters: Meters
 ) -> list[Cell]:
-    """Every arm on every prompt, `runs` times, in an order that turns. Before each turn every arm
-    makes one token of it, so that no arm finds the prompt's keys at the target and another one does
-    not.
+    """Run every arm on every prompt, `runs` times, in an order that turns.
+
+    Before each turn every arm makes one token of the prompt. So the prompt's keys are at the target
+    for all arms or for none.
     """
     cells = [Cell(arm, round_trip, []) for arm in arms]
     for run in range(runs):
@@ -123,7 +127,7 @@ def _say(rtt_ms: float, words: str) -> None:
 def _sum_up(
     ready: Testbed, profile: str | None, cells: Sequence[Cell], trials: Sequence[Trial]
 ) -> Comparison:
-    """Rows, each with its prediction and with the differences of its texts."""
+    """The rows, each with its prediction and the differences of its texts."""
     options = ready.options
     costs = _costs(trials, options.rtt[0] / 1e3)
     known = {one.arm.name: one.costs for one in costs}
@@ -173,15 +177,16 @@ def _title(ready: Testbed) -> str:
 
 
 def network(options: CompareOptions, round_trip: float) -> Network:
-    """The emulated link; jitter counts with its mean, once each way."""
-    byte_time = 8e-6 / options.bandwidth if options.bandwidth else 0.0  # of Mbit/s
+    """The emulated link. Jitter counts with its mean, once each way."""
+    byte_time = 8e-6 / options.bandwidth if options.bandwidth else 0.0  # bandwidth is in Mbit/s
     return Network(round_trip + options.jitter / 1e3, byte_time)
 
 
 def _costs(trials: Sequence[Trial], first: float) -> list[ArmCosts]:
-    """Of every arm with a closed form, from all its sweep runs. What the programs add comes from
-    the runs at the first round trip: of one's own where no round crosses the network, else of all
-    that do.
+    """Costs of every arm with a closed form, from all its sweep runs.
+
+    What the programs add comes from the runs at the first round trip. An arm whose rounds cross no
+    network uses its own runs; the others use all runs of arms that cross it.
     """
     by_arm: dict[str, list[Completion]] = {}
     for trial in trials:
@@ -207,7 +212,7 @@ def _differences(
     requests: Sequence[Request],
     divergence: Divergence,
 ) -> list[Difference]:
-    """Where texts part from the target-only ones, and how near the two tokens were."""
+    """Where texts diverge from the target-only ones, and how near the two tokens were."""
     found = []
     for ours, theirs in zip(readings, alone, strict=bool(alone)):
         mine, other = ours.done.token_ids, theirs.done.token_ids
@@ -222,7 +227,7 @@ def _differences(
 
 
 def _target_checkpoint(options: CompareOptions) -> Checkpoint | None:
-    """The target's model where it is on this machine."""
+    """The target's model, if it is on this machine."""
     draft = options.draft
     if draft.artifact or (options.target_host and not (draft.target_model or draft.model)):
         return None
@@ -233,7 +238,7 @@ def _target_checkpoint(options: CompareOptions) -> Checkpoint | None:
 
 
 def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list[str]:
-    """What a reader must know of how this came about."""
+    """Remarks that a reader needs to judge the results."""
     options, run = ready.options, {cell.arm.architecture.name for cell in cells}
     remarks = []
     if profile:

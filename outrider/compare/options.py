@@ -1,6 +1,4 @@
-"""The flags of compare_architectures.py: its own, and those of a draft that say how texts are
-made and what they cost.
-"""
+"""The flags of compare_architectures.py: its own, and the draft's flags about texts and costs."""
 
 from __future__ import annotations
 
@@ -25,11 +23,11 @@ UNUSED = (
     "profile", "calibrate", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
     "max_joules_per_token", "explain",
 )  # fmt: skip
-"""Flags of a draft that mean nothing here."""
+"""Flags of role draft that have no meaning in a comparison."""
 
 
 class TextsOptions(DraftRole, TargetOptions):
-    """How texts are drafted and what they cost, and what a target that is started here loads."""
+    """How texts are drafted, what they cost, and what a target that is started here loads."""
 
 
 DEFAULTS = TextsOptions(batch=1, seed=0, max_new_tokens=48)
@@ -37,13 +35,13 @@ DEFAULTS = TextsOptions(batch=1, seed=0, max_new_tokens=48)
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What is compared, and how; argparse reads the defaults from here. Raises InvalidRequest
-    for what cannot be measured.
+    """What is compared, and how. argparse reads the defaults from here. Raises InvalidRequest for
+    what cannot be measured.
     """
 
-    draft: TextsOptions = field(default_factory=lambda: DEFAULTS)  # of every text
+    draft: TextsOptions = field(default_factory=lambda: DEFAULTS)  # how every text is drafted
     num_runs: int = 2
-    cs: tuple[str, ...] = ()  # positions of the knob
+    cs: tuple[str, ...] = ()  # positions of the knob --cs
     architectures: tuple[str, ...] = ()  # empty: those that can run across a link
     local: bool = False
     chains: tuple[Policy, ...] = (Chain(2), Chain(4), Chain(8))

@@ -1,5 +1,5 @@
-"""The pictures of a comparison: speeds with their intervals, time a token against the round trip,
-the regime map, and speed against cost.
+"""The pictures of a comparison: speeds with intervals, time a token by round trip, the regime map,
+and speed against cost.
 
 matplotlib is the optional extra `plots`.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Picture
 
-_STEPS = 60  # of a curve, and of each side of the map
+_STEPS = 60  # points of a curve, and of each side of the map
 _LEAST_SPAN_MS = 100.0
-_STYLES = ("-", "--", "-.", ":")  # of an architecture's settings
+_STYLES = ("-", "--", "-.", ":")  # lines of an architecture's settings
 _COLOURS = {
     one.name: f"tab:{colour}"
     for one, colour in zip(
@@ -40,12 +40,12 @@ AXES: dict[str, Callable[[ResultRow], FigureInterval]] = {
     "$ per million tokens": lambda row: row.usd_per_million,
     "J per million tokens": lambda row: row.joules_per_million,
 }
-"""What speed is weighed against."""
+"""The costs that speed is weighed against."""
 
 
 def draw(directory: Path, comparison: Comparison) -> list[Path]:
-    """PNG files; raises MissingExtra without matplotlib. A picture that has nothing to show is
-    left out.
+    """Write PNG files and return their paths. A picture without data is left out. Raises
+    MissingExtra without matplotlib.
     """
     try:
         from matplotlib.figure import Figure
@@ -123,8 +123,8 @@ def _round_trip(picture: Picture, comparison: Comparison) -> bool:
 
 
 def _regime_map(picture: Picture, comparison: Comparison) -> bool:
-    """The target alone, or synchronous rounds: which is faster by the closed forms; and as points
-    what was fastest here.
+    """Which is faster by the closed forms, the target alone or synchronous rounds. Points show what
+    was fastest here.
     """
     known, end = regime_map(comparison), break_even_ms(comparison)
     if known is None or end is None or not comparison.tells:
@@ -161,7 +161,7 @@ def _regime_map(picture: Picture, comparison: Comparison) -> bool:
 
 
 def _measured_winner(axes: Axes, rtt_ms: float, rows: Sequence[ResultRow]) -> list[Any]:
-    """A point at the acceptance of the chain that was measured there."""
+    """A point for the fastest arm, at the acceptance of the chain that was measured there."""
     chain = next((row for row in rows if row.arm.architecture.crosses), None)
     if chain is None or chain.acceptance is None:
         return []
@@ -223,12 +223,14 @@ def _panel(
 
 
 def _lane(arm: Arm) -> str:
-    """One bar a round trip: an architecture, or a position of the knob."""
+    """The label of an arm's bars, one for each round trip: its architecture, or a position of the
+    knob.
+    """
     return arm.name if arm.setting.knob is not None else arm.architecture.name
 
 
 def _reach(middle: float, low: float, high: float) -> Any:
-    """Of an error bar, below and above."""
+    """Lengths of an error bar below and above the middle."""
     return np.array([[middle - low], [high - middle]])
 
 
@@ -237,5 +239,5 @@ def _span(comparison: Comparison) -> float:
 
 
 def _colour(arm: Arm) -> str:
-    """The same in every picture."""
+    """The colour of an arm's architecture, the same in every picture."""
     return _COLOURS[arm.architecture.name]

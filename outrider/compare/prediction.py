@@ -1,7 +1,7 @@
-"""What the closed forms say about a synchronous arm, or target-only, from what its sweep cost.
+"""Predicts the time of synchronous arms and of target-only by the closed forms, from sweep runs.
 
-A round's draft, pass, tokens and bytes are taken from all of an arm's sweep runs; none of these has
-the network in it. What both programs add to a round is taken at the first round trip of the
+A round's draft, pass, tokens and bytes are taken from all of an arm's sweep runs. None of these
+contains the network. What both programs add to a round is measured at the first round trip of the
 comparison. The rest is computed.
 """
 
@@ -17,9 +17,7 @@ from outrider.completion import Completion
 
 
 class Network(NamedTuple):
-    """A link in seconds: of a round trip beyond the machine's own, and of a byte in either
-    direction.
-    """
+    """A link in seconds: a round trip beyond the machine's own, and a byte in either direction."""
 
     round_trip: float
     byte_time: float = 0.0
@@ -30,11 +28,11 @@ class Costs:
     """One round of an arm on average, in seconds and bytes."""
 
     made: Round
-    nodes: float  # of the target's pass, the root included
+    nodes: float  # nodes of the target's pass, the root included
     bytes_up: float
     bytes_down: float
     queue: float
-    host: float  # of both programs outside their models, the machine's own network included
+    host: float  # time in both programs outside their models, loopback included
 
 
 Time = Callable[[Costs, Network], float]
@@ -42,18 +40,18 @@ Time = Callable[[Costs, Network], float]
 
 
 def made_at_the_target(costs: Costs, network: Network) -> float:
-    """No round crosses the network, whatever it is."""
+    """Predicted time a token where no round crosses the network."""
     return time_per_token(costs.made, costs.queue + costs.host)
 
 
 def made_across(costs: Costs, network: Network) -> float:
-    """Every round waits for its verdict."""
+    """Predicted time a token where every round waits for its verdict."""
     sent = (costs.bytes_up + costs.bytes_down) * network.byte_time
     return time_per_token(costs.made, network.round_trip + sent + costs.queue + costs.host)
 
 
 class Decoding(NamedTuple):
-    """Texts from their first chunk on: prefill and the opening of sessions are no part of it."""
+    """Texts from their first chunk on, without prefill and the opening of sessions."""
 
     seconds: float
     rounds: float
@@ -65,7 +63,9 @@ class Decoding(NamedTuple):
 
 
 def decoding(texts: Sequence[Completion]) -> Decoding:
-    """Summed over texts. The first chunk has its part of the forwards by its tokens."""
+    """The sums over these texts. The first chunk is charged its share of the forwards by its
+    tokens.
+    """
     begun = [done for done in texts if done.arrivals]
     return Decoding(
         sum(done.arrivals[-1] - done.arrivals[0] for done in begun),
@@ -75,8 +75,8 @@ def decoding(texts: Sequence[Completion]) -> Decoding:
 
 
 def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
-    """Of these runs of one arm; None where they were too short to tell. Times are medians over
-    texts, which one stall does not move.
+    """Costs of one arm's round by these runs; None where they were too short to tell. Times are
+    medians over texts, which a single stall does not move.
     """
     told = [done for done in texts if _told(done)]
     if not told:
@@ -101,8 +101,9 @@ def costs_of(texts: Sequence[Completion], host: float) -> Costs | None:
 
 
 def host_of(texts: Sequence[Completion], round_trip: float) -> float:
-    """Seconds of a round that neither a model nor the emulated network took, in runs at this
-    round trip (0: none of the round crosses it).
+    """Seconds of a round that neither a model nor the emulated network took.
+
+    round_trip: that of these runs; 0 where no part of the round crosses the network
     """
     left = []
     for done in texts:
@@ -114,16 +115,15 @@ def host_of(texts: Sequence[Completion], round_trip: float) -> float:
 
 
 def _told(done: Completion) -> bool:
-    """It is long enough to tell."""
+    """Whether the text is long enough to tell."""
     return len(done.arrivals) > 1 and done.forwards > 1
 
 
 def acceptance(texts: Sequence[Completion]) -> float:
-    """Chance that the target's next token is among the guesses for its position, where there are
-    any.
+    """Chance that the target's next token is among the guesses for its position, if there are any.
 
-    A round whose path is as long as the longest of all did not miss, as far as can be told.
-    Forwards without candidates had nothing to miss.
+    A round whose path is as long as the longest of all is counted as without a miss. Forwards
+    without candidates have nothing to miss.
     """
     accepted = sum(done.num_accepted_tokens for done in texts)
     deepest = max((len(done.accepted_at_depth) for done in texts), default=0)

@@ -1,5 +1,5 @@
-"""What is read while one text is made, besides its Completion: joules of this machine, peak
-memory of this process and of the target's.
+"""Readings besides the Completion while a text is made: joules of this machine, and peak memory of
+this process and the target's.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from outrider.completion import Completion, Request
 
 @dataclass(frozen=True)
 class Reading:
-    """One text and what it took."""
+    """One text and what it took to make it."""
 
     done: Completion
-    joules: Figure  # of this machine
+    joules: Figure  # read on this machine
     memory_here: int | None  # bytes resident at the peak; None where it cannot be read
     memory_target: int | None
 
 
 @dataclass(frozen=True)
 class Meters:
-    """What is read with: the energy readers of this machine, and the process of a target that
-    was started here.
+    """The instruments: this machine's energy readers, and the process of a target that was started
+    here.
     """
 
     readers: Sequence[EnergyReader]
     target_pid: int | None
 
     def read(self, complete: Callable[[Request], Completion], request: Request) -> Reading:
-        """Make the text."""
+        """Make the text and read the meters."""
         reset_peak("self")
         if self.target_pid is not None:
             reset_peak(self.target_pid)
@@ -44,17 +44,17 @@ class Meters:
 
 
 def reset_peak(pid: int | str) -> None:
-    """Let a process's peak start from what it holds now; where that cannot be asked for, peaks
-    are of its whole life.
+    """Reset a process's peak memory to its present memory. Where that is not possible, peaks are of
+    its whole life.
     """
     try:
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # its peak: proc(5)
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # 5 resets the peak: proc(5)
     except OSError:
         return
 
 
 def peak_memory(pid: int | str) -> int | None:
-    """Bytes; None where there is no /proc."""
+    """Peak resident bytes; None where there is no /proc."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

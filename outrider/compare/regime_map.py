@@ -1,5 +1,6 @@
-"""The regime map: whether the target alone or synchronous rounds are faster by the closed forms,
-for any acceptance and round trip, with the times that were measured here. Pure.
+"""The regime map: which is faster by the closed forms, the target alone or synchronous rounds.
+
+It holds for any acceptance and round trip, with the times that were measured here. Pure.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from outrider.compare.prediction import Network, made_at_the_target
 
 @dataclass(frozen=True)
 class RegimeMap:
-    """What the closed forms need, in seconds."""
+    """Times in seconds that the closed forms need."""
 
     alone: float  # a token of the target by itself
-    passes: ForwardTimes  # of the target
-    level: float  # of drafting one more token
-    host: float  # of a round outside both models
+    passes: ForwardTimes  # passes of the target
+    level: float  # drafting one more token
+    host: float  # a round's time outside both models
 
     def rounds(self, acceptance: float, round_trip: float) -> float:
-        """A token in synchronous rounds, with the best chain for this acceptance of a guess."""
+        """Seconds a token of synchronous rounds, with the best chain for this acceptance of a
+        guess.
+        """
 
         def seconds(length: int) -> float:
             passing = self.passes.seconds(1, length + 1)
@@ -38,14 +41,14 @@ class RegimeMap:
     def rounds_win(
         self, acceptances: Sequence[float], round_trips: Sequence[float]
     ) -> NDArray[np.bool_]:
-        """[acceptance, round trip]: whether they are faster than the target alone."""
+        """Whether rounds are faster than the target alone: [acceptance, round trip]."""
         return np.array(
             [[self.rounds(one, trip) < self.alone for trip in round_trips] for one in acceptances]
         )
 
 
 def regime_map(comparison: Comparison) -> RegimeMap | None:
-    """From what rounds of chains and target-only cost here; None where one of them is not known."""
+    """The map, from the costs of chains and target-only; None where either is not known."""
     alone = comparison.alone
     chains = [
         (one.arm.setting.policy.length, one.costs)

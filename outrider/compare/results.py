@@ -1,5 +1,5 @@
-"""--out DIR: report.md, results.json, results.csv and plots, with the environment and the
-resolved options beside the figures.
+"""Writes --out DIR: report.md, results.json, results.csv and plots, with the environment and the
+resolved options.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers", "openvino"
 
 
 def write_results(directory: Path, comparison: Comparison) -> list[Path]:
-    """The files, as far as they can be made: without matplotlib there are no plots, and one line
+    """Write the files and return their paths. Without matplotlib there are no plots, and one line
     on stderr says so.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def record(row: ResultRow) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Records, tuples with names and policies as data for JSON."""
+    """Records, named tuples and policies as data for JSON."""
     if hasattr(value, "record"):
         return value.record()
     if isinstance(value, Chain | BestFirst):
@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
 
 
 def _write_csv(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """A line a row; what is an object in JSON has a column for each of its parts."""
+    """Write a line a row. An object in JSON gets a column for each of its parts."""
     flat = [dict(_columns(record)) for record in records]
     heads = list(dict.fromkeys(head for line in flat for head in line))
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -33,24 +33,26 @@ _COUNTS = (
 
 @dataclass(frozen=True)
 class ResultRow:
-    """Seconds, bytes and tokens over all texts of an arm. Medians are over texts."""
+    """What one arm did at one round trip. Counts and seconds are sums over texts, medians are over
+    texts.
+    """
 
     arm: Arm
     rtt_ms: float
     texts: int
     tokens: int
     tokens_per_second: Interval
-    # of tokens per second, text by text, to the target-only run beside it; None without these
+    # tokens per second relative to target-only, text by text; None without target-only runs
     ratio: Interval | None
     time_to_first_token: Percentiles | None
-    time_per_output_token: Percentiles | None  # of each text, after its first chunk
+    time_per_output_token: Percentiles | None  # for each text, after its first chunk
     inter_chunk: Percentiles | None  # between tokens that came together and the next ones
     forwards: int
     lone_forwards: int  # without candidates
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_length: float  # tokens a forward
-    acceptance_length_drafted: float  # the same of forwards with candidates
+    acceptance_length_drafted: float  # tokens a forward with candidates
     acceptance: float | None  # chance that the next token is among the candidates for it
     acceptance_by_position: list[float]  # share of forwards that accepted depth 1, 2, ...
     draft_calls: int
@@ -64,28 +66,28 @@ class ResultRow:
     messages_up: int
     messages_down: int
     usd_per_million: FigureInterval  # the target is held from request to last token
-    usd_per_million_by_forwards: FigureInterval  # its forwards alone are paid
-    joules_per_million: FigureInterval  # of draft and target
+    usd_per_million_by_forwards: FigureInterval  # the target's forwards alone are paid
+    joules_per_million: FigureInterval  # draft and target together
     joules_here_per_million: FigureInterval  # read on this machine, idle power included
     memory_here: int | None
     memory_target: int | None
-    identical_texts: int | None  # to target-only; None without these
+    identical_texts: int | None  # equal to target-only; None without target-only runs
     differences: list[Difference]
-    seconds_per_token: float | None  # of all texts, after their first chunks
-    predicted: float | None  # the same by the closed form
-    device: str  # of the target, as it describes itself: an emulated one says so
+    seconds_per_token: float | None  # over all texts, after their first chunks
+    predicted: float | None  # seconds_per_token by the closed form
+    device: str  # the target's, in its own words: an emulated one says so
     pareto: bool = False  # no row at this round trip is nowhere worse and somewhere better
 
     @property
     def error(self) -> float | None:
-        """Of the prediction: 0.1 is a tenth too slow."""
+        """The prediction's relative error: 0.1 is a tenth too slow."""
         if self.predicted is None or not self.seconds_per_token:
             return None
         return self.predicted / self.seconds_per_token - 1
 
     @property
     def faster(self) -> bool:
-        """Than target-only, beyond the interval of enough texts."""
+        """Whether it is faster than target-only, beyond the interval and with enough texts."""
         return self.ratio is not None and self.texts >= FEWEST and self.ratio.low > 1
 
     @property
@@ -102,8 +104,10 @@ def summarise(
     differences: Sequence[Difference],
     predicted: float | None,
 ) -> ResultRow:
-    """`baseline` holds the target-only readings of the same requests in the same order,
-    `differences` where texts are not the same.
+    """The row of one arm's readings.
+
+    baseline: target-only readings of the same requests in the same order
+    differences: where texts are not equal
     """
     done = [reading.done for reading in readings]
     sums = {name: sum(getattr(text, name) for text in done) for name in _COUNTS}
@@ -146,8 +150,10 @@ def summarise(
 
 
 def marked(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The same, the Pareto set marked: at each round trip, by speed and by what is known of the
-    cost of every row there that has texts enough and whose target is rented.
+    """These rows with the Pareto set marked, at each round trip.
+
+    Rows are compared by speed and by those costs that are known of all. Rows with too few texts, or
+    whose target is not rented, are left out.
     """
     found = list(rows)
     told = [row for row in rows if row.texts >= FEWEST and not row.arm.architecture.on_this_machine]
@@ -164,7 +170,9 @@ def marked(rows: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def _charged(readings: Sequence[Reading], account: Account) -> list[FigureInterval]:
-    """US dollars with the target held, and by forwards; joules in all, and on this machine."""
+    """US dollars with the target held, and by forwards; joules of both machines, and of this
+    one.
+    """
     figures: list[tuple[Figure, ...]] = []
     for reading in readings:
         done, read = reading.done, reading.joules

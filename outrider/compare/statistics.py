@@ -1,5 +1,5 @@
-"""Statistics of what was measured: percentiles, medians with their bootstrap interval, and the
-Pareto set. Pure and repeatable.
+"""Statistics: percentiles, medians with their bootstrap interval, and the Pareto set. Pure and
+repeatable.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from inference.cost.quantity import Figure, total
 
 CONFIDENCE = 0.95
 FEWEST = 6
-"""Texts from which a difference is claimed: all of fewer lie on one side of a true median too
-often (2 in 2**5 cases).
+"""The fewest texts from which a difference is claimed. Of fewer, all lie on one side of the true
+median too often (2 in 2**5 cases).
 """
 _DRAWS = 2000
 _SEED = 20261
@@ -30,7 +30,7 @@ class Interval(NamedTuple):
 
 
 class Percentiles(NamedTuple):
-    """So many of a hundred values are at most this."""
+    """Percentiles: 50, 90 and 99 of a hundred values are at most these."""
 
     p50: float
     p90: float
@@ -38,8 +38,8 @@ class Percentiles(NamedTuple):
 
 
 class FigureInterval(NamedTuple):
-    """The median of figures with its interval; unavailable, with the reasons, as soon as one of
-    them is.
+    """The median of figures with its interval. It is unavailable, with the reasons, as soon as one
+    figure is.
     """
 
     median: Figure
@@ -47,13 +47,13 @@ class FigureInterval(NamedTuple):
     high: float | None
 
     def record(self) -> dict[str, object]:
-        """As plain data for JSON."""
+        """The interval as plain data for JSON."""
         return {**self.median.record(), "low": self.low, "high": self.high}
 
 
 def bootstrap_median(values: Sequence[float]) -> Interval:
-    """The interval from medians of values drawn with replacement (percentile bootstrap, fixed
-    seed). One value has no width.
+    """The median and its interval, by the percentile bootstrap with a fixed seed. The interval of
+    one value has no width.
     """
     if not values:
         raise ValueError("nothing was measured")
@@ -64,7 +64,7 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
 
 
 def median_figure(figures: Sequence[Figure]) -> FigureInterval:
-    """Of the same quantity, one for each text. Its quality is the worst of them."""
+    """The median of one quantity, with a figure for each text. Its quality is the worst of them."""
     known = total(figures)
     if known.value is None:
         return FigureInterval(known, None, None)
@@ -73,14 +73,18 @@ def median_figure(figures: Sequence[Figure]) -> FigureInterval:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """None without values, such as the gaps of a text whose tokens all came together."""
+    """The percentiles. None without values, such as the gaps of a text whose tokens all came
+    together.
+    """
     if not values:
         return None
     return Percentiles(*np.quantile(np.asarray(values, dtype=np.float64), [0.5, 0.9, 0.99]))
 
 
 def pareto(costs: Sequence[Sequence[float]]) -> list[bool]:
-    """Which of these no other one dominates: is nowhere greater and somewhere less."""
+    """Which of these are not dominated. One dominates another if it is nowhere greater and
+    somewhere less.
+    """
     return [not any(_dominates(other, one) for other in costs) for one in costs]
 
 

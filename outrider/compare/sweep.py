@@ -1,5 +1,5 @@
-"""The best fixed setting of an architecture, found by halving: all try a few texts, the better
-half goes on to more.
+"""Finds the best fixed setting of an architecture by halving: all settings try a few texts, and the
+better half goes on to more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from outrider.compare.arms import Arm
 from outrider.completion import Completion, Request
 
 STAGES = (1, 2)
-"""Texts of the stages; the last is repeated until one setting is left."""
+"""Texts of each stage. The last stage is repeated until one setting is left."""
 
 
 @dataclass
@@ -26,12 +26,12 @@ class Trial:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of whole texts, prefill included; what the sweep decides by."""
+        """Seconds a token over whole texts, prefill included. The sweep decides by this."""
         tokens = sum(len(done.token_ids) for done in self.texts)
         return sum(done.seconds for done in self.texts) / max(1, tokens)
 
     def record(self) -> dict[str, object]:
-        """As plain data for JSON."""
+        """The trial as plain data for JSON."""
         return {
             **self.arm.record(),
             "rtt_ms": self.round_trip * 1e3,
@@ -44,8 +44,9 @@ class Trial:
 def sweep(
     groups: Sequence[Sequence[Arm]], requests: Sequence[Request], round_trip: float
 ) -> list[Trial]:
-    """A trial for each arm, one of each group chosen. All groups take turns, text by text; each
-    arm has warmed up before.
+    """Try all arms and choose one of each group. Returns a trial for each arm.
+
+    All groups take turns, text by text. Each arm has warmed up before.
     """
     left = [[Trial(arm, round_trip, len(group) > 1) for arm in group] for group in groups]
     trials = [trial for group in left for trial in group]

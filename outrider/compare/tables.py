@@ -22,7 +22,7 @@ WIDTH = 100
 
 
 class Table(NamedTuple):
-    """Cells in words; `note` is what they mean."""
+    """A table whose cells are words. `note` explains them."""
 
     title: str
     heads: list[str]
@@ -88,7 +88,7 @@ _PRICES: list[tuple[str, Callable[[ResultRow], Figure]]] = [
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """Speed, work, cost and the sweep."""
+    """The tables of report.md: speed, work, cost and the sweep."""
     rows = comparison.rows
     speed = (
         f"Medians with their {CONFIDENCE:.0%} bootstrap interval over texts; times are p50 / p90 / "
@@ -114,7 +114,7 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def brief(comparison: Comparison) -> Table:
-    """The one table of the terminal: what is known of every arm, without what is nowhere known."""
+    """The table of the terminal. Costs that are known of no arm are left out."""
     rows, columns = comparison.rows, list(_BRIEF)
     for head, read in _PRICES:
         if any(read(row).value is not None for row in rows):
@@ -158,7 +158,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def markdown(comparison: Comparison) -> str:
-    """report.md, without what stands beside it."""
+    """The text of report.md."""
     parts = [
         f"# Architectures compared\n\n{comparison.title}",
         "## Verdict",

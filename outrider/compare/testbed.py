@@ -1,5 +1,5 @@
-"""The testbed of a comparison: a target (started here unless one is named), emulated links to
-it, the draft, the requests.
+"""Sets up what a comparison runs on: a target (started here unless one is named), emulated links to
+it, the draft and the requests.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ OF_TARGET = (
     "model", "target_model", "draft_model", "artifact", "dtype", "threads", "sequence_length",
     "max_tree_nodes",
 )  # fmt: skip
-"""Flags of a draft that a target which is started here is given, too."""
+"""Flags of a draft that are also passed to a target which is started here."""
 
 
 @dataclass(frozen=True)
 class Testbed:
-    """What is running."""
+    """The running parts of a comparison."""
 
     options: CompareOptions
-    common: TextsOptions  # of the draft in this process, and where the target is
-    checkpoint: Checkpoint  # of the draft
+    common: TextsOptions  # options of the draft here, and where the target is
+    checkpoint: Checkpoint  # the draft's
     target: Description
     draft: Model
     draft_times: dict[int, float]
     requests: list[Request]
-    positions: list[Aims]  # of the knob
+    positions: list[Aims]  # positions of the knob --cs
     account: Account
     started: StartedTarget | None  # None: the user named a target
     local: Engine | None
 
     @contextmanager
     def bench(self, round_trip_ms: float) -> Iterator[Bench]:
-        """What arms are made of, over a link of this quality."""
+        """A bench for arms, over a link of this quality."""
         options = self.options
         shape = LinkShape(round_trip_ms / 2, options.jitter, options.bandwidth)
         with ExitStack() as stack:
@@ -83,8 +83,10 @@ class Testbed:
 
 @contextmanager
 def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
-    """Start what is needed, and stop it. profile: the device whose times the started target
-    takes. What is not priced, although it is weighed, is refused before anything starts.
+    """Start what is needed, and stop it at the end. Raises InvalidRequest before anything starts,
+    where something is weighed that has no price.
+
+    profile: the device whose times the started target takes
     """
     draft_device = options.draft_device or options.draft.device
     common = options.draft.but(device=draft_device)
@@ -128,15 +130,15 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
 
 
 def read_positions(options: CompareOptions, stated: Stated | None) -> list[Aims]:
-    """What each position of the knob asks for; raises InvalidRequest where it weighs what nobody
-    has stated.
+    """The aims of each position of the knob. Raises InvalidRequest where one weighs a price that
+    nobody has stated.
     """
     rates = stated.rates if stated is not None else None
     return [read_aims(options.draft.but(cs=knob), rates) for knob in options.cs]
 
 
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
-    """A target; where fused is compared, with a draft beside it."""
+    """Start a target, with a draft beside it where fused is compared."""
     flags = ["--device", options.target_device or options.draft.device, "--batch", "1"]
     given = {name: getattr(options.draft, name) for name in OF_TARGET} | {"emulate": profile}
     for name, value in given.items():
@@ -145,7 +147,7 @@ def _start(options: CompareOptions, profile: str | None) -> AbstractContextManag
 
 
 def _local(common: TextsOptions, length: int) -> Engine:
-    """The target's model in this process, with a draft beside it."""
+    """An engine with the target's model in this process, and a draft beside it."""
     shared = ("model", "target_model", "draft_model", "device", "dtype", "threads")
     given = {name: getattr(common, name) for name in shared}
     own = FusedTargetRole(**given, sequence_length=length, batch=1)

@@ -1,4 +1,4 @@
-"""The comparison in words: three lines that say what was measured, and for report.md what follows
+"""The comparison in words: three lines about what was measured and, for report.md, what follows
 from the closed forms. Pure.
 """
 
@@ -16,7 +16,9 @@ from outrider.compare.statistics import FEWEST
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """At most three lines. Nothing is claimed within an interval or from too few texts."""
+    """The verdict, in three lines at most. It claims nothing within an interval or from too few
+    texts.
+    """
     if not comparison.has_baseline:
         return ["No speed-up is given: target-only was not run."]
     if not comparison.tells:
@@ -35,7 +37,7 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def details(comparison: Comparison) -> list[str]:
-    """What else follows, for report.md: nothing from too few texts but how far predictions were
+    """Further conclusions for report.md. From too few texts it says only how far predictions were
     off.
     """
     words: list[str] = []
@@ -45,8 +47,8 @@ def details(comparison: Comparison) -> list[str]:
 
 
 def leader(rows: Sequence[ResultRow]) -> ResultRow | None:
-    """The fastest at one round trip: an arm that is faster than target-only, else target-only
-    itself where every other arm is slower. None where neither can be told.
+    """The fastest row at one round trip: an arm that is faster than target-only, or target-only
+    where every other arm is slower. None where neither can be told.
     """
     faster = [row for row in rows if row.faster]
     if faster:
@@ -75,7 +77,7 @@ def _x(row: ResultRow) -> str:
 
 
 def _advice(comparison: Comparison) -> str:
-    """Where drafting here, or beside the target, is faster than target-only."""
+    """At which round trips drafting here, or beside the target, is faster than target-only."""
     here = [row for row in comparison.rows if row.arm.architecture.drafts_here]
     beside = [row for row in comparison.rows if row.arm.architecture.name == FUSED]
     places = {"on this machine": here, "beside the target": beside}
@@ -84,7 +86,7 @@ def _advice(comparison: Comparison) -> str:
 
 
 def _outcomes(rows: Sequence[ResultRow]) -> str:
-    """Of the best of these rows at each round trip."""
+    """Outcomes at each round trip, by the best of these rows."""
     trips: dict[str, list[str]] = {}
     for trip in dict.fromkeys(row.rtt_ms for row in rows):
         there = [row for row in rows if row.rtt_ms == trip]
@@ -98,8 +100,8 @@ def _outcomes(rows: Sequence[ResultRow]) -> str:
 
 
 def break_even_ms(comparison: Comparison) -> float | None:
-    """The added round trip below which the best of the measured synchronous rounds are faster
-    than target-only, by the closed forms.
+    """The added round trip below which the best measured rounds are faster than target-only, by the
+    closed forms.
     """
     if comparison.alone is None or not comparison.rounds:
         return None
@@ -111,7 +113,9 @@ def break_even_ms(comparison: Comparison) -> float | None:
 
 
 def _break_even(comparison: Comparison) -> str:
-    """As computed from what rounds cost here, unless the texts say otherwise."""
+    """The break-even round trip in words, by the closed forms. Where measured texts contradict it,
+    it says so.
+    """
     end = break_even_ms(comparison)
     if end is None:
         return ""
@@ -124,7 +128,7 @@ def _break_even(comparison: Comparison) -> str:
 
 
 def _contradicts(rows: Sequence[ResultRow], pays: bool) -> bool:
-    """Whether rounds at this round trip were measured to do the contrary."""
+    """Whether rounds at this round trip were measured to do the opposite."""
     rounds = [row for row in rows if row.arm.architecture.crosses]
     if pays:
         return bool(rounds) and all(row.slower for row in rounds)
@@ -132,8 +136,8 @@ def _contradicts(rows: Sequence[ResultRow], pays: bool) -> bool:
 
 
 def _cheapest(comparison: Comparison) -> str:
-    """The cheapest position of the knob, at the first round trip, in the first unit that is known
-    of all.
+    """The cheapest position of the knob at the first round trip, in the first unit that is known of
+    all.
     """
     rows = [
         row for row in comparison.at(comparison.options.rtt[0]) if row.arm.setting.knob is not None
@@ -154,7 +158,7 @@ def _cheapest(comparison: Comparison) -> str:
 
 
 def _bound(comparison: Comparison) -> list[str]:
-    """What no synchronous rounds can beat, at the longest round trip."""
+    """The bound that no synchronous rounds can beat, at the longest round trip."""
     longest, miss = max(comparison.options.rtt), least_miss(comparison)
     if not miss or not comparison.rounds:
         return []
@@ -174,7 +178,7 @@ def least_miss(comparison: Comparison) -> float:
 
 
 def _capacity(comparison: Comparison) -> list[str]:
-    """What rounds are for where they save no time."""
+    """What rounds gain in capacity, where they save no time."""
     alone = comparison.alone
     if alone is None or not comparison.rounds:
         return []

@@ -29,7 +29,7 @@ TITLES = (
     "security",
     "observing",
 )
-"""Of the groups, in the order of the help."""
+"""Titles of the groups, in the order of the help."""
 
 _SHORT = """{command}: a small draft model runs ahead here, a large target model checks its guesses.
   {command} --role target                            serve the target that ships here
@@ -65,7 +65,7 @@ EXAMPLES = """examples:
 
 
 class _Start(GeneralOptions):
-    """What is looked at before the role is known."""
+    """Flags that are read before the role is known."""
 
     role: Annotated[str, Shown("ROLE")] | None = None
     """what this process is: one of the roles above"""
@@ -77,8 +77,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
-    """The options of the role that a command line asks for; prints what it asks to be shown, or an
-    error in one line, and exits.
+    """The options of the role that a command line asks for.
+
+    Prints help or what else is asked to be shown, or an error in one line, and exits.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser, start = _parser(all_flags()), environment(_Start)
@@ -118,7 +119,7 @@ def parse_as(model: type[Model], arguments: Sequence[str]) -> Model:
 
 @cache
 def all_flags() -> dict[str, Flag]:
-    """Of all roles, by name."""
+    """The flags of all roles, by name."""
     flags = flags_of(_Start)
     for model in ROLES.values():
         flags = {**flags_of(model), **flags}
@@ -159,7 +160,7 @@ def _model(roles: Sequence[Any]) -> type[GeneralOptions]:
 
 
 def _check_names(model: type[GeneralOptions], source: ValueSource) -> None:
-    """Raises InvalidRequest for what there is not, or does nothing in this role."""
+    """Raise InvalidRequest for a flag that does not exist or does nothing in this role."""
     flags, role = all_flags(), model.model_fields["role"].default
     for name in source.values:
         if name in GONE:
@@ -209,7 +210,7 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
 
 
 def _help(role: str | None) -> str:
-    """Of one role, or of all."""
+    """The help of one role, or of all roles."""
     flags = all_flags()
     if role is not None:
         flags = {name: flags[name] for name in all_flags() if name in flags_of(_model([role]))}

@@ -60,14 +60,14 @@ class Group(BaseModel):
             raise InvalidRequest(refusal(type(self), error)) from error
 
     def but(self: Same, **changes: Any) -> Same:
-        """The same with these changes, validated again."""
+        """A copy of this group with these changes, validated again."""
         fields = type(self).model_fields
         given = {fields[name].alias or name: vars(self)[name] for name in self.model_fields_set}
         return type(self)(**given | changes)
 
     def given(self, group: type[Group], *but: str) -> list[str]:
-        """Flags that this group declares and whose value is not the default, with these left
-        out.
+        """Names of the flags that this group declares and whose value is not the default, without
+        those in `but`.
         """
         differ = (name for name in get_annotations(group) if self._differs(name))
         return [f"--{name}" for name in differ if name not in but]
@@ -79,7 +79,7 @@ class Group(BaseModel):
 
 @dataclass(frozen=True)
 class Flag:
-    """A field as a flag. title: of its group."""
+    """A field as a flag. `title` is the title of its group."""
 
     name: str
     field: FieldInfo
@@ -107,12 +107,12 @@ class Flag:
 
     @property
     def bare(self) -> str | None:
-        """Its value when it is given without one; None where that is not allowed."""
+        """The flag's value when it is given without one; None where that is not allowed."""
         return next((mark.value for mark in self._parts[1] if isinstance(mark, Bare)), None)
 
     @property
     def allowed(self) -> str:
-        """Its values, in words."""
+        """The values that the flag allows, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         kinds = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -120,7 +120,7 @@ class Flag:
 
     @property
     def help(self) -> str:
-        """With its default where it has one."""
+        """The help text, with the default where there is one."""
         text = " ".join((self.field.description or "").split())
         default = self.field.default
         return text if default is None or default is False else f"{text} (default: {default})"
@@ -138,7 +138,7 @@ class Flag:
 
     @cached_property
     def _parts(self) -> tuple[Any, list[Any]]:
-        """Its type without None, and what marks it."""
+        """The field's type without None, and its markers."""
         kind, marks = self.field.annotation, list(self.field.metadata)
         if get_origin(kind) in (Union, UnionType):
             (kind,) = (part for part in get_args(kind) if part is not NoneType)
@@ -150,7 +150,7 @@ class Flag:
 
 @cache
 def flags_of(model: type[Group]) -> dict[str, Flag]:
-    """Its flags by name. Not to be changed: it is the same for all callers."""
+    """A group's flags by name. The mapping is shared between callers: do not change it."""
     flags = {}
     for name, field in model.model_fields.items():
         owner = next(base for base in model.__mro__ if name in get_annotations(base))
@@ -160,7 +160,7 @@ def flags_of(model: type[Group]) -> dict[str, Flag]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: which one is meant, where one is near."""
+    """The end of an error about an unknown name: a similar name, where there is one."""
     found = get_close_matches(name, names, 1)
     return f"; did you mean {found[0]}?" if found else ""
 
@@ -170,7 +170,10 @@ def refusal(
     error: ValidationError,
     label: Callable[[str], str] = "--{}".format,
 ) -> str:
-    """In one line, what is wrong with the values. label: how a flag is called."""
+    """One line that says what is wrong with the values.
+
+    label: how a flag is called
+    """
     first = error.errors(include_url=False)[0]
     raised = first.get("ctx", {}).get("error")
     if not first["loc"]:

@@ -1,5 +1,5 @@
-"""The flags, each declared once, in groups of what belongs together; outrider/options/roles.py
-puts the groups together to roles.
+"""The flags, each declared once, in groups of what belongs together. outrider/options/roles.py
+combines groups into roles.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelOptions(Group, title="models and devices"):
 
 class DraftModelOptions(ModelOptions):
     draft_model: ModelName | None = None
-    """the same for the draft alone"""
+    """--model for the draft alone"""
 
     @property
     def draft_name(self) -> str | None:
@@ -57,7 +57,7 @@ class DraftModelOptions(ModelOptions):
 
 class TargetModelOptions(ModelOptions):
     target_model: ModelName | None = None
-    """the same for the target alone"""
+    """--model for the target alone"""
 
     @property
     def target_name(self) -> str | None:
@@ -92,7 +92,7 @@ class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
 
 
 class LegacyOptions(TargetOptions):
-    """The same for a role that also takes --device neuron-legacy."""
+    """Options of a target that may also run on --device neuron-legacy."""
 
     tensor_parallel: Annotated[Count, Also("tp_degree")] = 2
     """--device neuron-legacy: NeuronCores that share the target"""
@@ -153,7 +153,7 @@ class TreeOptions(Group, title="drafting"):
     tree_nodes: Count | None = None
     """rounds with trees of this many nodes (default of --pace wait and beside --tree_depth: 16)"""
     tree_depth: Count | None = None
-    """and this depth (default: 6)"""
+    """rounds with trees of this depth (default: 6)"""
     tree_rates: Rates | None = None
     """a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05"""
     pace: Literal["go_on", "wait"] | None = None
@@ -205,9 +205,9 @@ class PriceOptions(HourlyOptions):
     instance: Annotated[str, Shown("TYPE")] | None = None
     """price the target by EC2 type, such as trn1.2xlarge"""
     region: str = "us-east-1"
-    """of --instance"""
+    """AWS region of --instance"""
     pricing: Literal["on-demand", "spot", "capacity-block"] = "on-demand"
-    """of --instance"""
+    """how --instance is paid"""
     no_live: bool = False
     """price from the bundled snapshot: ask nobody"""
     target_share: Share = 1.0
@@ -217,7 +217,7 @@ class PriceOptions(HourlyOptions):
     usd_per_gb_up: Usd | None = None
     """price of traffic to the target (default: that of --instance)"""
     usd_per_gb_down: Usd | None = None
-    """and from it"""
+    """price of traffic from the target (default: that of --instance)"""
     draft_watts: Watts | None = None
     """what this machine draws while it drafts"""
     target_watts: Watts | None = None
@@ -242,7 +242,7 @@ class GoalOptions(PriceOptions):
     max_usd_per_1m: Price | None = None
     """US dollars a million tokens that must be kept, at most speed"""
     max_joules_per_token: Annotated[float, Gt(0), Shown("J")] | None = None
-    """the same in joules"""
+    """joules a token that must be kept, at most speed"""
     max_usd: Price | None = None
     """end the run, with what was made, when it has cost so much"""
     explain: bool = False

@@ -16,7 +16,7 @@ from outrider.options.values import File, Host, Name, Natural, Port, Seconds
 
 class PortOptions(Group, title="network"):
     port: Port = 50051
-    """of the target; where one listens, 0 lets the system choose"""
+    """port of the target; where a target listens, 0 lets the system choose"""
 
 
 class TlsOptions(Group, title="security"):
@@ -25,7 +25,7 @@ class TlsOptions(Group, title="security"):
     tls_cert: File | None = None
     """certificate of this side; a target needs one for TLS"""
     tls_key: File | None = None
-    """its private key"""
+    """private key of --tls_cert"""
     tls_ca: File | None = None
     """authority that signed the other side's certificate; a target given one demands client
     certificates"""
@@ -57,7 +57,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
     @property
     def addresses(self) -> list[Address]:
-        """Of the targets, each with --port where --target_host names none."""
+        """The targets' addresses, each with --port where --target_host names no port."""
         return [self._address(host.strip()) for host in self.target_host.split(",")]
 
     def _address(self, host: str) -> Address:
@@ -108,7 +108,7 @@ class ObservingOptions(Group, title="observing"):
     metrics_port: Port | None = None
     """serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose"""
     metrics_host: Host = "127.0.0.1"
-    """where they are served"""
+    """address on which metrics are served"""
     log: Literal["text", "json"] = "text"
     """form of the log on stderr"""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"

@@ -1,4 +1,4 @@
-"""What each --role takes: a model of its own, put together from the groups of flags.
+"""What each --role takes: a model of its own, composed of the groups of flags.
 
 The flags of the last base come first.
 """
@@ -23,7 +23,7 @@ class ServingRole(
     groups.TargetOptions,
     title="models and devices",
 ):
-    """What serves a target."""
+    """Options of the roles that serve a target."""
 
     models: File | None = None
     """also serve the models listed in this JSON file, each loaded when a client first names it"""

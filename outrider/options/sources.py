@@ -1,4 +1,4 @@
-"""Where values come from: the command line before OUTRIDER_... of the environment, that before a
+"""Reads option values. The command line comes before OUTRIDER_... of the environment, that before a
 YAML file, that before the defaults.
 """
 
@@ -21,7 +21,9 @@ Model = TypeVar("Model", bound=Group)
 
 
 class ValueSource(NamedTuple):
-    """Values by the names of their flags. label: how one is called, {} for its name."""
+    """Values by the names of their flags. `label` says how a flag is called; {} stands for its
+    name.
+    """
 
     label: str
     values: dict[str, Any]
@@ -39,13 +41,13 @@ class _Environment(EnvSettingsSource):
 
 
 def environment(model: type[Group]) -> ValueSource:
-    """What the environment says of this model's flags."""
+    """The values that the environment gives to this model's flags."""
     settings: Any = create_model("Environment", __base__=(model, BaseSettings))
     return ValueSource(PREFIX + "{}", _Environment(settings)())
 
 
 def read_file(path: Path) -> ValueSource:
-    """What a file says. Raises InvalidRequest where it is not one `flag: value` a line."""
+    """The values of a YAML file. Raises InvalidRequest where a line is not `flag: value`."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -57,8 +59,8 @@ def read_file(path: Path) -> ValueSource:
 
 
 def resolve(model: type[Model], sources: list[ValueSource]) -> Model:
-    """The options, an earlier source before a later one. Raises InvalidRequest, which names the
-    value as its source writes it.
+    """The options; an earlier source comes before a later one. Raises InvalidRequest, which names
+    the value as its source writes it.
     """
 
     def label(name: str) -> str:

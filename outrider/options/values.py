@@ -15,7 +15,7 @@ DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 
 
 def is_device(name: str) -> bool:
-    """Whether it can be a --device: one of DEVICES, or cuda:N."""
+    """Whether the name can be a --device: one of DEVICES, or cuda:N."""
     return name in DEVICES or re.fullmatch(r"cuda:\d{1,3}", name) is not None
 
 
