@@ -16,7 +16,6 @@ from grpc_comm.client.connection import Connection
 from inference.cost.accounting import Rates
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
-from inference.model.checkpoint import fingerprint
 from inference.order import Pace
 from outrider.completion import Complete, Completion, Request, Show, complete
 from outrider.explain import Explainer
@@ -78,6 +77,8 @@ def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[
     aims, target, checkpoint = read_aims(options, rates), sides.target, sides.checkpoint
     model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
     profile = user_profiles().draft(checkpoint, model, sides.length)
+    from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
+
     learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
     pool = GrowingPool(model, profile, target, aims, learned)
 

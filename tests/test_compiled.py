@@ -418,8 +418,10 @@ def test_flags_that_contradict_the_artefact_are_refused(
 
 
 def test_an_artefact_does_not_draft(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--role", "verify_draft", "--artifact", str(built), "--prompt", "a"]) == 1
-    assert "--artifact is for roles target" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["--role", "verify_draft", "--artifact", str(built), "--prompt", "a"])
+    assert ended.value.code == 2
+    assert "--artifact is for --role target" in capsys.readouterr().err
 
 
 def test_without_a_compiler_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
