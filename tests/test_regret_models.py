@@ -25,6 +25,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from outrider.models import EMBEDDED
 from tests import pairs
+from tests.hostile import eventually
 
 FEW = {
     *("target-only", "growing", "anywhere", "fused", "chain 2", "tree 8x3"),
@@ -182,11 +183,15 @@ def test_texts_of_one_round_are_too_short_for_the_study(embedded: Bench) -> None
         next(study.play([CELL]))
 
 
+def busy_children() -> list[str]:
+    """Processes of this one that compute without end."""
+    children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+    return [pid for pid in children if b"while True" in Path("/proc", pid, "cmdline").read_bytes()]
+
+
 @needs_two_cores
 def test_busy_processes_end_with_their_context() -> None:
     with busy(1) as said:
-        children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
-        assert any(b"while True" in Path("/proc", pid, "cmdline").read_bytes() for pid in children)
+        eventually(lambda: len(busy_children()) == 1)  # it takes a moment to be another program
     assert said.startswith("Foreign busy processes beside: 1.")
-    left = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
-    assert not any(b"while True" in Path("/proc", pid, "cmdline").read_bytes() for pid in left)
+    assert not busy_children()
