@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 
 SLOW = {
-    "capacity",
     "campaign",
+    "capacity",
     "cli",
     "compare",
     "compiled",
     "copy_row",
+    "corrupted_files",
+    "cuda",
     "embedded",
     "far",
     "floods",
@@ -39,14 +41,23 @@ SLOW = {
     "fused_lowering",
     "fused_neighbours",
     "fused_neuron",
+    "fuzz",
     "growing",
     "host",
+    "hostile",
     "legacy_neuron",
     "link",
+    "listed",
+    "listening",
     "lossless",
     "lowering",
     "neuron",
+    "neuron_build",
+    "neuron_load",
+    "offline",
     "openvino",
+    "plan",
+    "purse",
     "regret",
     "regret_models",
     "resume",
@@ -56,6 +67,7 @@ SLOW = {
     "storms",
     "timed",
     "wire",
+    "workload",
 }
 """Files, by the name behind test_, that take longer than make check allows."""
 
