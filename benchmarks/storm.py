@@ -192,7 +192,7 @@ class Storm:
 
     @property
     def _share(self) -> float:
-        """Of those that will come if nobody is killed."""
+        """Share of tokens that have come, of those that come if nobody is killed."""
         made = sum(
             len(text) for client in self._clients for text in list(client.told.texts.values())
         )

@@ -74,11 +74,11 @@ def _in_rounds(options: DraftRole, sides: Sides) -> Iterator[Complete]:
 @contextmanager
 def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[Complete]:
     """Complete with a draft that never waits. What it learned about the pair is kept at the end."""
+    from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
+
     aims, target, checkpoint = read_aims(options, rates), sides.target, sides.checkpoint
     model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
     profile = user_profiles().draft(checkpoint, model, sides.length)
-    from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
-
     learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
     pool = GrowingPool(model, profile, target, aims, learned)
 

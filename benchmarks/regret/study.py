@@ -65,7 +65,7 @@ class Result:
     readings: tuple[Reading, ...]
 
     def over(self, round_trip: float) -> Result:
-        """The same rounds with so many more seconds in each."""
+        """These texts with so many more seconds in each round."""
         return Result(
             tuple(
                 one._replace(seconds=one.seconds + one.rounds * round_trip) for one in self.readings
@@ -73,7 +73,7 @@ class Result:
         )
 
     def sped_up(self, times: float) -> Result:
-        """As if everything had taken so many times less."""
+        """These texts with all times divided by a factor."""
         return Result(
             tuple(
                 one._replace(
@@ -86,11 +86,11 @@ class Result:
         )
 
     def total(self, name: str) -> float:
-        """Of a field, over all texts."""
+        """Sum of a field over all texts."""
         return float(sum(getattr(one, name) for one in self.readings))
 
     def each(self, name: str) -> float:
-        """The same by the token."""
+        """Sum of a field over all texts, divided by the tokens."""
         return self.total(name) / self.total("tokens")
 
     @property
