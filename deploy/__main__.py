@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from deploy.prices import InstanceOffer, Price, PriceFile, Pricing, TransferPrice
+from deploy.ec2_prices import InstanceOffer, Price, PriceFile, Pricing, TransferPrice
 from deploy.pricing import PriceChain, Unpriced, open_prices
 from inference.command import FAILED, add_flag, run_command
 from inference.cost.accounting import hire_usd

@@ -13,7 +13,7 @@ from datetime import date, datetime, timezone
 from statistics import median
 from typing import Any
 
-from deploy.prices import InstanceOffer, NoPrice, Price, Pricing, SourceDown, TransferPrice
+from deploy.ec2_prices import InstanceOffer, NoPrice, Price, Pricing, SourceDown, TransferPrice
 from inference.errors import Mismatch
 
 PRICE_LIST_REGION = "us-east-1"

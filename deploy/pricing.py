@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from deploy.aws_prices import LivePrices
-from deploy.prices import (
+from deploy.ec2_prices import (
     SNAPSHOT,
     InstanceOffer,
     NoPrice,

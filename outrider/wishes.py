@@ -107,7 +107,7 @@ def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated 
     hourly = options.usd_per_hour or described_usd_per_hour
     source = f"${hourly:g} an hour, as {'given' if options.usd_per_hour else 'the target says'}"
     if options.instance is not None:
-        from deploy.prices import InstanceOffer, Pricing
+        from deploy.ec2_prices import InstanceOffer, Pricing
         from deploy.pricing import open_prices
 
         prices = open_prices(live=not options.no_live)

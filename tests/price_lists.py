@@ -10,7 +10,7 @@ import boto3
 from botocore.stub import Stubber
 
 from deploy.aws_prices import LivePrices
-from deploy.prices import InstanceOffer
+from deploy.ec2_prices import InstanceOffer
 
 
 def product(offer: InstanceOffer, *dimensions: tuple[str, str, str], **attributes: str) -> str:

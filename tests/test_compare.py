@@ -17,11 +17,11 @@ from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
+from outrider.compare.__main__ import main
 from outrider.compare.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING
-from outrider.compare.command import main
+from outrider.compare.compare_options import CompareOptions, TextsOptions, parse
 from outrider.compare.divergence import Divergence, first_difference
 from outrider.compare.measure import compare
-from outrider.compare.options import CompareOptions, TextsOptions, parse
 from outrider.compare.readings import Meters
 from outrider.compare.tables import WIDTH
 from outrider.compare.testbed import read_positions

@@ -12,7 +12,7 @@ from inference.cost.objective import Effort, Terms, Wish
 from inference.cost.quantity import Figure, Quality
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams
-from outrider.compare.accounting import Account
+from outrider.compare.account import Account
 from outrider.compare.arms import (
     ARCHITECTURES,
     BASELINE,
@@ -25,8 +25,9 @@ from outrider.compare.arms import (
     read_setting,
 )
 from outrider.compare.closed_forms import Round
+from outrider.compare.compare_options import CompareOptions
+from outrider.compare.intervals import bootstrap_median, median_figure, pareto, percentiles
 from outrider.compare.measure import ArmCosts, Comparison
-from outrider.compare.options import CompareOptions
 from outrider.compare.prediction import (
     Costs,
     Network,
@@ -39,7 +40,6 @@ from outrider.compare.prediction import (
 from outrider.compare.readings import Reading
 from outrider.compare.regime_map import regime_map
 from outrider.compare.rows import ResultRow, marked, summarise
-from outrider.compare.statistics import bootstrap_median, median_figure, pareto, percentiles
 from outrider.compare.sweep import sweep
 from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables
 from outrider.compare.verdict import leader, verdict

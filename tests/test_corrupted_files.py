@@ -17,7 +17,14 @@ import pytest
 from compile.build.build import build_artifact
 from compile.build.neuron_cache import cost_of_building
 from compile.plan.workload import read_load
-from deploy.prices import InstanceOffer, NoPrice, PriceCache, PriceFile, TransferPrice, read_table
+from deploy.ec2_prices import (
+    InstanceOffer,
+    NoPrice,
+    PriceCache,
+    PriceFile,
+    TransferPrice,
+    read_table,
+)
 from grpc_comm.server.server import BackgroundServer
 from inference.artifact import (
     MANIFEST,

@@ -17,7 +17,7 @@ from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from outrider.cli import main
 from outrider.link import main as link
-from outrider.options.command import roles_of
+from outrider.options.parsing import roles_of
 from outrider.spawn import role_command, role_environment
 from tests.wire_fixtures import WAIT, background, successor_engine
 

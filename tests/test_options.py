@@ -11,8 +11,8 @@ import pytest
 from inference.cost.accounting import OBJECTIVES
 from inference.errors import InvalidRequest
 from outrider.options import ROLES, parse
-from outrider.options.command import TITLES, all_flags, roles_of
 from outrider.options.group import Flag, flags_of
+from outrider.options.parsing import TITLES, all_flags, roles_of
 from outrider.options.reference import reference
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.options.values import Objective

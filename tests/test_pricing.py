@@ -17,7 +17,7 @@ from botocore.stub import ANY, Stubber
 
 from deploy.__main__ import main
 from deploy.aws_prices import TRANSFER_TERMS, LivePrices, filters, make_client, on_demand_terms
-from deploy.prices import (
+from deploy.ec2_prices import (
     SNAPSHOT,
     InstanceOffer,
     NoPrice,

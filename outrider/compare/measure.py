@@ -14,12 +14,12 @@ from inference.cost.energy_readers import find_readers
 from inference.cost.objective import SPEED
 from inference.errors import OutriderError
 from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
+from outrider.compare.compare_options import CompareOptions
 from outrider.compare.divergence import Difference, Divergence, first_difference
-from outrider.compare.options import CompareOptions
+from outrider.compare.intervals import FEWEST
 from outrider.compare.prediction import Costs, Network, costs_of, host_of
 from outrider.compare.readings import Meters, Reading
 from outrider.compare.rows import ResultRow, marked, summarise
-from outrider.compare.statistics import FEWEST
 from outrider.compare.sweep import Trial, sweep
 from outrider.compare.testbed import Testbed, testbed
 from outrider.completion import Completion, Request

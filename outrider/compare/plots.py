@@ -16,10 +16,10 @@ import numpy as np
 from inference.errors import MissingExtra
 from outrider.compare.arms import ARCHITECTURES, BASELINE, Arm
 from outrider.compare.closed_forms import least_time
+from outrider.compare.intervals import FigureInterval
 from outrider.compare.measure import Comparison, network
 from outrider.compare.regime_map import regime_map
 from outrider.compare.rows import ResultRow
-from outrider.compare.statistics import FigureInterval
 from outrider.compare.verdict import break_even_ms, leader, least_miss
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import MissingExtra
 from inference.whole_file import write_whole
 from outrider.compare.arms import Setting
+from outrider.compare.compare_options import TextsOptions
 from outrider.compare.measure import Comparison
-from outrider.compare.options import TextsOptions
 from outrider.compare.plots import draw
 from outrider.compare.rows import ResultRow
 from outrider.compare.tables import markdown

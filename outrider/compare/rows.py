@@ -8,12 +8,10 @@ from itertools import pairwise, zip_longest
 
 from inference.cost.objective import PER_MILLION
 from inference.cost.quantity import Figure
-from outrider.compare.accounting import Account
+from outrider.compare.account import Account
 from outrider.compare.arms import Arm
 from outrider.compare.divergence import Difference
-from outrider.compare.prediction import acceptance, decoding
-from outrider.compare.readings import Reading
-from outrider.compare.statistics import (
+from outrider.compare.intervals import (
     FEWEST,
     FigureInterval,
     Interval,
@@ -23,6 +21,8 @@ from outrider.compare.statistics import (
     pareto,
     percentiles,
 )
+from outrider.compare.prediction import acceptance, decoding
+from outrider.compare.readings import Reading
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",

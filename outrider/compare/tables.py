@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from inference.cost.objective import PER_MILLION
 from inference.cost.quantity import Figure, Quality
+from outrider.compare.intervals import CONFIDENCE, FigureInterval, Interval, Percentiles
 from outrider.compare.measure import Comparison
 from outrider.compare.rows import ResultRow
-from outrider.compare.statistics import CONFIDENCE, FigureInterval, Interval, Percentiles
 from outrider.compare.sweep import Trial
 from outrider.compare.verdict import details, verdict
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.options.command import TITLES, all_flags, roles_of
 from outrider.options.group import Flag
+from outrider.options.parsing import TITLES, all_flags, roles_of
 from outrider.options.roles import ROLES
 
 _HEAD = """# Flags

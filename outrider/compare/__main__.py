@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inference.command import run_command
-from outrider.compare.options import CompareOptions, parse
+from outrider.compare.compare_options import CompareOptions, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,3 +33,7 @@ def _run(options: CompareOptions) -> int:
             for path in write_results(directory, comparison):
                 print(f"wrote {path}", file=sys.stderr)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
