@@ -12,7 +12,6 @@ from inference.cost.objective import Effort, Terms, Wish
 from inference.cost.quantity import Figure, Quality
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams
-from outrider.compare.account import Account
 from outrider.compare.arms import (
     ARCHITECTURES,
     BASELINE,
@@ -24,21 +23,21 @@ from outrider.compare.arms import (
     Setting,
     read_setting,
 )
-from outrider.compare.closed_forms import Round
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.intervals import bootstrap_median, median_figure, pareto, percentiles
 from outrider.compare.measure import ArmCosts, Comparison
+from outrider.compare.plots import regime_map
 from outrider.compare.prediction import (
     Costs,
     Network,
+    Round,
     acceptance,
     costs_of,
     host_of,
     made_across,
     made_at_the_target,
 )
-from outrider.compare.readings import Reading
-from outrider.compare.regime_map import regime_map
+from outrider.compare.readings import Account, Reading
 from outrider.compare.rows import ResultRow, marked, summarise
 from outrider.compare.sweep import sweep
 from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables

@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from inference.cost.energy import Energy, EnergyMeter
+from inference.cost.energy import EnergyMeter
 from inference.cost.energy_readers import (
     AppleReader,
     NeuronReader,
@@ -68,11 +68,11 @@ def test_rapl_adds_packages_and_memory_but_not_what_a_package_contains(tmp_path:
     with meter:
         for path, after in zip(zones, (8_500_000, 3_000_001, 250_000, 9_000_009), strict=True):
             advance(path, after)
-    assert [(part.value, part.source) for part in meter.energy.parts] == [
+    assert [(part.value, part.source) for part in meter.parts] == [
         (3.5, "RAPL package-0"),
         (0.25, "RAPL dram"),
     ]
-    assert (meter.energy.total.value, meter.energy.total.quality) == (3.75, Quality.MEASURED)
+    assert (meter.known.value, meter.known.quality) == (3.75, Quality.MEASURED)
 
 
 def test_a_rapl_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
     clock = Clock()
     with EnergyMeter([still], clock=clock) as meter:
         clock.now += 7.5
-    (part,) = meter.energy.parts
+    (part,) = meter.parts
     assert part.value is None
     assert part.source.startswith("Apple CPU and memory: did not advance in 7.5 s")
 
@@ -208,7 +208,7 @@ def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]
     (reader,) = nvml_readers()
     with EnergyMeter([reader], sample_seconds=60.0) as meter:
         pass
-    assert meter.energy.parts == (Figure.measured(12.5, "NVIDIA Test 0, energy counter"),)
+    assert meter.parts == (Figure.measured(12.5, "NVIDIA Test 0, energy counter"),)
 
 
 def test_a_board_without_a_counter_has_its_power_integrated(
@@ -275,8 +275,8 @@ def test_a_run_shorter_than_neurons_minute_is_unavailable(tmp_path: Path) -> Non
     publish(tmp_path / "utilization", 1000, "18.86")
     with EnergyMeter([NeuronReader(tmp_path / "utilization", "neuron0", 100.0)]) as meter:
         pass
-    assert meter.energy.total.value is None
-    assert "did not advance" in meter.energy.total.source
+    assert meter.known.value is None
+    assert "did not advance" in meter.known.source
 
 
 def test_neurons_percentages_are_no_joules_unless_a_maximum_is_assumed(tmp_path: Path) -> None:
@@ -299,25 +299,12 @@ def test_a_neuron_file_without_data_is_unavailable(text: str, tmp_path: Path) ->
     assert NeuronReader(tmp_path / "absent", "neuron0", 100.0).joules().value is None
 
 
-def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it() -> None:
-    energy = Energy(2.0, (Figure.measured(30.0, "board"), Figure.unavailable("CPU: no counter")))
-    assert energy.total == Figure.unavailable("CPU: no counter")
-    known = "at least, from board; not counted: CPU: no counter"
-    assert energy.known == Figure(30.0, Quality.ESTIMATED, known, lower_bound=True)
-    assert energy.watts.value == 15.0
-    assert Energy(1.0, ()).known.value is None
-
-
-def test_idle_power_is_taken_off_and_stated() -> None:
-    idle = Energy(10.0, (Figure.measured(40.0, "board"),))
-    busy = Energy(2.0, (Figure.measured(30.0, "board"),))
-    assert busy.above_idle(idle) == Figure.measured(22.0, "board, less 4.00 W of idling")
-    assert Energy(2.0, (Figure.measured(7.0, "board"),)).above_idle(idle) == Figure.unavailable(
-        "board: not above the 4.00 W of idling"
-    )
-    assert busy.above_idle(Energy(10.0, (Figure.unavailable("none"),))) == Figure.unavailable(
-        "none"
-    )
+def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it(tmp_path: Path) -> None:
+    advance(path := zone(tmp_path, "0", "package-0", 0), 0)
+    with EnergyMeter([*rapl_readers(tmp_path), Unreadable("board: no counter")]) as meter:
+        advance(path, 30_000_000)
+    known = "at least, from RAPL package-0; not counted: board: no counter"
+    assert meter.known == Figure(30.0, Quality.ESTIMATED, known, lower_bound=True)
 
 
 def test_readers_are_asked_while_the_meter_runs() -> None:
@@ -333,13 +320,13 @@ def test_readers_are_asked_while_the_meter_runs() -> None:
     with EnergyMeter([reader], sample_seconds=0.001) as meter:
         while reader.asked < 5:
             pass
-    assert (meter.energy.parts[0].value or 0) >= 4
+    assert (meter.parts[0].value or 0) >= 4
 
 
 def test_this_machine_is_read_without_failing() -> None:
     with EnergyMeter(find_readers()) as meter:
         sum(range(100_000))
-    for part in meter.energy.parts:
+    for part in meter.parts:
         assert part.source
         assert part.value is None or part.value > 0
     assert Unreadable("why").joules() == Figure.unavailable("why")

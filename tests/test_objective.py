@@ -9,22 +9,19 @@ from random import Random
 
 import pytest
 
-from inference.cost.accounting import OBJECTIVES, Rates, Usage, assumed_joules, bill
+from inference.cost.accounting import OBJECTIVES, Rates
 from inference.cost.objective import SPEED, Effort, Tariff, Terms, Wish, blend, read_knob
-from inference.cost.quantity import Figure
 from inference.errors import InvalidRequest
 
 RENTED = Rates(
     1.34375,
-    standing_usd_per_hour=0.01,
     usd_per_kwh=0.36,
     usd_per_gb_to_target=0.02,
     usd_per_gb_from_target=0.09,
 )
-OWN = replace(RENTED, target_usd_per_hour=0.0, pays_target_electricity=True)
 TERMS = {
-    "rented": Terms(RENTED, target_share=0.25, draft_watts=20.0, target_watts=400.0),
-    "own": Terms(OWN, target_share=1.0, draft_watts=20.0, target_watts=400.0),
+    "shared": Terms(RENTED, target_share=0.25, draft_watts=20.0, target_watts=400.0),
+    "whole": Terms(RENTED, draft_watts=20.0, target_watts=400.0),
 }
 
 
@@ -39,20 +36,20 @@ def random_effort(random: Random) -> Effort:
 
 
 def billed(terms: Terms, objective: str, tokens: float, effort: Effort) -> float:
-    """By inference.cost.accounting alone."""
-    usage = Usage(
-        tokens=tokens,
-        wall_seconds=Figure.measured(effort.wall, "clock"),
-        busy_seconds=Figure.measured(effort.wall / 3, "clock"),
-        target_share=terms.target_share,
-        bytes_to_target=effort.bytes_up,
-        bytes_from_target=effort.bytes_down,
-        draft_joules=assumed_joules(terms.draft_watts or 0.0, effort.drafting),
-        target_joules=assumed_joules(terms.target_watts or 0.0, effort.wall),
-    )
-    price = OBJECTIVES[objective](bill(usage, terms.rates)).value
-    assert price is not None
-    return price
+    """By hand: US dollars, joules or seconds of a token."""
+    rates, share = terms.rates, terms.target_share
+    draft, target = (terms.draft_watts or 0) * effort.drafting, (terms.target_watts or 0) * share
+    held = effort.wall * share * rates.target_usd_per_hour / 3600
+    traffic = 0.02e-9 * effort.bytes_up + 0.09e-9 * effort.bytes_down
+    values = {
+        "total_cost": held + draft * 0.36 / 3.6e6 + traffic,
+        "api_cost": held,
+        "energy_total": draft + target * effort.wall,
+        "draft_energy": draft,
+        "target_energy": target * effort.wall,
+        "latency": effort.wall,
+    }
+    return values[objective] / tokens
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -101,7 +98,6 @@ def test_a_tariff_by_hand() -> None:
         (Terms(RENTED), "total_cost", "watts of the draft"),
         (Terms(RENTED, target_watts=400.0), "draft_energy", "watts of the draft"),
         (Terms(RENTED, draft_watts=20.0), "target_energy", "watts of the target"),
-        (Terms(OWN, draft_watts=20.0), "total_cost", "watts of the target"),
     ],
 )
 def test_what_nobody_has_stated_is_named_and_never_nothing(
@@ -138,7 +134,7 @@ def test_known_costs_are_a_lower_bound_of_the_total() -> None:
         draft_watts=20.0,
         target_watts=400.0,
     )
-    whole = TERMS["rented"]
+    whole = TERMS["shared"]
     assert whole.known_costs() == pytest.approx(whole.tariff("total_cost"))
     assert 0 < unstated.known_costs().of(effort) < whole.known_costs().of(effort)
     assert Terms(Rates(3.6)).known_costs() == pytest.approx((1e-3, 0.0, 0.0, 0.0))

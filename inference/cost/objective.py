@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inference.cost.accounting import COSTS, OBJECTIVES, Rates, Usage, assumed_joules, bill
+from inference.cost.accounting import COSTS, OBJECTIVES, Bill, Rates, assumed_joules, hire_usd
 from inference.cost.quantity import Figure
 from inference.errors import InvalidRequest
 
@@ -70,22 +70,38 @@ class Terms:
     draft_watts: float | None = None  # of the draft's machine while it drafts; None: not known
     target_watts: float | None = None  # of the whole target machine; None: not known
 
-    def usage(self, tokens: float, effort: Effort) -> Usage:
-        """Return the Usage of these tokens, for inference.cost.accounting.bill()."""
-        return Usage(
-            tokens=tokens,
-            wall_seconds=Figure.measured(effort.wall, "wall clock"),
-            busy_seconds=Figure.unavailable("not asked for"),
-            target_share=self.target_share,
-            bytes_to_target=effort.bytes_up,
-            bytes_from_target=effort.bytes_down,
-            draft_joules=_joules(self.draft_watts, effort.drafting, "draft"),
-            target_joules=_joules(self.target_watts, effort.wall, "target"),
+    def __post_init__(self) -> None:
+        if not 0 < self.target_share <= 1:
+            raise ValueError(
+                f"target_share is above 0, and 1 is the whole target: got {self.target_share}"
+            )
+
+    def bill(self, tokens: float, effort: Effort, draft_joules: Figure | None = None) -> Bill:
+        """Return what each of these tokens costs.
+
+        tokens: an expected number in a forecast
+        draft_joules: as measured; by default the stated watts count
+        """
+        if not 0 < tokens < float("inf"):
+            raise ValueError(f"cost is counted by the token, and there are {tokens}")
+        each, rates = effort.times(1 / tokens), self.rates
+        wall = Figure.measured(each.wall, "wall clock")
+        drafting = draft_joules or _joules(self.draft_watts, effort.drafting, "draft")
+        draft_energy = drafting.times(1 / tokens)
+        target_energy = _joules(self.target_watts, effort.wall, "target")
+        return Bill(
+            latency=wall,
+            api_cost=wall.times(hire_usd(self.target_share, rates.target_usd_per_hour)),
+            draft_electricity_cost=rates.electricity(draft_energy),
+            upload_cost=rates.upload(each.bytes_up),
+            download_cost=rates.download(each.bytes_down),
+            draft_energy=draft_energy,
+            target_energy=target_energy.times(self.target_share / tokens),
         )
 
     def price(self, objective: str, tokens: float, effort: Effort) -> Figure:
         """Return the objective's value per token, in US dollars, joules or seconds."""
-        return OBJECTIVES[objective](bill(self.usage(tokens, effort), self.rates))
+        return OBJECTIVES[objective](self.bill(tokens, effort))
 
     def tariff(self, objective: str) -> Tariff:
         """Return the prices of the units by this objective.
@@ -105,8 +121,7 @@ class Terms:
 
     def known_costs(self) -> Tariff:
         """Prices of the units in US dollars, as far as they are known: a lower bound."""
-        bills = [bill(self.usage(1.0, unit), self.rates) for unit in UNITS]
-        return Tariff(*(one.known_cost.value or 0.0 for one in bills))
+        return Tariff(*(self.bill(1.0, unit).known_cost.value or 0.0 for unit in UNITS))
 
 
 @dataclass(frozen=True)
@@ -156,11 +171,9 @@ def price_words(objective: str, per_token: float) -> str:
     """Return a price per token in words, in the unit in which people state it."""
     if objective in COSTS:
         return f"${per_token * PER_MILLION:.4g} a million tokens"
-    return (
-        f"{per_token * 1e3:.4g} ms a token"
-        if objective == "latency"
-        else f"{per_token:.4g} J a token"
-    )
+    if objective == "latency":
+        return f"{per_token * 1e3:.4g} ms a token"
+    return f"{per_token:.4g} J a token"
 
 
 def blend(cost: Tariff, weight: float, reference: Effort) -> Tariff:
@@ -175,8 +188,6 @@ def blend(cost: Tariff, weight: float, reference: Effort) -> Tariff:
 def _joules(watts: float | None, seconds: float, whose: str) -> Figure:
     if seconds == 0 or watts == 0:
         return Figure.measured(0.0, f"no time of the {whose}")
-    return (
-        Figure.unavailable(f"nobody has stated the watts of the {whose}")
-        if watts is None
-        else assumed_joules(watts, seconds)
-    )
+    if watts is None:
+        return Figure.unavailable(f"nobody has stated the watts of the {whose}")
+    return assumed_joules(watts, seconds)

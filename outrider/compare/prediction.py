@@ -1,8 +1,17 @@
-"""Predicts the time of synchronous arms and of target-only by the closed forms, from sweep runs.
+"""Closed forms of a token's time, and what they predict of the arms of a comparison.
 
-A round's draft, pass, tokens and bytes are taken from all of an arm's sweep runs. None of these
-contains the network. What both programs add to a round is measured at the first round trip of the
-comparison. The rest is computed.
+The closed forms say what a token takes from the target alone and in synchronous rounds, where one
+is faster than the other, and what serving gains. They are pure, work in any one unit of time, and
+take ratios of means, never means of ratios. Chain and tree differ in their arguments only:
+
+alone: a token of the target by itself
+drafting: all levels of one round's draft
+verify: the target's pass over one round's nodes
+tokens: what a round brings on average, the target's own token included
+
+Predictions take a round's draft, pass, tokens and bytes from all of an arm's sweep runs. None of
+these contains the network. What both programs add to a round is measured at the first round trip of
+the comparison. The rest is computed.
 """
 
 from __future__ import annotations
@@ -12,8 +21,92 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from outrider.compare.closed_forms import Round, time_per_token
 from outrider.completion import Completion
+
+LONGEST = 32
+"""Lengths of a chain that best_chain tries."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of drafting and verifying, on average. Raises ValueError for impossible values."""
+
+    drafting: float
+    verify: float
+    tokens: float
+
+    def __post_init__(self) -> None:
+        if self.drafting < 0 or self.verify < 0:
+            raise ValueError(
+                f"times are 0 or more: got {self.drafting} of drafting and {self.verify} of "
+                "verifying"
+            )
+        if self.tokens < 1:
+            raise ValueError(f"a round brings the target's own token at least: got {self.tokens}")
+
+
+def time_per_token(made: Round, between: float) -> float:
+    """Time a token of synchronous rounds.
+
+    between: time from a finished draft to its verdict besides the target's pass: network, queue and
+    both programs
+    """
+    return (made.drafting + between + made.verify) / made.tokens
+
+
+def least_time(miss: float, round_trip: float, verify: float) -> float:
+    """A lower bound of the time a token of any rounds that the target waits for. Each miss waits
+    for its correction. (A target that goes on by itself waits for nothing.)
+
+    miss: probability that the target's token is none of the guesses for its position
+    """
+    if not 0 <= miss <= 1:
+        raise ValueError(f"miss is a probability: got {miss}")
+    return miss * (round_trip + verify)
+
+
+def break_even_round_trip(alone: float, made: Round, host: float = 0.0) -> float:
+    """The round trip below which a distributed round is faster than the target alone. It is
+    negative where the round is slower even on loopback.
+    """
+    return made.tokens * alone - made.verify - made.drafting - host
+
+
+def capacity_over_alone(tokens: float, alone: float, verify: float) -> float:
+    """How many times as many clients a saturated target serves when they draft. Both times are
+    forwards of equally many sessions.
+    """
+    return tokens * alone / verify
+
+
+def expected_chain_tokens(length: int, acceptance: float) -> float:
+    """Return the expected tokens of a round that drafts a chain, the target's own included.
+
+    B = 1 + a + ... + a^length (Leviathan et al. 2023, equation 1). Raises ValueError for an
+    acceptance or a length that cannot be.
+    """
+    if length < 0 or not 0 <= acceptance <= 1:
+        raise ValueError(
+            f"a chain has a length of 0 or more and an acceptance of 0 to 1: got {length} and "
+            f"{acceptance}"
+        )
+    return sum(acceptance**depth for depth in range(length + 1))
+
+
+class BestChain(NamedTuple):
+    """The chain that makes a token fastest, and that time."""
+
+    length: int
+    time: float
+
+
+def best_chain(acceptance: float, round_time: Callable[[int], float]) -> BestChain:
+    """The best of the chains whose whole round takes round_time(length); the shortest of equals."""
+    times = [
+        BestChain(length, round_time(length) / expected_chain_tokens(length, acceptance))
+        for length in range(1, LONGEST + 1)
+    ]
+    return min(times, key=lambda chain: chain.time)
 
 
 class Network(NamedTuple):

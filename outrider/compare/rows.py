@@ -8,7 +8,6 @@ from itertools import pairwise, zip_longest
 
 from inference.cost.objective import PER_MILLION
 from inference.cost.quantity import Figure
-from outrider.compare.account import Account
 from outrider.compare.arms import Arm
 from outrider.compare.divergence import Difference
 from outrider.compare.intervals import (
@@ -22,7 +21,7 @@ from outrider.compare.intervals import (
     percentiles,
 )
 from outrider.compare.prediction import acceptance, decoding
-from outrider.compare.readings import Reading
+from outrider.compare.readings import Account, Reading
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",

@@ -13,9 +13,9 @@ from grpc_comm.translate import Description
 from inference.backends import Model
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
-from outrider.compare.account import Account, open_account
 from outrider.compare.arms import FUSED, Bench
 from outrider.compare.compare_options import CompareOptions, TextsOptions
+from outrider.compare.readings import Account, open_account
 from outrider.completion import Request
 from outrider.connecting import connect_target
 from outrider.drafting import load_draft

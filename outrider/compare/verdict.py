@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from statistics import median
 
 from outrider.compare.arms import BASELINE, FUSED
-from outrider.compare.closed_forms import break_even_round_trip, capacity_over_alone, least_time
 from outrider.compare.intervals import FEWEST
 from outrider.compare.measure import Comparison, network
-from outrider.compare.prediction import Network, made_at_the_target
+from outrider.compare.prediction import (
+    Network,
+    break_even_round_trip,
+    capacity_over_alone,
+    least_time,
+    made_at_the_target,
+)
 from outrider.compare.rows import ResultRow
 
 

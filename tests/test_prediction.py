@@ -6,12 +6,12 @@ from math import isclose
 
 import pytest
 
-from inference.cost.accounting import expected_chain_tokens
-from outrider.compare.closed_forms import (
+from outrider.compare.prediction import (
     Round,
     best_chain,
     break_even_round_trip,
     capacity_over_alone,
+    expected_chain_tokens,
     least_time,
     time_per_token,
 )
@@ -109,6 +109,12 @@ def test_a_target_that_does_not_draft_serves_more() -> None:
     assert capacity_over_alone(tokens=3.9, alone=30, verify=39) == 3
 
 
+def test_a_chain_brings_the_targets_own_token_too() -> None:
+    assert expected_chain_tokens(0, 0.9) == 1.0
+    assert expected_chain_tokens(4, 1.0) == 5.0
+    assert expected_chain_tokens(3, 0.5) == 1.875
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="own token"):
         Round(1, 1, 0.5)
@@ -116,3 +122,5 @@ def test_what_cannot_be_is_refused() -> None:
         Round(-1, 1, 2)
     with pytest.raises(ValueError, match="probability"):
         least_time(1.5, 1, 1)
+    with pytest.raises(ValueError, match="acceptance"):
+        expected_chain_tokens(2, 1.1)
