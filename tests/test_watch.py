@@ -13,7 +13,7 @@ from rich.console import Console
 
 from grpc_comm.observability.dashboard import (
     WINDOW_SECONDS,
-    RecentRates,
+    Recent,
     Totals,
     Watch,
     Window,
@@ -123,9 +123,9 @@ def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
     engines = [Service(statistics).engine for _ in range(2)]
     engines[0].on_event(Forward(False, 1, 1, 1, 1, model_seconds=3.0, engine_seconds=0.5))
     clock.now = 4.0
-    assert watch.view().rates == RecentRates(4.0, Totals(1, 1, 1, 1, 3.0), engines=2)
+    assert watch.view().recent == Recent(4.0, Totals(1, 1, 1, 1, 3.0), engines=2)
     clock.now = 6.0
-    assert watch.view().rates.busy == pytest.approx(0.25)
+    assert "model busy 25%" in as_line(watch.view())
 
 
 def test_many_sessions_are_counted_and_not_all_listed() -> None:

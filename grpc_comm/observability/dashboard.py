@@ -11,8 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from types import TracebackType
 from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
@@ -30,10 +28,8 @@ from grpc_comm.observability.statistics import (
 )
 
 WINDOW_SECONDS = 60.0
-_VIEW_SECONDS, _LINE_SECONDS = (
-    0.5,
-    5.0,
-)  # between two views on a terminal, and between two lines elsewhere
+_VIEW_SECONDS = 0.5  # between two views on a terminal
+_LINE_SECONDS = 5.0  # between two lines elsewhere
 _MOST_SESSIONS = 20  # shown
 
 
@@ -44,7 +40,7 @@ class Totals(NamedTuple):
     rows: float = 0
     nodes: float = 0
     padded_nodes: float = 0
-    model_seconds: float = 0
+    seconds: float = 0  # in forwards
     tokens: float = 0
     drafts: float = 0
     accepted: float = 0
@@ -54,69 +50,20 @@ class Totals(NamedTuple):
         models = list(statistics.models.values())
         kinds = [kind for model in models for kind in (model.prefill, model.decode)]
         return cls(
-            sum(kind.forwards for kind in kinds),
-            sum(kind.rows for kind in kinds),
-            sum(kind.nodes for kind in kinds),
-            sum(kind.padded_nodes for kind in kinds),
-            sum(kind.seconds for kind in kinds),
-            sum(model.tokens for model in models),
-            sum(model.drafts for model in models),
-            sum(model.accepted for model in models),
+            *(sum(getattr(kind, name) for kind in kinds) for name in cls._fields[:5]),
+            *(sum(getattr(model, name) for model in models) for name in cls._fields[5:]),
         )
 
     def since(self, before: Totals) -> Totals:
         return Totals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-class RecentRates(NamedTuple):
-    """What happened in a stretch of time. A rate is None where its divisor is 0."""
+class Recent(NamedTuple):
+    """What happened in a stretch of time."""
 
     seconds: float
     done: Totals
     engines: int
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return _ratio(self.done.tokens, self.seconds)
-
-    @property
-    def forwards_per_second(self) -> float | None:
-        return _ratio(self.done.forwards, self.seconds)
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """Tokens of a forward with candidates, per session."""
-        return 1 + self.done.accepted / self.done.drafts if self.done.drafts else None
-
-    @property
-    def rows(self) -> float | None:
-        """Mean rows of a forward."""
-        return _ratio(self.done.rows, self.done.forwards)
-
-    @property
-    def nodes(self) -> float | None:
-        """Mean nodes of a forward, over all rows, without padding."""
-        return _ratio(self.done.nodes, self.done.forwards)
-
-    @property
-    def padding(self) -> float | None:
-        """Padding's share of the computed nodes."""
-        return _ratio(self.done.padded_nodes - self.done.nodes, self.done.padded_nodes)
-
-    @property
-    def busy(self) -> float | None:
-        """Share of the time in which a model was in a forward."""
-        return _ratio(self.done.model_seconds, self.seconds * self.engines)
-
-    def usd_per_million(self, usd_per_hour: float) -> float | None:
-        """US dollars for a million tokens: the price of this time, idle or not, over the tokens
-        made.
-        """
-        return _ratio(usd_per_hour / 3600 * self.seconds * 1e6, self.done.tokens)
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None
 
 
 class Window:
@@ -125,13 +72,13 @@ class Window:
     def __init__(self, now: float) -> None:
         self._samples = deque([(now, Totals())])
 
-    def add(self, now: float, totals: Totals, engines: int) -> RecentRates:
+    def add(self, now: float, totals: Totals, engines: int) -> Recent:
         """Add a sample; return what happened since the oldest one that is kept."""
         while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_SECONDS:
             self._samples.popleft()
         self._samples.append((now, totals))
         since, before = self._samples[0]
-        return RecentRates(now - since, totals.since(before), engines)
+        return Recent(now - since, totals.since(before), engines)
 
 
 class SessionLine(NamedTuple):
@@ -148,7 +95,7 @@ class View(NamedTuple):
     title: str
     sessions: Sequence[SessionLine]
     occupancies: Sequence[Occupancy]
-    rates: RecentRates
+    recent: Recent
     usd_per_hour: float | None
 
 
@@ -176,35 +123,26 @@ class Watch:
             for one in served
             for session in one.engine.sessions
         ]
-        rates = self._window.add(self._clock(), Totals.of(self._statistics), len(served))
+        recent = self._window.add(self._clock(), Totals.of(self._statistics), len(served))
         occupancies = [occupancy(one.engine) for one in served]
-        return View(", ".join(models), sessions, occupancies, rates, self._usd_per_hour)
+        return View(", ".join(models), sessions, occupancies, recent, self._usd_per_hour)
 
     def __enter__(self) -> Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
-        live = (
-            Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
-        )
-        with live or nullcontext():
-            while not self._stopped.wait(_VIEW_SECONDS if live else _LINE_SECONDS):
-                if live:
+        if self._console.is_terminal:
+            with Live(console=self._console, auto_refresh=False) as live:
+                while not self._stopped.wait(_VIEW_SECONDS):
                     live.update(as_table(self.view()), refresh=True)
-                else:
-                    self._console.print(
-                        as_line(self.view()), soft_wrap=True, highlight=False, markup=False
-                    )
+        while not self._stopped.wait(_LINE_SECONDS):
+            line = as_line(self.view())
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def as_line(view: View) -> str:
@@ -214,38 +152,21 @@ def as_line(view: View) -> str:
 
 def as_table(view: View) -> RenderableType:
     """Return the totals above a table of sessions."""
-    table = Table(
-        "session",
-        "key",
-        "model",
-        "tokens",
-        "acceptance",
-        "tokens/s",
-        "state",
-        box=None,
-        header_style="bold",
-    )
-    for line in view.sessions[:_MOST_SESSIONS]:
-        entry = line.entry
-        numbers = (
-            str(line.length),
-            _shown(entry.acceptance_length, "{:.2f}"),
-            _shown(entry.tokens_per_second, "{:.1f}"),
-        )
+    heads = ("session", "key", "model", "tokens", "acceptance", "tokens/s", "state")
+    table = Table(*heads, box=None, header_style="bold")
+    for entry, length, state in view.sessions[:_MOST_SESSIONS]:
         table.add_row(
-            Text(entry.name),
-            Text(entry.tenant),
-            Text(entry.model),
-            *numbers,
-            line.state.value.replace("_", " "),
+            *(Text(words) for words in (entry.name, entry.tenant, entry.model)),
+            str(length),
+            _shown(entry.acceptance_length, ".2f"),
+            _shown(entry.tokens_per_second, ".1f"),
+            state.value.replace("_", " "),
         )
     left = len(view.sessions) - _MOST_SESSIONS
     more = [Text(f"and {left} more")] if left > 0 else []
-    heads = [
-        Text(view.title, style="bold"),
-        *(Text(", ".join(parts)) for parts in (_load(view), _rates(view), _price(view)) if parts),
-    ]
-    return Group(*heads, table, *more)
+    totals = [parts for parts in (_load(view), _rates(view), _price(view)) if parts]
+    above = [Text(view.title, style="bold"), *(Text(", ".join(parts)) for parts in totals)]
+    return Group(*above, table, *more)
 
 
 def _load(view: View) -> list[str]:
@@ -257,28 +178,40 @@ def _load(view: View) -> list[str]:
 
 
 def _rates(view: View) -> list[str]:
-    rates = view.rates
+    """Return the rates: means of a forward, padding's share of the computed nodes, and the share of
+    the time in which a model was in a forward.
+    """
+    seconds, done, engines = view.recent
+    length = 1 + done.accepted / done.drafts if done.drafts else None
+    padding = _ratio(done.padded_nodes - done.nodes, done.padded_nodes)
+    rows, nodes = _ratio(done.rows, done.forwards), _ratio(done.nodes, done.forwards)
     return [
-        f"last {rates.seconds:.0f} s: {_shown(rates.tokens_per_second, '{:.1f}')} tokens/s",
-        f"acceptance length {_shown(rates.acceptance_length, '{:.2f}')}",
-        f"batch {_shown(rates.rows, '{:.1f}')} rows {_shown(rates.nodes, '{:.1f}')} nodes",
-        f"padding {_shown(rates.padding, '{:.0%}')}",
-        f"{_shown(rates.forwards_per_second, '{:.1f}')} forwards/s",
-        f"model busy {_shown(rates.busy, '{:.0%}')}",
+        f"last {seconds:.0f} s: {_shown(_ratio(done.tokens, seconds), '.1f')} tokens/s",
+        f"acceptance length {_shown(length, '.2f')}",
+        f"batch {_shown(rows, '.1f')} rows {_shown(nodes, '.1f')} nodes",
+        f"padding {_shown(padding, '.0%')}",
+        f"{_shown(_ratio(done.forwards, seconds), '.1f')} forwards/s",
+        f"model busy {_shown(_ratio(done.seconds, seconds * engines), '.0%')}",
     ]
 
 
 def _price(view: View) -> list[str]:
-    """Return the price's lines; none where no price was given."""
-    if view.usd_per_hour is None:
+    """Return the price of this time, idle or not, over the tokens made in it; nothing where no
+    price was given.
+    """
+    hourly = view.usd_per_hour
+    if hourly is None:
         return []
-    price = view.rates.usd_per_million(view.usd_per_hour)
+    seconds, done, _ = view.recent
+    price = _ratio(hourly / 3600 * seconds * 1e6, done.tokens)
     if price is None:
-        return [f"no tokens to share ${view.usd_per_hour:g} an hour"]
-    return [
-        f"${price:.2f} per million tokens at ${view.usd_per_hour:g} an hour, idle time included"
-    ]
+        return [f"no tokens to share ${hourly:g} an hour"]
+    return [f"${price:.2f} per million tokens at ${hourly:g} an hour, idle time included"]
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
 
 
 def _shown(number: float | None, form: str) -> str:
-    return "-" if number is None else form.format(number)
+    return "-" if number is None else format(number, form)
