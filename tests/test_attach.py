@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from grpc_comm.client.attached_session import AttachedSession
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
+from grpc_comm.client.wire_session import AttachedSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.session_table import MOST_GUESTS

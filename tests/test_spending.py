@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from grpc_comm.client.received import Received
-from grpc_comm.client.spending import Spending
+from grpc_comm.client.received import Received, Spending
 from inference.order import LEAST_CREDIT, Decode, Pace
 from inference.stats import Traffic
 from tests.test_received import progress

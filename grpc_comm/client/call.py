@@ -1,4 +1,5 @@
-"""One stream to a target, as the client sees it.
+"""One stream to a target as the client sees it, the way to targets, and the ticket that lets a
+second device into a session.
 
 Senders wait for nobody. A reader thread hands on what comes.
 """
@@ -9,12 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 
 from grpc_comm import translate
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.translate import Description
 from inference.errors import Mismatch, OutriderError, Unavailable
 from inference.stats import FRAMING_BYTES, Traffic
 
@@ -22,6 +24,41 @@ CLOSE_SECONDS = 2.0
 
 Start = Callable[[Iterator[pb.ClientMessage]], Any]
 """Starts the gRPC call, given the messages that will be sent."""
+
+
+class Line(Protocol):
+    """The way to `targets` targets that serve one model. Index i means target i modulo
+    `targets`.
+    """
+
+    @property
+    def description(self) -> Description: ...
+
+    @property
+    def targets(self) -> int: ...
+
+    def address(self, index: int) -> str: ...
+
+    def start(self, index: int) -> Start:
+        """Return the function that starts a stream to this target."""
+        ...
+
+    def reach(self, index: int, seconds: float, given_up: threading.Event) -> None:
+        """Wait until the target answers.
+
+        Raises Unavailable after so many seconds, or when the event `given_up` is set.
+        """
+        ...
+
+
+class Ticket(NamedTuple):
+    """What a second device needs to append to a session, besides its text.
+
+    It is a secret, and void once the session was resumed.
+    """
+
+    session_id: str
+    append_key: bytes
 
 
 class Listener(Protocol):

@@ -10,16 +10,14 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import grpc
 
 from grpc_comm import translate
-from grpc_comm.client.attached_session import AttachedSession
-from grpc_comm.client.call import Start
+from grpc_comm.client.call import Start, Ticket
 from grpc_comm.client.remote_session import Patience, RemoteSession
-from grpc_comm.client.transport_pool import Ticket
+from grpc_comm.client.wire_session import AttachedSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import PLAINTEXT, SecurityOptions, channel_security
@@ -245,10 +243,5 @@ class Connection:
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -17,11 +17,9 @@ from itertools import count
 from typing import Any
 
 from grpc_comm import messages, translate
-from grpc_comm.client.call import Call
-from grpc_comm.client.received import Received
-from grpc_comm.client.spending import Spending
-from grpc_comm.client.transport_pool import Line, Ticket
-from grpc_comm.client.wire_session import ListeningSession
+from grpc_comm.client.call import Call, Line, Ticket
+from grpc_comm.client.received import Received, Spending
+from grpc_comm.client.wire_session import LONGEST_SILENCE, ListeningSession
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
 from inference.order import LEAST_CREDIT, Decode, End
@@ -36,8 +34,8 @@ RESUME_SECONDS = 5.0
 REACH_SECONDS = 3.0
 """Seconds for TCP, TLS and HTTP/2 over a slow link, after gRPC's own back-off of a second."""
 
-LONGEST_SILENCE, SHORTEST_SILENCE = 30.0, 3.0
-"""Seconds of silence after which a target counts as lost. A live one speaks every second."""
+SHORTEST_SILENCE = 3.0
+"""Seconds of silence after which a target counts as lost, at the least patience."""
 
 LEAST_LEASE = 3.0
 """Seconds that any target holds a silent session that waits for a row. Its answer tells the real
