@@ -199,9 +199,11 @@ def test_a_node_is_sent_where_its_value_is_worth_more_than_its_bytes() -> None:
     assert dear.least_value() == 1.0
 
 
-def test_live_sent_nodes_stay_within_what_the_target_keeps() -> None:
+def test_live_sent_nodes_stay_within_what_the_target_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world, proposer = fair(disagreeing)
-    proposer.most = 20
+    monkeypatch.setattr("inference.drafters.model_proposer.MOST_CANDIDATES", 20)
     most = 0
     while world.target.may > 0:
         world.turn()

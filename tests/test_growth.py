@@ -1,6 +1,4 @@
-"""A tree under construction: what is most valuable, what was not looked at yet, and what is left
-of it under one of its nodes.
-"""
+"""A tree under construction: what is most valuable, and how a selection of it looks."""
 
 from __future__ import annotations
 
@@ -39,13 +37,9 @@ def test_the_best_nodes_are_those_of_greatest_value_and_of_equals_the_earlier_on
     seed: int,
 ) -> None:
     growth = grown(seed)
-    for root in (0, 1, 2):
-        ordered = sorted(below(growth, root), key=lambda node: (-growth.values[node], node))
-        assert growth.best(root=root) == [root, *ordered[:10]]
-        assert growth.best(3, root) == [
-            root,
-            *[node for node in ordered if growth.depths[node] <= 3][:10],
-        ]
+    ordered = sorted(below(growth, 0), key=lambda node: (-growth.values[node], node))
+    assert growth.best() == [0, *ordered[:10]]
+    assert growth.best(3) == [0, *[node for node in ordered if growth.depths[node] <= 3][:10]]
 
 
 def test_the_least_of_the_best_is_nothing_while_there_is_room() -> None:
@@ -54,19 +48,6 @@ def test_the_least_of_the_best_is_nothing_while_there_is_room() -> None:
     assert growth.least_of_best([0.2]) == 0.0
     assert growth.least_of_best([0.2, 0.4]) == 0.2
     assert growth.least_of_best([0.2, 0.4, 0.3]) == 0.3
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_left_under_a_node_is_the_same_tree_with_chances_from_there(seed: int) -> None:
-    growth = grown(seed)
-    left, place = growth.under(1)
-    assert list(place) == [1, *below(growth, 1)]
-    assert (left.parents[0], left.depths[0], left.limit) == (-1, 0, growth.limit)
-    for old, new in place.items():
-        assert left.tokens[new] == growth.tokens[old]
-        assert left.depths[new] == growth.depths[old] - growth.depths[1]
-        assert left.values[new] == pytest.approx(growth.values[old] / growth.values[1])
-        assert old == 1 or left.parents[new] == place[growth.parents[old]]
 
 
 def test_a_child_is_found_by_its_token() -> None:

@@ -23,6 +23,7 @@ from benchmarks.regret.arms import (
     Player,
     betting,
 )
+from benchmarks.regret.betting import under
 from benchmarks.regret.clock import Signal, VirtualClock
 from benchmarks.regret.dial import LEVELS, MISSES, USELESS, Text
 from benchmarks.regret.embedded import embedded_study
@@ -49,6 +50,7 @@ from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, TargetTimes
 from tests import pairs
+from tests.test_growth import below, grown
 
 TOKENS = 32
 PROMPT = tuple(range(3, 23))
@@ -478,3 +480,16 @@ def test_no_cell_of_the_dozen_is_below_098_of_target_only(dozen: dict[str, Playe
 @pytest.mark.parametrize("name", DOZEN)
 def test_a_cell_of_the_dozen_is_as_fast_as_it_was(dozen: dict[str, Played], name: str) -> None:
     assert table.of_alone(dozen[name]) >= LEAST_SPEED[name]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_left_under_a_node_is_the_same_tree_with_chances_from_there(seed: int) -> None:
+    growth = grown(seed)
+    left, place = under(growth, 1)
+    assert list(place) == [1, *below(growth, 1)]
+    assert (left.parents[0], left.depths[0], left.limit) == (-1, 0, growth.limit)
+    for old, new in place.items():
+        assert left.tokens[new] == growth.tokens[old]
+        assert left.depths[new] == growth.depths[old] - growth.depths[1]
+        assert left.values[new] == pytest.approx(growth.values[old] / growth.values[1])
+        assert old == 1 or left.parents[new] == place[growth.parents[old]]

@@ -6,8 +6,8 @@ lies below the token that the target then takes serves the next round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from benchmarks.regret.dial import GUESSES
 from inference.backends import Model
@@ -60,6 +60,35 @@ class Rule(Protocol):
         ...
 
 
+class Subtree(NamedTuple):
+    """The part of a Growth below one of its nodes, and where its nodes were before."""
+
+    growth: Growth
+    place: dict[int, int]  # index in the old growth -> index in this one
+
+
+def under(growth: Growth, node: int) -> Subtree:
+    """The tree below `node`, which becomes the root: the target's path has reached it."""
+    place = {node: 0}
+    for old in range(node + 1, len(growth)):
+        if growth.parents[old] in place:
+            place[old] = len(place)
+    below = Growth(growth.tokens[node], growth.limit)
+    below.tokens = [growth.tokens[old] for old in place]
+    below.parents = [place.get(growth.parents[old], -1) for old in place]
+    below.values = [growth.values[old] / growth.values[node] for old in place]
+    below.depths = [growth.depths[old] - growth.depths[node] for old in place]
+    return Subtree(below, place)
+
+
+class _Row(ModelSequence):
+    """A row whose nodes may get other numbers."""
+
+    def renumber(self, place: Mapping[int, int]) -> None:
+        """place: old -> new number of every node that has a slot, and of others."""
+        self._node_slots = {place[old]: slot for old, slot in self._node_slots.items()}
+
+
 class BettingProposer:
     """A Proposer on row 0 of a draft model; ranks children under the target's own noise, as every
     proposer here.
@@ -82,7 +111,7 @@ class BettingProposer:
     def __init__(self, model: Model, rule: Rule, room: int) -> None:
         self.calls = self.rounds = self.hits = 0
         self._model, self._rule, self._room = model, rule, room
-        self._sequence = ModelSequence(model, 0, SamplingParams())
+        self._sequence = _Row(model, 0, SamplingParams())
         self._begin(0, 0, 0)
 
     @property
@@ -91,7 +120,7 @@ class BettingProposer:
         return self._sent is None
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        self._sequence = ModelSequence(self._model, 0, params)
+        self._sequence = _Row(self._model, 0, params)
         self._begin(prompt[-1], len(prompt) - 1, self._model.capacity if end is None else end)
         self._sequence.extend(prompt[:-1])
 
@@ -137,7 +166,7 @@ class BettingProposer:
         raise NotImplementedError("the study's target is never away")
 
     def close(self) -> None:
-        self._sequence = ModelSequence(self._model, 0, SamplingParams())
+        self._sequence = _Row(self._model, 0, SamplingParams())
         self._begin(0, 0, 0)
 
     def _begin(self, root: int, position: int, end: int) -> None:
@@ -160,8 +189,11 @@ class BettingProposer:
         if bet is None or bet not in self._ranked:
             self._sequence.commit(growth, path)
             return self._forget(token)
-        subtree = growth.under(bet)
-        self._sequence.commit(growth, path, subtree.place)
+        subtree, kept = under(growth, bet), [0, *path]
+        gone = self._ranked - {*kept, *subtree.place}
+        tokens = [growth.tokens[node] for node in kept]
+        self._sequence.advance([node for node in kept if node in self._ranked], tokens, [*gone])
+        self._sequence.renumber(subtree.place)
         self.hits += 1
         ranked = {subtree.place[node] for node in self._ranked if node in subtree.place}
         self._forget(token)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Protocol
 
+from benchmarks.regret.betting import under
 from inference.drafters.growth import Growth
 from inference.times import DraftTimes, TargetTimes
 
@@ -61,7 +62,7 @@ class OneBet:
             return []
         if self._bet not in ranked:
             return [self._bet]
-        subtree = growth.under(self._bet)
+        subtree = under(growth, self._bet)
         old = {new: node for node, new in subtree.place.items()}
         below = {subtree.place[node] for node in ranked if node in subtree.place}
         left = deepest - growth.depths[self._bet]

@@ -8,7 +8,7 @@ expanded) are *pending*. The next call feeds them as a chain above the root.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,26 +89,15 @@ class ModelSequence:
         """This row's segment of a ranking call, which may serve other rows as well."""
         return self._segment(tree, nodes)
 
-    def commit(
-        self, tree: TreeNodes, path: Sequence[int], place: Mapping[int, int] | None = None
-    ) -> None:
+    def commit(self, tree: TreeNodes, path: Sequence[int]) -> None:
         """Commit the root and the path, and free the other nodes' slots.
 
         Committed nodes that were never evaluated become pending.
-
-        place: old -> new index of nodes that keep their slots: the next root and nodes below it.
         """
         kept = [0, *path]
         evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
-        self._node_slots = {
-            new: self._node_slots[old]
-            for old, new in (place or {}).items()
-            if old in self._node_slots
-        }
-        self.slots.commit(
-            np.array(evaluated, dtype=np.int32),
-            np.array(list(self._node_slots.values()), dtype=np.int32),
-        )
+        self._node_slots = {}
+        self.slots.commit(np.array(evaluated, dtype=np.int32))
         self.cached += len(evaluated)
         self._pending += [int(tree.tokens[node]) for node in kept[len(evaluated) :]]
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from inference.tree import TokenTree, select
-
-
-class Subtree(NamedTuple):
-    """The part of a Growth below one of its nodes, and where its nodes were before."""
-
-    growth: Growth
-    place: dict[int, int]  # index in the old growth -> index in this one
 
 
 class Growth:
@@ -69,40 +61,12 @@ class Growth:
             return 0.0
         return sorted([*self.values[1:], *more], reverse=True)[self.limit - 1]
 
-    def best(self, depth: int | None = None, root: int = 0) -> list[int]:
-        """Return `root` and the `limit` most valuable nodes below it, the most valuable first.
+    def best(self, depth: int | None = None) -> list[int]:
+        """Return the root and the `limit` most valuable nodes, the most valuable first.
 
         Parents come before their children. Nodes deeper than `depth` are left out.
         """
         allowed = (
-            node for node in self._below(root) if depth is None or self.depths[node] <= depth
+            node for node in range(1, len(self)) if depth is None or self.depths[node] <= depth
         )
-        return [root, *sorted(allowed, key=self.values.__getitem__, reverse=True)[: self.limit]]
-
-    def _below(self, root: int) -> Iterable[int]:
-        if root == 0:
-            return range(1, len(self))
-        inside = {root}
-        for node in range(root + 1, len(self)):
-            if self.parents[node] in inside:
-                inside.add(node)
-        return sorted(inside - {root})
-
-    def under(self, node: int) -> Subtree:
-        """Return the tree below `node`, which becomes the root: the target's path has reached
-        it.
-        """
-        place = {node: 0}
-        for old in range(node + 1, len(self)):
-            if self.parents[old] in place:
-                place[old] = len(place)
-        growth, value, depth = (
-            Growth(self.tokens[node], self.limit),
-            self.values[node],
-            self.depths[node],
-        )
-        growth.tokens = [self.tokens[old] for old in place]
-        growth.parents = [place.get(self.parents[old], -1) for old in place]
-        growth.values = [self.values[old] / value for old in place]
-        growth.depths = [self.depths[old] - depth for old in place]
-        return Subtree(growth, place)
+        return [0, *sorted(allowed, key=self.values.__getitem__, reverse=True)[: self.limit]]

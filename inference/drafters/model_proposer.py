@@ -82,7 +82,6 @@ class ModelProposer:
 
     room: nodes that may be ranked at a time; the row has so many slots beyond its longest text
     clock: returns seconds; asked around a call only
-    most: candidates of this session that the target keeps; set when the session is open
     """
 
     _prompt: Sequence[int]  # without its last token
@@ -106,7 +105,7 @@ class ModelProposer:
         clock: Callable[[], float] = time.perf_counter,
         kind: int = MODEL,
     ) -> None:
-        self.kind, self.most = kind, MOST_CANDIDATES
+        self.kind = kind
         self.calls = self.ranked = self.proposed = 0  # calls, nodes in them, nodes sent
         self.drafting = 0.0  # seconds
         self._model, self._row, self._known, self._prices = model, row, knowledge, prices
@@ -216,7 +215,7 @@ class ModelProposer:
         if self._calling:
             return None
         self._list_children()
-        proposals = self._outbox.take(now, self._floor, self.most, next_number)
+        proposals = self._outbox.take(now, self._floor, MOST_CANDIDATES, next_number)
         if not proposals:
             return None
         self.proposed += len(proposals)
