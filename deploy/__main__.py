@@ -7,12 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from deploy.ec2_prices import InstanceOffer, Price, PriceFile, Pricing, TransferPrice
 from deploy.pricing import PriceChain, Unpriced, open_prices
-from inference.command import FAILED, add_flag, run_command
+from inference.command import FAILED, add_flags, option, run_command
 from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest
 from inference.json_file import read_json
@@ -27,16 +26,35 @@ _EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class PricesOptions:
-    """What the user asked for; argparse reads the defaults from here."""
+    """What the user asked for."""
 
-    instance: Sequence[str] | None = None
-    region: str = "us-east-1"
-    pricing: str | None = None
-    price_file: Path | None = None
-    no_live: bool = False
-    tokens_per_second: float | None = None
-    json: bool = False
-    debug: bool = False
+    instance: Sequence[str] | None = option(
+        None,
+        "may be repeated (default: every type that a target may run on)",
+        action="append",
+        metavar="TYPE",
+    )
+    region: str = option(
+        "us-east-1", "prices of other regions are never guessed (default: %(default)s)"
+    )
+    pricing: str | None = option(
+        None,
+        "default: on-demand, else capacity-block; and spot",
+        choices=[pricing.value for pricing in Pricing],
+    )
+    price_file: str | None = option(
+        None,
+        "your own prices, asked first; its form is that of deploy/data/ec2_prices.json",
+        metavar="FILE",
+    )
+    no_live: bool = option(False, "ask neither AWS nor the cache")
+    tokens_per_second: float | None = option(
+        None,
+        "show dollars per million tokens at this speed, the whole instance being paid",
+        metavar="N",
+    )
+    json: bool = option(False, "one JSON object on stdout, in the form of a price file")
+    debug: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
@@ -59,7 +77,8 @@ def _prices(options: PricesOptions) -> int:
     speed = options.tokens_per_second
     if speed is not None and not 0 < speed < float("inf"):
         raise InvalidRequest(f"--tokens_per_second is above 0, got {speed}")
-    shown = collect(open_prices(options.price_file, live=not options.no_live), options)
+    own = None if options.price_file is None else Path(options.price_file)
+    shown = collect(open_prices(own, live=not options.no_live), options)
     (_print_json if options.json else _print_table)(shown, speed)
     if shown.missing:
         print(f"no price: {', '.join(shown.missing)}", file=sys.stderr)
@@ -158,34 +177,7 @@ def _parse(arguments: Sequence[str] | None) -> PricesOptions:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = partial(add_flag, PricesOptions, prices)
-    add(
-        "instance",
-        "may be repeated (default: every type that a target may run on)",
-        action="append",
-        metavar="TYPE",
-    )
-    add("region", "prices of other regions are never guessed (default: %(default)s)")
-    add(
-        "pricing",
-        "default: on-demand, else capacity-block; and spot",
-        choices=[pricing.value for pricing in Pricing],
-    )
-    add(
-        "price_file",
-        "your own prices, asked first; its form is that of deploy/data/ec2_prices.json",
-        type=Path,
-        metavar="FILE",
-    )
-    add("no_live", "ask neither AWS nor the cache", action="store_true")
-    add(
-        "tokens_per_second",
-        "show dollars per million tokens at this speed, the whole instance being paid",
-        type=float,
-        metavar="N",
-    )
-    add("json", "one JSON object on stdout, in the form of a price file", action="store_true")
-    add("debug", "show the traceback of an error", action="store_true")
+    add_flags(PricesOptions, prices)
     return PricesOptions(**vars(parser.parse_args(arguments)))
 
 
