@@ -70,7 +70,7 @@ def _link(target: Connection) -> str:
     probes = probe_link(target.probe, say)
     trip = link_times(probes).round_trip
     return (
-        f"link to {target.address(0)}: round trip {_ms(trip.seconds)} ms, give or take "
+        f"link to {target.address}: round trip {_ms(trip.seconds)} ms, give or take "
         f"{_ms(trip.spread)} ({len(probes)} exchanges without work)"
     )
 

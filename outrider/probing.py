@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grpc_comm.client.connection import Probe
+from grpc_comm.client.call import Probe
 from inference.planner.profiling import Tell
 from inference.times import TRUSTED, LinkTimes
 

@@ -14,7 +14,8 @@ from threading import Event
 import pytest
 
 from grpc_comm import translate
-from grpc_comm.client.connection import Connection, Probe, connect
+from grpc_comm.client.call import Probe
+from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES, PROTOCOL_VERSION

@@ -1,4 +1,4 @@
-"""One stream to a target as the client sees it, the way to targets, and the ticket that lets a
+"""The channel to a target and a stream over it, as the client sees them, and the ticket that lets a
 second device into a session.
 
 Senders wait for nobody. A reader thread hands on what comes.
@@ -9,46 +9,99 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import grpc
 
 from grpc_comm import translate
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.proto import verifier_pb2_grpc
+from grpc_comm.security import SecurityOptions, channel_security
+from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
+from grpc_comm.transport import Address, channel_options
 from inference.errors import Mismatch, OutriderError, Unavailable
 from inference.stats import FRAMING_BYTES, Traffic
 
 CLOSE_SECONDS = 2.0
-
-Start = Callable[[Iterator[pb.ClientMessage]], Any]
-"""Starts the gRPC call, given the messages that will be sent."""
+REACH_POLL_SECONDS = 0.02
 
 
-class Line(Protocol):
-    """The way to `targets` targets that serve one model. Index i means target i modulo
-    `targets`.
-    """
+class Probe(NamedTuple):
+    """A sample of the link: an exchange with the target that causes it no work."""
 
-    @property
-    def description(self) -> Description: ...
+    seconds: float
+    transferred: int  # bytes, both directions together
 
-    @property
-    def targets(self) -> int: ...
 
-    def address(self, index: int) -> str: ...
+class Channel:
+    """A gRPC channel to one target. Closed channels raise Unavailable."""
 
-    def start(self, index: int) -> Start:
-        """Return the function that starts a stream to this target."""
-        ...
+    def __init__(self, address: Address, security: SecurityOptions) -> None:
+        self.address = address
+        credentials, self._metadata = channel_security(security, address)
+        check_tls_files(security)
+        options = channel_options(address)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(str(address), options)
+        else:
+            self._channel = grpc.secure_channel(str(address), credentials, options)
+        self._stub = verifier_pb2_grpc.TargetStub(self._channel)
 
-    def reach(self, index: int, seconds: float, given_up: threading.Event) -> None:
-        """Wait until the target answers.
+    def describe(self, model: str, timeout: float) -> Description:
+        return translate.read_description(self._describe(model, timeout))
 
-        Raises Unavailable after so many seconds, or when the event `given_up` is set.
+    def listed(self, timeout: float) -> list[str]:
+        return [translate.plain(name) for name in self._describe("", timeout).models]
+
+    def probe(self, timeout: float) -> Probe:
+        start = time.perf_counter()
+        message = self._describe("", timeout)
+        return Probe(
+            time.perf_counter() - start, pb.DescribeRequest().ByteSize() + message.ByteSize()
+        )
+
+    def _describe(self, model: str, timeout: float) -> pb.Description:
+        try:
+            message: pb.Description = self._stub.Describe(
+                pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            meaning = (
+                f"{model} cannot be had at {self.address}"
+                if model
+                else f"no Outrider target answers at {self.address}"
+            )
+            raise translate.status_error(error, meaning) from error
+        return message
+
+    def reach(self, seconds: float, given_up: threading.Event) -> None:
+        """Wait until the channel is connected, for `seconds` at most; raise Unavailable.
+
+        Without a call that waits for it, gRPC fails other calls with its last error while it
+        reconnects.
         """
-        ...
+        try:
+            call = self._stub.Describe.future(
+                pb.DescribeRequest(), timeout=seconds, metadata=self._metadata, wait_for_ready=True
+            )
+        except ValueError as error:  # gRPC's word for a closed channel
+            raise Unavailable(f"the connection to {self.address} is closed") from error
+        while not call.done():
+            if given_up.wait(REACH_POLL_SECONDS):
+                call.cancel()
+        if call.code() is not grpc.StatusCode.OK:
+            raise translate.status_error(call, f"no Outrider target answers at {self.address}")
+
+    def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
+        try:
+            return self._stub.Session(messages, metadata=self._metadata)
+        except ValueError as error:  # gRPC's word for a closed channel
+            raise Unavailable(f"the connection to {self.address} is closed") from error
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 class Ticket(NamedTuple):
@@ -79,8 +132,8 @@ class Call:
     silent: whether the stream ended because the target said nothing
     """
 
-    def __init__(self, start: Start, listener: Listener, traffic: Traffic, address: str) -> None:
-        self.address, self.heard_at = address, time.monotonic()
+    def __init__(self, channel: Channel, listener: Listener, traffic: Traffic) -> None:
+        self.address, self.heard_at = str(channel.address), time.monotonic()
         self.failure: OutriderError | None = None
         self.silent = False
         self._listener, self._traffic = listener, traffic
@@ -88,7 +141,7 @@ class Call:
         self._sending = threading.Lock()  # guards the counts of what is sent
         self._left: OutriderError | None = None  # why this side ended it
         self._ended, self._last_sent = threading.Event(), time.monotonic()
-        self._call = start(iter(self._outbox.get, None))
+        self._call = channel.session(iter(self._outbox.get, None))
         self._reader = threading.Thread(target=self._read, name="outrider stream", daemon=True)
 
     def begin(self) -> None:

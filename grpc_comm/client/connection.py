@@ -7,27 +7,18 @@ OutriderError.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-import grpc
 
 from grpc_comm import translate
-from grpc_comm.client.call import Start, Ticket
+from grpc_comm.client.call import Channel, Probe, Ticket
 from grpc_comm.client.remote_session import Patience, RemoteSession
 from grpc_comm.client.wire_session import AttachedSession
-from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.security import PLAINTEXT, SecurityOptions, channel_security
-from grpc_comm.tls_files import check_tls_files
+from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.translate import Description
-from grpc_comm.transport import Address, channel_options, parse_address
+from grpc_comm.transport import Address, parse_address
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 
 CONNECT_SECONDS = 5.0
-REACH_POLL_SECONDS = 0.02
 HEARTBEAT_SECONDS = 1.0
 """Seconds between checks whether either side of a session has been silent for too long."""
 
@@ -75,82 +66,6 @@ def list_models(
     return list(names)
 
 
-class Probe(NamedTuple):
-    """A sample of the link: an exchange with the target that causes it no work."""
-
-    seconds: float
-    transferred: int  # bytes, both directions together
-
-
-class Channel:
-    """A gRPC channel to one target. Closed channels raise Unavailable."""
-
-    def __init__(self, address: Address, security: SecurityOptions) -> None:
-        self.address = address
-        credentials, self._metadata = channel_security(security, address)
-        check_tls_files(security)
-        options = channel_options(address)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(str(address), options)
-        else:
-            self._channel = grpc.secure_channel(str(address), credentials, options)
-        self._stub = verifier_pb2_grpc.TargetStub(self._channel)
-
-    def describe(self, model: str, timeout: float) -> Description:
-        return translate.read_description(self._describe(model, timeout))
-
-    def listed(self, timeout: float) -> list[str]:
-        return [translate.plain(name) for name in self._describe("", timeout).models]
-
-    def probe(self, timeout: float) -> Probe:
-        start = time.perf_counter()
-        message = self._describe("", timeout)
-        return Probe(
-            time.perf_counter() - start, pb.DescribeRequest().ByteSize() + message.ByteSize()
-        )
-
-    def _describe(self, model: str, timeout: float) -> pb.Description:
-        try:
-            message: pb.Description = self._stub.Describe(
-                pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata
-            )
-        except grpc.RpcError as error:
-            meaning = (
-                f"{model} cannot be had at {self.address}"
-                if model
-                else f"no Outrider target answers at {self.address}"
-            )
-            raise translate.status_error(error, meaning) from error
-        return message
-
-    def reach(self, seconds: float, given_up: threading.Event) -> None:
-        """Wait until the channel is connected, for `seconds` at most; raise Unavailable.
-
-        Without a call that waits for it, gRPC fails other calls with its last error while it
-        reconnects.
-        """
-        try:
-            call = self._stub.Describe.future(
-                pb.DescribeRequest(), timeout=seconds, metadata=self._metadata, wait_for_ready=True
-            )
-        except ValueError as error:  # gRPC's word for a closed channel
-            raise Unavailable(f"the connection to {self.address} is closed") from error
-        while not call.done():
-            if given_up.wait(REACH_POLL_SECONDS):
-                call.cancel()
-        if call.code() is not grpc.StatusCode.OK:
-            raise translate.status_error(call, f"no Outrider target answers at {self.address}")
-
-    def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
-        try:
-            return self._stub.Session(messages, metadata=self._metadata)
-        except ValueError as error:  # gRPC's word for a closed channel
-            raise Unavailable(f"the connection to {self.address} is closed") from error
-
-    def close(self) -> None:
-        self._channel.close()
-
-
 class Connection:
     """Channels to targets of one model, shared by any number of sessions. A context manager.
 
@@ -181,17 +96,9 @@ class Connection:
         threading.Thread(target=self._beat, name="outrider heartbeat", daemon=True).start()
 
     @property
-    def targets(self) -> int:
-        return len(self._channels)
-
-    def address(self, index: int) -> str:
-        return str(self._channels[index % self.targets].address)
-
-    def start(self, index: int) -> Start:
-        return self._channels[index % self.targets].session
-
-    def reach(self, index: int, seconds: float, given_up: threading.Event) -> None:
-        self._channels[index % self.targets].reach(seconds, given_up)
+    def address(self) -> str:
+        """Where the first target is."""
+        return str(self._channels[0].address)
 
     def probe(self, timeout: float = CONNECT_SECONDS) -> Probe:
         """Exchange a message without work with the first target: a sample of the link.
@@ -202,7 +109,7 @@ class Connection:
 
     def session(self) -> RemoteSession:
         """Return a session. It takes no row before open()."""
-        session = RemoteSession(self, self._patience)
+        session = RemoteSession(self._channels, self.description, self._patience)
         self._sessions.add(session)
         return session
 
@@ -211,7 +118,7 @@ class Connection:
 
         Another connection opened that session at the first of these targets, and issued the ticket.
         """
-        session = AttachedSession(self, ticket)
+        session = AttachedSession(self._channels[0], self.description, ticket)
         self._sessions.add(session)
         return session
 

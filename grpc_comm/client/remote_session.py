@@ -17,10 +17,11 @@ from itertools import count
 from typing import Any
 
 from grpc_comm import messages, translate
-from grpc_comm.client.call import Call, Line, Ticket
+from grpc_comm.client.call import Call, Channel, Ticket
 from grpc_comm.client.received import Received, Spending
 from grpc_comm.client.wire_session import LONGEST_SILENCE, ListeningSession
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.translate import Description
 from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
 from inference.order import LEAST_CREDIT, Decode, End
 from inference.sampling import SamplingParams
@@ -74,9 +75,12 @@ class RemoteSession(ListeningSession):
     The target computes with `params.on_the_wire()`.
     """
 
-    def __init__(self, line: Line, patience: Patience) -> None:
-        super().__init__(line.description)
-        self._line, self._patience = line, patience
+    def __init__(
+        self, channels: Sequence[Channel], description: Description, patience: Patience
+    ) -> None:
+        """channels: to the targets of the model; index i means target i modulo their number"""
+        super().__init__(description)
+        self._channels, self._patience = channels, patience
         self._closed = threading.Event()
         self._params, self._spending = SamplingParams(), Spending(self._received)
         self._at = self._trying = 0  # indices of the session's target and of the call's target
@@ -212,7 +216,7 @@ class RemoteSession(ListeningSession):
     # Getting the session back, on a thread of its own.
 
     def _look_for_it(self, reason: OutriderError, call: Call) -> None:
-        leaving = bool(self._leaving) or (call.silent and self._line.targets > 1)
+        leaving = bool(self._leaving) or (call.silent and len(self._channels) > 1)
         if self._deadline is None:
             soonest = time.monotonic() + REACH_SECONDS
             self._deadline = max(call.heard_at + self._patience.seconds, soonest)
@@ -230,7 +234,7 @@ class RemoteSession(ListeningSession):
                     self._failure, self._mending = self._failure or error, None
                     self._changed.notify_all()
             else:
-                self._patience.notice(f"connected to {self._line.address(at)} again")
+                self._patience.notice(f"connected to {self._channel(at).address} again")
             call.close()
 
         self._mending = threading.Thread(target=mend, name="outrider reconnect", daemon=True)
@@ -245,10 +249,10 @@ class RemoteSession(ListeningSession):
         """
         first, pause = self._at + leaving, FIRST_PAUSE
         for attempt in count(first):
-            resume = not leaving and (attempt - first) % self._line.targets == 0
+            resume = not leaving and (attempt - first) % len(self._channels) == 0
             try:
                 if attempt > first:
-                    self._line.reach(attempt, REACH_SECONDS, self._closed)
+                    self._channel(attempt).reach(REACH_SECONDS, self._closed)
                 self._attach(attempt, resume)
                 return attempt
             except Unavailable as error:
@@ -305,14 +309,16 @@ class RemoteSession(ListeningSession):
 
     def _begin(self, index: int, **first: Any) -> Call:
         """Start a stream to a target, with its first message and the present order."""
-        address = self._line.address(index)
-        call = self._call = Call(self._line.start(index), self, self.traffic, address)
+        call = self._call = Call(self._channel(index), self, self.traffic)
         self._trying, self._resuming, self._opened_there = index, "resume" in first, False
         self._leaving, self._acknowledged = "", len(self._received.tokens)
         call.send(**first)
         self._send_order()
         call.begin()
         return call
+
+    def _channel(self, index: int) -> Channel:
+        return self._channels[index % len(self._channels)]
 
     def _opening(self) -> pb.Open:
         """Return the message that opens a session with all tokens of the text."""

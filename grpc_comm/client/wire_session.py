@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from grpc_comm import messages, translate
-from grpc_comm.client.call import Call, Line, Ticket
+from grpc_comm.client.call import Call, Channel, Ticket
 from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, plain
@@ -155,9 +155,9 @@ class AttachedSession(ListeningSession):
     then raises. It does not look for the target again: the owner has another ticket then.
     """
 
-    def __init__(self, line: Line, ticket: Ticket) -> None:
-        super().__init__(line.description)
-        self._line, self._ticket = line, ticket
+    def __init__(self, channel: Channel, description: Description, ticket: Ticket) -> None:
+        super().__init__(description)
+        self._channel, self._ticket = channel, ticket
 
     def open(self, tokens: Sequence[int]) -> None:
         """Listen from here on.
@@ -170,7 +170,7 @@ class AttachedSession(ListeningSession):
             self._received = Received(tokens, self._description.vocabulary, self.traffic)
             self._received.ask(self._description.sequence_length, frozenset())
             self._failure, self.stream = None, self.stream + 1
-            call = self._call = Call(self._line.start(0), self, self.traffic, self._line.address(0))
+            call = self._call = Call(self._channel, self, self.traffic)
             call.send(attach=translate.write_attach(*self._ticket, len(tokens)))
             call.begin()
 
