@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.agreement import TEMPERATURES, Agreement, load
+from benchmarks.harness import command
 from inference.drafters.tree_policies import edge_values
 from inference.errors import InvalidRequest
 from inference.json_file import Json
@@ -259,9 +260,7 @@ def named(text: str) -> tuple[str, Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "--pair", type=named, action="append", required=True, metavar="NAME=DATA.npz"
     )

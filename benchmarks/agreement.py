@@ -13,7 +13,6 @@ held-out files of the embedded pair, which is the default pair. Nothing is timed
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.harness import command
 from benchmarks.train_pair import read_texts
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
@@ -226,9 +226,7 @@ def collect(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")

@@ -11,7 +11,6 @@ stretch of the same turn over its own: 1 is as fast. Without a model it is the e
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ from statistics import geometric_mean, median
 
 import numpy as np
 
+from benchmarks.harness import command, table_lines
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from inference.backends import Model
@@ -81,20 +81,19 @@ def measure(ways: dict[str, Way], turns: int, tokens: int) -> dict[str, list[flo
     return seconds
 
 
-def table(seconds: dict[str, list[float]]) -> Iterator[str]:
+def table(seconds: dict[str, list[float]]) -> list[str]:
     """Markdown: medians, and speeds over the bare loop by pairs."""
-    yield "| way | ms a token, median | speed over the bare loop, geometric mean | least, most |"
-    yield "|---|---|---|---|"
+    rows = list[list[str]]()
     for name, took in seconds.items():
         speeds = [alone / mine for alone, mine in zip(seconds[BARE], took, strict=True)]
         spread = f"{min(speeds):.3f}, {max(speeds):.3f}"
-        yield (f"| {name} | {1e3 * median(took):.2f} | {geometric_mean(speeds):.4f} | {spread} |")
+        rows.append([name, f"{1e3 * median(took):.2f}", f"{geometric_mean(speeds):.4f}", spread])
+    speed = "speed over the bare loop, geometric mean"
+    return table_lines(["way", "ms a token, median", speed, "least, most"], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--model", metavar="DIR", help="default: the embedded target")
     parser.add_argument("--dtype", choices=PRECISIONS)
     parser.add_argument("--emulate", metavar="PROFILE", help="each forward takes what this says")

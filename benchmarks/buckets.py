@@ -12,7 +12,6 @@ sizes alone, within the same budget as "planned".
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import command, write_json
 from compile.plan.buckets import CHUNK, Sizes, graphs_of, limits_of, roofline_cost
 from compile.plan.search import BuildBudget, Cost, Plan, expected_cost, plan, powers_of_two
 from compile.plan.workload import Calls, Limits, Load, calls_of, read_load
@@ -229,11 +229,7 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.buckets",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write_loads", action="store_true")
     arguments = parser.parse_args()
@@ -244,10 +240,7 @@ def main() -> None:
         row for spec, config in specs() for name in IMITATED for row in compare(name, spec, config)
     ]
     print(*_table(rows), sep="\n")
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8"
-        )
+    write_json(arguments.json, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

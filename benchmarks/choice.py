@@ -8,21 +8,18 @@ tokens far above).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from benchmarks.forward import medians
+from benchmarks.harness import command, medians
 from inference.model.sampler import Sampling, choose_greedy, choose_open, choose_truncated
 from inference.sampling import SamplingParams
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--vocabulary", type=int, default=151936)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--depths", default="1,4,8")

@@ -13,25 +13,22 @@ matrices, by OpenVINO.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from benchmarks.harness import command, heap, show, with_cpu
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, compile_graph, graph_constants
 from compile.build.openvino import OpenVinoBuilder
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
-from inference.backends import Model, Segment
+from inference.backends import Model
 from inference.backends.compiled import (
     CACHES,
     CompiledModel,
@@ -47,7 +44,6 @@ from inference.model.config import read_config
 from inference.model.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.tree import TokenTree
 from outrider.models import EMBEDDED
 
 CACHE_CONTEXT, CACHE_NODES = 256, 16
@@ -90,51 +86,6 @@ def compiled_model(
     ), seconds
 
 
-def segment(nodes: int, context: int, params: SamplingParams) -> Segment:
-    """A tree of `nodes` nodes, a binary heap, after `context` committed tokens."""
-    tree = TokenTree(
-        np.arange(nodes, dtype=np.int32),
-        np.array([-1, *((node - 1) // 2 for node in range(1, nodes))], dtype=np.int32),
-    )
-    every = np.arange(nodes, dtype=np.int32)
-    seen = np.ones((1, context), dtype=np.bool_)
-    return Segment(
-        0,
-        tree.tokens,
-        context + every,
-        (context + tree.depths).astype(np.int32),
-        seen,
-        tree.mask,
-        every,
-        params,
-    )
-
-
-def medians(
-    calls: dict[str, Callable[[], object]], repetitions: int
-) -> dict[str, dict[str, float]]:
-    """Median and least wall, and least CPU, milliseconds of each call, in turn, after two rounds
-    of warm-up.
-    """
-    wall: dict[str, list[float]] = {name: [] for name in calls}
-    cpu: dict[str, list[float]] = {name: [] for name in calls}
-    for repetition in range(repetitions + 2):
-        for name, call in calls.items():
-            start, used = time.perf_counter(), time.process_time()
-            call()
-            if repetition >= 2:
-                wall[name].append((time.perf_counter() - start) * 1e3)
-                cpu[name].append((time.process_time() - used) * 1e3)
-    return {
-        name: {
-            "wall_ms": round(statistics.median(wall[name]), 3),
-            "least_ms": round(min(wall[name]), 3),
-            "cpu_ms": round(min(cpu[name]), 3),
-        }
-        for name in calls
-    }
-
-
 def by_nodes(
     model: Path,
     dtypes: list[str],
@@ -153,9 +104,8 @@ def by_nodes(
     for dtype in dtypes:
         sizes = sorted({max(size, least_nodes(dtype)) for size in nodes})
         buckets = tuple(verify_bucket(1, size, slots, capacity, sampled=sampled) for size in sizes)
-        whole = verify_bucket(
-            1, most, capacity, capacity, sampled=sampled
-        )  # what every artefact must have
+        # What every artefact must have:
+        whole = verify_bucket(1, most, capacity, capacity, sampled=sampled)
         models[f"compiled {dtype}"], seconds = compiled_model(
             model, dtype, capacity, (*buckets, whole), directory / dtype
         )
@@ -174,11 +124,11 @@ def by_nodes(
     }
     params = SamplingParams(1.0, seed=1) if sampled else SamplingParams()
     calls = {
-        f"{name} {size}": _choose(served, segment(size, context, params))
+        f"{name} {size}": partial(served.choose, [heap(size, context, params)])
         for size in nodes
         for name, served in models.items()
     }
-    return figures | medians(calls, repetitions)
+    return figures | with_cpu(calls, repetitions)
 
 
 def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) -> dict[str, Any]:
@@ -193,10 +143,10 @@ def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) ->
     for size in megabytes:
         capacity = max(junk, int(size * 1e6) // slot - 1)
         served = compiled_graph(model, dtype, capacity, bucket)
-        calls[f"{slot * (capacity + 1) / 1e6:.1f} MB ({capacity + 1} slots)"] = _choose(
-            served, segment(CACHE_NODES, CACHE_CONTEXT, SamplingParams())
+        calls[f"{slot * (capacity + 1) / 1e6:.1f} MB ({capacity + 1} slots)"] = partial(
+            served.choose, [heap(CACHE_NODES, CACHE_CONTEXT, SamplingParams())]
         )
-    return dict(medians(calls, repetitions))
+    return dict(with_cpu(calls, repetitions))
 
 
 def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> CompiledModel:
@@ -221,14 +171,8 @@ def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> Co
     return CompiledModel({bucket: graph}, *caches)
 
 
-def _choose(model: Model, one: Segment) -> Callable[[], object]:
-    return lambda: model.choose([one])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--model", type=Path, default=EMBEDDED / "target", metavar="DIR")
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     parser.add_argument("--int8", action="store_true", help="8-bit matrices, too")
@@ -241,7 +185,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="build here, and go on from what is there"
     )
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     numbers = [int(part) for part in (given.cache or given.nodes).split(",")]
@@ -259,10 +203,7 @@ def main() -> None:
                 given.repetitions,
                 given.keep or Path(scratch),
             )
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    if given.json:
-        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    show(figures, given.json)
 
 
 if __name__ == "__main__":

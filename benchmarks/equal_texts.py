@@ -17,7 +17,6 @@ all are equal, up to near-ties; in bfloat16 rounding depends on a forward's shap
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -28,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.harness import command
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
@@ -209,9 +209,7 @@ def load_pair(target: Path, draft: Path, tokenizer: Tokenizer, dtype: torch.dtyp
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")

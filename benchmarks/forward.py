@@ -10,17 +10,14 @@ them alike.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.harness import command, heap, medians, show
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from inference.backends import Model, Ranked, Segment
@@ -30,7 +27,7 @@ from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, TokenTree
+from inference.tree import IntArray
 from outrider.drafting import DEFAULT_TREE
 from outrider.models import find_draft, load_model
 from outrider.options.roles import FusedTargetRole
@@ -79,36 +76,6 @@ class StopwatchModel:
         ranked = self._model.rank(segments, k)
         self.seconds += time.perf_counter() - start
         return ranked
-
-
-def segment(nodes: int, params: SamplingParams, row: int = 0) -> Segment:
-    """A tree of `nodes` nodes, a binary heap, after CONTEXT committed tokens."""
-    parents = np.array([-1, *((node - 1) // 2 for node in range(1, nodes))], dtype=np.int32)
-    tree = TokenTree(np.arange(nodes, dtype=np.int32), parents)
-    every = np.arange(nodes, dtype=np.int32)
-    seen = np.ones((1, CONTEXT), dtype=np.bool_)
-    return Segment(
-        row,
-        tree.tokens,
-        CONTEXT + every,
-        (CONTEXT + tree.depths).astype(np.int32),
-        seen,
-        tree.mask,
-        every,
-        params,
-    )
-
-
-def medians(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Median milliseconds of each call, in turn; two rounds of warm-up."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for repetition in range(repetitions + 2):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if repetition >= 2:
-                samples[name].append((time.perf_counter() - start) * 1e3)
-    return {name: round(statistics.median(times), 3) for name, times in samples.items()}
 
 
 def outside_the_models(
@@ -169,12 +136,17 @@ def measure(options: FusedTargetRole, repetitions: int, tokens: int) -> dict[str
         "device": served.description.device,
     }
     for name, params in SAMPLINGS.items():
-        passes = {str(nodes): _choose(target, [segment(nodes, params)]) for nodes in NODES}
+        passes = {
+            str(nodes): partial(target.choose, [heap(nodes, CONTEXT, params)]) for nodes in NODES
+        }
         figures[f"target ms by nodes, {name}"] = medians(passes, repetitions)
-    trees = [segment(TREE, SamplingParams(), row) for row in range(max(ROWS))]
-    batches = {str(rows): _choose(target, trees[:rows]) for rows in ROWS}
+    trees = [heap(TREE, CONTEXT, SamplingParams(), row) for row in range(max(ROWS))]
+    batches = {str(rows): partial(target.choose, trees[:rows]) for rows in ROWS}
     figures[f"target ms by rows of {TREE} nodes"] = medians(batches, repetitions)
-    widths = {str(nodes): _rank(draft, segment(nodes, SamplingParams())) for nodes in NODES[:5]}
+    widths = {
+        str(nodes): partial(draft.rank, [heap(nodes, CONTEXT, SamplingParams())], 8)
+        for nodes in NODES[:5]
+    }
     figures["draft ms by width"] = medians(widths, repetitions)
     figures["round in process"] = outside_the_models(
         target, draft, LocalSession(engine), prompt, tokens
@@ -189,18 +161,8 @@ def measure(options: FusedTargetRole, repetitions: int, tokens: int) -> dict[str
     return figures
 
 
-def _choose(model: Model, segments: Sequence[Segment]) -> Callable[[], object]:
-    return lambda: model.choose(segments)
-
-
-def _rank(model: Model, one: Segment) -> Callable[[], object]:
-    return lambda: model.rank([one], 8)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--target", metavar="DIR", help="default: the embedded target")
     parser.add_argument("--draft", metavar="DIR", help="default: the embedded draft")
     parser.add_argument("--device", default="auto")
@@ -208,7 +170,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     options = FusedTargetRole(
         target_model=given.target,
@@ -218,11 +180,7 @@ def main() -> None:
         threads=given.threads,
         batch=max(ROWS),
     )
-    figures = measure(options, given.repetitions, given.tokens)
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    if given.json:
-        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    show(measure(options, given.repetitions, given.tokens), given.json)
 
 
 if __name__ == "__main__":

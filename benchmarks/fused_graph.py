@@ -12,8 +12,6 @@ out. All arms must make the same texts.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.harness import command, write_json
 from inference.artifact import Manifest
 from inference.backends import Model
 from inference.backends.compiled import read_compiled
@@ -188,9 +187,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "--artifact", type=Path, required=True, metavar="DIR", help="of the embedded pair"
     )
@@ -218,10 +215,7 @@ def main() -> None:
             f"{one.temperature:>4.1f}  {one.arm:<38}{one.tokens_per_second:>10.1f}"
             f"{one.ratio:>10.2f}{one.acceptance_length:>16.2f}"
         )
-    if given.json:
-        given.json.write_text(
-            json.dumps([asdict(one) for one in results], indent=1) + "\n", encoding="utf-8"
-        )
+    write_json(given.json, [asdict(one) for one in results])
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ the size of calls does to choices, with float32 what the integers do besides.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.compiled import compiled_model, medians, segment
+from benchmarks.compiled import compiled_model
+from benchmarks.harness import command, heap, show, with_cpu
 from compile.spec import least_nodes, verify_bucket
 from inference.backends import Model, Segment
 from inference.backends.compiled import CompiledModel
@@ -137,7 +137,7 @@ def root_changes(
     seen = []
     for _ in range(4):
         tokens = np.array([0, *rng.integers(0, vocabulary, nodes - 1)], dtype=np.int32)
-        model.choose([segment(nodes, context, SamplingParams())._replace(tokens=tokens)])
+        model.choose([heap(nodes, context, SamplingParams())._replace(tokens=tokens)])
         seen.append(keys[:, 0, :, context].clone())
     return any(not torch.equal(seen[0], other) for other in seen[1:])
 
@@ -167,27 +167,21 @@ def measure(directory: Path, nodes: list[int], context: int, repetitions: int) -
             "root depends on others": root_changes(model, most, context, vocabulary),
         }
     calls = {
-        f"{name} {size}": _choose(model, segment(size, context, SamplingParams()))
+        f"{name} {size}": partial(model.choose, [heap(size, context, SamplingParams())])
         for size in nodes
         for name, model in models.items()
     }
-    return figures | medians(calls, repetitions)
-
-
-def _choose(model: Model, one: Segment) -> Any:
-    return lambda: model.choose([one])
+    return figures | with_cpu(calls, repetitions)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     parser.add_argument("--nodes", default="1,8,16,32,64")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=10)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.set_grad_enabled(False)
@@ -197,10 +191,7 @@ def main() -> None:
         given.context,
         given.repetitions,
     )
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    if given.json:
-        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    show(figures, given.json)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ are of the same turn. Client and target share this process.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness import command, write_json
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.server.server import BackgroundServer, Target
@@ -118,15 +117,13 @@ def _first(connection: Connection, prompt: list[int]) -> tuple[float, RemoteSess
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--model", metavar="DIR")
     parser.add_argument("--dtype")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--prefix", type=int, default=1000)
     parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     options = TargetRole(
         port=0, model=given.model, dtype=given.dtype, threads=given.threads, batch=3
@@ -148,11 +145,7 @@ def main() -> None:
             f"first token, {name:<9}{took['seconds'] * 1e3:>9.1f} ms, {took['ratio']:.3f} of a new "
             "prompt's"
         )
-    if given.json:
-        Path(given.json).write_text(
-            json.dumps({"copying": figures, "first token": waits}, indent=1) + "\n",
-            encoding="utf-8",
-        )
+    write_json(given.json, {"copying": figures, "first token": waits})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ and the targets must hold no session and no row. Exits with 1 if anything is ami
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import signal
 import sys
@@ -24,9 +22,9 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
+from benchmarks.harness import run_plan
 from benchmarks.storm_client import BEYOND, CANCELLED, FINISHED, Job
 from benchmarks.storm_processes import ClientProcess, TargetProcess, Told
 from inference.decode import decode
@@ -286,45 +284,20 @@ def storm(plan: Plan) -> Report:
     return report
 
 
+FLAGS = {
+    "sessions": "sessions at once",
+    "processes": "client processes that share them",
+    "rows": "rows of each target",
+    "tokens": "tokens of a text",
+    "seed": "of prompts, texts and what happens",
+    "deadline": "seconds after which what still runs counts as hanging",
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a storm and say what became of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    for name, text in {
-        "sessions": "sessions at once",
-        "processes": "client processes that share them",
-        "rows": "rows of each target",
-        "tokens": "tokens of a text",
-        "seed": "of prompts, texts and what happens",
-        "deadline": "seconds after which what still runs counts as hanging",
-    }.items():
-        default = getattr(Plan, name)
-        parser.add_argument(
-            f"--{name}", type=type(default), default=default, help=f"{text} (default: %(default)s)"
-        )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write plan and report there")
-    given = vars(parser.parse_args(arguments))
-    file = given.pop("json")
-    try:
-        plan = Plan(**given)
-        report = storm(plan)
-    except (InvalidRequest, Unavailable) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(
-        "\n".join(
-            f"{name:14} {value}" for name, value in asdict(report).items() if name != "problems"
-        )
-    )
-    print("\n".join(report.problems) or "every text is the target's own; nothing is left behind")
-    if file:
-        file.write_text(
-            json.dumps({"plan": asdict(plan), "report": asdict(report)}, indent=1) + "\n"
-        )
-    return int(bool(report.problems))
+    fine = "every text is the target's own; nothing is left behind"
+    return run_plan(__doc__, Plan, FLAGS, storm, fine, arguments)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.harness import command
 from benchmarks.pair_metrics import measure_pair, write_card
 
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -387,9 +388,7 @@ def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str
 
 def main() -> None:
     """Train, measure and describe the embedded pair."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "--out", type=Path, default=Path("inference/data"), help="folder of the pair"
     )

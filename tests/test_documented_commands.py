@@ -14,7 +14,7 @@ from compile import options as compiling
 from compile import smoke
 from deploy import __main__ as deploying
 from outrider import options as running
-from outrider.compare import options as comparing
+from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.wishes import read_prices
 
@@ -23,8 +23,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/options.py",
     "deploy/__main__.py",
-    "outrider/compare/options.py",
-    "outrider/options/command.py",
+    "outrider/compare/compare_options.py",
+    "outrider/options/parsing.py",
 ]
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {

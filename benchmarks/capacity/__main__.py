@@ -18,10 +18,10 @@ and figures are divided by it again. Every text is held against what the target 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,6 +37,7 @@ from benchmarks.capacity.parts import (
     tenants,
 )
 from benchmarks.capacity.target import CURVES
+from benchmarks.harness import command, table_lines, write_json
 from inference.command import run_command
 
 PARTS = ("crowd", "arrivals", "tenants")
@@ -123,13 +124,9 @@ def columns(row: Row) -> dict[str, str]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table for each part."""
-    lines, heads = list[str](), list[str]()
-    for row in rows:
-        shown = columns(row)
-        if list(shown) != heads:
-            heads = list(shown)
-            lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        lines.append(f"| {' | '.join(shown.values())} |")
+    lines = list[str]()
+    for heads, part in groupby(map(columns, rows), key=tuple):
+        lines += ["", *table_lines(heads, (list(row.values()) for row in part))]
     return "\n".join([*lines, ""])
 
 
@@ -140,9 +137,7 @@ def record(rows: Sequence[Row], slower: float) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = command(__doc__)
     made.add_argument("--parts", type=_listed, default=list(PARTS), help=f"of {','.join(PARTS)}")
     made.add_argument("--cells", type=_listed, default=["*"], help="patterns, as neuron:256:*:64")
     made.add_argument("--slower", type=float, default=5.0, metavar="TIMES")
@@ -169,8 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in measure(given):
         rows.append(row)
         print(markdown([row]), file=sys.stderr, flush=True)
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(record(rows, given.slower), indent=1) + "\n")
+        write_json(given.json, record(rows, given.slower))
     print(f"Emulated times were {given.slower:g} times as long on the Neuron-like curve.")
     print(markdown(rows))
     problems = [problem for row in rows for problem in row.problems]

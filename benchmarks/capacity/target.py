@@ -6,7 +6,6 @@ on stdin it says what it has done so far and what it holds. All are lines of JSO
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -19,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.capacity.script import VOCABULARY, ScriptedTarget
+from benchmarks.harness import command
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.server.server import Target, serve
 from grpc_comm.translate import Description
@@ -100,9 +100,7 @@ def tell(model: CountedModel) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("curve", choices=CURVES)
     parser.add_argument("--slower", type=float, default=1.0, metavar="TIMES")
     parser.add_argument("--rows", type=int, default=64)

@@ -12,14 +12,11 @@ session, log no error and need no more memory. Exits with 1 if anything is amiss
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from benchmarks.fuzz.campaign import Author, Outcome, wage
 from benchmarks.fuzz.honest import (
@@ -31,9 +28,11 @@ from benchmarks.fuzz.honest import (
     first_texts,
 )
 from benchmarks.fuzz.recorder import Conversation, recording
+from benchmarks.harness import run_plan
 from grpc_comm.client.connection import connect
 from grpc_comm.client.remote_session import Patience
 from grpc_comm.proto import verifier_pb2
+from inference.command import say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.spawn import StartedTarget, started
 
@@ -187,35 +186,13 @@ def memory(pid: int) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Wage a campaign and say what became of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    for name, text in {
+    flags = {
         "messages": "messages to send",
         "seed": "of what is sent",
         "at_once": "calls under way at once",
-    }.items():
-        default = getattr(Plan, name)
-        words = f"{text} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=int, default=default, help=words)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write plan and report there")
-    given = vars(parser.parse_args(arguments))
-    file = given.pop("json")
-    try:
-        plan = Plan(**given)
-        report = campaign(plan, lambda line: print(line, file=sys.stderr))
-    except OutriderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    shown = {name: value for name, value in asdict(report).items() if name != "problems"}
-    print("\n".join(f"{name:16} {value}" for name, value in shown.items()))
-    print("\n".join(report.problems) or "the target is what it was before")
-    if file:
-        document = {"plan": asdict(plan), "report": asdict(report)}
-        file.write_text(json.dumps(document, indent=1) + "\n")
-    return int(bool(report.problems))
+    }
+    fine = "the target is what it was before"
+    return run_plan(__doc__, Plan, flags, lambda plan: campaign(plan, say), fine, arguments)
 
 
 if __name__ == "__main__":

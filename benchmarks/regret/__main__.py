@@ -15,7 +15,6 @@ for token; a difference ends the study.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.harness import command, write_json
 from benchmarks.regret import table
 from benchmarks.regret.arms import ALONE, GROWING
 from benchmarks.regret.embedded import embedded_study
@@ -55,8 +55,7 @@ def write(studied: Sequence[Played], shown: str, out: Path) -> None:
         "seconds_a_byte": BYTE_TIME,
         "cells": table.record(studied),
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "regret.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    write_json(out / "regret.json", said)
     (out / "regret.md").write_text(shown, encoding="utf-8")
 
 
@@ -66,9 +65,7 @@ def study_of(series: Series) -> Study:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "--cells",
         default="*",

@@ -7,7 +7,7 @@ lies below the token that the target then takes serves the next round.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from benchmarks.regret.dial import GUESSES
 from inference.backends import Model
@@ -19,28 +19,28 @@ from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
 
 
-class Rule(Protocol):
-    """Decides what a BettingProposer drafts.
+class Rule:
+    """Decides what a BettingProposer drafts. By itself it drafts nothing while it waits, and learns
+    nothing.
 
     decay: of a node's value with each level.  ranked: nodes whose children are known.  deepest: no
     node below this depth is wanted.
     """
 
-    decay: float
+    decay = 1.0
 
     def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
         """Nodes to rank in the next call, none of which was and none of depth `deepest`; none
         ends the drafting.
         """
-        ...
+        raise NotImplementedError
 
     def select(self, growth: Growth, deepest: int) -> list[int]:
         """Nodes to send, the root first, parents before children."""
-        ...
+        raise NotImplementedError
 
     def sent(self, nodes: int, now: float) -> None:
         """A tree of so many nodes below the root is on its way."""
-        ...
 
     def ahead(
         self,
@@ -51,13 +51,12 @@ class Rule(Protocol):
         now: float,
     ) -> list[int]:
         """Nodes to rank while the verdict is under way; none to wait for it."""
-        ...
+        return []
 
     def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None:
         """The verdict is here after so long: values of the sent nodes added up, how many of them
         were accepted, and what the target's forward took.
         """
-        ...
 
 
 class Subtree(NamedTuple):

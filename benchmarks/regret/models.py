@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.harness import command
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.arms import ALONE, ARMS, Arm
 from benchmarks.regret.dial import GUESSES, Agreement, Text
@@ -190,9 +191,7 @@ def chosen_arms(names: str) -> list[Arm]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("models", nargs=2, metavar="MODEL", help="the target and the draft")
     parser.add_argument("--dtype", choices=PRECISIONS, default=Chosen._field_defaults["dtype"])
     parser.add_argument(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from benchmarks.harness import table_lines, write_json
 from benchmarks.regret.arms import ALONE
 from benchmarks.regret.dial import Agreement
 from benchmarks.regret.study import Cell, Reading, Result
@@ -98,27 +98,19 @@ def markdown(bench: Bench, studied: Sequence[PlayedTruly]) -> str:
         "",
     ]
     names = ["RTT ms:T", *studied[0].results, "texts that differ", "load before, after"]
-    lines += ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    rows = list[list[str]]()
     for played in studied:
         each = [f"{result.token_ms:.1f}" for result in played.results.values()]
         differing = f"{sum(played.differing.values())} of {played.texts}"
         loads = "{:.1f}, {:.1f}".format(*played.loads)
-        lines.append("| " + " | ".join([_short(played.cell), *each, differing, loads]) + " |")
-    names = [
-        "RTT ms:T",
-        "kind",
-        "arm",
-        "texts",
-        "of target-only",
-        "least, most",
-        "forwards a token",
-    ]
-    lines += ["", "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += [row for played in studied for row in _by_kind(played)]
+        rows.append([_short(played.cell), *each, differing, loads])
+    heads = ("RTT ms:T", "kind", "arm", "texts", "of target-only", "least, most")
+    by_kind = [row for played in studied for row in _by_kind(played)]
+    lines += [*table_lines(names, rows), "", *table_lines([*heads, "forwards a token"], by_kind)]
     return "\n".join([*lines, ""])
 
 
-def _by_kind(played: PlayedTruly) -> Iterator[str]:
+def _by_kind(played: PlayedTruly) -> Iterator[list[str]]:
     """Speeds over target-only: geometric means of pairs of texts."""
     for arm, result in played.results.items():
         for kind, speeds in played.speeds(arm).items() if arm != ALONE.name else ():
@@ -129,7 +121,7 @@ def _by_kind(played: PlayedTruly) -> Iterator[str]:
             spread = f"{min(speeds):.2f}, {max(speeds):.2f}"
             speed = f"{geometric_mean(speeds):.2f}x"
             cells = [_short(played.cell), kind, arm, str(len(speeds)), speed, spread]
-            yield "| " + " | ".join([*cells, f"{forwards:.2f}"]) + " |"
+            yield [*cells, f"{forwards:.2f}"]
 
 
 def _short(cell: Cell) -> str:
@@ -142,6 +134,5 @@ def _milliseconds(seconds: Mapping[int, float]) -> str:
 
 def write(out: Path, figures: object, shown: str) -> None:
     """What there is so far."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "models.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_json(out / "models.json", figures)
     (out / "models.md").write_text(shown, encoding="utf-8")

@@ -9,11 +9,11 @@ remembers what the target says along them.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 import torch
 
+from benchmarks.harness import command
 from benchmarks.regret.dial import NAMED
 from benchmarks.regret.embedded import embedded_study
 from benchmarks.regret.stage import PROFILES, hosted, serve
@@ -48,9 +48,7 @@ def describe(engine: Engine, times: dict[tuple[int, int], float]) -> Description
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--level", choices=sorted(NAMED), default="mid", help="of the draft beside")
     parser.add_argument("--temperature", type=float, choices=TEMPERATURES, default=0.0)
     parser.add_argument("--texts", type=int, default=1, help="of the main ones, made before")

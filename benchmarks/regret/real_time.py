@@ -9,8 +9,6 @@ that wake late. With --slower all emulated times are so much longer, and that co
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import time
@@ -21,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.harness import command, table_lines, write_json
 from benchmarks.regret.arms import ALONE, ANYWHERE, GROWING, SYNCHRONOUS, Arm
 from benchmarks.regret.embedded import embedded_study
 from benchmarks.regret.settings import Setting, settings
@@ -146,7 +145,7 @@ def markdown(repeated: Sequence[Repeated]) -> str:
         *("cell (RTT ms:draft:T)", "arm", "virtual ms/token", "real ms/token"),
         *("real over virtual", "forwards a token (virtual, real)", "draft late"),
     )
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    rows = list[Sequence[str]]()
     for one in repeated:
         forwards = [result.each("forwards") for result in (one.by_virtual, one.by_real)]
         figures = (
@@ -156,14 +155,12 @@ def markdown(repeated: Sequence[Repeated]) -> str:
             f"{forwards[0]:.2f}, {forwards[1]:.2f}",
             f"{one.late:.1%}",
         )
-        lines.append("| " + " | ".join((str(one.cell), one.arm, *figures)) + " |")
-    return "\n".join([*lines, ""])
+        rows.append((str(one.cell), one.arm, *figures))
+    return "\n".join([*table_lines(names, rows), ""])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument(
         "--cells", default=",".join(CELLS), help="as of benchmarks.regret (default: five)"
     )
@@ -182,12 +179,11 @@ def main() -> int:
         print(markdown(repeated), file=sys.stderr, flush=True)
     print(markdown(repeated))
     if given.out:
-        given.out.mkdir(parents=True, exist_ok=True)
         figures = [
             {"cell": str(one.cell), "arm": one.arm, "virtual_ms": one.virtual, "real_ms": one.real}
             for one in repeated
         ]
-        (given.out / "real_time.json").write_text(json.dumps(figures, indent=1) + "\n")
+        write_json(given.out / "real_time.json", figures)
     return 0
 
 

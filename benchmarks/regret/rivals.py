@@ -12,23 +12,18 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from benchmarks.regret.betting import under
+from benchmarks.regret.betting import Rule, under
 from inference.drafters.growth import Growth
 from inference.times import DraftTimes, TargetTimes
 
 _EMA = 0.2
 
 
-class OneBet:
+class OneBet(Rule):
     """While the verdict is under way, the draft goes on below one leaf and one token after it."""
-
-    decay = 1.0
 
     def __init__(self) -> None:
         self._bet: int | None = None  # the node that is bet on, once it is chosen
-
-    def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
-        raise NotImplementedError
 
     def leaves(self, growth: Growth, sent: Sequence[int]) -> list[int]:
         """Sent nodes below which the bet may lie."""
@@ -67,8 +62,6 @@ class OneBet:
         below = {subtree.place[node] for node in ranked if node in subtree.place}
         left = deepest - growth.depths[self._bet]
         return [old[node] for node in self.expand(subtree.growth, below, left)]
-
-    def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None: ...
 
 
 def _best_child(growth: Growth, sent: Sequence[int], leaves: Sequence[int]) -> int | None:
@@ -252,10 +245,9 @@ class ObjectiveTree(OneBet):
         return width
 
 
-class Chains:
+class Chains(Rule):
     """A chain of the likeliest tokens is drafted and sent. length: of the next one."""
 
-    decay = 1.0
     length: int
 
     def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
@@ -266,20 +258,6 @@ class Chains:
         parents = set(growth.parents)
         line = _line(growth, parents, 0)
         return line[: 1 + min(self.length, deepest, growth.limit)]
-
-    def sent(self, nodes: int, now: float) -> None: ...
-
-    def ahead(
-        self,
-        growth: Growth,
-        ranked: Collection[int],
-        sent: Sequence[int],
-        deepest: int,
-        now: float,
-    ) -> list[int]:
-        return []
-
-    def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None: ...
 
 
 class Outcomes(Chains):

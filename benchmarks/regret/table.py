@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from benchmarks.harness import table_lines
 from benchmarks.regret.arms import ALONE, ANYWHERE, FUSED, GROWING, RIVALS, SYNCHRONOUS
 from benchmarks.regret.frozen import ADAPTIVE, Frozen, FrozenTexts
 from benchmarks.regret.grid import OTHERS, Played
@@ -66,7 +67,8 @@ def markdown(studied: Sequence[Played], frozen: Frozen) -> str:
     for series in dict.fromkeys(played.series for played in studied):
         mine = [played for played in studied if played.series is series]
         lines += [f"### Texts: {series.name}", ""]
-        lines += [*_table([_row(played, before(played, frozen)) for played in mine]), ""]
+        rows = [_row(played, before(played, frozen)) for played in mine]
+        lines += [*table_lines(list(rows[0]), [list(row.values()) for row in rows]), ""]
         lines += [*_summary(mine, frozen), ""]
     return "\n".join([*lines, verdict(studied), ""])
 
@@ -151,10 +153,3 @@ def _summary(studied: Sequence[Played], frozen: Frozen) -> Iterator[str]:
                 f"{faster} of {len(differences)} cells, slower in {slower}; {mean:+.1%} in the "
                 f"geometric mean, worst {max(differences, default=math.nan):+.0%}."
             )
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    yield "| " + " | ".join(rows[0]) + " |"
-    yield "|" + "---|" * len(rows[0])
-    for row in rows:
-        yield "| " + " | ".join(row.values()) + " |"

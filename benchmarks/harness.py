@@ -1,0 +1,139 @@
+"""What the measurements share: their commands, calls that take turns, tables and files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from inference.backends import Segment
+from inference.errors import OutriderError
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+
+WARM_UP = 2
+"""Rounds of calls that are not counted."""
+
+
+class Taken(NamedTuple):
+    """Milliseconds of each repetition of a call: by the wall, and of this process's CPU."""
+
+    wall: list[float]
+    cpu: list[float]
+
+
+def in_turn(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, Taken]:
+    """Make the calls in turn (A B C A B C), so that a busy machine slows all of them alike."""
+    taken = {name: Taken([], []) for name in calls}
+    for repetition in range(WARM_UP + repetitions):
+        for name, call in calls.items():
+            start, used = time.perf_counter(), time.process_time()
+            call()
+            if repetition >= WARM_UP:
+                taken[name].wall.append((time.perf_counter() - start) * 1e3)
+                taken[name].cpu.append((time.process_time() - used) * 1e3)
+    return taken
+
+
+def medians(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    """Median milliseconds of each call, taken in turn."""
+    taken = in_turn(calls, repetitions)
+    return {name: round(median(one.wall), 3) for name, one in taken.items()}
+
+
+def with_cpu(
+    calls: Mapping[str, Callable[[], object]], repetitions: int
+) -> dict[str, dict[str, float]]:
+    """Median and least wall, and least CPU, milliseconds of each call, taken in turn."""
+    return {
+        name: {
+            "wall_ms": round(median(one.wall), 3),
+            "least_ms": round(min(one.wall), 3),
+            "cpu_ms": round(min(one.cpu), 3),
+        }
+        for name, one in in_turn(calls, repetitions).items()
+    }
+
+
+def heap(nodes: int, context: int, params: SamplingParams, row: int = 0) -> Segment:
+    """A tree of `nodes` nodes, a binary heap, after `context` committed tokens."""
+    every = np.arange(nodes, dtype=np.int32)
+    tree = TokenTree(every, ((every + 1) // 2 - 1).astype(np.int32))
+    seen = np.ones((1, context), dtype=np.bool_)
+    positions = (context + tree.depths).astype(np.int32)
+    return Segment(row, tree.tokens, context + every, positions, seen, tree.mask, every, params)
+
+
+def command(text: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is a module's docstring."""
+    return argparse.ArgumentParser(
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def write_json(path: Path | None, figures: object) -> None:
+    """Write the figures, if a file was asked for."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def show(figures: Mapping[str, object], path: Path | None) -> None:
+    """Print the figures, one a line, and write them, if a file was asked for."""
+    for name, value in figures.items():
+        print(f"{name}: {value}")
+    write_json(path, figures)
+
+
+def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
+
+
+def run_plan(
+    text: str | None,
+    kind: type[Any],
+    flags: Mapping[str, str],
+    run: Callable[[Any], Any],
+    fine: str,
+    arguments: Sequence[str] | None,
+) -> int:
+    """A command that carries out a plan, and says what became of it. Returns 1 if anything is
+    amiss.
+
+    kind, flags: a dataclass, and the help of those of its fields that are flags
+    run: makes a report, a dataclass whose `problems` are what is amiss
+    fine: what is said without problems
+    """
+    parser = command(text)
+    for name, words in flags.items():
+        default = getattr(kind, name)
+        words = f"{words} (default: %(default)s)"
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=words)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write plan and report there")
+    given = vars(parser.parse_args(arguments))
+    file = given.pop("json")
+    try:
+        plan = kind(**given)
+        report = asdict(run(plan))
+    except OutriderError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    problems = report["problems"]
+    for name, value in report.items():
+        if name != "problems":
+            print(f"{name:16} {value}")
+    print("\n".join(problems) or fine)
+    write_json(file, {"plan": asdict(plan), "report": report})
+    return int(bool(problems))
