@@ -246,57 +246,33 @@ def test_a_driver_without_the_package_names_the_install_line(
     assert nvml_readers(tmp_path)[0].joules().source == "NVIDIA: pip install 'outrider[energy]'"
 
 
-def publish(path: Path, epoch: int, mean: str, status: str = "POWER_STATUS_VALID") -> None:
+def publish(path: Path, mean: str, status: str = "POWER_STATUS_VALID") -> None:
     """A minute as the Neuron driver writes it: status, time, least, most and mean percent."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{status},{epoch},0.86,25.00,{mean}")
+    path.write_text(f"{status},1000,0.86,25.00,{mean}")
 
 
-def test_a_neuron_minute_stands_for_the_time_since_the_one_before(tmp_path: Path) -> None:
-    path, clock = tmp_path / "utilization", Clock()
-    reader = NeuronReader(path, "neuron0", 100.0, clock)
-    publish(path, 1000, "90.00")  # before measuring: of no use
-    assert reader.joules().value == 0.0
-    clock.now += 30
-    assert reader.joules().value == 0.0
-    publish(path, 1060, "18.50")
-    assert reader.joules().value == pytest.approx(30 * 18.5)
-    clock.now += 60
-    publish(path, 1120, "20.00")
-    assert reader.joules().value == pytest.approx(30 * 18.5 + 60 * 20.0)
-    clock.now += 10
-    last = reader.joules()
-    assert last.value == pytest.approx(30 * 18.5 + 70 * 20.0)
-    assert last.quality is Quality.ESTIMATED
-    assert last.source == "neuron0, mean of each minute above idle, of 100 W assumed"
-
-
-def test_a_run_shorter_than_neurons_minute_is_unavailable(tmp_path: Path) -> None:
-    publish(tmp_path / "utilization", 1000, "18.86")
-    with EnergyMeter([NeuronReader(tmp_path / "utilization", "neuron0", 100.0)]) as meter:
-        pass
-    assert meter.known.value is None
-    assert "did not advance" in meter.known.source
-
-
-def test_neurons_percentages_are_no_joules_unless_a_maximum_is_assumed(tmp_path: Path) -> None:
+def test_neurons_percentages_are_no_joules(tmp_path: Path) -> None:
     for place in ("neuron0/stats/power", "neuron1/moved/power"):
-        publish(tmp_path / place / "utilization", 1000, "18.86")
-    readers = neuron_readers(tmp_path, None)
-    assert [reader.joules().source for reader in readers] == [
-        f"neuron{number}: 18.86 % of a maximum that AWS does not publish (state one for an "
-        "estimate)"
+        publish(tmp_path / place / "utilization", "18.86")
+    assert [reader.joules() for reader in neuron_readers(tmp_path)] == [
+        Figure.unavailable(f"neuron{number}: 18.86 % of a maximum that AWS does not publish")
         for number in (0, 1)
     ]
 
 
 @pytest.mark.parametrize(
-    "text", ["POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", "", "POWER_STATUS_VALID,now,1,2,3"]
+    ("text", "says"),
+    [
+        ("POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", "neuron0: POWER_STATUS_NO_DATA"),
+        ("", "neuron0: not enough values"),
+        ("POWER_STATUS_VALID,1,2,3,much", "neuron0: could not convert"),
+    ],
 )
-def test_a_neuron_file_without_data_is_unavailable(text: str, tmp_path: Path) -> None:
+def test_a_neuron_file_without_data_is_unavailable(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "utilization").write_text(text)
-    assert NeuronReader(tmp_path / "utilization", "neuron0", 100.0).joules().value is None
-    assert NeuronReader(tmp_path / "absent", "neuron0", 100.0).joules().value is None
+    assert NeuronReader(tmp_path / "utilization", "neuron0").joules().source.startswith(says)
+    assert NeuronReader(tmp_path / "absent", "neuron0").joules().value is None
 
 
 def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,14 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 _INSTALL = "pip install 'outrider[energy]'"
 
 
-def find_readers(neuron_max_watts: float | None = None) -> list[EnergyReader]:
+def find_readers() -> list[EnergyReader]:
     """Return a reader for everything that uses energy here.
-
-    neuron_max_watts: the power that is 100 percent for Neuron; AWS publishes none, and without it
-        only percentages are known
 
     A device that cannot be read has a reader, too, which gives the reason.
     """
     if sys.platform == "darwin":
         return apple_readers()
-    return [
-        *rapl_readers(POWERCAP),
-        *nvml_readers(),
-        *neuron_readers(NEURON_DEVICES, neuron_max_watts),
-    ]
+    return [*rapl_readers(POWERCAP), *nvml_readers(), *neuron_readers(NEURON_DEVICES)]
 
 
 class Unreadable:
@@ -66,9 +59,7 @@ class RaplReader:
             now = int(self._counter.read_text())
         except OSError as error:
             return Figure.unavailable(f"{self._source}: {error.strerror}")
-        self._microjoules += (
-            now - self._last if now >= self._last else now - self._last + self._range
-        )
+        self._microjoules += now - self._last + self._range * (now < self._last)
         self._last = now
         return Figure.measured(self._microjoules / 1e6, self._source)
 
@@ -86,11 +77,8 @@ def rapl_readers(powercap: Path) -> list[EnergyReader]:
         try:
             readers.append(RaplReader(zone))
         except OSError as error:
-            readers.append(
-                Unreadable(
-                    f"RAPL {name}: {error.strerror} ({zone / 'energy_uj'} is readable by root only)"
-                )
-            )
+            why = f"{error.strerror} ({zone / 'energy_uj'} is readable by root only)"
+            readers.append(Unreadable(f"RAPL {name}: {why}"))
     return readers or [
         Unreadable(f"CPU: no counter under {powercap}, as in virtual machines and on EC2")
     ]
@@ -173,11 +161,8 @@ class AppleReader:
             metrics = self._monitor.get_cumulative_energy()
         except RuntimeError as error:
             return Figure.unavailable(f"{self._source}: {error}")
-        millijoules = [
-            value
-            for value in (getattr(metrics, field) for field in self._fields)
-            if value is not None
-        ]
+        counted = [getattr(metrics, field) for field in self._fields]
+        millijoules = [value for value in counted if value is not None]
         if not millijoules:
             return Figure.unavailable(f"{self._source}: not counted on this processor")
         return Figure.measured(sum(millijoules) / 1e3, self._source)
@@ -204,74 +189,38 @@ def apple_readers() -> list[EnergyReader]:
 
 
 class NeuronReader:
-    """A Neuron device. Its driver publishes mean power by the minute, in percent of a maximum, less
-    idle power.
-
-    A minute's mean stands for the time since the one before. The first that is published while
-    measuring stands for the time since the first call. Before that nothing is counted. Always an
-    estimate.
+    """A Neuron device. Its driver publishes mean power by the minute, less idle power, in percent
+    of a maximum that AWS does not publish. So its joules are not known.
     """
 
-    def __init__(
-        self,
-        utilization: Path,
-        device: str,
-        max_watts: float | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._path, self._device, self._max_watts, self._clock = (
-            utilization,
-            device,
-            max_watts,
-            clock,
-        )
-        self._published: int | None = None  # seconds since the epoch
-        self._counted_until = 0.0
-        self._joules = 0.0
-        self._watts: float | None = None
+    def __init__(self, utilization: Path, device: str) -> None:
+        self._path, self._device = utilization, device
 
     def joules(self) -> Figure:
-        now = self._clock()
         try:
-            status, published, percent = _neuron_minute(self._path.read_text())
+            status, percent = _neuron_minute(self._path.read_text())
         except (OSError, ValueError) as error:
             return Figure.unavailable(f"{self._device}: {error}")
         if status != "POWER_STATUS_VALID":
             return Figure.unavailable(f"{self._device}: {status}")
-        if self._max_watts is None:
-            return Figure.unavailable(
-                f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish (state "
-                "one for an estimate)"
-            )
-        if self._published is None:
-            self._published, self._counted_until = published, now
-        elif published != self._published:
-            self._published, self._watts = published, self._max_watts * percent / 100
-            self._joules += self._watts * (now - self._counted_until)
-            self._counted_until = now
-        since = (self._watts or 0.0) * (now - self._counted_until)
-        source = f"{self._device}, mean of each minute above idle, of {self._max_watts:g} W assumed"
-        return Figure.estimated(self._joules + since, source)
+        return Figure.unavailable(
+            f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish"
+        )
 
 
-def _neuron_minute(text: str) -> tuple[str, int, float]:
-    """Parse STATUS,EPOCH,LEAST,MOST,MEAN into status, time of publishing and mean percent.
-
-    The time is in seconds since the epoch.
-    """
-    status, published, _, _, mean = text.strip().split(",")
-    return status, int(published), float(mean)
+def _neuron_minute(text: str) -> tuple[str, float]:
+    """Parse STATUS,EPOCH,LEAST,MOST,MEAN into status and mean percent."""
+    status, _, _, _, mean = text.strip().split(",")
+    return status, float(mean)
 
 
-def neuron_readers(devices: Path, max_watts: float | None) -> list[EnergyReader]:
+def neuron_readers(devices: Path) -> list[EnergyReader]:
     """Return a reader for each Neuron device.
 
     Drivers from 2.31 on have moved files, so each file is searched for below its device.
     """
-    return [NeuronReader(path, device, max_watts) for device, path in _neuron_power(devices)]
-
-
-def _neuron_power(devices: Path) -> Iterator[tuple[str, Path]]:
-    for device in sorted(devices.glob("neuron*")):
-        for path in sorted(device.glob("**/power/utilization")):
-            yield device.name, path
+    return [
+        NeuronReader(path, device.name)
+        for device in sorted(devices.glob("neuron*"))
+        for path in sorted(device.glob("**/power/utilization"))
+    ]
