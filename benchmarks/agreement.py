@@ -23,11 +23,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.harness import command
+from benchmarks.harness import command, cpu_decoder
 from benchmarks.train_pair import read_texts
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
@@ -186,13 +185,7 @@ def held_out_prompts(tokenizer: Tokenizer, texts: int) -> list[Prompt]:
 def load_one(directory: Path, tokenizer: Tokenizer, *, rows: int, length: int) -> EagerModel:
     """A model on the CPU; the embedded pair in float32, others as they are stored."""
     dtype = torch.float32 if directory.is_relative_to(EMBEDDED) else None
-    decoder = load_decoder(
-        directory,
-        positions=length,
-        vocabulary=tokenizer.vocabulary,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
+    decoder = cpu_decoder(directory, length, tokenizer.vocabulary, dtype)
     return EagerModel(decoder, rows=rows, capacity=length + CHUNK, max_nodes=256)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import command, heap, show, with_cpu
+from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, compile_graph, graph_constants
 from compile.build.openvino import OpenVinoBuilder
@@ -39,7 +39,7 @@ from inference.backends.compiled import (
 )
 from inference.backends.eager import EagerModel
 from inference.backends.openvino import load_openvino
-from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.model.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
@@ -111,13 +111,7 @@ def by_nodes(
         )
         figures[f"build_seconds {dtype}"] = round(seconds, 1)
     vocabulary, eager = Tokenizer(model).vocabulary, DTYPES[dtypes[0]]
-    decoder = load_decoder(
-        model,
-        positions=capacity - most,
-        vocabulary=vocabulary,
-        dtype=eager,
-        device=torch.device("cpu"),
-    )
+    decoder = cpu_decoder(model, capacity - most, vocabulary, eager)
     models = {
         f"eager {dtypes[0]}": EagerModel(decoder, rows=1, capacity=capacity, max_nodes=most),
         **models,
@@ -154,13 +148,7 @@ def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> Co
     capacity would need.
     """
     bucket = replace(bucket, junk=capacity)
-    decoder = load_decoder(
-        model,
-        positions=1024,
-        vocabulary=Tokenizer(model).vocabulary,
-        dtype=DTYPES[dtype],
-        device=torch.device("cpu"),
-    )
+    decoder = cpu_decoder(model, 1024, Tokenizer(model).vocabulary, DTYPES[dtype])
     caches = empty_caches(decoder.config, 1, capacity, DTYPES[dtype])
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "graph.pt2"

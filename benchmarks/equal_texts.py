@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.harness import command
+from benchmarks.harness import command, cpu_decoder
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
@@ -40,7 +40,7 @@ from inference.decode import TargetSession, decode
 from inference.drafters.model_proposer import ROOM, ModelProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.order import Decode, End
 from inference.planner.acceptance import read_acceptance
@@ -195,13 +195,7 @@ def load_pair(target: Path, draft: Path, tokenizer: Tokenizer, dtype: torch.dtyp
     """Both models on the CPU."""
 
     def load(directory: Path, rows: int, room: int) -> EagerModel:
-        decoder = load_decoder(
-            directory,
-            positions=LENGTH,
-            vocabulary=tokenizer.vocabulary,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
+        decoder = cpu_decoder(directory, LENGTH, tokenizer.vocabulary, dtype)
         return EagerModel(decoder, rows=rows, capacity=LENGTH + room, max_nodes=PREFILL_NODES)
 
     stop_ids = read_config(target).stop_ids

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.harness import command, write_json
+from benchmarks.harness import command, cpu_decoder, write_json
 from inference.artifact import Manifest
 from inference.backends import Model
 from inference.backends.compiled import read_compiled
@@ -36,7 +36,6 @@ from inference.engine.graph_rounds import GraphRounds
 from inference.engine.graph_tree import Branching
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
-from inference.model.checkpoint import load_decoder
 from inference.order import Decode, Pace
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
@@ -115,13 +114,7 @@ def _unknown() -> Knowledge:
 
 
 def _eager(directory: Path, manifest: Manifest, capacity: int) -> EagerModel:
-    decoder = load_decoder(
-        directory,
-        positions=manifest.sequence_length,
-        vocabulary=manifest.vocabulary,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    decoder = cpu_decoder(directory, manifest.sequence_length, manifest.vocabulary, torch.float32)
     return EagerModel(decoder, rows=1, capacity=capacity, max_nodes=64)
 
 

@@ -13,9 +13,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from inference.backends import Segment
 from inference.errors import OutriderError
+from inference.model.checkpoint import load_decoder
+from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
@@ -70,6 +73,16 @@ def heap(nodes: int, context: int, params: SamplingParams, row: int = 0) -> Segm
     seen = np.ones((1, context), dtype=np.bool_)
     positions = (context + tree.depths).astype(np.int32)
     return Segment(row, tree.tokens, context + every, positions, seen, tree.mask, every, params)
+
+
+def cpu_decoder(
+    directory: Path, positions: int, vocabulary: int, dtype: torch.dtype | None
+) -> Decoder:
+    """A model's decoder on the CPU. dtype: None for that of its files."""
+    cpu = torch.device("cpu")
+    return load_decoder(
+        directory, positions=positions, vocabulary=vocabulary, dtype=dtype, device=cpu
+    )
 
 
 def command(text: str | None) -> argparse.ArgumentParser:

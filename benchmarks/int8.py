@@ -23,12 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.compiled import compiled_model
-from benchmarks.harness import command, heap, show, with_cpu
+from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from compile.spec import least_nodes, verify_bucket
 from inference.backends import Model, Segment
 from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
-from inference.model.checkpoint import load_decoder
 from inference.model.decoder import MLP, Attention, Decoder
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
@@ -79,13 +78,7 @@ def eager(
     directory: Path, dtype: torch.dtype, capacity: int, *, integers: bool = False
 ) -> EagerModel:
     vocabulary = Tokenizer(directory).vocabulary
-    decoder = load_decoder(
-        directory,
-        positions=capacity,
-        vocabulary=vocabulary,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
+    decoder = cpu_decoder(directory, capacity, vocabulary, dtype)
     return EagerModel(
         row_int8(decoder) if integers else decoder, rows=1, capacity=capacity, max_nodes=256
     )

@@ -26,11 +26,9 @@ from benchmarks.regret.arms import (
 from benchmarks.regret.betting import under
 from benchmarks.regret.clock import Signal, VirtualClock
 from benchmarks.regret.dial import LEVELS, MISSES, USELESS, Text
-from benchmarks.regret.embedded import embedded_study
 from benchmarks.regret.frozen import read_frozen
 from benchmarks.regret.grid import Grid, Played
-from benchmarks.regret.missing import MissingModel
-from benchmarks.regret.pair import PrefixModel
+from benchmarks.regret.pair import MissingModel, PrefixModel
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.rivals import (
     BudgetTree,
@@ -40,7 +38,15 @@ from benchmarks.regret.rivals import (
 )
 from benchmarks.regret.settings import DOZEN, MAIN, SERIES, Series, settings
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, Pair, Stage, virtual_stage
-from benchmarks.regret.study import Cell, NotTheTargetsText, Reading, Result, Study, play
+from benchmarks.regret.study import (
+    Cell,
+    NotTheTargetsText,
+    Reading,
+    Result,
+    Study,
+    embedded_study,
+    play,
+)
 from benchmarks.regret.texts import PROMPTS
 from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import decode

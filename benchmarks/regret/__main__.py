@@ -25,12 +25,11 @@ import torch
 from benchmarks.harness import command, write_json
 from benchmarks.regret import table
 from benchmarks.regret.arms import ALONE, GROWING
-from benchmarks.regret.embedded import embedded_study
 from benchmarks.regret.frozen import read_frozen
 from benchmarks.regret.grid import OTHERS, Grid, Played
 from benchmarks.regret.settings import DOZEN, MAIN, SERIES, Series, settings
 from benchmarks.regret.stage import BYTE_TIME, PROFILES
-from benchmarks.regret.study import Study
+from benchmarks.regret.study import Study, embedded_study
 from inference.command import run_command
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.regret.missing import MissingModel
-from benchmarks.regret.pair import PrefixModel
+from benchmarks.regret.pair import MissingModel, PrefixModel
 from benchmarks.regret.prefixes import Prefixes
 from inference.sampling import SamplingParams
 

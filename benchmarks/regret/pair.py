@@ -2,8 +2,10 @@
 
 The target is the embedded one. A draft says the same after every prefix plus noise that depends on
 the prefix alone: it errs where the target is unsure, as drafts do, and more of the noise means more
-errors. Both keep the sampling contract and answer from memory what was asked before, so that many
-settings can be tried on the same texts.
+errors. A draft may also have no idea now and then: at some prefixes the target's own token is none
+of its guesses. Noise alone hardly ever does that to a vocabulary of 512, and large vocabularies do
+it to every draft. All keep the sampling contract and answer from memory what was asked before, so
+that many settings can be tried on the same texts.
 """
 
 from __future__ import annotations
@@ -34,6 +36,13 @@ CAPACITY = 4096
 
 MOST_NODES = 1024
 _RANKED = 16  # children that are ranked when fewer are asked for
+
+_SALT = 372
+"""Chosen so that the share comes out alike on all texts of the study."""
+
+_WORD = 2**64
+_OUT_OF_REACH = 50.0
+"""Below the least logit; more than sampling's noise makes up for."""
 
 
 class PrefixModel:
@@ -178,3 +187,32 @@ class PrefixModel:
         )
         logits = self.logits_under(prefixes, params)[None]
         return logits, Sampling.of([params], torch.device("cpu")), positions
+
+
+class MissingModel(PrefixModel):
+    """A PrefixModel that misses after this share of all prefixes; which ones depends on their
+    tokens alone. There it shares out among the others what it would have given the target's token.
+    """
+
+    def __init__(self, prefixes: Prefixes, noise: float, share: float) -> None:
+        super().__init__(prefixes, noise)
+        self._share, self._target = share, PrefixModel(prefixes, 0.0)
+
+    def logits_under(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:
+        said = super().logits_under(prefixes, params)
+        missed = [index for index, prefix in enumerate(prefixes) if self._misses(prefix)]
+        if missed:
+            tokens = self._target.choices([prefixes[index] for index in missed], params)
+            least = said[missed].amin(-1) - _OUT_OF_REACH
+            said[missed, torch.from_numpy(tokens).long()] = least
+        return said
+
+    def _misses(self, prefix: int) -> bool:
+        return _mixed((self._prefixes.key(prefix) + _SALT) % _WORD) < self._share * _WORD
+
+
+def _mixed(key: int) -> int:
+    """64 bits, evenly spread, whatever keys are asked for (the last steps of SplitMix64)."""
+    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
+    key = (key ^ (key >> 27)) * 0x94D049BB133111EB % _WORD
+    return key ^ (key >> 31)

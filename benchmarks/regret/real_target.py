@@ -15,9 +15,8 @@ import torch
 
 from benchmarks.harness import command
 from benchmarks.regret.dial import NAMED
-from benchmarks.regret.embedded import embedded_study
 from benchmarks.regret.stage import PROFILES, hosted, serve
-from benchmarks.regret.study import TEMPERATURES, Cell
+from benchmarks.regret.study import TEMPERATURES, Cell, embedded_study
 from benchmarks.regret.texts import PROMPTS, TOKENS
 from grpc_comm.server.server import Target
 from grpc_comm.server.server import serve as serve_target

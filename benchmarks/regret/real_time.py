@@ -21,7 +21,6 @@ import torch
 
 from benchmarks.harness import command, table_lines, write_json
 from benchmarks.regret.arms import ALONE, ANYWHERE, GROWING, SYNCHRONOUS, Arm
-from benchmarks.regret.embedded import embedded_study
 from benchmarks.regret.settings import Setting, settings
 from benchmarks.regret.stage import (
     BYTE_TIME,
@@ -32,7 +31,7 @@ from benchmarks.regret.stage import (
     Stage,
     virtual_stage,
 )
-from benchmarks.regret.study import Cell, Result, play
+from benchmarks.regret.study import Cell, Result, embedded_study, play
 from benchmarks.regret.texts import PROMPTS
 from grpc_comm.client.connection import connect
 from inference.backends.timed import TimedModel

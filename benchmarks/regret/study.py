@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
+
+from benchmarks.harness import cpu_decoder
 from benchmarks.regret.arms import Arm, Player
 from benchmarks.regret.dial import NAMED, Text
 from benchmarks.regret.prefixes import Prefixes
-from benchmarks.regret.stage import Pair, Stage
-from benchmarks.regret.texts import SEED, texts_of
+from benchmarks.regret.stage import SEQUENCE_LENGTH, Pair, Stage
+from benchmarks.regret.texts import PROMPTS, SEED, TOKENS, texts_of
+from inference.text import Tokenizer
+from outrider.models import EMBEDDED
 
 ROUND_TRIPS = (0, 5, 20, 40, 80, 160, 300)
 """Milliseconds."""
@@ -199,3 +204,12 @@ class Study:
         if cell.level not in self._pairs:
             self._pairs[cell.level] = Pair(self._prefixes, NAMED[cell.level], self._texts)
         return self._pairs[cell.level]
+
+
+def embedded_study(
+    prompts: Sequence[str] = PROMPTS, tokens: int = TOKENS, seed: int = SEED
+) -> Study:
+    """Of the embedded target, on these prompts; seed: of the first text."""
+    tokenizer = Tokenizer(EMBEDDED / "target")
+    decoder = cpu_decoder(EMBEDDED / "target", SEQUENCE_LENGTH, tokenizer.vocabulary, torch.float32)
+    return Study(lambda: Prefixes(decoder), tokenizer.encode, prompts, tokens, seed)
