@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from benchmarks.harness import table_lines
+
 WINDOWS = 64
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 48, 128, 128
 TEMPERATURE = 0.7
@@ -25,110 +27,8 @@ SAMPLE_PROMPTS = (
     "    for name in names:\n        if name",
 )
 
-CARD = """# The embedded pair
-
-A tokenizer, a small Llama target and a smaller Llama draft, so that Outrider runs, is tested and \
-is measured without
-a download. It is a demonstration pair: it shows the machinery at work on real (not random) \
-predictions. It is not a
-code assistant, and speeds and acceptance measured with it say nothing about larger models.
-
-`benchmarks/train_pair.py` wrote this file; every measured number in it is from `metrics.json`.
-
-## What is here
-
-`target/` and `draft/` are Hugging Face directories (`model_type` llama, tied embeddings, rotary \
-base 10000, context
-1024). Weights are float16 and meant to be run in float32; all metrics below are of these files \
-run so. Both share one
-byte-level BPE tokenizer of {vocabulary} tokens that puts `<|begin|>` (0) in front of every text; \
-`<|end|>` (1) ends one.
-
-{target}
-
-{draft}
-
-## Data
-
-The source of the Python {python} standard library as installed (`Lib/**/*.py`), without tests, \
-encodings, lib2to3,
-pydoc topics and other generated tables: {train_files} files train and {held_out_files} are held \
-out, by a shuffle of
-the sorted paths with seed {split_seed}. `training_files.json` lists each with its SHA-256. The \
-text is copyright the
-Python Software Foundation and its contributors and is used under the PSF License Agreement; the \
-weights are derived
-from it.
-
-## How it was made
-
-    python -m benchmarks.train_pair --out inference/data --steps {steps} --draft-steps \
-{draft_steps} --seed {seed}
-
-with Python {machine_python} and torch {machine_torch} on {machine_threads} threads of a machine \
-with {machine_cpus}
-CPUs ({machine_cpu}), no GPU. The target took {target_seconds} s for {steps} steps of 2048 tokens \
-(the text
-is {training_tokens} tokens), at window lengths 256, 512 and at last 1024. The draft took \
-{draft_seconds} s in rounds
-of {draft_steps} steps. In a round of n steps the target first gives its probabilities (of its 48 \
-most likely tokens)
-for n / 2 batches of the text, or all of it; then the draft learns them by cross-entropy, batch \
-after batch.
-Muon trains the matrices, AdamW the embeddings and norms. Other work shared the machine.
-The script stops where the local library differs from the list, unless `--allow-different-files` \
-is given;
-`--write-file-list` makes a new list, and `--measure-only` repeats the measurements and this file.
-
-## Measured
-
-Agreement is the share of positions where the target's token is among the draft's most likely 1, \
-2, 4 or 8. The first
-row is teacher-forced on {windows} windows of 1024 tokens from the held-out files; the others \
-follow {prompts} prompts
-of {prompt_tokens} held-out tokens with {new_tokens} new ones.
-
-{agreement}
-
-Tokens per target pass with chains of {gamma} draft tokens: {greedy_chain} on greedy text; \
-{sampled_chain} at
-temperature {temperature} (an estimate from the acceptance chance of each position, {acceptance} \
-on average).
-
-Held-out loss in nats per token: target {target_loss}, draft {draft_loss}. The most likely token \
-is the file's own
-token at {target_top1} of positions for the target and {draft_top1} for the draft. By position, to \
-check that the
-context works to its end:
-
-{positions}
-
-## What the target writes
-
-The arrow marks the end of the prompt; the sampled text is at temperature {temperature}.
-
-{samples}
-
-## Limits
-
-- It continues text in the style of the standard library: definitions, docstrings, assignments, \
-conditions. Indentation
-  and single lines look right; what they say together makes no sense. Greedy text soon repeats \
-itself.
-- A prompt should end before white space (`def f(x):`, not `def f(x):` and a line break): a line \
-break and the
-  indentation after it are one token, and so are a space and the word after it.
-- Other languages, prose and other styles of code work badly: every byte can be encoded, but was \
-hardly seen.
-- It can repeat passages of its training text word for word.
-- Beyond 1024 tokens it was neither trained nor measured.
-- The script is seeded and uses torch's deterministic algorithms, but the whole run was made once: \
-that another run,
-  machine or torch gives metrics within two points is expected and was not measured. Of this pair \
-the second round of
-  the draft was started by hand, from the float16 weights of the first; the script goes on from \
-its float32 weights.
-"""
+CARD = Path(__file__).parent / "pair_card.md"
+"""The model card, with the names of metrics in braces."""
 
 
 def load(folder: Path) -> LlamaForCausalLM:
@@ -346,17 +246,9 @@ def agreement_table(metrics: dict[str, Any]) -> str:
             "draft_covers_chosen_token"
         ],
     }
-    head = (
-        "| text | "
-        + " | ".join(f"top {best}" for best in COVERAGE)
-        + " |\n|---|"
-        + "---|" * len(COVERAGE)
-    )
-    rows = [
-        "| " + " | ".join([name, *map(percent, shares.values())]) + " |"
-        for name, shares in kinds.items()
-    ]
-    return "\n".join([head, *rows])
+    heads = ["text", *(f"top {best}" for best in COVERAGE)]
+    rows = [[name, *map(percent, shares.values())] for name, shares in kinds.items()]
+    return "\n".join(table_lines(heads, rows))
 
 
 def position_table(metrics: dict[str, Any]) -> str:
@@ -365,12 +257,10 @@ def position_table(metrics: dict[str, Any]) -> str:
     losses, drafts = (text[name]["loss_by_position"] for name in ("target", "draft"))
     shares = text["agreement_by_position"]
     rows = [
-        f"| {name} | {losses[name]:.3f} | {drafts[name]:.3f} | {percent(shares[name])} |"
+        [name, f"{losses[name]:.3f}", f"{drafts[name]:.3f}", percent(shares[name])]
         for name in losses
     ]
-    return "\n".join(
-        ["| position | target loss | draft loss | agreement |\n|---|---|---|---|", *rows]
-    )
+    return "\n".join(table_lines(["position", "target loss", "draft loss", "agreement"], rows))
 
 
 def sample_text(metrics: dict[str, Any]) -> str:
@@ -387,7 +277,7 @@ def write_card(out: Path, metrics: dict[str, Any], listing: dict[str, Any]) -> N
     training, machine_facts = metrics["training"], metrics["machine"]
     splits = [entry["split"] for entry in listing["files"]]
     text = metrics["held_out_text"]
-    card = CARD.format(
+    card = CARD.read_text(encoding="utf-8").format(
         vocabulary=metrics["vocabulary"],
         target=table("target", metrics["target"]),
         draft=table("draft", metrics["draft"]),
