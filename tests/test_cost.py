@@ -73,7 +73,7 @@ def test_a_price_that_nobody_stated_is_not_zero() -> None:
     made = terms.bill(TOKENS, EFFORT, JOULES)
     assert "no price of electricity" in made.total_cost.source
     assert "no price of traffic from the target" in made.total_cost.source
-    assert terms.bill(TOKENS, EFFORT._replace(bytes_up=0)).upload_cost.value == 0.0
+    assert terms.bill(TOKENS, Effort(5.0, 1.0, bytes_down=4_000)).upload_cost.value == 0.0
 
 
 def test_an_estimate_makes_an_estimate() -> None:
