@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
+
 ROOMS = ("inference", "grpc_comm", "compile", "deploy", "outrider")
 COMMANDS = ("main.py", "compare_architectures.py")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")

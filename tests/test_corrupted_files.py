@@ -41,9 +41,9 @@ from outrider.listed import read_listed
 from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.serve import load_target
-from tests.artifacts import FakeBuilder, build, checkpoint, small_spec
-from tests.corruption import VALUES, WHOLE, Steps, spoilt, stripped
-from tests.models import TINY
+from tests.support.artifacts import FakeBuilder, build, checkpoint, small_spec
+from tests.support.corruption import VALUES, WHOLE, Steps, spoilt, stripped
+from tests.support.models import TINY
 
 LLAMA_3 = {
     "rope_type": "llama3",

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.repository import ROOT
+
 pytestmark = pytest.mark.extended
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WAIT = 240.0
 """Seconds after which a command that should have ended, or a target that should listen, fails."""

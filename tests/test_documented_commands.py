@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,8 @@ from outrider import options as running
 from outrider.compare import options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.wishes import read_prices
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/options.py",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
+
 ALLOWED = {
     "inference": {"inference"},
     "grpc_comm": {"grpc_comm", "inference"},

@@ -20,11 +20,11 @@ from inference.model.decoder import Decoder
 from inference.order import Decode, End, Pace
 from inference.proposer import MODEL, NOBODY, Proposer
 from inference.sampling import SamplingParams
-from tests import drafts
-from tests.drafts import growing, rounds
-from tests.equality import NearTies, assert_same_text, full_logits
-from tests.exact import Clock
-from tests.pairs import VOCABULARY, decoder, engine, perturbed
+from tests.support import drafts
+from tests.support.drafts import growing, rounds
+from tests.support.equality import NearTies, assert_same_text, full_logits
+from tests.support.exact import Clock
+from tests.support.pairs import VOCABULARY, decoder, engine, perturbed
 
 SAMPLINGS = [
     SamplingParams(),

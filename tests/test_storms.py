@@ -21,9 +21,9 @@ from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.link import ShapedLink, shaped_link
-from tests import pairs
-from tests.drafts import proposers_of, text_of
-from tests.wire_fixtures import LOOPBACK, WAIT, background
+from tests.support import pairs
+from tests.support.drafts import proposers_of, text_of
+from tests.support.wire_fixtures import LOOPBACK, WAIT, background
 
 PROMPT, END = [7, 3, 30], 123
 PATIENCE = Patience(WAIT)
