@@ -30,8 +30,8 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "main.py": running.parse,
     "compare_architectures.py": comparing.parse,
     "-m compile": compiling.parse,
-    "-m compile.smoke": smoke._parse,
-    "-m deploy": deploying._parse,
+    "-m compile.smoke": smoke.parse,
+    "-m deploy": deploying.parse,
 }
 PLACEHOLDERS = {"D": "int8", "T": "trn1", "N": "2"}
 """What a page has the reader put in where not any text will do."""

@@ -93,7 +93,7 @@ def test_a_seed_makes_the_same_calls_again_with_ids_of_their_own() -> None:
     assert calls[0] == calls[1]
     author = Author(heard, SERVICE, [1], seed=5)
     first = [pb.ClientMessage.FromString(heard[0].messages[0]) for _ in range(2)]
-    renamed = [author._renamed(message, {}) for message in first]
+    renamed = [author.renamed(message, {}) for message in first]
     assert renamed[0] != renamed[1]
     assert {message.open.model_fingerprint for message in first} == {"f" * 32}
 

@@ -66,7 +66,7 @@ def test_a_draft_is_right_as_often_as_it_is_told(
 ) -> None:
     draft = GrowingDraft(SKILLS[temperature], 0.0)
     draft.open(PROMPT, SamplingParams(temperature, seed=11))
-    ranks = [draft._guess(position).right for position in range(3, 4003)]
+    ranks = [draft.guess(position).right for position in range(3, 4003)]
     assert abs(sum(rank == 0 for rank in ranks) / 4000 - first) < 0.02
     assert abs(sum(rank is not None for rank in ranks) / 4000 - covered) < 0.02
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from compile.store import DiskObjects, Objects, build_key, open_store, pull, push
@@ -208,13 +209,14 @@ def test_large_files_go_up_in_parts_and_come_back_whole(
 
 
 def test_uploads_carry_checksums_and_the_manifest_follows_its_files(
-    s3: Any, tmp_path: Path
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[dict[str, Any]] = []
-    store = open_store(URL)
-    store._client.meta.events.register(
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.Session())
+    boto3.DEFAULT_SESSION.events.register(
         "provide-client-params.s3.PutObject", lambda params, **_: written.append(params)
-    )  # type: ignore[attr-defined]
+    )
+    store = open_store(URL)
     manifest = build(tmp_path / "out")
     push(tmp_path / "out", store, silent)
     keys, hashes = (

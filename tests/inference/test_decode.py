@@ -190,7 +190,7 @@ def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
     session, both = Told(engine), [Foreteller(TEXT[:40], step=1) for _ in range(2)]
     loop = Loop(PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), both, lambda: 0)
     for _ in range(4):
-        loop._propose()
+        loop.step(0.0)
     assert [one.named - len(PROMPT) for one in both] == [2, 2]
     assert len(session.proposed) == 3
     session.close()

@@ -12,7 +12,7 @@ from outrider.models import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
 from outrider.prompts import make_requests, read_prompts
 from outrider.report import LiveText
-from outrider.running import _coloured
+from outrider.running import in_colour
 
 
 class Piped(io.TextIOWrapper):
@@ -76,7 +76,7 @@ def test_colours_are_for_terminals_unless_the_user_says(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    assert _coloured(asked) == coloured
+    assert in_colour(asked) == coloured
 
 
 def test_a_terminal_gets_no_control_characters_with_colours_or_without(

@@ -89,7 +89,7 @@ class Neuron:
         lay_out(patch, folder, self.versions, device=self.device)
         self._platform: str | None = None
         self.nxd_model = type("NxDModel", (NxDModel,), {"neuron": self})
-        modules = self._modules()
+        modules = self.modules()
 
         def importing(name: str) -> Any:
             if name in modules:
@@ -103,7 +103,7 @@ class Neuron:
         patch.setattr(neuron_sdk, "import_module", importing)
         return self
 
-    def _modules(self) -> dict[str, Any]:
+    def modules(self) -> dict[str, Any]:
         nxd = types.SimpleNamespace(
             ModelBuilder=type("ModelBuilder", (ModelBuilder,), {"neuron": self}),
             NxDModel=self.nxd_model,

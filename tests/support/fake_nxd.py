@@ -227,7 +227,7 @@ class NxDModel:
         self.world_size, self.loaded_on_neuron = world_size, False
         self._graphs: dict[str, Traced] = {}
         self._weights: list[dict[str, Tensor]] | None = None
-        self._states: list[dict[str, Tensor]] = []
+        self.states: list[dict[str, Tensor]] = []
         self._running = threading.Lock()
 
     def _with(self, graphs: dict[str, Traced]) -> NxDModel:
@@ -275,7 +275,7 @@ class NxDModel:
             assert all(shapes[name] == state for name, state in graph.states.items()), (
                 "a state has one shape in all graphs"
             )
-        self._states = [
+        self.states = [
             {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
             for _ in range(self.world_size)
         ]
@@ -304,7 +304,7 @@ class NxDModel:
 
     def read_from_neuron_buffer(self, buffer_key: str, rank: int) -> Tensor:
         assert self.loaded_on_neuron, "Model must be loaded on neuron before calling these methods"
-        return self._states[rank][buffer_key].clone()
+        return self.states[rank][buffer_key].clone()
 
     def forward(
         self,
@@ -337,7 +337,7 @@ class NxDModel:
         group = Group(self.world_size)
 
         def rank_main(rank: int) -> Tensor:
-            module, states = self._loaded[tag, rank], self._states[rank]
+            module, states = self._loaded[tag, rank], self.states[rank]
             for name in self._graphs[tag].states:
                 owner, _, leaf = name.rpartition(".")
                 setattr(module.get_submodule(owner), leaf, states[name])

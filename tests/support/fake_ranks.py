@@ -23,8 +23,8 @@ class Group:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size)
-        self._parts: dict[int, dict[int, Tensor]] = {}
+        self.barrier = threading.Barrier(size)
+        self.parts: dict[int, dict[int, Tensor]] = {}
 
     def exchange(self, part: Tensor) -> list[Tensor]:
         """Every rank's part, in order of rank; while tracing there is one rank, which stands for
@@ -34,13 +34,13 @@ class Group:
             return [part] * self.size
         running: Group = _here.group
         _here.step += 1
-        running._parts.setdefault(_here.step, {})[_here.rank] = part
-        running._barrier.wait(timeout=60)
-        parts = running._parts[_here.step]
+        running.parts.setdefault(_here.step, {})[_here.rank] = part
+        running.barrier.wait(timeout=60)
+        parts = running.parts[_here.step]
         return [parts[rank] for rank in range(running.size)]
 
     def abort(self) -> None:
-        self._barrier.abort()
+        self.barrier.abort()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self

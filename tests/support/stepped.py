@@ -165,9 +165,11 @@ class World:
         self.now += CALL
         return self.proposers[index].work(self.now)
 
-    def flush(self, index: int) -> Nodes | None:
+    def flush(self, index: int, now: float | None = None) -> Nodes | None:
+        """What the proposer sends, at this time or another."""
         stream = self.streams[self.stream_of[index]]
-        nodes = self.proposers[index].flush(self.now, stream.next_number)
+        at = self.now if now is None else now
+        nodes = self.proposers[index].flush(at, stream.next_number)
         if nodes is not None:
             stream.messages.append(nodes)
             self.sent.append((stream.number, nodes))

@@ -234,7 +234,7 @@ def test_the_stand_in_has_the_documented_signature(
     monkeypatch: pytest.MonkeyPatch, packages: Path, name: str
 ) -> None:
     neuron = Neuron().install(monkeypatch, packages)
-    modules = neuron._modules() | {"neuronx_distributed.NxDModel": None}
+    modules = neuron.modules() | {"neuronx_distributed.NxDModel": None}
     module = max(
         (
             module

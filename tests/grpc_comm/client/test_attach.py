@@ -30,6 +30,7 @@ from tests.support.wire_fixtures import (
     decode_to,
     news,
     opened,
+    opening,
     raw_stub,
     rest,
     successor_engine,
@@ -47,12 +48,16 @@ class Pair:
         self.engine, self.device = engine, device
         self.owner = opened(owner)
 
-    def attached(self, tokens: list[int] | None = None) -> AttachedSession:
-        """And the target has answered."""
+    def attach(self, tokens: list[int] | None = None) -> AttachedSession:
         assert self.owner.ticket is not None
         session = self.device.attached(self.owner.ticket)
         session.open(tokens or PROMPT)
-        eventually(lambda: session.traffic.messages_down > 0 or session._failure is not None)
+        return session
+
+    def attached(self, tokens: list[int] | None = None) -> AttachedSession:
+        """And the target has answered."""
+        session = self.attach(tokens)
+        eventually(lambda: session.traffic.messages_down > 0)
         return session
 
 
@@ -119,8 +124,8 @@ FORBIDDEN = {
 }
 
 
-def attach(owner: RemoteSession, **changes: object) -> pb.ClientMessage:
-    ticket = owner.ticket
+def attach(owner: RemoteSession | pb.Opened, **changes: object) -> pb.ClientMessage:
+    ticket = owner if isinstance(owner, pb.Opened) else owner.ticket
     assert ticket is not None
     fields = {
         "session_id": ticket.session_id,
@@ -187,20 +192,22 @@ def test_who_may_not_attach_is_refused_and_the_session_goes_on(
 
 
 def test_the_keys_do_not_serve_for_each_other(by_hand: tuple[RemoteSession, object]) -> None:
-    owner, stub = by_hand
-    held = owner._held
-    assert held is not None
-    code, _ = Raw(stub, attach(owner, append_key=held.resume_key)).ending()
+    _, stub = by_hand
+    owner = Raw(stub, opening())
+    held = owner.answer().opened
+    code, _ = Raw(stub, attach(held, append_key=held.resume_key)).ending()
     assert code is CODES.NOT_FOUND
     code, _ = Raw(stub, resume(held, resume_key=held.append_key)).ending()
     assert code is CODES.NOT_FOUND
-    assert_serves(owner)
+    owner.send(decode_to(5))
+    assert owner.tokens(2) == [4, 5]
+    owner.cut()
 
 
 def test_so_many_devices_and_no_more(pair: Pair) -> None:
     devices = [pair.attached() for _ in range(MOST_GUESTS)]
     with pytest.raises(Busy, match="attached"):
-        until_it_fails(pair.attached())
+        until_it_fails(pair.attach())
     devices[0].close()
     pair.attached().close()
 
@@ -208,19 +215,19 @@ def test_so_many_devices_and_no_more(pair: Pair) -> None:
 def test_a_resumed_session_has_another_key_and_sends_its_devices_away(
     by_hand: tuple[RemoteSession, object],
 ) -> None:
-    owner, stub = by_hand
-    held = owner._held
-    assert held is not None
-    device = Raw(stub, attach(owner))
+    _, stub = by_hand
+    owner = Raw(stub, opening())
+    held = owner.answer().opened
+    device = Raw(stub, attach(held))
     device.answer()
     newer = Raw(stub, resume(held))
     opened = newer.answer().opened
     assert opened.append_key not in (b"", held.append_key)
     assert device.ending()[0] is CODES.FAILED_PRECONDITION
-    assert Raw(stub, attach(owner)).ending()[0] is CODES.NOT_FOUND
-    again = Raw(stub, attach(owner, append_key=opened.append_key))
+    assert Raw(stub, attach(held)).ending()[0] is CODES.NOT_FOUND
+    again = Raw(stub, attach(held, append_key=opened.append_key))
     assert again.answer().opened.length == 3
-    for stream in (again, newer):
+    for stream in (again, newer, owner):
         stream.cut()
 
 
@@ -230,7 +237,7 @@ def test_a_device_leaves_with_the_session(pair: Pair) -> None:
     with pytest.raises(OutriderError):
         until_it_fails(device)
     with pytest.raises(Gone):
-        until_it_fails(pair.attached())
+        until_it_fails(pair.attach())
 
 
 def test_a_draining_target_sends_devices_away() -> None:

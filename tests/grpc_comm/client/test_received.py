@@ -104,12 +104,13 @@ def test_a_stop_id_of_the_prompt_ends_nothing() -> None:
 
 
 def test_sums_go_on_where_another_session_begins_anew() -> None:
-    received = text()
+    traffic = Traffic()
+    received = Received(PROMPT, 100, traffic)
+    received.ask(10, frozenset())
     received.take(progress(3, 4, nodes=8, forwards=3))
     received.session_begins()
     received.take(progress(4, 5, nodes=2, forwards=1))
     read = received.read()
     assert read is not None
     assert (read.nodes, read.forwards, received.session.nodes) == (10, 4, 2)
-    traffic = received._traffic
     assert (traffic.nodes, traffic.forwards, traffic.model_seconds) == (10, 4, 2.0)

@@ -184,9 +184,7 @@ def test_rows_and_nodes_are_independent(
 ) -> None:
     assert_rows_are_independent(model, (model.keys, model.values), NODES, target.vocabulary, params)
     eager = eager_model(target)
-    assert_rows_are_independent(
-        eager, (eager._keys, eager._values), NODES, target.vocabulary, params
-    )
+    assert_rows_are_independent(eager, (eager.keys, eager.values), NODES, target.vocabulary, params)
 
 
 def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
@@ -197,7 +195,7 @@ def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decod
     caches = []
     for served in (model, replace_graphs(model, prefill=False), eager):
         ModelSequence(served, 1, SamplingParams()).extend(prompt[:-1])
-        keys = served._keys if isinstance(served, EagerModel) else served.keys
+        keys = served.keys
         caches.append(keys[:, 1, :, :13].clone())
     torch.testing.assert_close(caches[0], caches[2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(caches[1], caches[2], rtol=1e-4, atol=1e-5)
@@ -206,7 +204,7 @@ def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decod
 def replace_graphs(model: CompiledModel, *, prefill: bool) -> CompiledModel:
     """The same model with the graphs of one kind only."""
     kept = {
-        bucket: graph for bucket, graph in model._graphs.items() if (bucket.picks == 1) == prefill
+        bucket: graph for bucket, graph in model.graphs.items() if (bucket.picks == 1) == prefill
     }
     return CompiledModel(kept, model.keys, model.values)
 
@@ -222,7 +220,7 @@ def test_a_graph_that_computes_something_else_is_not_written(
     model: CompiledModel, target: Decoder
 ) -> None:
     bucket, graph = next(
-        (bucket, graph) for bucket, graph in model._graphs.items() if bucket.sampled
+        (bucket, graph) for bucket, graph in model.graphs.items() if bucket.sampled
     )
     keys, values = (torch.randn_like(part) for part in (model.keys, model.values))
     eager = VerifyGraph(target, keys, values, LEVELS)
@@ -247,7 +245,7 @@ def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(
 ) -> None:
     bucket, graph = next(
         (bucket, graph)
-        for bucket, graph in model._graphs.items()
+        for bucket, graph in model.graphs.items()
         if bucket.picks > 1 and not bucket.sampled
     )
     check_row_independence(graph, bucket, target.vocabulary, sequence_length=LENGTH)

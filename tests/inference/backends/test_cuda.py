@@ -12,18 +12,10 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.batch import Shape
 from inference.backends.cuda import (
-    Choice,
     CudaModel,
     Outputs,
     Run,
-    _Buffers,
-    _choose_greedy,
-    _choose_mixed,
-    _choose_truncated,
-    _rank,
-    _rank_greedy,
 )
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
@@ -137,9 +129,9 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
                 assert made.scores.tolist() == expected.scores.tolist()
                 for sequence in (ours, theirs):
                     sequence.commit(TREE, (1, 3))
-    assert torch.equal(model._keys[..., : model.capacity, :], eager._keys[..., : model.capacity, :])
+    assert torch.equal(model.keys[..., : model.capacity, :], eager.keys[..., : model.capacity, :])
     assert torch.equal(
-        model._values[..., : model.capacity, :], eager._values[..., : model.capacity, :]
+        model.values[..., : model.capacity, :], eager.values[..., : model.capacity, :]
     )
     assert reruns.replayed > reruns.recorded > 0
 
@@ -174,7 +166,7 @@ def test_text_is_the_targets_own_with_both_models_recorded(
 )
 def test_rows_and_nodes_are_independent(target: Decoder, params: SamplingParams) -> None:
     model, _ = recorded(target)
-    assert_rows_are_independent(model, (model._keys, model._values), 8, VOCABULARY, params)
+    assert_rows_are_independent(model, (model.keys, model.values), 8, VOCABULARY, params)
 
 
 def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
@@ -193,7 +185,7 @@ def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
             ranked.ids.tolist() for ranked in theirs
         ]
     assert (reruns.warmed, reruns.recorded, reruns.replayed) == (2, 2, 4)
-    torch.testing.assert_close(model._keys[:, :, :, :6], eager._keys[:, :, :, :6])
+    torch.testing.assert_close(model.keys[:, :, :, :6], eager.keys[:, :, :, :6])
 
 
 def segment(
@@ -237,7 +229,15 @@ def test_calls_are_padded_to_powers_of_two_within_the_models_limits(
     target: Decoder, call: list[Segment], shape: tuple[int, ...]
 ) -> None:
     model = CudaModel(target, rows=3, capacity=999, max_nodes=50, recorder=Reruns())
-    assert model._shape(call) == shape
+    shapes = []
+
+    def note(decoder: Decoder, inputs: tuple[torch.Tensor, ...]) -> None:
+        tokens, _, _, context_mask, _, pick = inputs[:6]
+        shapes.append((*tokens.shape, pick.shape[1], *context_mask.shape[1:]))
+
+    with target.register_forward_pre_hook(note):
+        model.choose(call)
+    assert shapes == [shape]
     assert model.padded(len(call), len(call[0].tokens)) == shape[:2]
 
 
@@ -269,42 +269,54 @@ def test_results_are_not_written_over_by_later_calls(target: Decoder) -> None:
     assert calls[2].tolist() != calls[4].tolist()
 
 
-RECORDED = [
-    Choice(_choose_greedy, 0),
-    Choice(_choose_truncated, 0),
-    Choice(_choose_mixed, 4),
-    Choice(_rank_greedy, 3),
-    Choice(_rank, 3),
-]
+class Seen(Exception):
+    """Ends a call whose outputs were seen. They are on no device, so nobody could read them."""
 
 
-@pytest.mark.parametrize("choice", RECORDED, ids=lambda choice: choice.function.__name__)
+class OnNoDevice(Reruns):
+    """A recorder of a model without memory: only shapes and devices are computed."""
+
+    def warm(self, run: Run) -> Outputs:
+        raise Seen(run())
+
+
+def on_no_device(calls: list[Segment], rank: int = 0) -> Outputs:
+    """The outputs of a call that chooses, or that ranks so many children."""
+    no_device = decoder(1).to(torch.device("meta"))
+    model = CudaModel(no_device, rows=2, capacity=100, max_nodes=8, recorder=OnNoDevice())
+    with pytest.raises(Seen) as seen:
+        _ = model.rank(calls, rank) if rank else model.choose(calls)
+    outputs: Outputs = seen.value.args[0]
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("params", "rank"), [(GREEDY, 0), (WARM, 0), (OPEN, 0), (GREEDY, 3), (OPEN, 3)]
+)
 @pytest.mark.parametrize("contexts", [1, 4])
 def test_what_is_recorded_stays_on_the_device_and_waits_for_nothing(
-    choice: Choice, contexts: int
+    params: SamplingParams, rank: int, contexts: int
 ) -> None:
     """By shapes and devices alone: a value that is asked for, or a tensor of the host, fails."""
-    outputs = on_no_device(choice, contexts)
+    context = np.zeros((contexts, 5), dtype=np.bool_)
+    calls = [segment(4, params, row)._replace(context=context) for row in (0, 1)]
+    outputs = on_no_device(calls, rank)
     assert {output.device.type for output in outputs} == {"meta"}
     assert outputs[0].shape[:2] == (2, 4)
 
 
-@torch.no_grad()
-def on_no_device(choice: Choice, contexts: int = 1) -> Outputs:
-    meta = torch.device("meta")
-    model = CudaModel(decoder(1).to(meta), rows=2, capacity=100, max_nodes=8, recorder=Reruns())
-    return model._compute(choice, _Buffers(Shape(2, 4, 4, contexts, 64), 100, meta))
-
-
 @pytest.mark.parametrize(
-    "function",
+    "choose",
     [
-        lambda logits, *_: (logits[: int(logits.argmax().item())],),
-        lambda logits, *_: (logits[logits > 0],),
-        lambda logits, *_: (logits + torch.arange(VOCABULARY),),
+        lambda logits: logits[: int(logits.argmax().item())],
+        lambda logits: logits[logits > 0],
+        lambda logits: logits + torch.arange(VOCABULARY),
     ],
     ids=["a value", "a shape that depends on values", "a tensor of the host"],
 )
-def test_a_function_that_could_not_be_recorded_is_seen(function: Callable[..., Outputs]) -> None:
+def test_a_function_that_could_not_be_recorded_is_seen(
+    choose: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.backends.cuda.choose_greedy", choose)
     with pytest.raises((RuntimeError, NotImplementedError)):
-        on_no_device(Choice(function, 0))
+        on_no_device([segment(4)])

@@ -204,7 +204,7 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
 def test_a_round_that_computes_something_else_is_not_written(
     model: FusedModel, target: Decoder, draft: Path
 ) -> None:
-    bucket, graph = next(iter(model._rounds.items()))
+    bucket, graph = next(iter(model.round_graphs.items()))
     caches = (model.keys, model.values, model.draft.keys, model.draft.values)
     eager = RoundGraph(target, decoder_of(draft), caches, SHAPE)
     for cache in caches:

@@ -276,7 +276,7 @@ def test_a_nan_on_the_device_is_reported_as_a_defect(
     neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
     model = built_model(tmp_path / "artifact", checkpoint, spec_of(2))
-    neuron.loaded[-1]._states[0]["values"][:] = float("nan")
+    neuron.loaded[-1].states[0]["values"][:] = float("nan")
     with pytest.raises(Unavailable, match="NaN"):
         model.choose([segment(0, 4, slots=8, first=8)])
 

@@ -4,7 +4,6 @@ what is sent is sent once, is worth it, and keeps within what the target keeps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +31,7 @@ from tests.support.scripted_models import (
     useless,
 )
 from tests.support.stepped import (
+    CALL,
     FORWARD,
     PROMPT,
     SAMPLING,
@@ -150,40 +150,49 @@ def test_a_draft_that_knows_the_target_saves_forwards(says: Says, forwards: int)
     assert world.target.forwards < forwards
 
 
-def values(world: World, message: Nodes, known: dict[int, tuple[tuple[int, ...], float]]) -> None:
-    """Add each node of a message: its path from the base, and the product of its chances."""
-    base = tuple(world.target.tokens[: message.base + 1])
-    for number, parent, token, chance in message.proposals:
-        path, value = (base, 1.0) if parent == BASE else known[parent]
-        known[number] = (*path, token), value * chance
+def values(
+    text: Sequence[int], messages: Sequence[Nodes]
+) -> dict[int, tuple[tuple[int, ...], float]]:
+    """Each node by its number: its path from the text's beginning, and the product of the chances
+    below its first message's base. Fails for a parent that was not sent before.
+    """
+    known: dict[int, tuple[tuple[int, ...], float]] = {}
+    for message in messages:
+        base = tuple(text[: message.base + 1])
+        for number, parent, token, chance in message.proposals:
+            path, value = (base, 1.0) if parent == BASE else known[parent]
+            known[number] = (*path, token), value * chance
+    return known
 
 
 @pytest.mark.parametrize("says", [perfect, disagreeing])
 def test_a_node_is_sent_once_and_after_its_parent(says: Says) -> None:
     world, _ = fair(says)
-    known: dict[int, tuple[tuple[int, ...], float]] = {}
     while world.target.may > 0:
         world.turn()
-    for _, message in world.sent:
-        values(world, message, known)  # fails for a parent that was not sent
+    known = values(world.target.tokens, [message for _, message in world.sent])
     assert list(known) == list(range(len(known)))
     paths = [path for path, _ in known.values()]
     assert len(set(paths)) == len(paths) > 100
 
 
 def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
-    world, proposer = fair(disagreeing)
-    seen = 0
+    world, _ = fair(disagreeing)
     while world.target.may > 0:
-        before = len(world.sent)
         world.turn()
-        for _, message in world.sent[before:]:
-            parents = {one.parent for one in message.proposals}
-            for one in message.proposals:
-                node, root = proposer._list.sent[one.number], proposer._list.root
-                leaf = one.number not in parents
-                assert not leaf or math.exp(node.log - root.log) >= 0.005 - 1e-6
-                seen += leaf
+    edges: dict[int, tuple[int, int, float]] = {}  # parent, position and chance by number
+    seen = 0
+    for _, message in world.sent:
+        for number, parent, _, chance in message.proposals:
+            position = message.base + 1 if parent == BASE else edges[parent][1] + 1
+            edges[number] = parent, position, chance
+        parents = {one.parent for one in message.proposals}
+        for leaf in {one.number for one in message.proposals} - parents:
+            node, value = leaf, 1.0
+            while node != BASE and edges[node][1] > message.base:
+                node, value = edges[node][0], value * edges[node][2]
+            assert value >= 0.005 - 1e-6
+            seen += 1
     assert seen > 100
 
 
@@ -205,8 +214,7 @@ def test_live_sent_nodes_stay_within_what_the_target_keeps() -> None:
     most = 0
     while world.target.may > 0:
         world.turn()
-        most = max(most, len(proposer._list.sent))
-        assert world.target.tree.live <= 20
+        most = max(most, world.target.tree.live)
     assert 10 < most <= 20
 
 
@@ -254,32 +262,32 @@ def test_resend_sends_everything_that_is_live_again_under_new_numbers() -> None:
     world, proposer = fair(disagreeing)
     for _ in range(20):
         world.turn()
-    live = {id(node): number for number, node in proposer._list.sent.items()}
-    assert len(live) > 5
-    sent = len(world.sent)
+    known = values(world.target.tokens, [message for _, message in world.sent])
     proposer.resend()
-    assert not proposer._list.sent
-    proposer._times._starts = math.inf  # nothing is late
-    world.flush(0)
-    assert len(world.sent) == sent + 1
-    again = {id(node): number for number, node in proposer._list.sent.items()}
-    assert live.keys() <= again.keys()
-    assert min(again.values()) > max(live.values())
+    again = world.flush(0, now=0.0)  # nothing is late
+    assert again is not None
+    text = tuple(world.target.tokens[: again.base + 1])
+    live = {path for path, _ in known.values() if path[: len(text)] == text != path}
+    assert len(live) > 5
+    assert min(one.number for one in again.proposals) > max(known)
+    assert live <= {path for path, _ in values(text, [again]).values()}
 
 
 def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     world, proposer = fair(disagreeing)
     for _ in range(20):
         world.turn()
-    live = len(proposer._list.sent)
-    numbers = world.streams[0].numbers
-    position, now = proposer._list.root.position + 1, world.now
+    world.hear(0)
+    world.flush(0)
+    live, numbers, now = world.target.tree.live, world.streams[0].numbers, world.now
+    position = len(world.target.tokens)
+    assert live > 0
     proposer.hear(position, [], now, Notice(now, FORWARD, numbers, live, 64))
-    assert len(proposer._list.sent) == live > 0
+    assert world.flush(0) is None
     proposer.hear(position, [], now, Notice(now, FORWARD, 0, 0, 64))  # none can be there yet
-    assert len(proposer._list.sent) == live
-    proposer.hear(position, [], now, Notice(now, FORWARD, numbers, live - 1, 64))
-    assert not proposer._list.sent
+    assert world.flush(0) is None
+    proposer.hear(position, [], now, Notice(now, FORWARD, numbers, 0, 64))
+    assert world.flush(0, now=0.0) is not None
 
 
 def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told() -> None:
@@ -287,23 +295,25 @@ def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told() -> None:
     start = len(PROMPT)
     proposer.hear(start, TEXT[:3], 0.1, QUIET)
     proposer.hear(start + 1, TEXT[1:5], 0.1, QUIET)
-    assert proposer._list.root.position == start + 4
     with pytest.raises(ValueError, match=f"position {start + 6}, not {start + 5}"):
         proposer.hear(start + 6, TEXT[6:7], 0.1, QUIET)
 
 
 def test_what_is_heard_while_a_call_is_under_way_is_taken_up_after_it() -> None:
-    proposer = scripted_proposer(disagreeing)
+    model = ScriptedModel(disagreeing)
+    proposer = ModelProposer(model, 0, knowledge(), Prices())
     proposer.open(PROMPT, SAMPLING)
     proposer.work(0.0)
     assert proposer.choose(0.01)
-    segment = proposer.segment()
+    segment, numbers = proposer.segment(), iter(range(1000))
     proposer.hear(len(PROMPT), TEXT[:2], 0.02, QUIET)
-    assert proposer.flush(0.02, lambda: 0) is None
-    assert proposer._list.root.position == len(PROMPT) - 1
-    proposer.take(proposer._model.rank([segment], WIDTH)[0], 0.01)
-    assert proposer._list.root.position == len(PROMPT) + 1
-    assert proposer.work(0.03)  # the scripted model checks what it sees
+    assert proposer.flush(0.02, lambda: next(numbers)) is None
+    proposer.take(model.rank([segment], WIDTH)[0], 0.01)
+    message = None
+    while message is None:
+        assert proposer.work(0.03)  # the scripted model checks what it sees
+        message = proposer.flush(0.0, lambda: next(numbers))
+    assert message.base == len(PROMPT) + 1
 
 
 def test_one_call_of_a_model_serves_several_proposers() -> None:
@@ -322,19 +332,22 @@ def test_one_call_of_a_model_serves_several_proposers() -> None:
 
 
 def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
-    proposer = scripted_proposer(disagreeing)
+    """A row with room for 40 nodes lasts, and no node that was ranked is fed again."""
+    model = ScriptedModel(disagreeing, capacity=140)
+    proposer = ModelProposer(model, 0, knowledge(), Prices(), room=40)
     proposer.open(PROMPT, SAMPLING)
-    for step in range(12):
+    fed, stayed = 0, 0
+    for step in range(90):
         for _ in range(3):
-            proposer.work(0.0)
-        before = proposer._places.taken
+            if proposer.choose(0.0):
+                segment = proposer.segment()
+                fed += len(segment.tokens)
+                proposer.take(model.rank([segment], WIDTH)[0], CALL)
+        stayed += proposer.path(1) == TEXT[step : step + 1]
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
-        sequence = proposer._sequence
-        live = len(sequence._node_slots)
-        assert 0 < live < before or not proposer._list.root.place
-        assert live == proposer._places.taken
-        assert int((sequence.slots.positions >= 0).sum()) == sequence.cached + live
-        assert sequence.length == len(PROMPT) + step
+    assert proposer.ranked > 5 * 40
+    assert stayed > 50
+    assert fed <= proposer.ranked + 90 - stayed
 
 
 def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
@@ -346,7 +359,8 @@ def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
     for step in range(300):
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
         proposer.work(0.0)
-    assert proposer._list.root.position == len(PROMPT) + 299
+    with pytest.raises(ValueError, match=f"not {len(PROMPT) + 300}"):
+        proposer.hear(len(PROMPT) + 301, [0], 0.0, QUIET)
 
 
 def test_nothing_is_drafted_beyond_the_end_of_the_text() -> None:
@@ -358,7 +372,7 @@ def test_nothing_is_drafted_beyond_the_end_of_the_text() -> None:
         if (message := proposer.flush(0.0, lambda: next(numbers))) is not None:
             sent.append(message)
     assert proposer.path(100)[:3] == TEXT[:3]
-    assert max(node.position for node in proposer._list.sent.values()) == len(PROMPT) + 2
+    assert max(len(path) for path, _ in values(PROMPT, sent).values()) == len(PROMPT) + 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -414,24 +428,16 @@ def test_a_text_goes_on_alone_and_what_it_came_to_is_sent_as_a_line() -> None:
         assert token == disagreeing(tuple(said))[0][0]
         said.append(token)
     numbers = iter(range(10**4))
-    message = proposer.flush(0.0, lambda: next(numbers))
-    assert message is not None
-    assert paths(message)[-1] == tuple(alone[:64])
+    first = proposer.flush(0.0, lambda: next(numbers))
+    assert first is not None
     proposer.hear(len(PROMPT), alone[:10], 0.0, QUIET)
-    message = proposer.flush(0.0, lambda: next(numbers))
-    assert message is not None
-    sent = {node.position: node.token for node in proposer._list.sent.values()}
-    assert sent[len(PROMPT) + 73] == alone[73]
+    second = proposer.flush(0.0, lambda: next(numbers))
+    assert second is not None
+    for sent, levels in ([first], 64), ([first, second], 74):
+        longest = max((path for path, _ in values(said, sent).values()), key=len)
+        assert longest == tuple(said[: len(PROMPT) + levels])
     proposer.hear(len(PROMPT) + 10, [(alone[10] + 20) % 40], 0.0, QUIET)
     assert proposer.flush(0.0, lambda: next(numbers)) is None
-
-
-def paths(message: Nodes) -> list[tuple[int, ...]]:
-    """Of each node below the base."""
-    known: dict[int, tuple[int, ...]] = {BASE: ()}
-    for number, parent, token, _ in message.proposals:
-        known[number] = (*known[parent], token)
-    return list(known.values())[1:]
 
 
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:

@@ -288,7 +288,7 @@ def test_bfloat16_is_close(family: str, directory: Path) -> None:
     )
     apart = np.abs(np.exp(found) - np.exp(log_probabilities(family, PROMPT))).sum(-1) / 2
     assert apart.mean() < 0.05  # total variation
-    assert model._keys.dtype == torch.bfloat16
+    assert model.keys.dtype == torch.bfloat16
 
 
 def test_frequencies_are_those_of_transformers(family: str, directory: Path) -> None:
@@ -324,7 +324,7 @@ TREE = TokenTree(np.array([7, 1, 2, 3, 4, 5, 1, 9]), np.array([-1, 0, 0, 2, 2, 4
 
 
 def segment(sequence: ModelSequence, tree: TokenTree) -> Segment:
-    return sequence._segment(tree, range(len(tree)))
+    return sequence.prepare_nodes(tree, range(len(tree)))
 
 
 def rows_in_use() -> tuple[EagerModel, list[tuple[int, list[int], TokenTree]]]:
@@ -395,7 +395,7 @@ def test_rows_that_grow_trees_share_a_call_with_rows_that_start() -> None:
     growing = sequence_after(model, work[0][1], row=2)
     growing.rank(TREE, [0], 1)
     growing.rank(TREE, [1, 2], 1)
-    late = growing._segment(TREE, [3, 4, 6])
+    late = growing.prepare_nodes(TREE, [3, 4, 6])
     starting = segment(sequence_after(model, work[1][1], row=5), TREE)
     assert (len(late.context), len(starting.context)) == (3, 1)
     ranked = model.rank([late, starting], 61)
