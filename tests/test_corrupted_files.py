@@ -191,7 +191,7 @@ def test_the_sound_file_is_read(kind: Kind, tmp_path: Path) -> None:
     path = tmp_path / kind.name
     path.write_text(json.dumps(kind.content))
     if kind.name == "list.json":  # its artefact is none
-        with pytest.raises(InvalidRequest, match="is not an artefact"):
+        with pytest.raises(InvalidRequest, match="artefact"):
             kind.read(path)
         path.write_text(json.dumps({"models": _listed()["models"][:1]}))
     kind.read(path)
@@ -451,7 +451,7 @@ OUTSIDE = [
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_manifest_that_names_itself_or_a_file_twice_is_refused(name: str, tmp_path: Path) -> None:
     write_manifest(tmp_path, replace(build(tmp_path / "out"), files={name: "0" * 64}))
-    with pytest.raises(BadArtifact, match="which is not a file of an artefact"):
+    with pytest.raises(BadArtifact, match="not a file"):
         read_manifest(tmp_path)
 
 
@@ -459,7 +459,7 @@ def test_a_manifest_that_names_a_file_below_another_is_refused(tmp_path: Path) -
     write_manifest(
         tmp_path, replace(build(tmp_path / "out"), files={"a": "0" * 64, "a/b": "0" * 64})
     )
-    with pytest.raises(BadArtifact, match="names 'a', which is not a file"):
+    with pytest.raises(BadArtifact, match=r"'a'.*not a file"):
         read_manifest(tmp_path)
 
 
@@ -468,7 +468,7 @@ def test_a_checkpoint_whose_config_is_spoilt_is_not_built_from(tmp_path: Path) -
     (source.directory / "config.json").write_bytes(WHOLE["100,000 lists"])
     with pytest.raises(
         UnsupportedModel,
-        match=r"config\.json is not JSON that is read here: it nests more than 64 levels",
+        match=r"config\.json.*64 levels",
     ):
         read_config(source.directory)
     assert build_artifact(

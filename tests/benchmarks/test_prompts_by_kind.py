@@ -59,5 +59,5 @@ def test_more_prompts_than_are_listed_are_refused(collections: Path, each: int) 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"has no HumanEval\.jsonl\.gz"):
+    with pytest.raises(InvalidRequest, match=r"HumanEval\.jsonl\.gz"):
         read_prompts(tmp_path, 1)

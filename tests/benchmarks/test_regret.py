@@ -84,9 +84,9 @@ def test_virtual_time_passes_only_when_told_and_never_goes_back() -> None:
     clock = VirtualClock()
     clock.advance(2.0)
     assert clock.now() == 2.0
-    with pytest.raises(ValueError, match="does not go back"):
+    with pytest.raises(ValueError, match="back"):
         clock.advance(-1e-9)
-    with pytest.raises(ValueError, match="does not go back"):
+    with pytest.raises(ValueError, match="back"):
         clock.at(1.0, lambda: None)
 
 
@@ -408,7 +408,7 @@ def test_figures_of_other_texts_are_not_compared(
 ) -> None:
     one = played(studies[0.0], {"target-only": 36.0, "growing": 12.0})
     frozen = read_frozen([frozen_file(tmp_path / "c.json", one.agreement.miss + 0.01)])
-    with pytest.raises(InvalidRequest, match="they are not the same"):
+    with pytest.raises(InvalidRequest, match="not the same"):
         table.markdown([one], frozen)
 
 

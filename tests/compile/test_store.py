@@ -92,9 +92,7 @@ def test_a_file_that_was_changed_in_the_store_is_not_taken(store: Objects, tmp_p
     manifest = build(tmp_path / "out")
     digest = push(tmp_path / "out", store, silent).digest
     put(store, tmp_path, f"files/{manifest.files['weights/all.bin']}", b"other weights")
-    with pytest.raises(
-        BadArtifact, match=r"all\.bin: the store's file is not the one that was built"
-    ):
+    with pytest.raises(BadArtifact, match=r"all\.bin"):
         pull(store, digest, tmp_path / "taken", silent)
     assert not (tmp_path / "taken").exists()
 
@@ -108,7 +106,7 @@ def test_a_manifest_that_was_changed_in_the_store_is_not_taken(
         "files": {**manifest.files, "graphs/evil.so": "0" * 64}
     }
     put(store, tmp_path, f"manifests/{digest}.json", json.dumps(forged).encode())
-    with pytest.raises(BadArtifact, match="nothing of it was loaded"):
+    with pytest.raises(BadArtifact, match="loaded"):
         pull(store, digest, tmp_path / "taken", silent)
     assert not (tmp_path / "taken").exists()
 
@@ -126,9 +124,9 @@ def test_a_manifest_cannot_name_files_outside_its_directory(tmp_path: Path, name
         f"manifests/{bad.digest()}.json",
         (tmp_path / "out" / MANIFEST).read_bytes(),
     )
-    with pytest.raises(BadArtifact, match="which is not a file of an artefact"):
+    with pytest.raises(BadArtifact, match="not a file"):
         pull(store, bad.digest(), tmp_path / "taken", silent)
-    with pytest.raises(BadArtifact, match="which is not a file of an artefact"):
+    with pytest.raises(BadArtifact, match="not a file"):
         push(tmp_path / "out", store, silent)
 
 
@@ -192,9 +190,9 @@ def test_a_digest_that_is_none_is_refused(tmp_path: Path, digest: str) -> None:
 def test_only_whole_artefacts_are_pushed(tmp_path: Path) -> None:
     build(tmp_path / "out")
     (tmp_path / "out" / "weights" / "all.bin").write_bytes(b"changed")
-    with pytest.raises(BadArtifact, match="is not the file that was built"):
+    with pytest.raises(BadArtifact, match="not the file"):
         push(tmp_path / "out", DiskObjects(tmp_path / "store"), silent)
-    with pytest.raises(BadArtifact, match="is not an artefact"):
+    with pytest.raises(BadArtifact, match="artefact"):
         push(tmp_path / "checkpoint", DiskObjects(tmp_path / "store"), silent)
 
 
@@ -237,7 +235,7 @@ def test_uploads_carry_checksums_and_the_manifest_follows_its_files(
 
 def test_a_bucket_that_is_not_there_is_named(s3: Any, tmp_path: Path) -> None:
     build(tmp_path / "out")
-    with pytest.raises(InvalidRequest, match=r"s3://nowhere: S3 refuses .*bucket does not exist"):
+    with pytest.raises(InvalidRequest, match=r"s3://nowhere: .*bucket"):
         push(tmp_path / "out", open_store("s3://nowhere"), silent)
 
 
@@ -250,7 +248,7 @@ def test_without_credentials_the_error_says_so(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     build(tmp_path / "out")
-    with pytest.raises(Unavailable, match="Unable to locate credentials"):
+    with pytest.raises(Unavailable, match="credentials"):
         push(tmp_path / "out", open_store(URL), silent)
 
 

@@ -135,7 +135,7 @@ def test_an_entry_for_the_empty_token_is_refused_and_lets_nobody_in(tmp_path: Pa
     write(path, entry("alice"), empty)
     for metadata in ([], bearer("")):
         assert keys.identify(metadata) is None
-    with pytest.raises(InvalidRequest, match="entry 2: token_sha256 is that of an empty token"):
+    with pytest.raises(InvalidRequest, match="entry 2: token_sha256"):
         Keys.read(path)
 
 
@@ -212,16 +212,14 @@ def test_a_token_put_where_its_digest_belongs_is_not_repeated(tmp_path: Path) ->
 
 
 def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidRequest, match="entry 2: the name 'alice' stands in an entry before it"
-    ):
+    with pytest.raises(InvalidRequest, match=r"entry 2.*'alice'"):
         Keys.read(write(tmp_path / "names", entry("alice", "one"), entry("alice", "two")))
-    with pytest.raises(InvalidRequest, match="entry 2: the token of 'bob' is that of 'alice'"):
+    with pytest.raises(InvalidRequest, match=r"entry 2.*'bob'.*'alice'"):
         Keys.read(write(tmp_path / "tokens", entry("alice", "one"), entry("bob", "one")))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="missing: cannot be read"):
+    with pytest.raises(InvalidRequest, match="missing"):
         Keys.read(tmp_path / "missing")
 
 
@@ -236,7 +234,7 @@ def test_a_file_that_others_may_write_is_refused_and_one_that_they_may_read_is_n
         file.chmod(mode)
         with pytest.raises(InvalidRequest, match=rf"{mode:04o}.*: chmod go-w {file}$"):
             Keys.read(file)
-        with pytest.raises(InvalidRequest, match="others may write it"):
+        with pytest.raises(InvalidRequest, match="others may write"):
             make_key(file, "carol")
 
 
@@ -352,7 +350,7 @@ def test_a_key_that_cannot_be_made_leaves_the_file_as_it_was(
 def test_two_who_make_keys_at_once_lose_none(file: Path) -> None:
     made = file.with_name("keys.json.new")
     made.touch()
-    with pytest.raises(InvalidRequest, match="another make-key is at work"):
+    with pytest.raises(InvalidRequest, match="make-key"):
         make_key(file, "carol")
     assert made.exists()
 
@@ -379,7 +377,7 @@ def test_one_token_for_all_and_one_for_each_exclude_each_other(file: Path) -> No
 
 def test_keys_are_a_targets_and_never_travel_in_plaintext_either(file: Path) -> None:
     options = SecurityOptions(keys_file=file)
-    with pytest.raises(InvalidRequest, match="--keys_file is the target's"):
+    with pytest.raises(InvalidRequest, match="--keys_file"):
         channel_security(options, HERE)
     with pytest.raises(InvalidRequest, match="opens the target"):
         server_security(options, Address("0.0.0.0", 0))

@@ -39,7 +39,7 @@ def test_standard_input_that_holds_nothing_is_an_empty_prompt(
 
 def test_a_file_that_is_not_utf_8_is_refused_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_bytes(b"one\ntw\xf6\n")
-    with pytest.raises(InvalidRequest, match=r"prompts is not UTF-8: line 2 .*0xf6"):
+    with pytest.raises(InvalidRequest, match=r"UTF-8: line 2 .*0xf6"):
         read_prompts(TextOptions(prompt_text=str(tmp_path / "prompts")))
 
 

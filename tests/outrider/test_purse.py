@@ -129,9 +129,7 @@ def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one()
 
 
 def test_a_limit_that_could_not_be_counted_is_refused() -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"--max_usd needs a price of the target: give --usd_per_hour"
-    ):
+    with pytest.raises(InvalidRequest, match=r"--max_usd.*--usd_per_hour"):
         open_purse(GoalOptions(max_usd=1.0), None)
     for limit in (0.0, -1.0, float("nan")):
         with pytest.raises(InvalidRequest, match="--max_usd"):

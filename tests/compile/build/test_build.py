@@ -122,7 +122,7 @@ def test_a_builder_that_names_a_file_it_did_not_write_is_an_error(tmp_path: Path
         def finish(self, directory: Path, buckets: Any) -> list[str]:
             return ["graphs/none.bin"]
 
-    with pytest.raises(BadArtifact, match=r"joint: the builder named graphs/none\.bin"):
+    with pytest.raises(BadArtifact, match=r"joint.*graphs/none\.bin"):
         build(tmp_path / "out", Forgetful())
 
 
@@ -179,7 +179,7 @@ def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -
 def test_the_fake_is_a_builder_and_the_wrong_one_is_refused(tmp_path: Path) -> None:
     builder: Builder = FakeBuilder("trn1")
     assert isinstance(builder, FakeBuilder)
-    with pytest.raises(InvalidRequest, match="a builder for trn1 was given a spec for cpu"):
+    with pytest.raises(InvalidRequest, match=r"trn1.*cpu"):
         build(tmp_path / "out", builder)
 
 

@@ -101,9 +101,7 @@ def test_the_compilers_own_words_are_passed_on(
     Neuron(compiler_fails="[NCC_EVRF007] too many instructions\nmore").install(
         monkeypatch, packages
     )
-    with pytest.raises(
-        BadArtifact, match=r"\[NCC_EVRF007\] too many instructions. Its files and logs are in"
-    ) as failure:
+    with pytest.raises(BadArtifact, match=r"\[NCC_EVRF007\] too many instructions") as failure:
         build(tmp_path / "a", checkpoint, spec_of(1))
     assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
 

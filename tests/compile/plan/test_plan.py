@@ -117,11 +117,9 @@ def test_a_plan_keeps_its_budget_and_serves_every_call(
 
 def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
     calls = {CallShape(False, 1, 2, 50): 1.0}
-    with pytest.raises(InvalidRequest, match=r"needs 5 graphs at least .* the budget is 4 graphs"):
+    with pytest.raises(InvalidRequest, match=r"5 graphs.* 4 graphs"):
         plan(calls, LIMITS, area, BuildBudget(4))
-    with pytest.raises(
-        InvalidRequest, match=r"5 graphs and 10 minutes at least .* is 9 graphs and 9 minutes"
-    ):
+    with pytest.raises(InvalidRequest, match=r"5 graphs and 10 .*9 graphs and 9"):
         plan(calls, LIMITS, area, BuildBudget(9, seconds=540, of=lambda shape: 120))
 
 

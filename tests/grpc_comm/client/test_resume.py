@@ -419,7 +419,7 @@ def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:
         session = connection.session()
         session.open([1, FAULTY], SamplingParams())
         session.decode(Decode(9))
-        with pytest.raises(OutriderError, match="a fault in the target"):
+        with pytest.raises(OutriderError, match="fault"):
             until_it_fails(session)
         assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
 
@@ -449,7 +449,7 @@ def test_a_target_that_is_connected_and_works_no_more_is_unavailable(wedged: Eng
         session = opened(connection)
         wedged.model.gate.clear()
         session.decode(Decode(9))
-        with pytest.raises(Unavailable, match="has said nothing for 1 s"):
+        with pytest.raises(Unavailable, match="nothing for 1 s"):
             until_it_fails(session)
         wedged.model.gate.set()
 
@@ -462,7 +462,7 @@ def test_a_target_that_answers_and_never_works_is_given_up_when_patience_ends(
         session = opened(connection)
         wedged.model.gate.clear()
         session.decode(Decode(9))
-        with pytest.raises(Unavailable, match="has said nothing for 1 s"):
+        with pytest.raises(Unavailable, match="nothing for 1 s"):
             until_it_fails(session)
         assert session.traffic.resumes > 0
         wedged.model.gate.set()

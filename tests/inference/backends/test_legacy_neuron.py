@@ -213,7 +213,7 @@ def test_nodes_that_do_not_continue_the_cache_are_refused(
         {"context": np.repeat(segment.context, 2, axis=0)},
     ]
     for change in moved:
-        with pytest.raises(InvalidRequest, match="do not continue the cache"):
+        with pytest.raises(InvalidRequest, match="continue the cache"):
             legacy.choose([segment._replace(**change)])
     assert len(legacy.choose([segment])[0]) == 2
 
@@ -223,7 +223,7 @@ def test_more_nodes_than_the_longest_call_are_refused(image: LegacyImage, checkp
     n = legacy.max_nodes + 1
     chain, ids = TokenTree.chain(np.zeros(n, dtype=np.int32)), np.arange(n, dtype=np.int32)
     segment = ModelSequence(legacy, 0, SamplingParams()).prepare(TokenTree.chain([3]))
-    with pytest.raises(LimitExceeded, match="129 nodes in one call: this model takes 128"):
+    with pytest.raises(LimitExceeded, match=r"129 nodes.*128"):
         legacy.choose(
             [segment._replace(tokens=chain.tokens, slots=ids, positions=ids, tree_mask=chain.mask)]
         )
@@ -382,7 +382,7 @@ def test_a_draft_does_not_run_on_it(image: LegacyImage) -> None:
     from outrider.models import find_draft, load_model
 
     options = DraftRole(device="neuron-legacy")
-    with pytest.raises(InvalidRequest, match="draft on cpu or cuda"):
+    with pytest.raises(InvalidRequest, match="cpu or cuda"):
         load_model(
             options,
             find_draft(options),

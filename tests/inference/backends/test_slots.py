@@ -95,7 +95,7 @@ def test_a_freed_slot_is_taken_before_a_fresh_one() -> None:
 def test_a_row_that_is_too_full_takes_nothing() -> None:
     slots = Slots(3)
     slots.take(positions(0, 1))
-    with pytest.raises(LimitExceeded, match="2 slots needed, 1 of 3 free"):
+    with pytest.raises(LimitExceeded, match=r"2 slots.*1 of 3"):
         slots.take(positions(2, 3))
     assert slots.positions.tolist() == [0, 1, -1]
 

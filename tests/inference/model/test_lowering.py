@@ -136,7 +136,7 @@ def test_rows_that_are_the_identity_are_not_gathered_by() -> None:
 
 def test_a_call_of_fewer_rows_than_the_cache_has_is_no_stateful_graph() -> None:
     graph = Case(stateful=True, sampled=False, nodes=2, rows=2).graph()
-    with pytest.raises(AssertionError, match="1 rows in a call, 2 in the cache"):
+    with pytest.raises(AssertionError, match=r"1 rows.*2"):
         graph(**example_inputs(Case(stateful=True, sampled=False, nodes=2).bucket))
 
 
@@ -146,7 +146,7 @@ def test_state_that_strict_export_drops_is_missed() -> None:
         program = torch.export.export(
             case.graph(), (), example_inputs(case.bucket), strict=True
         ).run_decompositions()
-    with pytest.raises(NotLowerable, match=r"changes the buffers \[\], and must change"):
+    with pytest.raises(NotLowerable, match=r"buffers \[\]"):
         lower(program, ("keys", "values"))
 
 
