@@ -25,7 +25,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from outrider.models import EMBEDDED
 from tests.support import pairs
-from tests.support.hostile import eventually
+from tests.support.wire_fixtures import eventually
 
 FEW = {
     *("target-only", "growing", "anywhere", "fused", "chain 2", "tree 8x3"),

@@ -22,17 +22,9 @@ from outrider.options.groups import GoalOptions
 from outrider.options.roles import TargetRole
 from outrider.purse import Purse, open_purse
 from outrider.serve import load_target
+from tests.support.clock import Clock
 
 DOLLAR_A_SECOND = Rates(3600.0)
-
-
-class Clock:
-    """Shows what it is set to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def purse(clock: Clock, limit: float | None = None, **terms: float) -> Purse:
@@ -40,7 +32,7 @@ def purse(clock: Clock, limit: float | None = None, **terms: float) -> Purse:
 
 
 def test_a_text_alone_pays_all_of_its_seconds() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     paying = purse(clock, target_share=0.5)
     with paying.text() as tab:
         clock.now = 3.0
@@ -50,7 +42,7 @@ def test_a_text_alone_pays_all_of_its_seconds() -> None:
 
 
 def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     paying = purse(clock)
     with ExitStack() as stack:
         first, second = (stack.enter_context(paying.text()) for _ in range(2))
@@ -63,7 +55,7 @@ def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared() -> N
 
 
 def test_nothing_is_paid_between_texts() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     paying = purse(clock)
     with paying.text():
         clock.now = 1.0
@@ -75,7 +67,7 @@ def test_nothing_is_paid_between_texts() -> None:
 
 
 def test_a_text_that_fails_is_paid_until_then() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     paying = purse(clock)
 
     def fail() -> None:
@@ -90,7 +82,7 @@ def test_a_text_that_fails_is_paid_until_then() -> None:
 
 
 def test_drafting_and_bytes_of_all_texts_add_up() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     paying = Purse(
         Terms(
             Rates(0.0, usd_per_kwh=3.6, usd_per_gb_to_target=1.0, usd_per_gb_from_target=2.0),
@@ -109,7 +101,7 @@ def test_drafting_and_bytes_of_all_texts_add_up() -> None:
 
 
 def test_it_is_empty_when_all_texts_together_have_spent_the_limit() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     paying = purse(clock, limit=2.0)
     with paying.text(), paying.text():
         clock.now = 1.9
@@ -119,7 +111,7 @@ def test_it_is_empty_when_all_texts_together_have_spent_the_limit() -> None:
 
 
 def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     for paying, usd in ((purse(clock), 1e9), (open_purse(GoalOptions(), None), None)):
         with paying.text() as tab:
             clock.now += 1e9

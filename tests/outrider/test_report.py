@@ -15,6 +15,7 @@ from inference.cost.objective import Terms, Wish
 from outrider.completion import Completion
 from outrider.purse import Purse
 from outrider.report import account, summary
+from tests.support.clock import Clock
 
 RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
 TERMS = Terms(RATES, draft_watts=10.0, target_watts=100.0)
@@ -70,17 +71,10 @@ def test_seconds_of_target_only_runs_are_not_the_texts_own() -> None:
     assert [2.0, 7.0, 50.0] in map(numbers, beside)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def spent(
     seconds: float, terms: Terms = TERMS, source: str | None = "$3.6 an hour, as given"
 ) -> Purse:
-    clock = Clock()
+    clock = Clock(0.0)
     paying = Purse(terms, source=source, clock=clock)
     with paying.text():
         clock.now = seconds

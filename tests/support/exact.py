@@ -20,6 +20,7 @@ from inference.engine.session import Session
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
+from tests.support.clock import Clock
 
 VOCABULARY = 1000
 FAULTY = 999
@@ -29,16 +30,6 @@ Cost = Callable[[int, int], float]
 """Seconds of a forward of so many rows and nodes of each."""
 
 GREEDY = SamplingParams()
-
-
-class Clock:
-    """Time that passes only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def free(rows: int, nodes: int) -> float:

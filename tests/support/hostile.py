@@ -11,8 +11,8 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from grpc_comm.translate import PROTOCOL_VERSION
 from grpc_comm.transport import Address
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.wire_fixtures import WAIT, candidates, raw_stub, rest, status
+from tests.support.wire_fixtures import WAIT, candidates, decode_to, opening, raw_stub, rest, status
 
 SESSION = "/outrider.v1.Target/Session"
 
@@ -53,6 +53,14 @@ def token_of(name: str) -> str:
 
 def bearer(name: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {token_of(name)}"),)
+
+
+def known_as(name: str, folder: Path) -> SecurityOptions:
+    """What a client with the token of this name is started with."""
+    path = folder / f"{name}.token"
+    path.write_text(token_of(name))
+    path.chmod(0o600)
+    return SecurityOptions(token_file=path)
 
 
 class Said(NamedTuple):
@@ -157,12 +165,8 @@ class Neighbour:
 @contextmanager
 def neighbour(address: Address, name: str = "", folder: Path | None = None) -> Iterator[Neighbour]:
     """The session of another caller."""
-    token = None
-    if folder is not None:
-        token = folder / f"{name}.token"
-        token.write_text(token_of(name))
-        token.chmod(0o600)
-    with connect(str(address), security=SecurityOptions(token_file=token)) as connection:
+    security = SecurityOptions() if folder is None else known_as(name, folder)
+    with connect(str(address), security=security) as connection:
         session = connection.session()
         yield Neighbour(session)
         session.close()
@@ -177,14 +181,6 @@ def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessag
         "length": 3,
     }
     return pb.ClientMessage(resume=pb.Resume(**(fields | changes)))
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it does."""
-    deadline = time.monotonic() + WAIT
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.01)
 
 
 class RawPeer:
@@ -267,6 +263,21 @@ class RawPeer:
 
     def close(self) -> None:
         self.socket.close()
+
+
+@contextmanager
+def deaf(address: Address, *, asks: bool = True) -> Iterator[RawPeer]:
+    """A client whose session is open, and which takes no answers.
+
+    asks: it asked for tokens
+    """
+    with closing(RawPeer(address)) as peer:
+        peer.greet(window=0)
+        peer.call()
+        peer.send(opening().SerializeToString())
+        if asks:
+            peer.send(decode_to(2_000).SerializeToString())
+        yield peer
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

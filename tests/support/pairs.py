@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from inference.backends.eager import EagerModel
@@ -68,3 +69,9 @@ def engine(
         vocabulary=VOCABULARY,
         clock=clock,
     )
+
+
+def prompt_of(length: int) -> list[int]:
+    """Random tokens, the same for the same length."""
+    tokens: list[int] = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
+    return tokens

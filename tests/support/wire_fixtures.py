@@ -6,6 +6,9 @@ Run as a program it serves that target until a signal, and prints its port.
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -28,8 +31,10 @@ from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import TargetSession
 from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
+from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
+from tests.support.repository import ROOT
 
 LOOPBACK = Address("127.0.0.1", 0)
 VOCABULARY = 4000
@@ -159,16 +164,16 @@ def opened(connection: Connection) -> RemoteSession:
     """On [1, 2, 3], and the target knows it."""
     session = connection.session()
     session.open([1, 2, 3], SamplingParams())
-    wait_for(lambda: session.ticket is not None)
+    eventually(lambda: session.ticket is not None)
     return session
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    """Until it does."""
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it does."""
     deadline = time.monotonic() + WAIT
     while not holds():
         assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.005)
+        time.sleep(0.01)
 
 
 def news(session: TargetSession) -> Progress:
@@ -212,6 +217,32 @@ def status(call: Any) -> tuple[grpc.StatusCode, str]:
     except grpc.RpcError as error:
         return error.code(), error.details() or ""
     return call.code(), call.details() or ""
+
+
+def progress(position: int, *tokens: int, **changes: Any) -> Progress:
+    sums = {"nodes": 5, "forwards": 2, "lone": 1, "queue_seconds": 0.5, "model_seconds": 1.0}
+    rest = {"known": 0, "held": 0, "acknowledged": 3, "share_seconds": 0.25, "sessions": 1}
+    fields = {"proposers": (NOBODY,) * len(tokens), "room": 9, "end": End.NOT, **sums, **rest}
+    return Progress(position, tokens, **(fields | changes))
+
+
+@contextmanager
+def process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
+    """That target in a process of its own, in the foreground."""
+    command = [sys.executable, "-m", "tests.support.wire_fixtures"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as started:
+        try:
+            assert started.stdout is not None
+            yield started, LOOPBACK._replace(port=int(started.stdout.readline()))
+        finally:
+            started.kill()
+
+
+def free_port() -> int:
+    """A port of this machine where nobody listens."""
+    with socket.create_server((LOOPBACK.host, 0)) as unused:
+        return int(unused.getsockname()[1])
 
 
 if __name__ == "__main__":

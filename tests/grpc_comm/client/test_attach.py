@@ -20,14 +20,15 @@ from inference.engine.engine import Engine
 from inference.errors import Busy, Gone, OutriderError, Unavailable
 from inference.order import Decode, Pace
 from inference.proposer import DEVICE
-from tests.grpc_comm.server.test_streams import Raw, draining
-from tests.support.hostile import eventually, keys_file, resume
+from tests.support.hand_streams import Raw, draining
+from tests.support.hostile import keys_file, known_as, resume
 from tests.support.wire_fixtures import (
     assert_serves,
     background,
     candidates,
     chain_of,
     decode_to,
+    eventually,
     news,
     opened,
     opening,
@@ -259,9 +260,9 @@ def test_no_tenant_attaches_to_anothers_session(tmp_path: Path) -> None:
     security = SecurityOptions(keys_file=keys)
     with (
         background(successor_engine(), security=security) as server,
-        connect(str(server.address), security=token(tmp_path, "alice")) as alice,
-        connect(str(server.address), security=token(tmp_path, "bob")) as bob,
-        connect(str(server.address), security=token(tmp_path, "alice")) as second,
+        connect(str(server.address), security=known_as("alice", tmp_path)) as alice,
+        connect(str(server.address), security=known_as("bob", tmp_path)) as bob,
+        connect(str(server.address), security=known_as("alice", tmp_path)) as second,
     ):
         session = opened(alice)
         assert session.ticket is not None
@@ -272,10 +273,3 @@ def test_no_tenant_attaches_to_anothers_session(tmp_path: Path) -> None:
         own.open(PROMPT)
         session.decode(Decode(4))
         assert news(own).tokens == (4,)
-
-
-def token(folder: Path, name: str) -> SecurityOptions:
-    path = folder / f"{name}.token"
-    path.write_text(f"token-of-{name}")
-    path.chmod(0o600)
-    return SecurityOptions(token_file=path)

@@ -28,7 +28,6 @@ from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.link import LinkShape, shaped_link
-from tests.support.hostile import eventually
 from tests.support.wire_fixtures import (
     VOCABULARY,
     WAIT,
@@ -36,6 +35,7 @@ from tests.support.wire_fixtures import (
     background,
     candidates,
     describe,
+    eventually,
     opened,
     rest,
     successor_engine,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from grpc_comm.client.received import Received
@@ -11,15 +9,9 @@ from inference.errors import Mismatch
 from inference.order import End, Progress
 from inference.proposer import NOBODY
 from inference.stats import Traffic
+from tests.support.wire_fixtures import progress
 
 PROMPT = [1, 2, 3]
-
-
-def progress(position: int, *tokens: int, **changes: Any) -> Progress:
-    sums = {"nodes": 5, "forwards": 2, "lone": 1, "queue_seconds": 0.5, "model_seconds": 1.0}
-    rest = {"known": 0, "held": 0, "acknowledged": 3, "share_seconds": 0.25, "sessions": 1}
-    fields = {"proposers": (NOBODY,) * len(tokens), "room": 9, "end": End.NOT, **sums, **rest}
-    return Progress(position, tokens, **(fields | changes))
 
 
 def text(most: int = 10, stop_ids: frozenset[int] = frozenset()) -> Received:

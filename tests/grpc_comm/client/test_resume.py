@@ -30,10 +30,9 @@ from inference.order import Decode, End, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.link import ShapedLink, shaped_link
-from tests.grpc_comm.server.test_streams import draining
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
-from tests.support.hostile import eventually
+from tests.support.hand_streams import draining
 from tests.support.wire_fixtures import (
     FAULTY,
     WAIT,
@@ -42,6 +41,7 @@ from tests.support.wire_fixtures import (
     background,
     candidates,
     connected,
+    eventually,
     news,
     opened,
     rest,

@@ -6,7 +6,7 @@ from grpc_comm.client.received import Received
 from grpc_comm.client.spending import Spending
 from inference.order import LEAST_CREDIT, Decode, Pace
 from inference.stats import Traffic
-from tests.grpc_comm.client.test_received import progress
+from tests.support.wire_fixtures import progress
 
 
 def text(**order: object) -> tuple[Received, Spending]:

@@ -25,18 +25,10 @@ from inference.engine.forward import Forward
 from outrider.observing import observed
 from outrider.options import parse
 from outrider.options.roles import TargetRole
+from tests.support.clock import Clock
 from tests.support.observed import MODEL, TENANT, Service, log_as_before
 
 WAIT = 10.0
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def console(terminal: bool) -> Console:
@@ -62,7 +54,7 @@ def busy_watch(clock: Clock, usd_per_hour: float | None = None) -> tuple[Watch, 
 
 
 def test_sessions_are_listed_with_their_key_length_acceptance_and_state() -> None:
-    rows = [line.split() for line in drawn(busy_watch(Clock())[0]).splitlines()[-2:]]
+    rows = [line.split() for line in drawn(busy_watch(Clock(0.0))[0]).splitlines()[-2:]]
     *name, first_model, second_model, tokens, acceptance, _, state = rows[0]
     assert (name, [first_model, second_model], tokens, acceptance, state) == (
         ["01234567", TENANT],
@@ -75,7 +67,7 @@ def test_sessions_are_listed_with_their_key_length_acceptance_and_state() -> Non
 
 
 def test_totals_are_of_the_time_that_passed() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     watch, _ = busy_watch(clock)
     clock.now = 8.0
     said = as_line(watch.view())
@@ -88,7 +80,7 @@ def test_totals_are_of_the_time_that_passed() -> None:
 
 
 def test_dollars_are_the_price_of_the_time_for_the_tokens_made_in_it() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     watch, _ = busy_watch(clock, usd_per_hour=3.6)
     clock.now = 8.0
     # 3.6 dollars an hour are 0.001 a second: 0.008 for 4 tokens.
@@ -107,7 +99,7 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 def test_nothing_is_said_where_nothing_happened() -> None:
     watch = Watch(
-        console(terminal=False), statistics := Statistics(), usd_per_hour=1.0, clock=Clock()
+        console(terminal=False), statistics := Statistics(), usd_per_hour=1.0, clock=Clock(0.0)
     )
     Service(statistics)
     said = as_line(watch.view())
@@ -118,7 +110,7 @@ def test_nothing_is_said_where_nothing_happened() -> None:
 
 
 def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     watch = Watch(console(terminal=False), statistics := Statistics(), clock=clock)
     engines = [Service(statistics).engine for _ in range(2)]
     engines[0].on_event(Forward(False, 1, 1, 1, 1, model_seconds=3.0, engine_seconds=0.5))
@@ -129,7 +121,7 @@ def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
 
 
 def test_many_sessions_are_counted_and_not_all_listed() -> None:
-    watch = Watch(console(terminal=False), statistics := Statistics(), clock=Clock())
+    watch = Watch(console(terminal=False), statistics := Statistics(), clock=Clock(0.0))
     service = Service(statistics)
     for _ in range(service.model.rows):
         service.open([1, 2])
@@ -142,7 +134,7 @@ def test_many_sessions_are_counted_and_not_all_listed() -> None:
 
 
 def test_what_a_client_calls_itself_is_no_markup() -> None:
-    watch = Watch(console(terminal=False), statistics := Statistics(), clock=Clock())
+    watch = Watch(console(terminal=False), statistics := Statistics(), clock=Clock(0.0))
     Service(statistics).open([1, 2], session_id="[red]x", tenant="[b]")
     assert "redx" in drawn(watch)
     assert "[b]" in drawn(watch)

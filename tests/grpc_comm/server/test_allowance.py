@@ -11,13 +11,7 @@ from grpc_comm.server.rate_limit import (
     NODES_PER_SECOND,
     Allowance,
 )
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.mark.parametrize(

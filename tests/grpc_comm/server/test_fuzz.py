@@ -29,15 +29,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
-from tests.support.hostile import (
-    SESSION,
-    Neighbour,
-    RawPeer,
-    eventually,
-    keys_file,
-    neighbour,
-    token_of,
-)
+from tests.support.hostile import SESSION, Neighbour, RawPeer, keys_file, neighbour, token_of
 from tests.support.wire_fixtures import (
     FAULTY,
     WAIT,
@@ -45,6 +37,7 @@ from tests.support.wire_fixtures import (
     background,
     chain_of,
     decode_to,
+    eventually,
     opening,
 )
 

@@ -21,8 +21,7 @@ from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
-from grpc_comm.transport import Address
-from tests.support.hostile import SESSION, Neighbour, Outbox, RawPeer, eventually, neighbour, say
+from tests.support.hostile import SESSION, Neighbour, Outbox, RawPeer, deaf, neighbour, say
 from tests.support.wire_fixtures import (
     FAULTY,
     VOCABULARY,
@@ -30,6 +29,7 @@ from tests.support.wire_fixtures import (
     background,
     chain_of,
     decode_to,
+    eventually,
     opening,
     raw_stub,
     status,
@@ -350,17 +350,6 @@ def test_what_is_not_http_2_is_hung_up_on(words: bytes, served: BackgroundServer
     with closing(RawPeer(served.address)) as peer:
         peer.socket.sendall(words)
         assert peer.ended()
-
-
-@contextmanager
-def deaf(address: Address) -> Iterator[RawPeer]:
-    """A client that has asked for tokens and takes none of the answers."""
-    with closing(RawPeer(address)) as peer:
-        peer.greet(window=0)
-        peer.call()
-        peer.send(opening().SerializeToString())
-        peer.send(decode_to(2_000).SerializeToString())
-        yield peer
 
 
 def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:

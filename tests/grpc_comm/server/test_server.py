@@ -38,9 +38,11 @@ from tests.support.wire_fixtures import (
     background,
     connected,
     decode_to,
+    free_port,
     news,
     opened,
     opening,
+    process,
     raw_stub,
     rest,
     status,
@@ -198,12 +200,6 @@ def test_a_client_that_leaves_the_line_is_forgotten() -> None:
         assert_serves(third)
 
 
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])
-
-
 def test_a_port_where_nobody_listens_is_unavailable_in_words() -> None:
     port = free_port()
     with pytest.raises(Unavailable, match=f"127.0.0.1:{port} .*refused"):
@@ -222,25 +218,8 @@ def test_a_host_that_does_not_exist_is_unavailable_in_words() -> None:
         connect("no-such-host.invalid:1", security=SecurityOptions(insecure=True))
 
 
-@pytest.fixture
-def process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
-    """A server in a process of its own, in the foreground."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.wire_fixtures"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        assert server.stdout is not None
-        yield server, Address("127.0.0.1", int(server.stdout.readline()))
-        server.kill()
-
-
-def test_a_killed_server_fails_the_sessions_of_its_clients(
-    process: tuple[subprocess.Popen[str], Address],
-) -> None:
-    server, address = process
-    with connect(str(address)) as connection:
+def test_a_killed_server_fails_the_sessions_of_its_clients() -> None:
+    with process() as (server, address), connect(str(address)) as connection:
         idle, busy = opened(connection), opened(connection)
         busy.decode(Decode(40_000))
         news(busy)

@@ -8,12 +8,13 @@ import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
-from tests.support.hostile import Outbox, bearer, eventually, keys_file, say
+from tests.support.hostile import Outbox, bearer, keys_file, say
 from tests.support.wire_fixtures import (
     WAIT,
     background,
     chain_of,
     decode_to,
+    eventually,
     opening,
     raw_stub,
     successor_engine,

@@ -17,19 +17,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server import sender
-from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from inference.engine.engine import Engine
 from inference.errors import Busy
 from inference.order import LEAST_CREDIT, MOST_CREDIT
 from inference.sampling import SamplingParams
-from tests.support.hostile import RawPeer, eventually, resume
+from tests.support.hand_streams import Raw, ack, draining, go
+from tests.support.hostile import RawPeer, resume
 from tests.support.wire_fixtures import (
     WAIT,
     Successor,
     background,
     chain_of,
     decode_to,
+    eventually,
     opening,
     raw_stub,
     status,
@@ -38,50 +39,6 @@ from tests.support.wire_fixtures import (
 
 CODES = grpc.StatusCode
 WAITING = {"pace": pb.Decode.WAIT}
-
-
-class Raw:
-    """A stream by hand: what is sent goes at once, answers come when they are asked for."""
-
-    def __init__(self, stub: Any, *first: pb.ClientMessage) -> None:
-        self._outbox: queue.SimpleQueue[pb.ClientMessage | None] = queue.SimpleQueue()
-        self._call = stub.Session(iter(self._outbox.get, None), timeout=WAIT)
-        for message in first:
-            self.send(message)
-
-    def send(self, message: pb.ClientMessage) -> None:
-        self._outbox.put(message)
-
-    def answer(self) -> pb.ServerMessage:
-        message: pb.ServerMessage = next(self._call)
-        return message
-
-    def tokens(self, count: int) -> list[int]:
-        """The next ones; the first of them follows what came before."""
-        came: list[int] = []
-        while len(came) < count:
-            came += self.answer().tokens.ids
-        return came
-
-    def until(self, end: int) -> list[int]:
-        """Tokens up to the message that states this end."""
-        came: list[int] = []
-        while True:
-            answer = self.answer().tokens
-            came += answer.ids
-            if answer.end == end:
-                return came
-
-    def cut(self) -> None:
-        self._call.cancel()
-        self._outbox.put(None)
-
-    def ending(self) -> tuple[grpc.StatusCode, str]:
-        """How the target ends it; the client goes on listening."""
-        try:
-            return status(self._call)
-        finally:
-            self._outbox.put(None)
 
 
 class Served(NamedTuple):
@@ -105,14 +62,6 @@ def serving(engine: Engine, **options: Any) -> Iterator[Served]:
 def served() -> Iterator[Served]:
     with serving(successor_engine()) as target:
         yield target
-
-
-def go(base: int) -> pb.ClientMessage:
-    return pb.ClientMessage(go=pb.Go(base=base))
-
-
-def ack(length: int) -> pb.ClientMessage:
-    return pb.ClientMessage(ack=pb.Ack(length=length))
 
 
 def test_opened_states_what_the_session_may_do(served: Served) -> None:
@@ -358,15 +307,6 @@ def test_a_slow_reader_gets_fewer_and_longer_messages(served: Served) -> None:
     assert sum(sizes) == 1_997
     assert max(sizes) > 500
     peer.close()
-
-
-@contextmanager
-def draining(server: BackgroundServer, grace: float = WAIT) -> Iterator[None]:
-    stopping = threading.Thread(target=server.stop, args=(grace,))
-    stopping.start()
-    yield
-    stopping.join(WAIT)
-    assert not stopping.is_alive()
 
 
 def test_a_draining_target_tells_what_the_forward_in_hand_brings_and_ends_the_session() -> None:

@@ -25,10 +25,10 @@ from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
+from tests.support.hand_streams import go
 from tests.support.hostile import (
     Outbox,
     bearer,
-    eventually,
     keys_file,
     left_open,
     neighbour,
@@ -42,6 +42,7 @@ from tests.support.wire_fixtures import (
     candidates,
     chain_of,
     decode_to,
+    eventually,
     news,
     opening,
     raw_stub,
@@ -172,10 +173,6 @@ def test_a_key_gets_prompts_and_outputs_up_to_its_length(server: BackgroundServe
         )
     assert say(server.address, [opening(), decode_to(10)], "small").tokens == list(range(4, 11))
     assert say(server.address, [opening(), decode_to(11)], "alice").code is CODES.OK
-
-
-def go(base: int) -> pb.ClientMessage:
-    return pb.ClientMessage(go=pb.Go(base=base))
 
 
 WAITING = decode_to(9, pace=pb.Decode.WAIT)

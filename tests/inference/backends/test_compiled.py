@@ -43,7 +43,7 @@ from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.serve import READY, load_target
 from outrider.spawn import role_environment
-from tests.inference.backends.test_copy_row import PROMPT, shares
+from tests.support.copied_rows import PROMPT, shares
 from tests.support.drafts import alone, growing, nudged, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.models import write_checkpoint_with_tokenizer

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,15 +17,12 @@ from compile.spec import verify_bucket
 from inference.backends import Model
 from inference.backends.cuda import CudaModel
 from inference.backends.timed import TimedModel, TimeProfile
-from inference.candidates import BASE, Nodes, Proposal
-from inference.engine.engine import Engine
 from inference.engine.prefix_cache import WORTH_COPYING
-from inference.engine.session import Session
 from inference.model.checkpoint import fingerprint
-from inference.order import Decode, End, Pace
 from inference.sampling import SamplingParams
-from tests.inference.backends.test_cuda import Reruns
+from tests.support.copied_rows import PROMPT, shares
 from tests.support.fake_neuron import Neuron
+from tests.support.fake_recorder import Reruns
 from tests.support.models import TINY, write_checkpoint
 from tests.support.neuron_artifacts import (
     JUNK,
@@ -39,12 +35,6 @@ from tests.support.neuron_artifacts import (
     spec_of,
     whole,
 )
-
-PROMPT = (
-    np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
-)  # no near-ties: with 3 int8's text changes with the order of slots
-OWN = [5, 7]
-"""Tokens with which the second prompt goes on alone."""
 
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
 INSTANT = TimeProfile("instant", "a test", "nothing", 0.0, 0.0, 0.0, 0.0, (ROWS,), (2, 16), 8)
@@ -121,72 +111,6 @@ def model(
 ) -> Iterator[Model]:
     with made(request.param, checkpoint, tmp_path_factory.mktemp("backend")) as model:
         yield model
-
-
-def generate(engine: Engine, session: Session, tokens: int) -> list[int]:
-    """The next tokens, made alone."""
-    before = session.length
-    engine.decode(session, Decode(before + tokens))
-    while session.end is End.NOT:
-        assert engine.step()
-    return session.tokens[before:]
-
-
-def prefilled(
-    engine: Engine, tenant: str, prompt: list[int], params: SamplingParams, tokens: int
-) -> list[int]:
-    """What a session makes that shares nothing with any other."""
-    session, opened = engine.open(prompt, params, tenant=tenant)
-    engine.finish(opened)
-    assert opened.result().reused == 0
-    text = generate(engine, session, tokens)
-    engine.close(session)
-    engine.step()
-    return text
-
-
-def guess(engine: Engine, session: Session, text: list[int]) -> None:
-    """Ask for a forward with the next two tokens of this text, and with a wrong one that stands
-    before them: what is kept does not lie in order.
-    """
-    at = session.length - session.prompt_length
-    right, wrong = text[at : at + 2], (text[at] + 1) % VOCABULARY
-    nodes = [Proposal(0, BASE, wrong, 0.9), Proposal(1, BASE, right[0], 0.8)]
-    nodes += [Proposal(2, 1, token, 0.9) for token in right[1:]]
-    base = session.length - 1
-    engine.append(session, engine.join(session), Nodes(base, nodes))
-    engine.go(session, base)
-
-
-def shares(engine: Engine, params: SamplingParams) -> int:
-    """Two sessions, the second of which begins as the first one went on while that one has
-    candidates; tokens it reused.
-    """
-    first_text = prefilled(engine, "alone", PROMPT, params, 16)
-    prompt = [*PROMPT, *first_text[:8], *OWN]
-    second_text = prefilled(engine, "alone too", prompt, params, 10)
-    first, opened = engine.open(PROMPT, params)
-    engine.finish(opened)
-    engine.decode(first, Decode(len(PROMPT) + len(first_text), pace=Pace.WAIT))
-    while first.length < len(PROMPT) + 9:
-        guess(engine, first, first_text)
-        while engine.step():
-            pass
-    assert first.spent.nodes > first.spent.forwards  # all were in one forward
-    guess(engine, first, first_text)
-    second, opened = engine.open(prompt, params)
-    engine.finish(opened)
-    while engine.step():
-        pass
-    assert first.tokens == [*PROMPT, *first_text[: first.length - len(PROMPT)]]
-    assert generate(engine, second, 5) == second_text[:5]
-    generate(engine, first, len(PROMPT) + len(first_text) - first.length)
-    assert first.tokens == [*PROMPT, *first_text]
-    assert generate(engine, second, 5) == second_text[5:]
-    engine.close(first)
-    engine.close(second)
-    engine.step()
-    return opened.result().reused
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")

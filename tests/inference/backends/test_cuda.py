@@ -5,7 +5,6 @@ its function over the buffers again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -32,7 +31,8 @@ from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.drafts import alone, knowledge, speculated
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
+from tests.support.fake_recorder import Reruns
+from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed, prompt_of
 from tests.support.row_independence import assert_rows_are_independent
 
 GREEDY, WARM, OPEN = (
@@ -50,37 +50,6 @@ DRAFTS: dict[str, Callable[[CudaModel], Proposer]] = {
     "tree": lambda model: RoundProposer(model, BestFirst(16, 5), room=63),
     "growing": lambda model: ModelProposer(model, 0, knowledge(), Prices()),
 }
-
-
-def prompt_of(length: int) -> list[int]:
-    tokens: list[int] = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
-    return tokens
-
-
-@dataclass
-class Reruns:
-    """A recorder that runs the function again. As on CUDA nothing is computed while recording,
-    and outputs keep their place.
-    """
-
-    warmed: int = 0
-    recorded: int = 0
-    replayed: int = 0
-
-    def warm(self, run: Run) -> Outputs:
-        self.warmed += 1
-        return run()
-
-    def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
-        self.recorded += 1
-        outputs = tuple(torch.full_like(output, -1) for output in run())
-
-        def replay() -> None:
-            self.replayed += 1
-            for kept, made in zip(outputs, run(), strict=True):
-                kept.copy_(made)
-
-        return replay, outputs
 
 
 class AlikePadded(CudaModel):

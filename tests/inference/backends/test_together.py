@@ -17,9 +17,8 @@ from inference.backends.sequence import ModelSequence
 from inference.backends.together import Together
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.hostile import eventually
 from tests.support.models import tiny_decoder
-from tests.support.wire_fixtures import FAULTY, WAIT, Successor
+from tests.support.wire_fixtures import FAULTY, WAIT, Successor, eventually
 
 ROWS = 4
 

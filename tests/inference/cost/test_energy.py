@@ -26,16 +26,7 @@ from inference.cost.energy_readers import (
     rapl_readers,
 )
 from inference.cost.quantity import Figure, Quality
-
-
-class Clock:
-    """Time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def zone(

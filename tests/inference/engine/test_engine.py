@@ -24,11 +24,11 @@ from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
+from tests.support.clock import Clock
 from tests.support.exact import (
     FAULTY,
     GREEDY,
     VOCABULARY,
-    Clock,
     Exact,
     asked,
     chain,

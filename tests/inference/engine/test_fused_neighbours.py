@@ -20,7 +20,8 @@ from inference.order import Decode, End
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from inference.tree_shape import Branches
-from tests.support.exact import Clock, Cost, chain, free, opened, text_of
+from tests.support.clock import Clock
+from tests.support.exact import Cost, chain, free, opened, text_of
 from tests.support.fused_models import eager_fused
 from tests.support.pairs import VOCABULARY, decoder, engine, perturbed
 

@@ -25,9 +25,10 @@ from inference.proposer import HOST, NOBODY
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from tests.support import pairs
+from tests.support.clock import Clock
 from tests.support.drafts import growing, text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import VOCABULARY, Clock, Exact, next_token, opened, own_text
+from tests.support.exact import VOCABULARY, Exact, next_token, opened, own_text
 from tests.support.exact import text_of as made_by
 from tests.support.scripted_models import Prefix, Says, ScriptedModel
 

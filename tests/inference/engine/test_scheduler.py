@@ -33,7 +33,8 @@ from inference.engine.session import Session
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.times import KEPT, ForwardTimes, TargetTimes
-from tests.support.exact import Clock, Exact
+from tests.support.clock import Clock
+from tests.support.exact import Exact
 
 ONE = 0.040
 MOST = 32
