@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.buckets import LLAMA_8B, LOADS
 from compile.__main__ import main
-from tests.support.repository import ROOT
 
 
 def test_a_dry_run_prints_the_plan_and_builds_nothing(
@@ -101,12 +98,3 @@ def test_a_flag_that_is_gone_says_what_replaced_it(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["--target", "trn1", "--trace", "--dry-run"])
     assert "--trace is gone" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("library", ["torch", "transformers", "numpy", "boto3"])
-def test_the_command_line_of_compile_starts_without_heavy_libraries(library: str) -> None:
-    code = (
-        "import sys; from compile.__main__ import main; from compile.options import parse; "
-        f"sys.exit({library!r} in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

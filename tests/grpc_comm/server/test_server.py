@@ -20,7 +20,6 @@ from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
-from grpc_comm.transport import Address
 from inference.decode import TargetSession
 from inference.engine.local_session import LocalSession
 from inference.errors import Busy, InvalidRequest, Unavailable
@@ -236,10 +235,9 @@ def test_a_killed_server_fails_the_sessions_of_its_clients() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_server_told_to_stop_ends_the_session_under_way_and_exits_cleanly(
-    process: tuple[subprocess.Popen[str], Address], number: signal.Signals
+    number: signal.Signals,
 ) -> None:
-    server, address = process
-    with connect(str(address)) as connection:
+    with process() as (server, address), connect(str(address)) as connection:
         session = opened(connection)
         session.decode(Decode(40_000))
         came = list(news(session).tokens)
