@@ -20,7 +20,7 @@ from outrider import running
 from outrider.cli import main
 from outrider.completion import Broken, Completion, Piece, Request, Show, new_completion
 from outrider.models import EMBEDDED, find_draft
-from outrider.options import ROLES, parse
+from outrider.options import ROLES
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.prompts import make_requests
 from outrider.serve import load_target
@@ -62,12 +62,6 @@ def test_help_names_every_role() -> None:
         [sys.executable, str(MAIN), "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert all(role in said for role in ROLES)
-
-
-def test_flags_may_be_spelt_with_underscores_or_dashes() -> None:
-    assert parse(["--role", "draft", "--max_new_tokens", "5"]) == parse(
-        ["--role", "draft", "--max-new-tokens", "5"]
-    )
 
 
 @pytest.mark.parametrize(

@@ -93,32 +93,56 @@ def impatient() -> Iterator[BackgroundServer]:
 
 
 FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, -1e-9, 1e-4, 1e4]
-BAD_OPENINGS: dict[str, dict[str, Any]] = {
-    **{f"temperature {value}": {"temperature": value} for value in FLOATS},
-    **{f"top_p {value}": {"top_p": value} for value in [*FLOATS[:5], 0.0, 1.0001]},
-    "top_k 257": {"top_k": 257},
-    "top_k 2**32 - 1": {"top_k": 2**32 - 1},
-    "seed 2**63": {"seed": 2**63},
-    "no prompt": {"prompt": []},
-    "an id beyond the vocabulary": {"prompt": [1, VOCABULARY]},
-    "the greatest id": {"prompt": [2**32 - 1]},
-    "a prompt that is too long": {"prompt": [1] * 50_000},
-    "no protocol": {"protocol_version": 0},
-    "another protocol": {"protocol_version": 2**32 - 1},
-    "another tokenizer": {"tokenizer_fingerprint": "t1"},
-    "another model": {"model_fingerprint": "m1"},
-    "no session id": {"session_id": ""},
-    "a long session id": {"session_id": "x" * 65},
-    "a session id of other signs": {"session_id": "ä" * 8},
+BAD_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"temperature {value}": ({"temperature": value}, "temperature") for value in FLOATS},
+    **{f"top_p {value}": ({"top_p": value}, "top_p") for value in [*FLOATS[:5], 0.0, 1.0001]},
+    "top_k 257": ({"top_k": 257}, "top_k"),
+    "top_k 2**32 - 1": ({"top_k": 2**32 - 1}, "top_k"),
+    "seed 2**63": ({"seed": 2**63}, "seed"),
+    "no prompt": ({"prompt": []}, "prompt"),
+    "an id beyond the vocabulary": ({"prompt": [1, VOCABULARY]}, "vocabulary"),
+    "the greatest id": ({"prompt": [2**32 - 1]}, "vocabulary"),
+    "a prompt that is too long": ({"prompt": [1] * 50_000}, "50000"),
+    "no session id": ({"session_id": ""}, "8 to 64"),
+    "a short session id": ({"session_id": "s"}, "8 to 64"),
+    "a long session id": ({"session_id": "x" * 65}, "8 to 64"),
+    "a session id of other signs": ({"session_id": "ä" * 8}, "8 to 64"),
 }
+"""What is wrong with an opening, and what the refusal names."""
+
+OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "no protocol": ({"protocol_version": 0}, "protocol 0"),
+    "another protocol": ({"protocol_version": 2**32 - 1}, f"protocol {2**32 - 1}"),
+    "another tokenizer": ({"tokenizer_fingerprint": "t1", "model_fingerprint": "m1"}, "tokenizer"),
+    "another model": ({"model_fingerprint": "m1"}, "model"),
+}
+"""What does not go with this target."""
+
+
+@pytest.mark.parametrize("other", OTHER_OPENINGS)
+def test_an_opening_that_does_not_go_with_the_target_is_refused(
+    other: str, served: BackgroundServer
+) -> None:
+    changes, named = OTHER_OPENINGS[other]
+    said = say(served.address, [opening(**changes), decode_to(5)])
+    assert (said.code, named in said.details) == (CODES.FAILED_PRECONDITION, True), said
+    assert not said.answers
 
 
 @pytest.mark.parametrize("bad", BAD_OPENINGS)
 def test_an_opening_that_cannot_be_served_is_refused(bad: str, served: BackgroundServer) -> None:
-    said = say(served.address, [opening(**BAD_OPENINGS[bad]), decode_to(5)])
-    assert said.code in REFUSED, said
+    changes, named = BAD_OPENINGS[bad]
+    said = say(served.address, [opening(**changes), decode_to(5)])
+    assert (said.code, named in said.details) == (CODES.INVALID_ARGUMENT, True), said
     assert not said.answers
-    assert said.details
+
+
+@pytest.mark.parametrize("first", [chain_of(), pb.ClientMessage()], ids=["nodes", "nothing"])
+def test_what_opens_no_session_must_not_come_first(
+    first: pb.ClientMessage, served: BackgroundServer
+) -> None:
+    said = say(served.address, [first])
+    assert (said.code, "first" in said.details) == (CODES.INVALID_ARGUMENT, True), said
 
 
 def candidates(**changes: Any) -> pb.ClientMessage:
@@ -127,45 +151,55 @@ def candidates(**changes: Any) -> pb.ClientMessage:
     return pb.ClientMessage(nodes=pb.Nodes(**(fields | changes)))
 
 
-BAD_REQUESTS: dict[str, pb.ClientMessage] = {
-    "nodes without parents": candidates(parents=[]),
-    "nodes without chances": candidates(chances=b""),
-    "parents without nodes": candidates(tokens=[]),
-    "a hundred thousand parents": candidates(parents=[0] * 100_000),
-    "more nodes than are kept": chain_of([9] * 1_025),
-    "a parent before the first node": candidates(parents=[1, 1]),
-    "the greatest parent": candidates(parents=[0, 2**32 - 1]),
-    "an id beyond the vocabulary": candidates(tokens=[4, VOCABULARY]),
-    "the greatest id": candidates(tokens=[4, 2**32 - 1]),
-    "numbers without end": candidates(first=2**32 - 2),
-    "an unknown proposer": candidates(proposer=4),
-    "the host's proposer": candidates(proposer=2),
-    "the greatest proposer": candidates(proposer=2**32 - 1),
-    "a text without end": decode_to(2**32 - 1),
-    "a text that ended before it began": decode_to(0),
-    "a pace that is none": decode_to(9, pace=7),
-    "a rate that is none": decode_to(9, tokens_per_second=float("nan")),
-    "a rate below zero": decode_to(9, tokens_per_second=-1.0),
-    "a rate without end": decode_to(9, tokens_per_second=float("inf")),
-    "a rate of one token in a million years": decode_to(9, tokens_per_second=1e-14),
-    "many stop ids": decode_to(9, stop_ids=[5] * 1_025),
-    "more tokens than there are": pb.ClientMessage(ack=pb.Ack(length=4)),
-    "the most tokens": pb.ClientMessage(ack=pb.Ack(length=2**32 - 1)),
-    "another opening": opening(),
-    "nothing": pb.ClientMessage(),
-    "a resumption within a session": pb.ClientMessage(resume=pb.Resume(session_id="12345678")),
-    "an attachment within a session": pb.ClientMessage(attach=pb.Attach(session_id="12345678")),
+BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
+    "nodes without parents": (candidates(parents=[]), "parent"),
+    "nodes without chances": (candidates(chances=b""), "chance"),
+    "parents without nodes": (candidates(tokens=[]), "token"),
+    "a hundred thousand parents": (candidates(parents=[0] * 100_000), "parent"),
+    "more nodes than are kept": (chain_of([9] * 1_025), "1024"),
+    "a parent before the first node": (candidates(parents=[1, 1]), "parent"),
+    "the greatest parent": (candidates(parents=[0, 2**32 - 1]), "parent"),
+    "an id beyond the vocabulary": (candidates(tokens=[4, VOCABULARY]), "vocabulary"),
+    "the greatest id": (candidates(tokens=[4, 2**32 - 1]), "vocabulary"),
+    "numbers without end": (candidates(first=2**32 - 2), "numbers"),
+    "an unknown proposer": (candidates(proposer=4), "proposer"),
+    "the host's proposer": (candidates(proposer=2), "proposer"),
+    "the greatest proposer": (candidates(proposer=2**32 - 1), "proposer"),
+    "a text without end": (decode_to(2**32 - 1), "50000"),
+    "a text that ended before it began": (decode_to(0), "length"),
+    "a pace that is none": (decode_to(9, pace=7), "pace"),
+    "a rate that is none": (decode_to(9, tokens_per_second=float("nan")), "tokens_per_second"),
+    "a rate below zero": (decode_to(9, tokens_per_second=-1.0), "tokens_per_second"),
+    "a rate without end": (decode_to(9, tokens_per_second=float("inf")), "tokens_per_second"),
+    "a rate of one token in a million years": (
+        decode_to(9, tokens_per_second=1e-14),
+        "tokens_per_second",
+    ),
+    "many stop ids": (decode_to(9, stop_ids=[5] * 1_025), "stop ids"),
+    "more tokens than there are": (pb.ClientMessage(ack=pb.Ack(length=4)), "4 tokens"),
+    "the most tokens": (pb.ClientMessage(ack=pb.Ack(length=2**32 - 1)), "4294967295 tokens"),
+    "another opening": (opening(), "twice"),
+    "nothing": (pb.ClientMessage(), "empty"),
+    "a resumption within a session": (
+        pb.ClientMessage(resume=pb.Resume(session_id="12345678")),
+        "twice",
+    ),
+    "an attachment within a session": (
+        pb.ClientMessage(attach=pb.Attach(session_id="12345678")),
+        "twice",
+    ),
 }
+"""What is wrong within a session, and what the refusal names."""
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS)
 def test_a_request_that_cannot_be_served_ends_the_session_that_made_it(
     bad: str, served: BackgroundServer
 ) -> None:
-    said = say(served.address, [opening(), BAD_REQUESTS[bad], decode_to(5)])
-    assert said.code in REFUSED, said
-    assert not any(answer.tokens.ids for answer in said.answers)
-    assert said.details
+    message, named = BAD_REQUESTS[bad]
+    said = say(served.address, [opening(), message, decode_to(5)])
+    assert (said.code, named in said.details) == (CODES.INVALID_ARGUMENT, True), said
+    assert not said.tokens
 
 
 HINTS: dict[str, pb.ClientMessage] = {

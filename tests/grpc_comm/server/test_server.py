@@ -22,7 +22,7 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
 from inference.decode import TargetSession
 from inference.engine.local_session import LocalSession
-from inference.errors import Busy, InvalidRequest, Unavailable
+from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from tests.support import pairs
@@ -31,10 +31,12 @@ from tests.support.repository import ROOT
 from tests.support.wire_fixtures import (
     FAULTY,
     LOOPBACK,
+    VOCABULARY,
     WAIT,
     Successor,
     assert_serves,
     background,
+    candidates,
     connected,
     decode_to,
     free_port,
@@ -258,11 +260,6 @@ def test_a_server_that_stops_at_once_fails_the_sessions_under_way() -> None:
     server.stop()
 
 
-def test_a_port_in_use_is_refused_in_words(server: BackgroundServer) -> None:
-    with pytest.raises(InvalidRequest, match=f"cannot listen on {server.address}"):
-        background(successor_engine(), address=server.address)
-
-
 def test_a_session_of_a_closed_connection_says_so(server: BackgroundServer) -> None:
     connection = connect(str(server.address))
     connection.close()
@@ -282,3 +279,25 @@ def test_health_says_serving(server: BackgroundServer) -> None:
 def test_port_0_becomes_a_port(server: BackgroundServer) -> None:
     assert LOOPBACK.port == 0
     assert server.address.port > 0
+
+
+def test_a_refused_session_stays_ended(server: BackgroundServer) -> None:
+    with connect(str(server.address)) as connection:
+        session = opened(connection)
+        session.propose(candidates(session, 2, [VOCABULARY]))
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+                rest(session)
+        assert_serves(opened(connection))
+
+
+def test_a_fault_of_the_target_is_logged_with_its_traceback(
+    server: BackgroundServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(str(server.address)) as connection:
+        session = connection.session()
+        session.open([1, FAULTY, 2], SamplingParams())
+        session.decode(Decode(9))
+        with pytest.raises(OutriderError, match="RuntimeError"):
+            rest(session)
+    assert "in choose" in caplog.text

@@ -232,28 +232,6 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "file", ["config.json", "generation_config.json", "model.safetensors.index.json"]
-)
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [('{"model_type": ', "is not JSON"), ("[1, 2]", "is .1, 2.: an object is needed")],
-)
-def test_broken_json_is_refused_by_its_file(
-    file: str, text: str, words: str, tmp_path: Path
-) -> None:
-    directory = write_checkpoint(tmp_path)
-    (directory / file).write_text(text, encoding="utf-8")
-    with pytest.raises(UnsupportedModel, match=f"{re.escape(file)} {words}"):
-        load(directory)
-
-
-def test_bytes_that_are_no_text_are_refused_by_their_file(tmp_path: Path) -> None:
-    (write_checkpoint(tmp_path) / "config.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UnsupportedModel, match=r"config\.json"):
-        load(tmp_path)
-
-
 # --- weights
 # --------------------------------------------------------------------------------------------------
 

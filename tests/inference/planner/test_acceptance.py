@@ -250,11 +250,3 @@ def changed(*path: str, to: Any) -> dict[str, Any]:
 def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         AcceptanceModel.from_record(record)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"version": 1}'])
-def test_a_file_that_holds_no_record_is_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "acceptance.json"
-    file.write_text(content, encoding="utf-8")
-    with pytest.raises(InvalidRequest):
-        read_acceptance(file)
