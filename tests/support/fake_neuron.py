@@ -1,7 +1,7 @@
 """A strict stand-in for AWS's Neuron packages: it runs graphs eagerly on the CPU and fails where
 the real ones would, or worse.
 
-Rules enforced: reference/neuron.md 2.2, 5 and 9, and what NxD's sources say. `Neuron.install` puts
+Rules enforced: what AWS's documentation and NxD's sources say. `Neuron.install` puts
 the modules in place for one test, with package metadata, a device or none. Every fault of our code
 is an exception here, never a warning.
 """

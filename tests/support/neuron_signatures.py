@@ -1,5 +1,5 @@
-"""The signatures of AWS's interfaces that Outrider calls, as documented for Neuron SDK 2.28 to 2.31
-(reference/neuron.md 1.1, 2.2, 2.4).
+"""The signatures of AWS's interfaces that Outrider calls, as documented for Neuron SDK 2.28 to
+2.31.
 
 The stand-in in tests/support/fake_neuron.py must have exactly these, so that a call which binds
 there binds to the real thing. Defaults that are objects of the SDK are written as None; annotations

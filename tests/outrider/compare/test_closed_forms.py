@@ -69,9 +69,7 @@ def test_a_chain_of_the_best_length_widens_the_window(
 def test_the_best_chain_grows_slowly_with_the_round_trip(
     acceptance: float, lengths: tuple[int, ...]
 ) -> None:
-    """10 ms a drafted token, half a millisecond to verify one, 30 ms a pass (reference notes,
-    4.2).
-    """
+    """10 ms a drafted token, half a millisecond to verify one, 30 ms a pass."""
     found = [
         best_chain(acceptance, lambda length, trip=trip: 10.5 * length + 30 + trip).length
         for trip in (0, 20, 40, 80, 160, 320)
@@ -86,9 +84,7 @@ def test_the_best_chain_grows_slowly_with_the_round_trip(
 def test_the_best_chains_times_are_those_of_the_joint_optimum(
     acceptance: float, times: tuple[float, ...]
 ) -> None:
-    """10 ms a level, 30 + 0.1 N ms a pass (reference notes, 4.4); the acceptance is a rounded
-    one, so within 1 %.
-    """
+    """10 ms a level, 30 + 0.1 N ms a pass; the acceptance is a rounded one, so within 1 %."""
     for trip, time in zip((5, 20, 40, 80, 160, 300), times, strict=True):
         found = best_chain(
             acceptance, lambda length, trip=trip: 10 * length + 30 + 0.1 * length + trip
