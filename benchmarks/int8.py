@@ -125,7 +125,7 @@ def root_changes(
     """Whether any bit of the root's new keys depends on the tokens beside it, over 4 draws."""
     rng, keys = (
         np.random.default_rng(0),
-        model._keys if isinstance(model, EagerModel) else model.keys,
+        model.keys,
     )
     seen = []
     for _ in range(4):

@@ -70,7 +70,7 @@ class Agreement:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parse(arguments)
+    options = parse(arguments)
     try:
         return _smoke(options)
     except OutriderError as error:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m compile.smoke", description="first contact with a Neuron instance"
     )

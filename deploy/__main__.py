@@ -69,7 +69,7 @@ class PricesShown:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 when what was asked was done, 1 without a single price."""
-    options = _parse(arguments)
+    options = parse(arguments)
     return run_command(lambda: _prices(options), debug=options.debug)
 
 
@@ -161,7 +161,7 @@ def _print_table(shown: PricesShown, tokens_per_second: float | None) -> None:
         print(f"traffic of {transfer.region} with the internet: {rates} {said}")
 
 
-def _parse(arguments: Sequence[str] | None) -> PricesOptions:
+def parse(arguments: Sequence[str] | None) -> PricesOptions:
     parser = argparse.ArgumentParser(
         prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False
     )

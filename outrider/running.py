@@ -34,7 +34,7 @@ def run(
     """
     cancelled = threading.Event()
     streamed = len(requests) == 1 and not options.as_json
-    show = LiveText(_coloured(options.color)) if streamed else silent
+    show = LiveText(in_colour(options.color)) if streamed else silent
     start, finished = time.perf_counter(), list[Completion]()
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(_attempt, make, request, show, cancelled) for request in requests]
@@ -56,7 +56,7 @@ def run(
     return INTERRUPTED if cancelled.is_set() else int(len(whole) < len(finished))
 
 
-def _coloured(asked: str) -> bool:
+def in_colour(asked: str) -> bool:
     if asked == "auto":
         return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     return asked == "always"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from grpc_comm.server.server import BackgroundServer
     from inference.engine.engine import Engine
     from inference.model.decoder import Decoder
-    from tests.equality import NearTies
-    from tests.fake_neuron import Neuron
+    from tests.support.equality import NearTies
+    from tests.support.fake_neuron import Neuron
 
 torch.set_num_threads(1)
 
@@ -87,8 +87,8 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def server() -> Iterator[BackgroundServer]:
-    """A server of tests/wire_fixtures.py's target, on a free port."""
-    from tests.wire_fixtures import background, successor_engine
+    """A server of tests/support/wire_fixtures.py's target, on a free port."""
+    from tests.support.wire_fixtures import background, successor_engine
 
     with background(successor_engine()) as served:
         yield served
@@ -96,8 +96,8 @@ def server() -> Iterator[BackgroundServer]:
 
 @pytest.fixture(scope="module")
 def target() -> Decoder:
-    """The random target of tests/pairs.py, where a file has no `target` of its own."""
-    from tests.pairs import decoder
+    """The random target of tests/support/pairs.py, where a file has no `target` of its own."""
+    from tests.support.pairs import decoder
 
     return decoder(1)
 
@@ -105,7 +105,7 @@ def target() -> Decoder:
 @pytest.fixture(scope="module")
 def served(target: Decoder) -> Engine:
     """The engine of that target."""
-    from tests.pairs import engine
+    from tests.support.pairs import engine
 
     return engine(target)
 
@@ -113,7 +113,7 @@ def served(target: Decoder) -> Engine:
 @pytest.fixture(scope="module")
 def ties() -> Iterator[NearTies]:
     """The near-ties of all texts of a file, which may not be many."""
-    from tests.equality import NearTies
+    from tests.support.equality import NearTies
 
     count = NearTies()
     yield count
@@ -129,7 +129,7 @@ def artifact(built: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A tiny random model."""
-    from tests.models import write_checkpoint
+    from tests.support.models import write_checkpoint
 
     return write_checkpoint(tmp_path / "model")
 
@@ -143,6 +143,6 @@ def packages(tmp_path: Path) -> Path:
 @pytest.fixture
 def neuron(monkeypatch: pytest.MonkeyPatch, packages: Path) -> Neuron:
     """A stand-in machine that has a Neuron device and all packages."""
-    from tests.fake_neuron import Neuron
+    from tests.support.fake_neuron import Neuron
 
     return Neuron().install(monkeypatch, packages)

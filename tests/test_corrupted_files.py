@@ -48,9 +48,9 @@ from outrider.listed import read_listed
 from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.serve import load_target
-from tests.artifacts import FakeBuilder, build, checkpoint, small_spec
-from tests.corruption import VALUES, WHOLE, Steps, spoilt, stripped
-from tests.models import TINY
+from tests.support.artifacts import FakeBuilder, build, checkpoint, small_spec
+from tests.support.corruption import VALUES, WHOLE, Steps, spoilt, stripped
+from tests.support.models import TINY
 
 LLAMA_3 = {
     "rope_type": "llama3",
@@ -198,7 +198,7 @@ def test_the_sound_file_is_read(kind: Kind, tmp_path: Path) -> None:
     path = tmp_path / kind.name
     path.write_text(json.dumps(kind.content))
     if kind.name == "list.json":  # its artefact is none
-        with pytest.raises(InvalidRequest, match="is not an artefact"):
+        with pytest.raises(InvalidRequest, match="artefact"):
             kind.read(path)
         path.write_text(json.dumps({"models": _listed()["models"][:1]}))
     kind.read(path)
@@ -210,8 +210,12 @@ def test_a_file_that_is_spoilt_as_a_whole_is_one_line(
 ) -> None:
     path = tmp_path / kind.name
     path.write_bytes(content)
-    with refusing(path):
+    if (path.name, content) == ("generation_config.json", b"{}"):  # all of it may be left out
         kind.read(path)
+        return
+    with pytest.raises(OutriderError) as refused:
+        kind.read(path)
+    one_line(refused.value, path)
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
@@ -458,7 +462,7 @@ OUTSIDE = [
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_manifest_that_names_itself_or_a_file_twice_is_refused(name: str, tmp_path: Path) -> None:
     write_manifest(tmp_path, replace(build(tmp_path / "out"), files={name: "0" * 64}))
-    with pytest.raises(BadArtifact, match="which is not a file of an artefact"):
+    with pytest.raises(BadArtifact, match="not a file"):
         read_manifest(tmp_path)
 
 
@@ -466,7 +470,7 @@ def test_a_manifest_that_names_a_file_below_another_is_refused(tmp_path: Path) -
     write_manifest(
         tmp_path, replace(build(tmp_path / "out"), files={"a": "0" * 64, "a/b": "0" * 64})
     )
-    with pytest.raises(BadArtifact, match="names 'a', which is not a file"):
+    with pytest.raises(BadArtifact, match=r"'a'.*not a file"):
         read_manifest(tmp_path)
 
 
@@ -475,7 +479,7 @@ def test_a_checkpoint_whose_config_is_spoilt_is_not_built_from(tmp_path: Path) -
     (source.directory / "config.json").write_bytes(WHOLE["100,000 lists"])
     with pytest.raises(
         UnsupportedModel,
-        match=r"config\.json is not JSON that is read here: it nests more than 64 levels",
+        match=r"config\.json.*64 levels",
     ):
         read_config(source.directory)
     assert build_artifact(

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.repository import ROOT
+from tests.support.wire_fixtures import free_port
+
 pytestmark = pytest.mark.extended
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WAIT = 240.0
 """Seconds after which a command that should have ended, or a target that should listen, fails."""
@@ -67,13 +69,6 @@ def scenarios() -> Iterator[tuple[str, list[str]]]:
                     commands.append(command)
         if commands:
             yield page.name, commands
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def here(command: str, port: int) -> str:

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,8 @@ from outrider import options as running
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.wishes import read_prices
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/options.py",
@@ -31,8 +30,8 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "main.py": running.parse,
     "compare_architectures.py": comparing.parse,
     "-m compile": compiling.parse,
-    "-m compile.smoke": smoke._parse,
-    "-m deploy": deploying._parse,
+    "-m compile.smoke": smoke.parse,
+    "-m deploy": deploying.parse,
 }
 PLACEHOLDERS = {"D": "int8", "T": "trn1", "N": "2"}
 """What a page has the reader put in where not any text will do."""

@@ -34,7 +34,7 @@ from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.report import silent
 from outrider.serve import load_target
-from tests.equality import NearTies, assert_same_text
+from tests.support.equality import NearTies, assert_same_text
 
 SAMPLINGS = [
     SamplingParams(),

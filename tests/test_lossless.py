@@ -20,11 +20,11 @@ from inference.model.decoder import Decoder
 from inference.order import Decode, End, Pace
 from inference.proposer import MODEL, NOBODY, Proposer
 from inference.sampling import SamplingParams
-from tests import drafts
-from tests.drafts import growing, rounds
-from tests.equality import NearTies, assert_same_text, full_logits
-from tests.exact import Clock
-from tests.pairs import VOCABULARY, decoder, engine, perturbed
+from tests.support import drafts
+from tests.support.clock import Clock
+from tests.support.drafts import growing, rounds
+from tests.support.equality import NearTies, assert_same_text, full_logits
+from tests.support.pairs import VOCABULARY, decoder, engine, perturbed, prompt_of
 
 SAMPLINGS = [
     SamplingParams(),
@@ -47,11 +47,6 @@ DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
 def references() -> dict[tuple[SamplingParams, int], list[int]]:
     """Texts that several tests compare with, once they were made."""
     return {}
-
-
-def prompt_of(length: int) -> list[int]:
-    tokens: list[int] = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
-    return tokens
 
 
 def steps_of(

@@ -16,7 +16,7 @@ from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
-from tests.exact import Clock, Exact, exact_engine, own_text, text_of
+from tests.support.exact import Clock, Exact, exact_engine, own_text, text_of
 
 KINDS = 3
 """Tokens that the target chooses among: guesses come true often."""

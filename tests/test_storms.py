@@ -21,9 +21,9 @@ from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.link import ShapedLink, shaped_link
-from tests import pairs
-from tests.drafts import proposers_of, text_of
-from tests.wire_fixtures import LOOPBACK, WAIT, background
+from tests.support import pairs
+from tests.support.drafts import proposers_of, text_of
+from tests.support.wire_fixtures import LOOPBACK, WAIT, background
 
 PROMPT, END = [7, 3, 30], 123
 PATIENCE = Patience(WAIT)
@@ -52,7 +52,8 @@ class Weather:
 
     def __init__(self, seed: int, stack: ExitStack) -> None:
         self._chance, self._over = random.Random(seed), threading.Event()
-        self._servers: list[BackgroundServer] = [background(engine()) for _ in range(2)]
+        self._engines = [engine(), engine()]
+        self._servers: list[BackgroundServer] = [background(one) for one in self._engines]
         self.links: list[ShapedLink] = [
             stack.enter_context(shaped_link(str(server.address))) for server in self._servers
         ]
@@ -77,14 +78,15 @@ class Weather:
             if event == "cut":
                 self.links[which].cut()
             elif event == "end":  # of all sessions, as if their leases had run out
-                running = self._servers[which]._target.engine
+                running = self._engines[which]
                 for session in running.sessions:
                     running.close(session)
             else:
                 server = self._servers[which]
                 server.stop(grace=2.0 if event == "drain" else None)
                 address = LOOPBACK._replace(port=server.address.port)
-                self._servers[which] = background(engine(), address)
+                self._engines[which] = engine()
+                self._servers[which] = background(self._engines[which], address)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -18,7 +18,7 @@ from inference.command import FAILED, run_command
 from inference.planner.acceptance import read_acceptance, write_acceptance
 from inference.planner.profiling import Subject, keep_profile
 from inference.whole_file import replacing, write_whole
-from tests.artifacts import build
+from tests.support.artifacts import build
 
 ROOM = 50
 """Bytes of each file that can be written."""

@@ -215,7 +215,7 @@ class GrowingDraft:
 
     def _go_on(self, tip: int) -> None:
         """Children of the last node that is on the text's way."""
-        guesses, above = self._guess(tip + 1), self._line[tip]
+        guesses, above = self.guess(tip + 1), self._line[tip]
         children = [
             self._add(above, token, chance)
             for token, chance in zip(guesses.tokens, guesses.chances, strict=True)
@@ -226,7 +226,7 @@ class GrowingDraft:
         if guesses.right is not None:
             self._line[tip + 1] = children[guesses.right]
 
-    def _guess(self, position: int) -> Guesses:
+    def guess(self, position: int) -> Guesses:
         """At the target's token for this position."""
         seed, right = self._text.seed, self._text.at(position)
         sure = mixed(seed ^ _SURE_SALT, position, right) < self._skill.share * _WORD
@@ -289,8 +289,8 @@ class WideDraft(GrowingDraft):
     def __init__(self, skill: Skill) -> None:
         super().__init__(skill, 0.0, WIDE_LEVELS)
 
-    def _guess(self, position: int) -> Guesses:
-        honest = super()._guess(position)
+    def guess(self, position: int) -> Guesses:
+        honest = super().guess(position)
         more = range(len(honest.tokens), WIDE_GUESSES)
         tokens = [*honest.tokens, *((honest.tokens[0] + 100 + one) % VOCABULARY for one in more)]
         return Guesses(tokens, [1.0] * WIDE_GUESSES, honest.right)

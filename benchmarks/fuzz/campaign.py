@@ -79,7 +79,7 @@ class Author:
         chance = self._chance
         heard = chance.choice(self._heard)
         kind, ids = self._kinds[heard.method], dict[str, str]()
-        messages = [self._renamed(kind.FromString(data), ids) for data in heard.messages]
+        messages = [self.renamed(kind.FromString(data), ids) for data in heard.messages]
         wrong = chance.randrange(len(messages) + 1) if chance.random() < DEEP else 0
         said = [message.SerializeToString() for message in messages]
         if wrong < len(messages):
@@ -110,7 +110,7 @@ class Author:
         messages = [kind.FromString(data) for data in conversation.messages]
         return {word for message in messages for _, _, word in _ids(message)}
 
-    def _renamed(self, message: Message, ids: dict[str, str]) -> Message:
+    def renamed(self, message: Message, ids: dict[str, str]) -> Message:
         """With other ids for those that a client may use once, the same for the same."""
         for holder, name, word in _ids(message):
             if word in self._ids:

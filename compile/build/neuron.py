@@ -3,8 +3,8 @@ rank, all graphs in one file.
 
 It needs AWS's packages and no device. The graphs keep their caches as state, which is reassigned
 out of place. Graphs are told apart by the names and shapes of their inputs. Written against the
-documented interface and run through a strict stand-in (tests/fake_neuron.py); not yet run on
-hardware.
+documented interface and run through a strict stand-in (tests/support/fake_neuron.py); not yet run
+on hardware.
 """
 
 from __future__ import annotations

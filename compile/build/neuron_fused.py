@@ -1,7 +1,7 @@
 """The Neuron builder for a target with a draft in its graphs. Both models are divided among the
 same ranks, with all graphs in one package.
 
-Run through a strict stand-in (tests/fake_neuron.py); not yet run on hardware.
+Run through a strict stand-in (tests/support/fake_neuron.py); not yet run on hardware.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ heads, T, head dim]. A round returns more (fused.py).
 class CompiledModel:
     """Compiled graphs, one for each bucket, over shared KV caches.
 
+    graphs: by bucket, the cheapest first
     keys, values: [layers, rows, kv heads, capacity + 1, head dim]
     """
 
@@ -48,16 +49,16 @@ class CompiledModel:
         self.rows, self.capacity = keys.shape[1], keys.shape[3] - 1
         self.max_nodes = max(bucket.nodes for bucket in graphs)
         self.dtype, self.device = keys.dtype, keys.device
-        self._graphs = dict(sorted(graphs.items(), key=lambda pair: cost(pair[0])))
+        self.graphs = dict(sorted(graphs.items(), key=lambda pair: cost(pair[0])))
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         check_rows(segments)
-        bucket = next((bucket for bucket in self._graphs if holds(bucket, segments)), None)
+        bucket = next((bucket for bucket in self.graphs if holds(bucket, segments)), None)
         if bucket is not None:
             return self._call(bucket, segments)
         if not all(segment.params.greedy for segment in segments) and not any(
-            graph.sampled for graph in self._graphs
+            graph.sampled for graph in self.graphs
         ):
             raise InvalidRequest(
                 "this artefact was built for greedy decoding (--sampling greedy): ask for "
@@ -81,7 +82,7 @@ class CompiledModel:
         Where no graph holds so many rows, return the shapes of the two halves together.
         """
         bucket = next(
-            (bucket for bucket in self._graphs if bucket.rows >= rows and bucket.nodes >= nodes),
+            (bucket for bucket in self.graphs if bucket.rows >= rows and bucket.nodes >= nodes),
             None,
         )
         if bucket is not None:
@@ -98,7 +99,7 @@ class CompiledModel:
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
         shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
         batch = pad(segments, shape, bucket.junk)
-        chosen, keys, values = self._graphs[bucket](**inputs_of(bucket, batch, segments))
+        chosen, keys, values = self.graphs[bucket](**inputs_of(bucket, batch, segments))
         rows, slots = torch.from_numpy(batch.rows), torch.from_numpy(batch.slots)
         write_slots(self.keys, rows, slots, keys)
         write_slots(self.values, rows, slots, values)
@@ -111,18 +112,16 @@ class CompiledModel:
         A tree that spans more depths than a graph has noise for is computed again for the deeper
         nodes. A long chain is fed in pieces.
         """
-        levels = max(
-            (bucket.levels for bucket in self._graphs if _fits(bucket, segment)), default=0
-        )
+        levels = max((bucket.levels for bucket in self.graphs if _fits(bucket, segment)), default=0)
         if levels:
             return self._by_depth(segment, levels)
         sizes = [
             bucket.nodes
-            for bucket in self._graphs
+            for bucket in self.graphs
             if bucket.slots >= segment.context.shape[1] and bucket.nodes < len(segment.tokens)
         ]
         if not sizes:
-            most = max(bucket.slots for bucket in self._graphs)
+            most = max(bucket.slots for bucket in self.graphs)
             raise LimitExceeded(
                 f"{segment.context.shape[1]} slots of context: the largest graph of this artefact "
                 f"reads {most}"

@@ -30,6 +30,8 @@ SLOT_STEP = 64
 class EagerModel:
     """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot in each
     row.
+
+    keys, values: [layers, rows, kv heads, capacity + 1, head dim]
     """
 
     copies_rows = True
@@ -41,8 +43,8 @@ class EagerModel:
         weight = decoder.model.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         shape = (config.layers, rows, config.kv_heads, capacity + 1, config.head_dim)
-        self._keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self._values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.values = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -77,7 +79,7 @@ class EagerModel:
         return rows, max(nodes, self._least_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        for cache in (self._keys, self._values):
+        for cache in (self.keys, self.values):
             cache[:, target, :, :slots] = cache[:, source, :, :slots]
 
     @property
@@ -117,10 +119,10 @@ class EagerModel:
         Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
         """
         out = self._decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self._keys, self._values
+            tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values
         )
-        self._keys[:, rows[:, None], :, slots] = out.keys.permute(1, 3, 0, 2, 4)
-        self._values[:, rows[:, None], :, slots] = out.values.permute(1, 3, 0, 2, 4)
+        self.keys[:, rows[:, None], :, slots] = out.keys.permute(1, 3, 0, 2, 4)
+        self.values[:, rows[:, None], :, slots] = out.values.permute(1, 3, 0, 2, 4)
         return self._decoder.logits(out.states), torch.gather(
             positions, 1, pick.to(torch.int64)
         ) + 1

@@ -39,6 +39,7 @@ class FusedModel(CompiledModel):
     """The graphs of a target, of its draft, and of the rounds of both.
 
     keys, values: the caches of both models, each shaped like a CompiledModel's
+    round_graphs: by bucket
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class FusedModel(CompiledModel):
         rounds: Mapping[RoundBucket, Graph],
     ) -> None:
         super().__init__(graphs, keys, values)
-        self.draft, self._rounds = draft, dict(rounds)
+        self.draft, self.round_graphs = draft, dict(rounds)
         self.shape = next(iter(rounds)).shape
 
     @torch.no_grad()
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
         """Make one round for each segment; see RoundModel.rounds()."""
-        return in_rounds(list(self._rounds), segments, self._round)
+        return in_rounds(list(self.round_graphs), segments, self._round)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
         inputs = fill_round(bucket, segments, [(index, index) for index in range(len(segments))])
@@ -66,7 +67,7 @@ class FusedModel(CompiledModel):
             0,
             0,
         )  # idle: row 0's junk
-        answers, *new = self._rounds[bucket](**inputs)
+        answers, *new = self.round_graphs[bucket](**inputs)
         caches = (self.keys, self.values, self.draft.keys, self.draft.values)
         for cache, part, which in zip(caches, new, ("", "", "draft_", "draft_"), strict=True):
             write_slots(cache, inputs[f"{which}rows"], inputs[f"{which}slots"], part)

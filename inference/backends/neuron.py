@@ -99,7 +99,7 @@ class NeuronModel(CompiledModel):
 
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
         """Return, for each graph by name, inputs that change nothing."""
-        idle = {bucket.name: example_inputs(bucket) for bucket in self._graphs}
+        idle = {bucket.name: example_inputs(bucket) for bucket in self.graphs}
         return idle | ({COPY: copy_inputs(self.rows)} if self.copies_rows else {})
 
     def _warm(self, say: Say) -> None:

@@ -40,7 +40,7 @@ _WHICH = (
 
 class Sdk(NamedTuple):
     """The objects of the Neuron packages that are called. Signatures:
-    tests/neuron_signatures.py.
+    tests/support/neuron_signatures.py.
     """
 
     model_builder: Any

@@ -19,7 +19,7 @@ import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
 from inference.model.round_graph import CACHES, StatefulRoundGraph, draft_inputs
-from tests.fused_cases import CASES, Case
+from tests.support.fused_cases import CASES, Case
 from tests.xla.test_hlo import ALLOWED, TOLERANCE, WIDE
 
 

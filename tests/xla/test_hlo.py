@@ -21,7 +21,7 @@ import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
 from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs
-from tests.buckets import CASES, Case
+from tests.support.buckets import CASES, Case
 from tests.xla.ranks import RANKS, Threads, rank_graph
 
 # fmt: off

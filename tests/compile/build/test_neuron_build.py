@@ -1,0 +1,312 @@
+"""What the Neuron builder writes, asks of the environment, and says when something is wrong;
+nothing here needs a device.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compile.__main__ import main as compile_main
+from compile.build.neuron import NeuronBuilder, check_routes
+from compile.build.neuron_cache import neuron_artifact
+from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
+from compile.spec import prefill_bucket, verify_bucket
+from inference.artifact import check_files
+from inference.backends import neuron_sdk
+from inference.backends.neuron import COPY_RECORD, PACKAGE
+from inference.backends.neuron_loading import load_neuron
+from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from inference.text import Tokenizer
+from tests.support import neuron_signatures
+from tests.support.fake_neuron import VERSIONS, Neuron
+from tests.support.neuron_artifacts import FEW, JUNK, ROWS, TREE, VOCABULARY, build, spec_of
+from tests.support.repository import ROOT
+
+# --- what is built
+# --------------------------------------------------------------------------------------------------
+
+
+def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    manifest = build(tmp_path / "a", checkpoint, spec_of(2))
+    check_files(tmp_path / "a", manifest)
+    graphs = {f"graphs/{bucket.name}.json" for bucket in FEW} | {COPY_RECORD, PACKAGE}
+    assert {name for name in manifest.files if name.startswith("graphs/")} == graphs
+    ranks = [
+        load_file(tmp_path / "a" / f"weights/tp{rank}_sharded_checkpoint.safetensors")
+        for rank in range(2)
+    ]
+    assert [rank["decoder.model.layers.0.self_attn.q_proj.weight"].shape for rank in ranks] == [
+        (8, 16),
+        (8, 16),
+    ]
+    assert ranks[0]["decoder.lm_head.weight"].shape == (31, 16)  # 61 ids, padded to 62
+    assert torch.equal(ranks[0]["decoder.model.norm.weight"], ranks[1]["decoder.model.norm.weight"])
+    assert manifest.versions["neuron-sdk"] == "2.31"
+    assert manifest.host == {"family": "trn1", "logical_cores": "1", "interface": "model_builder"}
+    record = json.loads((tmp_path / "a" / f"graphs/{FEW[0].name}.json").read_text())
+    assert record["inputs"]["tree_mask"] == ["int32", [ROWS, TREE, TREE]]
+    assert json.loads((tmp_path / "a" / COPY_RECORD).read_text())["inputs"] == {
+        "rows": ["int32", [ROWS]]
+    }
+
+
+def test_a_graph_added_later_is_in_the_package_and_the_weights_stay(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    build(tmp_path / "a", checkpoint, spec_of(1))
+    said: list[str] = []
+    more = (*FEW, verify_bucket(ROWS, 2, JUNK, JUNK, sampled=False))
+    manifest = build(tmp_path / "a", checkpoint, spec_of(1, more), said=said)
+    assert "[1/5] weights: already built" in said
+    load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_flags_are_explicit_and_the_specs_come_last() -> None:
+    assert render(compiler_flags(spec_of(), 1)) == (
+        "--target trn1 --lnc=1 --model-type=transformer --auto-cast=none "
+        "--enable-saturate-infinity -O2"
+    )
+    trn2 = spec_of(target="trn2", compiler_flags={"--optlevel": "1", "--auto-cast": "matmult"})
+    assert (
+        render(compiler_flags(trn2, 2))
+        == "--target trn2 --lnc=2 --model-type=transformer --auto-cast=matmult -O1"
+    )
+    with pytest.raises(InvalidRequest, match="--lnc follows"):
+        compiler_flags(spec_of(compiler_flags={"--lnc": "2"}), 1)
+
+
+def test_graphs_that_inputs_cannot_tell_apart_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="same inputs"):
+        check_routes([verify_bucket(2, 1, 9, 9, sampled=False), prefill_bucket(2, 1, 9, 9)])
+
+
+def test_the_compilers_own_words_are_passed_on(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron(compiler_fails="[NCC_EVRF007] too many instructions\nmore").install(
+        monkeypatch, packages
+    )
+    with pytest.raises(BadArtifact, match=r"\[NCC_EVRF007\] too many instructions") as failure:
+        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
+
+
+def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    model, said = ROOT / "inference" / "data" / "draft", [[], [], []]  # type: list[list[str]]
+    spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
+    first = neuron_artifact(spec, model, tmp_path / "cache", command="test", say=said[0].append)
+    assert (
+        neuron_artifact(spec, model, tmp_path / "cache", command="test", say=said[1].append)
+        == first
+    )
+    assert said[1] == [f"using the artefact in {first}"]
+    assert any(line.startswith("memory of a rank") for line in said[0])
+    assert any(line.startswith("host memory: ") for line in said[0])
+    assert any(line.startswith("time: not known yet") for line in said[0])
+    other = replace(spec, compiler_flags={"-O1": ""})
+    assert (
+        neuron_artifact(other, model, tmp_path / "cache", command="test", say=said[2].append)
+        != first
+    )
+    assert any("1 artefacts built here before" in line for line in said[2])
+
+
+# --- the environment of a compile host
+# --------------------------------------------------------------------------------
+
+
+def test_a_host_without_a_device_is_told_the_platform_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    neuron = Neuron(device=False).install(monkeypatch, packages)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    build(tmp_path / "a", checkpoint, spec_of(1, target="inf2"))
+    assert neuron.platform == "trn1"
+    assert f"{OVERRIDE}=trn1" in capsys.readouterr().err
+
+
+def test_what_the_user_has_set_is_never_changed(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron(device=False).install(monkeypatch, packages)
+    monkeypatch.setenv(OVERRIDE, "trn2")
+    before = dict(os.environ)
+    with pytest.raises(InvalidRequest, match="is trn2, but --target is trn1"):
+        build(tmp_path / "a", checkpoint, spec_of(1))
+    build(tmp_path / "b", checkpoint, spec_of(1, target="trn2"))
+    assert {name: value for name, value in os.environ.items() if name.startswith("NEURON")} == {
+        OVERRIDE: "trn2"
+    }
+    assert before == dict(os.environ)
+
+
+def test_with_a_device_nothing_is_set(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    build(tmp_path / "a", checkpoint, spec_of(1))
+    assert OVERRIDE not in os.environ
+
+
+def test_another_family_than_the_machines_is_compiled_only_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    (packages / "product_name").write_text("trn1n.32xlarge\n")
+    with pytest.raises(InvalidRequest, match=f"this is a trn1 machine: .*{OVERRIDE}=trn2"):
+        build(tmp_path / "a", checkpoint, spec_of(1, target="trn2"))
+
+
+def test_an_import_before_the_platform_is_known_is_refused(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron(device=False).install(monkeypatch, packages)
+    monkeypatch.setitem(sys.modules, "torch_neuronx", object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="imported already"):
+        build(tmp_path / "a", checkpoint, spec_of(1))
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({}, "torch-neuronx, neuronx-cc, neuronx-distributed is not installed"),
+        ({"torch-neuronx": "1.0.0"}, "placeholder"),
+        ({"torch-neuronx": "2.14.3.0"}, "native package for trn2 and trn3"),
+        ({"torch-neuronx": "2.8.0.2.10.16998"}, r"of Neuron SDK 2\.26"),
+    ],
+)
+def test_packages_of_another_kind_are_explained(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    checkpoint: Path,
+    versions: dict[str, str],
+    words: str,
+) -> None:
+    Neuron(versions=VERSIONS | versions if versions else {}).install(monkeypatch, packages)
+    with pytest.raises(MissingExtra, match=words) as failure:
+        NeuronBuilder(spec_of(1), checkpoint, VOCABULARY).versions()
+    assert neuron_sdk.INDEX in str(failure.value)
+
+
+def test_an_installation_that_cannot_be_imported_is_explained(
+    monkeypatch: pytest.MonkeyPatch, packages: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+
+    def broken(name: str) -> None:
+        raise ImportError("libnrt.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(neuron_sdk, "import_module", broken)
+    with pytest.raises(MissingExtra, match=r"libnrt\.so\.1"):
+        neuron_sdk.load_sdk()
+
+
+# --- signatures and imports
+# -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", neuron_signatures.SIGNATURES)
+def test_the_stand_in_has_the_documented_signature(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, name: str
+) -> None:
+    neuron = Neuron().install(monkeypatch, packages)
+    modules = neuron.modules() | {"neuronx_distributed.NxDModel": None}
+    module = max(
+        (
+            module
+            for module in modules
+            if name.startswith(f"{module}.") and modules[module] is not None
+        ),
+        key=len,
+    )
+    found = modules[module]
+    for part in name.removeprefix(f"{module}.").split("."):
+        found = getattr(found, part)
+    parameters = [
+        each.replace(annotation=inspect.Parameter.empty)
+        for each in inspect.signature(found).parameters.values()
+    ]
+    assert str(inspect.Signature(parameters)) == neuron_signatures.SIGNATURES[name]
+
+
+def test_each_of_awss_packages_is_imported_by_one_module_alone() -> None:
+    names = (
+        "torch_neuronx",
+        "neuronx_distributed",
+        "libneuronxla",
+        "neuronxcc",
+        "torch_xla",
+        "transformers_neuronx",
+    )
+    for room in ("inference", "compile", "outrider", "grpc_comm"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                assert not [name for name in found if name.split(".")[0] in names], path
+                called = (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id == "import_module"
+                )
+                assert (
+                    not called
+                    or path.name in ("neuron_sdk.py", "legacy_neuron.py")
+                    or room != "inference"
+                ), path
+
+
+def test_the_memory_table_of_the_documentation_is_what_its_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [
+        row.split(" | ")
+        for row in (ROOT / "docs" / "neuron.md").read_text(encoding="utf-8").splitlines()
+        if row.startswith("| llama-")
+    ]
+    assert len(rows) == 4
+    for row in rows:
+        model, where, weights, cache, activation, total, memory = (cell.strip("| ") for cell in row)
+        target, ranks = where.split(", ")
+        size = ["--rows", "4", "--sequence_length", "4096", "--dry_run"]
+        compile_main(
+            [
+                "--model",
+                str(ROOT / "docs" / "shapes" / model),
+                "--target",
+                target,
+                "--tensor_parallel",
+                ranks,
+                *size,
+            ]
+        )
+        printed = capsys.readouterr().out
+        assert f"memory of a rank: {total} at least, of {memory}" in printed
+        for name, value in (
+            ("weights", weights),
+            ("KV cache", cache),
+            ("largest activation", activation),
+        ):
+            assert re.search(rf"{name} +{re.escape(value)}", printed), row

@@ -1,0 +1,289 @@
+"""Planning graphs, and counting what they need."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
+from compile.plan import search
+from compile.plan.buckets import Sizes, graphs_of, plan_graphs
+from compile.plan.memory import check_fits, check_sharding, footprint, work
+from compile.plan.search import BuildBudget, expected_cost, grid, plan, powers_of_two, serving
+from compile.plan.workload import Calls, CallShape, Limits, calls_of, read_load
+from compile.spec import CompileSpec, verify_bucket
+from inference.artifact import Bucket
+from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
+from inference.model.config import parse_config
+from tests.support.models import TINY, tiny_decoder
+
+LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120, all_rows=False)
+
+
+def spec_of(**changes: Any) -> CompileSpec:
+    """Llama 3.1 8B on trn1.2xlarge."""
+    settings_ = {
+        "rows": 1,
+        "sequence_length": 2048,
+        "max_tree_nodes": 64,
+        "target": "trn1",
+        "dtype": "bfloat16",
+        "tensor_parallel": 2,
+    } | changes
+    limits = Limits(
+        settings_["rows"],
+        128,
+        settings_["max_tree_nodes"],
+        1,
+        settings_["sequence_length"],
+        settings_["target"] != "cpu",
+    )
+    return CompileSpec(
+        **{"model": "big", "vocabulary": 128256, "buckets": graphs_of(Sizes(), limits)} | settings_
+    )
+
+
+def area(shape: CallShape) -> float:
+    return shape.rows * shape.nodes * (10.0 + shape.slots)
+
+
+prompts = st.builds(
+    CallShape, st.just(True), st.just(1), st.integers(1, 16), st.sampled_from([1, 16, 100])
+)
+trees = st.builds(
+    CallShape,
+    st.just(False),
+    st.integers(1, 2),
+    st.integers(1, 8),
+    st.sampled_from([20, 64, 100, 128]),
+)
+calls_of_two_kinds = st.dictionaries(prompts | trees, st.floats(0.1, 9), min_size=1, max_size=7)
+
+
+def brute_force(
+    calls: Calls, required: tuple[CallShape, ...], sizes: list[CallShape], budget: BuildBudget
+) -> float:
+    """The least expected cost of any affordable set, by trying them all."""
+    others, best = [shape for shape in sizes if shape not in required], float("inf")
+    for count in range(len(others) + 1):
+        for extra in combinations(others, count):
+            chosen = [*required, *extra]
+            graphs = sum(budget.count(shape) for shape in chosen)
+            seconds = sum(budget.count(shape) * budget.of(shape) for shape in chosen)
+            if graphs <= budget.graphs and seconds <= budget.seconds + 1e-9:
+                best = min(best, expected_cost(chosen, calls, area))
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    calls_of_two_kinds, st.integers(5, 12), st.sampled_from([float("inf"), 40.0, 70.0]), st.data()
+)
+def test_the_plan_is_the_best_of_all_affordable_sets(
+    calls: Calls, graphs: int, seconds: float, data: st.DataObject
+) -> None:
+    sizes = data.draw(st.lists(st.sampled_from(grid(calls, LIMITS)), max_size=9, unique=True))
+    required = tuple(dict.fromkeys(LIMITS.required()))
+    budget = BuildBudget(graphs, seconds=seconds, of=lambda shape: 1.0 + shape.slots / 30)
+    made = plan(calls, LIMITS, area, budget, sizes)
+    assert made.expected == pytest.approx(brute_force(calls, required, sizes, budget))
+    assert made.optimal
+    assert made.expected == pytest.approx(expected_cost(made.shapes, calls, area))
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls_of_two_kinds, st.integers(5, 20), st.integers(1, 2))
+def test_a_plan_keeps_its_budget_and_serves_every_call(
+    calls: Calls, graphs: int, samplings: int
+) -> None:
+    budget = BuildBudget(graphs, samplings=samplings)
+    made = plan(calls, LIMITS, area, budget)
+    assert sum(budget.count(shape) for shape in made.shapes) <= graphs
+    assert all(
+        serving(made.shapes, call, area).serves(call) for call in [*calls, *LIMITS.required()]
+    )
+    assert made.exact <= made.expected * (1 + 1e-9)
+    assert made.bound <= made.expected
+    assert plan(
+        calls, LIMITS, area, replace(budget, graphs=graphs + 1)
+    ).expected <= made.expected * (1 + 1e-9)
+
+
+def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
+    calls = {CallShape(False, 1, 2, 50): 1.0}
+    with pytest.raises(InvalidRequest, match=r"5 graphs.* 4 graphs"):
+        plan(calls, LIMITS, area, BuildBudget(4))
+    with pytest.raises(InvalidRequest, match=r"5 graphs and 10 .*9 graphs and 9"):
+        plan(calls, LIMITS, area, BuildBudget(9, seconds=540, of=lambda shape: 120))
+
+
+@pytest.mark.parametrize("name", IMITATED)
+def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> None:
+    limits = Limits(4, 256, 64, 1, 2048, all_rows=True)
+    calls = calls_of(read_load(LOADS / f"{name}.json"), limits)
+    free, powers = (
+        plan(calls, limits, area, BuildBudget(12)),
+        plan(calls, limits, area, BuildBudget(12), powers_of_two(limits)),
+    )
+    assert free.expected <= powers.expected
+    assert expected_cost(free.shapes, calls, area) == pytest.approx(free.expected)
+
+
+def test_weights_and_cache_of_a_known_model_are_those_published() -> None:
+    need = footprint(parse_config(LLAMA_8B), spec_of(tensor_parallel=1))
+    assert need.weights == 2 * 8_030_261_248
+    assert need.cache == 128 * 1024 * 2113
+
+
+def test_weights_counted_are_those_of_the_decoder() -> None:
+    for overrides in (
+        {"tie_word_embeddings": True},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3", "head_dim": 8},
+        {"mlp_bias": True},
+    ):
+        parameters = sum(parameter.numel() for parameter in tiny_decoder(**overrides).parameters())
+        spec = spec_of(target="cpu", tensor_parallel=1, dtype="float32", vocabulary=61)
+        assert footprint(parse_config(TINY | overrides), spec).weights == 4 * parameters
+
+
+def test_ranks_share_weights_and_repeat_the_heads_they_lack() -> None:
+    config = parse_config(LLAMA_8B)
+    one, eight, sixteen = (
+        footprint(config, spec_of(tensor_parallel=ranks)) for ranks in (1, 8, 16)
+    )
+    assert one.weights / 8 == pytest.approx(eight.weights, rel=1e-3)
+    assert eight.cache == sixteen.cache == one.cache / 8
+
+
+def test_reading_the_weights_once_takes_what_the_reference_says() -> None:
+    from compile.plan.device import device_of
+
+    config, spec = parse_config(LLAMA_8B), spec_of()
+    call = work(config, spec, rows=1, nodes=1, slots=1, picks=1)
+    assert device_of("trn1").seconds(call.flops, call.moved, "bfloat16") == pytest.approx(
+        0.0182, rel=0.07
+    )  # the input table is not read whole
+    assert call.flops * 2 == pytest.approx(2 * (8_030_261_248 - 128256 * 4096), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tensor_parallel": 1, "rows": 4},
+        {"sequence_length": 131072},
+        {"target": "trn2", "tensor_parallel": 1, "rows": 64},
+    ],
+)
+def test_what_cannot_fit_is_refused_and_every_advice_would_fit(changes: dict[str, Any]) -> None:
+    config = parse_config(LLAMA_8B)
+    with pytest.raises(LimitExceeded, match=r"it has .* GiB\. Would fit: ") as refusal:
+        check_fits(config, spec_of(**changes))
+    advice = str(refusal.value).split("Would fit: ")[1].split("; ")
+    assert any("--tensor_parallel" in line for line in advice)
+    for line in advice:
+        words = line.split(" (")[0].replace("--", "").split()
+        given_ = {
+            name: int(value) if value.isdigit() else value
+            for name, value in zip(words[::2], words[1::2], strict=True)
+        }
+        check_fits(config, spec_of(**changes | given_))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        (3, "can share among 1, 2, 4, 8, 16, 32"),
+        (64, "can share among 1, 2, 4, 8, 16, 32"),
+        (12, "can share among"),
+    ],
+)
+def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        check_sharding(parse_config(LLAMA_8B), spec_of(tensor_parallel=ranks))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": "tpu"}, "--target tpu: one of cpu, trn1"),
+        ({"rows": 0}, "--rows 0: at least 1"),
+        ({"sequence_length": 1}, "--sequence_length 1"),
+        ({"dtype": "int8"}, "--dtype int8"),
+        ({"target": "cpu"}, "--tensor_parallel 2: the cpu target is not sharded"),
+        (
+            {"buckets": (Bucket(1, 8, 100, 8, 8, False, 2112),)},
+            "no verify graph has 1 rows, 64 nodes and 2112 slots",
+        ),
+        ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 99),)}, "junk slot is 2112"),
+        ({"buckets": (verify_bucket(1, 8, 9, 2112, sampled=True),) * 2}, "asked for twice"),
+        ({"buckets": (verify_bucket(2, 64, 2112, 2112, sampled=True),)}, "takes exactly 1"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_does_not_exist(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        replace(spec_of(), **changes)
+
+
+@pytest.mark.parametrize(("dtype", "alone"), [("float32", 2), ("bfloat16", 1)])
+def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(
+    dtype: str, alone: int
+) -> None:
+    limits = Limits(4, 128, 24, alone, 1000, all_rows=False)
+    buckets = graphs_of(Sizes(), limits)
+    trees = {
+        (bucket.rows, bucket.nodes, bucket.slots, bucket.sampled)
+        for bucket in buckets
+        if bucket.picks == bucket.nodes
+    }
+    assert {
+        (rows, nodes, 1024, sampled)
+        for rows in (1, 4)
+        for nodes in (alone, 24)
+        for sampled in (False, True)
+    } <= trees
+    assert {
+        (bucket.nodes, bucket.levels, bucket.sampled)
+        for bucket in buckets
+        if bucket.picks == 1 < bucket.nodes
+    } == {(128, 1, False)}
+    assert {bucket.junk for bucket in buckets} == {1024}
+
+
+def test_a_planned_spec_explains_itself() -> None:
+    from compile.plan.buckets import explain
+
+    budget = BuildBudget(10)
+    planned = plan_graphs(
+        read_load(LOADS / "batch.json"), parse_config(LLAMA_8B), spec_of(rows=4), budget, 256
+    )
+    text = "\n".join(explain(planned, budget))
+    assert "synthetic, imitates summaries" in text
+    assert "10 graphs of 10 allowed" in text
+    assert planned.smaller is not None
+    assert planned.smaller >= planned.plan.padding >= planned.larger
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_MOST_SECONDS", seconds)
+    limits = Limits(4, 256, 64, 1, 2048, all_rows=False)
+    calls = calls_of(read_load(LOADS / "chat.json"), limits)
+    made = plan(calls, limits, area, BuildBudget(14))
+    assert made.bound <= made.expected
+    assert made.expected == pytest.approx(expected_cost(made.shapes, calls, area))
+    assert set(limits.required()) <= set(made.shapes)
+
+
+def test_planning_without_its_solver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingExtra, match=r"outrider\[compile\]"):
+        plan({CallShape(False, 1, 2, 50): 1.0}, LIMITS, area, BuildBudget(9))

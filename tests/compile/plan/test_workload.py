@@ -1,0 +1,84 @@
+"""Loads, and the calls that follow from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.buckets import IMITATED, LOADS, imitate
+from compile.plan.workload import CallShape, Limits, Load, calls_of, read_load
+from inference.errors import InvalidRequest
+from outrider.completion import Completion
+
+LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120, all_rows=False)
+
+
+def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> None:
+    load = Load("by hand", ((40, 7),), {4: 3, 8: 1}, {2: 1}, acceptance_length=2.5)
+    assert calls_of(load, LIMITS) == {
+        CallShape(True, 1, 16, 1): 1,
+        CallShape(True, 1, 16, 16): 1,
+        CallShape(True, 1, 7, 32): 1,
+        **{
+            CallShape(False, 2, 4, slots): pytest.approx(0.375) for slots in (43, 45, 48)
+        },  # three rounds, shared by two sessions
+        **{CallShape(False, 2, 8, slots): pytest.approx(0.125) for slots in (47, 49, 52)},
+    }
+
+
+@pytest.mark.parametrize("name", IMITATED)
+def test_the_shipped_loads_are_what_their_script_makes(name: str) -> None:
+    assert read_load(LOADS / f"{name}.json") == imitate(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sessions": []}, "a load needs sessions"),
+        ({"sessions": [[0, 5]]}, r"field sessions\[0\]\[0\] is 0"),
+        ({"sessions": [[1, 5, 2]]}, r"field sessions\[0\] is \[1, 5, 2\]"),
+        ({"tree_sizes": {"0": 1}}, "field tree_sizes has a field '0'"),
+        ({"tree_sizes": {"1": 0}}, "tree_sizes maps sizes of at least 1"),
+        ({"concurrent": {"one": 1}}, "field concurrent has a field 'one'"),
+        ({"acceptance_length": 0.5}, "a round makes at least the target's own token"),
+        ({"surprise": 1}, "has an unknown field 'surprise'"),
+    ],
+)
+def test_a_bad_load_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "load.json"
+    path.write_text(json.dumps(asdict(Load("x", ((4, 4),), {4: 1}, {1: 1}, 2.0)) | change))
+    with pytest.raises(InvalidRequest, match=said):
+        read_load(path)
+
+
+def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
+    path = tmp_path / "outrider-profile.json"
+    one = Completion(
+        0,
+        "x",
+        0,
+        prompt_tokens=30,
+        token_ids=[1] * 12,
+        forwards=4,
+        num_draft_tokens=61,
+        num_accepted_tokens=8,
+    )
+    two = replace(one, prompt_tokens=9, token_ids=[1] * 4, forwards=2, num_draft_tokens=14)
+    two.num_accepted_tokens = 2
+    path.write_text(json.dumps([asdict(one), asdict(two), asdict(replace(one, forwards=0))]))
+    load = read_load(path)
+    assert (load.sessions, load.tree_sizes, load.concurrent) == (
+        ((30, 12), (9, 4)),
+        {16: 4, 8: 2},
+        {1: 1},
+    )
+    assert load.acceptance_length == pytest.approx(16 / 6)
+    path.write_text("[{}]")
+    with pytest.raises(InvalidRequest, match=r"field \[0\] .*prompt_tokens"):
+        read_load(path)

@@ -1,0 +1,108 @@
+"""What a client believes of what a target says."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpc_comm.client.received import Received
+from inference.errors import Mismatch
+from inference.order import End, Progress
+from inference.proposer import NOBODY
+from inference.stats import Traffic
+from tests.support.wire_fixtures import progress
+
+PROMPT = [1, 2, 3]
+
+
+def text(most: int = 10, stop_ids: frozenset[int] = frozenset()) -> Received:
+    received = Received(PROMPT, 100, Traffic())
+    received.ask(most, stop_ids)
+    return received
+
+
+def test_what_comes_is_read_once_and_in_one_piece() -> None:
+    received = text()
+    assert received.read() is None
+    received.take(progress(3, 4, 5, proposers=(0, NOBODY)))
+    received.take(progress(5, 6))
+    assert received.unread == 3
+    read = received.read()
+    assert read is not None
+    assert (read.position, read.tokens, read.proposers) == (3, (4, 5, 6), (0, NOBODY, NOBODY))
+    assert received.read() is None
+    received.take(progress(6))
+    assert received.read() == progress(6)
+
+
+def test_tokens_that_are_there_already_are_passed_over() -> None:
+    received = text()
+    received.take(progress(3, 4, 5))
+    received.take(progress(2, 3, 4, 5, 6, 7))
+    received.take(progress(3, 4))
+    assert received.tokens == [1, 2, 3, 4, 5, 6, 7]
+
+
+WRONG: dict[str, tuple[Progress, str]] = {
+    "a gap": (progress(6, 7), "left out tokens 5 to 5"),
+    "the greatest position": (progress(2**32 - 1, 7), "left out"),
+    "another token than before": (progress(4, 6), "contradicts itself"),
+    "another prompt": (progress(0, 2), "contradicts itself"),
+    "a contradiction within what is new": (progress(3, 4, 6, 7), "contradicts itself"),
+    "a token outside the vocabulary": (progress(5, 100), "outside its vocabulary of 100"),
+    "more than was asked": (progress(5, *range(6, 12)), "made 11 tokens, 10 were asked"),
+    "tokens behind a stop id": (progress(5, 50, 6), "went on behind a stop id"),
+    "nodes that were not": (progress(5, 6, nodes=4), "backwards"),
+    "a forward that was not": (progress(5, 6, forwards=1), "backwards"),
+    "time that runs back": (progress(5, 6, model_seconds=0.5), "backwards"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_no_target_says_is_a_mismatch_and_changes_nothing(wrong: str) -> None:
+    received = text(stop_ids=frozenset({50}))
+    received.take(progress(3, 4, 5))
+    said, words = WRONG[wrong]
+    with pytest.raises(Mismatch, match=words):
+        received.take(said)
+    assert received.tokens == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("end", [End.STOP_ID, End.MAX_TOKENS, End.SPENT, End.LIMIT])
+def test_nothing_comes_after_an_end(end: End) -> None:
+    received = text(most=5, stop_ids=frozenset({5}))
+    received.take(progress(3, 4, 5, end=end))
+    assert received.end is end
+    received.take(progress(5, end=end))
+    received.ask(9, frozenset())
+    received.take(progress(5, 6))
+    received.take(progress(6, end=End.SPENT))
+    with pytest.raises(Mismatch, match="after the end"):
+        received.take(progress(6, 7))
+
+
+def test_an_end_that_an_order_since_has_moved_is_none() -> None:
+    received = text(most=4)
+    received.take(progress(3, 4, end=End.MAX_TOKENS))
+    received.ask(9, frozenset({8}))
+    for late in (End.MAX_TOKENS, End.STOP_ID):
+        received.take(progress(4, end=late))
+        assert received.end is End.NOT
+
+
+def test_a_stop_id_of_the_prompt_ends_nothing() -> None:
+    received = text(stop_ids=frozenset({3}))
+    received.take(progress(3, end=End.STOP_ID))
+    assert received.end is End.NOT
+
+
+def test_sums_go_on_where_another_session_begins_anew() -> None:
+    traffic = Traffic()
+    received = Received(PROMPT, 100, traffic)
+    received.ask(10, frozenset())
+    received.take(progress(3, 4, nodes=8, forwards=3))
+    received.session_begins()
+    received.take(progress(4, 5, nodes=2, forwards=1))
+    read = received.read()
+    assert read is not None
+    assert (read.nodes, read.forwards, received.session.nodes) == (10, 4, 2)
+    assert (traffic.nodes, traffic.forwards, traffic.model_seconds) == (10, 4, 2.0)

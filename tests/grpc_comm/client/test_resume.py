@@ -1,0 +1,523 @@
+"""A session goes on by itself when the link breaks, the target dies, restarts, falls silent or goes
+away: the text stays the target's own.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import pytest
+
+from grpc_comm.client import connection as client
+from grpc_comm.client import remote_session as remote
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import Patience, RemoteSession
+from grpc_comm.server import sender
+from grpc_comm.server.server import BackgroundServer
+from inference.backends import Segment
+from inference.backends.eager import EagerModel
+from inference.decode import Step
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import OutriderError, Unavailable
+from inference.order import Decode, End, Pace
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+from outrider.link import ShapedLink, shaped_link
+from tests.support import pairs
+from tests.support.drafts import proposers_of, text_of
+from tests.support.hand_streams import draining
+from tests.support.wire_fixtures import (
+    FAULTY,
+    WAIT,
+    Successor,
+    assert_serves,
+    background,
+    candidates,
+    connected,
+    eventually,
+    news,
+    opened,
+    rest,
+    successor_engine,
+    until_it_fails,
+)
+
+PROMPT, TOKENS = [7, 3, 30], 60
+END = len(PROMPT) + TOKENS
+SAMPLINGS = [SamplingParams(temperature, seed=5) for temperature in (0.0, 0.7, 1.0)]
+NEVER = 3600.0
+"""Seconds of patience that no test waits for."""
+
+
+class Halting(EagerModel):
+    """A model that stops in its `halt`-th forward from now, until the gate opens."""
+
+    halt = 0
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(
+            pairs.decoder(1), rows=rows, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64
+        )
+        self.halted, self.gate = threading.Event(), threading.Event()
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        self.halt -= 1
+        if self.halt == 0:
+            self.halted.set()
+            assert self.gate.wait(WAIT)
+        return super().choose(segments)
+
+
+def tiny_engine() -> Engine:
+    return Engine(
+        Halting(2),
+        sequence_length=pairs.SEQUENCE_LENGTH,
+        max_tree_nodes=64,
+        vocabulary=pairs.VOCABULARY,
+    )
+
+
+def halting(engine: Engine) -> Halting:
+    assert isinstance(engine.model, Halting)
+    return engine.model
+
+
+class Way(NamedTuple):
+    """A client's way to a target of its own that can be cut and held up; `notices` is what the
+    user is told.
+    """
+
+    model: Halting
+    connection: Connection
+    cut: Callable[[], None]
+    notices: list[str]
+
+    def halt_in(self, forwards: int) -> None:
+        self.model.halted.clear()
+        self.model.gate.clear()
+        self.model.halt = forwards
+
+    def break_while_halted(self, session: RemoteSession) -> None:
+        """Cut the link while the target computes."""
+        assert self.model.halted.wait(WAIT)
+        self.cut()
+        eventually(lambda: session.lost or bool(session.traffic.resumes))
+        self.model.gate.set()
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[tuple[Engine, ShapedLink]]:
+    engine = tiny_engine()
+    with background(engine) as server, shaped_link(str(server.address)) as link:
+        yield engine, link
+
+
+@pytest.fixture
+def way(link: tuple[Engine, ShapedLink]) -> Iterator[Way]:
+    engine, shaped = link
+    notices: list[str] = []
+    with connect(shaped.address, patience=Patience(WAIT, notices.append)) as connection:
+        yield Way(halting(engine), connection, shaped.cut, notices)
+        halting(engine).gate.set()
+
+
+def alone(params: SamplingParams) -> list[int]:
+    """The target's own decoding, in process."""
+    session = LocalSession(pairs.engine(pairs.decoder(1), rows=1))
+    return text_of(PROMPT, params, session, Decode(END))
+
+
+def made(
+    session: RemoteSession,
+    params: SamplingParams,
+    pace: Pace = Pace.GO_ON,
+    between: Callable[[Step], None] = lambda step: None,
+) -> list[int]:
+    """The text with a draft that is often wrong."""
+    proposers = proposers_of("close", pace)
+    return text_of(PROMPT, params, session, Decode(END, pace=pace), proposers, between)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS)
+@pytest.mark.parametrize("pace", Pace)
+def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
+    way: Way, params: SamplingParams, pace: Pace
+) -> None:
+    session, streams = way.connection.session(), set[int]()
+    way.halt_in(6)
+    with ThreadPoolExecutor() as pool:
+        text = pool.submit(made, session, params, pace, lambda step: streams.add(session.stream))
+        way.break_while_halted(session)
+        assert text.result(WAIT) == alone(params)
+    assert (session.traffic.resumes, session.traffic.reopenings) == (1, 0)
+    assert ["looking for it again" in way.notices[0], "connected" in way.notices[1]] == [True, True]
+    assert len(streams) == 2
+
+
+def test_a_stream_cut_many_times_goes_on(way: Way) -> None:
+    params, session, cuts = SAMPLINGS[1], way.connection.session(), iter(range(5))
+
+    def between(step: Step) -> None:
+        if step.tokens and next(cuts, None) is not None:
+            way.cut()
+            eventually(lambda: session.lost or session.traffic.resumes > 0)
+            eventually(lambda: not session.lost)
+
+    assert made(session, params, between=between) == alone(params)
+    assert session.traffic.resumes > 1
+
+
+def test_what_is_proposed_while_the_target_is_looked_for_is_dropped_without_a_word() -> None:
+    with (
+        background(successor_engine()) as server,
+        shaped_link(str(server.address)) as link,
+        looking_at(link.address) as connection,
+    ):
+        session = opened(connection)
+        stream = session.stream
+        link.cut()
+        eventually(lambda: session.lost or session.stream != stream)
+        session.propose(candidates(session, 2, [4, 5]))
+        session.go(2)
+        eventually(lambda: session.stream == stream + 1)
+        assert_serves(session)
+
+
+def test_heartbeats_keep_a_session_that_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
+    with connected(successor_engine(), lease_seconds=1.5) as connection:
+        session = opened(connection)
+        sent = session.traffic.messages_up
+        eventually(lambda: session.traffic.messages_up >= sent + 5)  # 0.5 s apart
+        assert_serves(session)
+        session.close()
+
+
+def test_who_waits_for_a_row_longer_than_a_lease_is_not_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(remote, "LEAST_LEASE", 0.3)
+    engine = tiny_engine()
+    with connected(engine, lease_seconds=0.6) as connection, ThreadPoolExecutor() as pool:
+        session = connection.session()
+        halting(engine).halt = 1
+        text = pool.submit(made, session, SAMPLINGS[0])
+        assert halting(engine).halted.wait(WAIT)
+        held_up = time.monotonic() + 1.5
+        eventually(lambda: time.monotonic() > held_up)
+        halting(engine).gate.set()
+        assert text.result(WAIT) == alone(SAMPLINGS[0])
+        session.close()
+
+
+@pytest.mark.parametrize("params", SAMPLINGS)
+def test_a_session_whose_lease_ran_out_is_opened_anew(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
+    engine = tiny_engine()
+
+    def notice(line: str) -> None:
+        """The user reads what is said, and the lease runs out meanwhile."""
+        if "looking for it" in line:
+            halting(engine).gate.set()
+            eventually(lambda: engine.sessions == [])
+
+    with (
+        background(engine, lease_seconds=0.5) as server,
+        shaped_link(str(server.address)) as link,
+        connect(link.address, patience=Patience(WAIT, notice)) as connection,
+        ThreadPoolExecutor() as pool,
+    ):
+        session = connection.session()
+        halting(engine).halt = 9
+        text = pool.submit(made, session, params)
+        assert halting(engine).halted.wait(WAIT)
+        link.cut()
+        assert text.result(WAIT) == alone(params)
+        assert session.traffic.resumes == 0
+        assert session.traffic.reopenings >= 1  # so short a lease may run out again
+
+
+@contextmanager
+def looking_at(*addresses: object, patience: float = WAIT) -> Iterator[Connection]:
+    with connect(",".join(map(str, addresses)), patience=Patience(patience)) as connection:
+        yield connection
+
+
+@contextmanager
+def targets(
+    engines: Sequence[Engine], patience: float = WAIT
+) -> Iterator[tuple[list[BackgroundServer], Connection]]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(background(engine)) for engine in engines]
+        addresses = [server.address for server in servers]
+        yield servers, stack.enter_context(looking_at(*addresses, patience=patience))
+
+
+@pytest.mark.parametrize("params", SAMPLINGS)
+@pytest.mark.parametrize("pace", Pace)
+def test_when_a_target_dies_the_next_one_goes_on_after_one_prefill(
+    params: SamplingParams, pace: Pace
+) -> None:
+    engines = [tiny_engine(), tiny_engine()]
+    with targets(engines) as ((first, _), connection), ThreadPoolExecutor() as pool:
+        session, model = connection.session(), halting(engines[0])
+        model.halt = 8
+        text = pool.submit(made, session, params, pace)
+        assert model.halted.wait(WAIT)
+        stopping = pool.submit(first.stop)
+        eventually(lambda: session.lost or session.traffic.reopenings > 0)
+        model.gate.set()
+        assert text.result(WAIT) == alone(params)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
+        stopping.result(WAIT)
+
+
+def test_the_last_of_several_targets_is_found() -> None:
+    with targets([successor_engine() for _ in range(3)]) as (servers, connection):
+        session = opened(connection)
+        for server in servers[:2]:
+            server.stop()
+        assert_serves(session)
+        assert session.traffic.reopenings == 1
+
+
+@pytest.mark.parametrize("params", SAMPLINGS)
+@pytest.mark.parametrize("pace", Pace)
+def test_a_draining_target_moves_its_clients_to_the_next(
+    params: SamplingParams, pace: Pace
+) -> None:
+    engines = [tiny_engine(), tiny_engine()]
+    with targets(engines) as ((first, _), connection), ThreadPoolExecutor() as pool:
+        session, model = connection.session(), halting(engines[0])
+        model.halt = 8
+        text = pool.submit(made, session, params, pace)
+        assert model.halted.wait(WAIT)
+        with draining(first):
+            model.gate.set()
+            assert text.result(WAIT) == alone(params)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
+
+
+def test_without_patience_a_text_ends_where_its_target_was_drained() -> None:
+    with targets([successor_engine()], patience=0) as ((server,), connection):
+        session = opened(connection)
+        session.decode(Decode(40_000))
+        came = [news(session)]
+        with draining(server):
+            while came[-1].end is End.NOT:
+                came.append(news(session))
+        tokens = [token for one in came for token in one.tokens]
+        assert tokens == list(range(4, 4 + len(tokens)))
+        assert came[-1].end is End.DRAINED
+        session.close()
+
+
+def test_a_patient_client_gets_into_a_full_target_later_and_is_told_why_it_waits() -> None:
+    notices: list[str] = []
+    engine = successor_engine(rows=1, waiting=0)
+    with (
+        background(engine) as server,
+        connect(str(server.address), patience=Patience(WAIT, notices.append)) as connection,
+    ):
+        held, session = opened(connection), connection.session()
+        session.open([1, 2, 3], SamplingParams())
+        eventually(lambda: bool(notices))
+        held.close()
+        assert_serves(session)
+        assert [notices[0].startswith("the target is full"), notices[1]] == [
+            True,
+            f"connected to {server.address} again",
+        ]
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
+
+
+def test_without_patience_a_lost_target_fails_at_once() -> None:
+    with targets([successor_engine(), successor_engine()], patience=0) as (servers, connection):
+        session = opened(connection)
+        servers[0].stop()
+        with pytest.raises(Unavailable, match="went away"):
+            until_it_fails(session)
+
+
+@contextmanager
+def searching(silent: bool) -> Iterator[tuple[Connection, RemoteSession]]:
+    """A client that looks for a target that is gone, or that listens and says nothing."""
+    notices: list[str] = []
+    with ExitStack() as stack:
+        server = stack.enter_context(background(successor_engine()))
+        connection = stack.enter_context(
+            connect(str(server.address), patience=Patience(NEVER, notices.append))
+        )
+        session = opened(connection)
+        server.stop()
+        if silent:
+            stack.enter_context(socket.create_server(server.address))
+        eventually(lambda: bool(notices))
+        time.sleep(0.3)  # into the first or the second attempt
+        yield connection, session
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("by", ["session", "connection"])
+def test_closing_ends_the_search_for_a_target(by: str, silent: bool) -> None:
+    with searching(silent) as (connection, session):
+        assert session.lost
+        session.close() if by == "session" else connection.close()
+        with pytest.raises(Unavailable):
+            until_it_fails(session)
+        assert not session.lost
+
+
+def test_a_session_that_was_closed_while_it_searched_opens_again() -> None:
+    with (
+        background(successor_engine()) as server,
+        looking_at(server.address, patience=NEVER) as connection,
+    ):
+        session = connection.session()
+        for _ in range(5):
+            session.open([1, 2, 3], SamplingParams())
+            assert_serves(session)
+            session.decode(Decode(40_000))
+            server.stop()
+            session.close()
+            with pytest.raises(Unavailable):
+                until_it_fails(session)
+            server = background(successor_engine(), address=server.address)
+        session.open([1, 2, 3], SamplingParams())
+        assert_serves(session)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
+        server.stop()
+
+
+def test_a_target_that_was_restarted_is_found_again() -> None:
+    with background(successor_engine()) as server, looking_at(server.address) as connection:
+        session = opened(connection)
+        assert_serves(session)
+        session.decode(Decode(8))
+        assert rest(session) == [6, 7, 8]
+        session.decode(Decode(20_000, credit=20))
+        came = list(news(session).tokens)
+        server.stop()
+        with background(successor_engine(), address=server.address):
+            eventually(lambda: session.traffic.reopenings == 1)
+            session.decode(Decode(2_000))
+            assert came + rest(session) == list(range(9, 2_001))
+
+
+def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:
+    with targets([successor_engine()]) as (_, connection):
+        session = connection.session()
+        session.open([1, FAULTY], SamplingParams())
+        session.decode(Decode(9))
+        with pytest.raises(OutriderError, match="fault"):
+            until_it_fails(session)
+        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is noticed soon."""
+    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
+    for name in ("LONGEST_SILENCE", "SHORTEST_SILENCE"):
+        monkeypatch.setattr(remote, name, 1.0)
+
+
+@pytest.fixture
+def wedged(hasty: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that never comes back from its next forward of a text."""
+    monkeypatch.setattr(sender, "MOST_STEP_SECONDS", 0.1)
+    engine = successor_engine()
+    yield engine
+    assert isinstance(engine.model, Successor)
+    engine.model.gate.set()
+
+
+def test_a_target_that_is_connected_and_works_no_more_is_unavailable(wedged: Engine) -> None:
+    assert isinstance(wedged.model, Successor)
+    with connected(wedged) as connection:
+        session = opened(connection)
+        wedged.model.gate.clear()
+        session.decode(Decode(9))
+        with pytest.raises(Unavailable, match="nothing for 1 s"):
+            until_it_fails(session)
+        wedged.model.gate.set()
+
+
+def test_a_target_that_answers_and_never_works_is_given_up_when_patience_ends(
+    wedged: Engine,
+) -> None:
+    assert isinstance(wedged.model, Successor)
+    with targets([wedged], patience=2.5) as (_, connection):
+        session = opened(connection)
+        wedged.model.gate.clear()
+        session.decode(Decode(9))
+        with pytest.raises(Unavailable, match="nothing for 1 s"):
+            until_it_fails(session)
+        assert session.traffic.resumes > 0
+        wedged.model.gate.set()
+
+
+def test_another_target_goes_on_where_one_works_no_more(wedged: Engine) -> None:
+    assert isinstance(wedged.model, Successor)
+    with targets([wedged, successor_engine()]) as (_, connection):
+        session = opened(connection)
+        wedged.model.gate.clear()
+        assert_serves(session)
+        assert session.traffic.reopenings == 1
+        wedged.model.gate.set()
+
+
+def test_the_first_call_ends_when_the_target_says_nothing(hasty: None) -> None:
+    engine = successor_engine()
+    with background(engine) as server, connect(str(server.address)) as connection:
+        session = connection.session()
+        server.stop()
+        with socket.create_server(server.address):
+            session.open([1, 2, 3], SamplingParams())
+            with pytest.raises(Unavailable):
+                until_it_fails(session)
+
+
+def test_a_target_that_only_lets_wait_is_waited_for(hasty: None) -> None:
+    """In line for a row: the target says that it is there, longer than silence is borne."""
+    with connected(successor_engine(rows=1)) as connection:
+        first, second = opened(connection), connection.session()
+        second.open([1, 2, 3], SamplingParams())
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            assert second.receive(0.1) is None or not second.lost
+        first.close()
+        assert_serves(second)
+
+
+@pytest.mark.parametrize("pace", Pace)
+def test_spending_is_held_over_targets_that_are_cut_and_lost(pace: Pace) -> None:
+    """Each target is stopped in the middle; what it may have computed unseen counts as spent."""
+    engines = [successor_engine() for _ in range(3)]
+    with targets(engines) as (servers, connection):
+        session = connection.session()
+        session.open([1, 2, 3], SamplingParams())
+        session.decode(Decode(40_000, most_nodes=4_000, pace=pace))
+        spent, last, end = 0, 2, End.NOT
+        for server, engine in zip(servers, engines, strict=True):
+            seen = session.traffic.nodes
+            while session.traffic.nodes < seen + 40 and end is End.NOT:
+                if (came := session.receive(0.1)) is not None:
+                    last, end = last + len(came.tokens), came.end
+                session.go(last)
+            computed = engine.sessions[0].spent if engine.sessions else None
+            server.stop()
+            spent += computed.nodes if computed is not None else 0
+        assert spent <= 4_000
+        session.close()

@@ -1,0 +1,182 @@
+"""The log of a target: what it says of each event, and what it never says."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from grpc_comm.observability.events import (
+    CallRejected,
+    Draining,
+    Ending,
+    SessionEnded,
+    SessionResumed,
+    StreamLost,
+)
+from grpc_comm.observability.log import EventLog, start_log
+from grpc_comm.observability.statistics import Statistics
+from inference.errors import InvalidRequest
+from tests.support.observed import MODEL, SESSION_ID, TENANT, Service, log_as_before
+
+SECRET_TOKENS = [3_777, 3_778, 3_779]
+
+
+@pytest.fixture(autouse=True)
+def restored_log() -> Iterator[None]:
+    with log_as_before():
+        yield
+
+
+def logged() -> Service:
+    """A service whose events are logged."""
+    statistics = Statistics()
+    EventLog(statistics)
+    return Service(statistics)
+
+
+def a_session() -> None:
+    """Opened, three of five candidates accepted, closed."""
+    service = logged()
+    session = service.open([*SECRET_TOKENS, 13])
+    service.ask(session, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
+    service.close(session)
+
+
+def events(err: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in err.splitlines()]
+
+
+def test_each_event_is_one_json_object_with_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    start_log("json", "info")
+    a_session()
+    served, opened, ended = events(capsys.readouterr().err)
+    assert (served["event"], served["model"], served["device"]) == (
+        "model served",
+        MODEL,
+        "emulated: by hand",
+    )
+    assert (
+        opened.items()
+        >= {
+            "event": "session opened",
+            "level": "info",
+            "tenant": TENANT,
+            "prompt_tokens": 4,
+            "reused_tokens": 0,
+        }.items()
+    )
+    assert (
+        ended.items()
+        >= {
+            "event": "session ended",
+            "reason": "closed",
+            "tokens": 4,
+            "forwards": 1,
+            "candidates": 5,
+            "accepted": 3,
+        }.items()
+    )
+    assert ended["acceptance_length"] == 4
+    assert ended["seconds"] > 0
+    assert opened["session"] == ended["session"] == SESSION_ID[:8]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_neither_tokens_nor_whole_session_ids_are_logged(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    start_log(form, "debug")
+    a_session()
+    said = capsys.readouterr().err
+    assert "session ended" in said
+    assert SESSION_ID not in said
+    assert not [token for token in SECRET_TOKENS if str(token) in said]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_of_an_exception_only_its_type_and_places_are_logged(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    start_log(form, "info")
+    try:
+        raise InvalidRequest("the prompt says: my password is xyzzy")
+    except InvalidRequest:
+        logging.getLogger("anything").exception("a session failed")
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "xyzzy" not in said
+    assert "InvalidRequest" in said
+    assert "test_of_an_exception" in said
+
+
+def test_refusals_drains_and_lost_streams_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    service = logged()
+    session = service.open([1, 2])
+    start_log("json", "info")
+    for event in (
+        CallRejected("UNAUTHENTICATED"),
+        StreamLost(session),
+        SessionResumed(session),
+        Draining(),
+        SessionEnded(session, Ending.DRAINED),
+    ):
+        service.emit(event)
+    said = events(capsys.readouterr().err)
+    assert [one["event"] for one in said] == [
+        "call rejected",
+        "stream lost",
+        "session resumed",
+        "draining",
+        "session ended",
+    ]
+    assert said[0].items() >= {"level": "warning", "code": "UNAUTHENTICATED", "tenant": ""}.items()
+    assert (
+        said[-1].items()
+        >= {"reason": "drained", "tokens": 0, "acceptance_length": None, "seconds": 0.0}.items()
+    )
+
+
+def test_a_session_that_loses_its_row_is_logged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.engine.admission.SILENT_SECONDS", -1.0)
+    start_log("json", "info")
+    service = logged()
+    for number in range(service.model.rows + 1):
+        service.open([1, 2], session_id=f"{number}-session")
+    [lent] = [
+        one for one in events(capsys.readouterr().err) if one["event"] == "row lent to another"
+    ]
+    assert lent["session"] == "0-sessio"
+    assert lent["length"] == 2
+
+
+def test_below_its_level_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    start_log("text", "warning")
+    a_session()
+    assert capsys.readouterr().err == ""
+
+
+def test_other_packages_say_no_more_than_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    start_log("json", "debug")
+    logging.getLogger("httpx").info("GET a-url")
+    logging.getLogger("httpx").warning("careful")
+    assert [one["event"] for one in events(capsys.readouterr().err)] == ["careful"]
+
+
+def test_a_text_line_has_no_fields_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    start_log("text", "info")
+    logged().emit(CallRejected("UNAUTHENTICATED"))
+    line = capsys.readouterr().err
+    assert line.endswith("WARNING call rejected code=UNAUTHENTICATED\n")
+
+
+def test_a_session_id_cannot_write_lines_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    start_log("text", "info")
+    service = logged()
+    service.open([1, 2], session_id='a\n{"b"} c=d')
+    assert "session=ab " in capsys.readouterr().err.splitlines()[-1]

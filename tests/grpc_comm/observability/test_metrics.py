@@ -1,0 +1,305 @@
+"""Metrics: the counters say what happened, under vLLM's names, over HTTP; and no label grows
+with callers.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import subprocess
+import sys
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from grpc_comm.observability.endpoint import serve_metrics
+from grpc_comm.observability.events import (
+    CallRejected,
+    CandidatesDropped,
+    Draining,
+    Drop,
+    Ending,
+    MessageReceived,
+    MessageSent,
+    SessionResumed,
+    StreamLost,
+)
+from grpc_comm.observability.metrics import Metrics
+from grpc_comm.observability.statistics import Statistics
+from grpc_comm.transport import Address
+from inference.errors import InvalidRequest
+from inference.order import Decode
+from inference.sampling import SamplingParams
+from tests.support.observed import MODEL, SESSION_ID, TENANT, Service
+from tests.support.repository import ROOT
+
+LOOPBACK = Address("127.0.0.1", 0)
+SECRET_TOKEN = 3_777
+"""Stands in a prompt, and must stand nowhere else."""
+
+
+def get(address: Address, path: str, accept: str = "") -> tuple[int, str, str]:
+    """Status, content type and body."""
+    connection = http.client.HTTPConnection(*address, timeout=10)
+    connection.request("GET", path, headers={"Accept": accept})
+    response = connection.getresponse()
+    return response.status, response.headers["Content-Type"], response.read().decode()
+
+
+def scraped(metrics: Metrics) -> list[Sample]:
+    with serve_metrics(metrics, LOOPBACK) as address:
+        text = get(address, "/metrics")[2]
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def value(samples: list[Sample], name: str, **labels: str) -> float:
+    found = [
+        sample.value
+        for sample in samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    assert len(found) == 1, f"{name} {labels}: {len(found)} samples"
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    """Two sessions of one prompt. The first has five candidates, three of them right, then none;
+    the second asks for nothing.
+    """
+    statistics = Statistics()
+    metrics, service = Metrics(statistics), Service(statistics)
+    prompt = [SECRET_TOKEN, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    first = service.open(prompt)
+    service.ask(first, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
+    service.ask(first, [], [])
+    service.close(first)
+    service.engine.step()
+    service.open(prompt)
+    for event in (
+        MessageReceived(130),
+        MessageReceived(70),
+        MessageSent(40),
+        CandidatesDropped(17, Drop.RATE),
+        CandidatesDropped(5, Drop.LATE),
+        CandidatesDropped(3, Drop.CAP),
+        CallRejected("RESOURCE_EXHAUSTED", TENANT),
+        CallRejected("RESOURCE_EXHAUSTED"),
+        StreamLost(first),
+        SessionResumed(first),
+    ):
+        statistics(event)
+    return scraped(metrics)
+
+
+WHAT_HAPPENED = {
+    "vllm:spec_decode_num_drafts_total": 1,  # the second forward had none
+    "vllm:spec_decode_num_draft_tokens_total": 5,
+    "vllm:spec_decode_num_accepted_tokens_total": 3,
+    "vllm:generation_tokens_total": 5,  # three and the target's own, then one
+    "vllm:prompt_tokens_total": 20,
+    "vllm:prefix_cache_queries_total": 20,
+    "vllm:prefix_cache_hits_total": 9,  # the last token of a prompt is a root, never found
+    "vllm:num_preemptions_total": 0,
+    "vllm:time_to_first_token_seconds_count": 1,
+    "vllm:inter_token_latency_seconds_count": 1,
+    "vllm:request_time_per_output_token_seconds_count": 1,
+    "vllm:e2e_request_latency_seconds_count": 1,
+    "vllm:request_queue_time_seconds_count": 2,
+    "vllm:request_prefill_time_seconds_count": 2,
+    "vllm:request_prompt_tokens_sum": 10,
+    "vllm:request_generation_tokens_sum": 5,
+    "vllm:num_requests_running": 1,
+    "vllm:num_requests_waiting": 0,
+    "vllm:kv_cache_usage_perc": 9 / 4_000,
+    "outrider_rows": 4,
+    "outrider_used_slots": 9,
+    "outrider_forward_queue_seconds_count": 2,
+    "outrider_root_only_forwards_total": 1,
+    "outrider_credit_stalls_total": 0,
+}
+
+
+@pytest.mark.parametrize("name", WHAT_HAPPENED)
+def test_a_scrape_says_what_happened(samples: list[Sample], name: str) -> None:
+    assert value(samples, name, model_name=MODEL) == pytest.approx(WHAT_HAPPENED[name])
+
+
+def test_accepted_tokens_are_counted_by_depth(samples: list[Sample]) -> None:
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert {
+        sample.labels["position"]: sample.value for sample in samples if sample.name == name
+    } == {"0": 1, "1": 1, "2": 1}
+
+
+def test_padding_is_what_was_computed_and_not_asked_for(samples: list[Sample]) -> None:
+    assert value(samples, "outrider_forward_seconds_count", kind="decode") == 2
+    assert value(samples, "outrider_batch_rows_sum", kind="decode") == 2
+    assert value(samples, "outrider_computed_rows_total", kind="decode") == 4
+    assert value(samples, "outrider_useful_nodes_total", kind="decode") == 6 + 1
+    assert value(samples, "outrider_computed_nodes_total", kind="decode") == 2 * (2 * 8)
+    assert (
+        value(samples, "outrider_useful_nodes_total", kind="prefill") == 9
+    )  # the second prompt was there
+    assert value(samples, "outrider_computed_nodes_total", kind="prefill") == 2 * 64
+
+
+def test_what_the_server_tells_is_counted(samples: list[Sample]) -> None:
+    assert value(samples, "outrider_wire_bytes_total", direction="up") == 200
+    assert value(samples, "outrider_wire_bytes_total", direction="down") == 40
+    assert value(samples, "outrider_rejected_total", code="RESOURCE_EXHAUSTED") == 2
+    dropped = "outrider_dropped_candidates_total"
+    assert value(samples, dropped, reason="rate") == 17
+    assert value(samples, dropped, reason="late") == 5
+    assert value(samples, dropped, reason="cap") == 3
+    assert value(samples, "outrider_streams_lost_total") == 1
+    assert value(samples, "outrider_sessions_resumed_total") == 1
+    assert {
+        reason: value(samples, "outrider_sessions_ended_total", reason=reason.value)
+        for reason in Ending
+    } == {reason: float(reason is Ending.CLOSED) for reason in Ending}
+
+
+def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Sample]) -> None:
+    assert value(samples, "outrider_target_info", device="emulated: by hand", version="1.2") == 1
+
+
+def test_sessions_are_counted_by_what_they_do(samples: list[Sample]) -> None:
+    states = {
+        sample.labels["state"]: sample.value
+        for sample in samples
+        if sample.name == "outrider_sessions"
+    }
+    assert states == {
+        "in_line": 0,
+        "prefill": 0,
+        "decode": 0,
+        "credit": 0,
+        "waiting": 1,
+        "parked": 0,
+        "away": 0,
+    }
+
+
+def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:
+    """All that a liar claims comes out otherwise."""
+    metrics = Metrics(statistics := Statistics())
+    service = Service(statistics)
+    session, _ = service.engine.open([1, 2], SamplingParams(), tenant="liar")
+    for _ in range(5):
+        service.ask(session, [99, 98], [0, 0])
+    samples = scraped(metrics)
+    labels = {"key": "liar", "proposer": "model", "depth": "1"}
+    assert 0 < value(samples, "outrider_calibration_factor", **labels) < 0.4
+
+
+def test_a_session_that_uses_up_its_credit_is_counted_once_each_time() -> None:
+    metrics = Metrics(statistics := Statistics())
+    service = Service(statistics)
+    session = service.open([1, 2])
+    for _ in range(2):
+        service.engine.decode(session, Decode(400, credit=5))
+        while service.engine.step():
+            pass
+        service.engine.acknowledge(session, session.length)
+    service.engine.close(session)
+    assert value(scraped(metrics), "outrider_credit_stalls_total") == 2
+
+
+def test_no_label_holds_a_session_a_caller_or_a_token(samples: list[Sample]) -> None:
+    values = [text for sample in samples for text in sample.labels.values()]
+    assert not [
+        text for text in values if SESSION_ID in text or TENANT in text or str(SECRET_TOKEN) in text
+    ]
+
+
+def test_more_sessions_bring_no_more_series() -> None:
+    metrics = Metrics(statistics := Statistics())
+    service = Service(statistics)
+    counts = []
+    for number in range(3):
+        session = service.open(
+            [1, 2, 3 + number], session_id=f"session-{number}", tenant=f"tenant-{number}"
+        )
+        service.ask(session, [session.root + 1], [0])
+        service.close(session)
+        counts.append(len(scraped(metrics)))
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_each_model_of_a_target_is_counted_on_its_own() -> None:
+    metrics = Metrics(statistics := Statistics())
+    first, second = Service(statistics), Service(statistics, "other")
+    session = second.open([1, 2])
+    second.ask(session, [3], [0])
+    second.close(session)
+    first.open([1, 2])
+    samples = scraped(metrics)
+    assert value(samples, "vllm:generation_tokens_total", model_name="other") == 2
+    assert value(samples, "vllm:generation_tokens_total", model_name=MODEL) == 0
+    assert value(samples, "vllm:e2e_request_latency_seconds_count", model_name="other") == 1
+
+
+def test_two_targets_in_one_process_share_no_counters() -> None:
+    busy, idle = Statistics(), Statistics()
+    Metrics(busy)
+    busy(MessageReceived(1))
+    assert value(scraped(Metrics(idle)), "outrider_wire_bytes_total", direction="up") == 0
+
+
+def test_every_listener_hears_everything_once_it_is_counted() -> None:
+    heard: list[tuple[str, int]] = []
+    statistics = Statistics()
+    for name in ("first", "second"):
+        statistics.listeners.append(
+            lambda event, name=name: heard.append((name, statistics.bytes_up))
+        )
+    statistics(MessageReceived(7))
+    assert heard == [("first", 7), ("second", 7)]
+
+
+def test_a_scraper_may_ask_for_openmetrics() -> None:
+    with serve_metrics(Metrics(Statistics()), LOOPBACK) as address:
+        status, kind, text = get(address, "/metrics", "application/openmetrics-text; version=1.0.0")
+    assert status == 200
+    assert kind.startswith("application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+
+
+def test_health_says_whether_sessions_are_taken() -> None:
+    statistics = Statistics()
+    with serve_metrics(Metrics(statistics), LOOPBACK) as address:
+        assert get(address, "/healthz")[::2] == (503, "loading\n")
+        Service(statistics)
+        assert get(address, "/healthz")[::2] == (200, "serving\n")
+        statistics(Draining())
+        assert get(address, "/healthz")[::2] == (503, "draining\n")
+        assert get(address, "/anything")[0] == 404
+
+
+def test_the_port_is_free_again_when_the_context_ends() -> None:
+    with serve_metrics(Metrics(Statistics()), LOOPBACK) as address:
+        pass
+    with serve_metrics(Metrics(Statistics()), address) as again:
+        assert again == address
+
+
+def test_a_port_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address("127.0.0.1", taken.getsockname()[1])
+        with (
+            pytest.raises(InvalidRequest, match="in use"),
+            serve_metrics(Metrics(Statistics()), address),
+        ):
+            pass
+
+
+def test_without_the_package_the_install_line_is_said() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "import grpc_comm.observability.metrics"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "MissingExtra" in result.stderr
+    assert "pip install 'outrider[metrics]'" in result.stderr

@@ -1,0 +1,315 @@
+"""Whatever a client sends, in whatever order: it is answered rightly or refused, its neighbour goes
+on, and nothing is left behind.
+
+FUZZ_EXAMPLES=N tries N random examples of each kind instead of the same few.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.fuzz.messages import Mutator
+from grpc_comm.keys import Keys
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server.server import BackgroundServer
+from inference.engine.engine import Engine
+from inference.errors import InvalidRequest
+from tests.support.hostile import SESSION, Neighbour, RawPeer, keys_file, neighbour, token_of
+from tests.support.wire_fixtures import (
+    FAULTY,
+    WAIT,
+    Successor,
+    background,
+    chain_of,
+    decode_to,
+    eventually,
+    opening,
+)
+
+ENDINGS = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+LENGTH = 64
+LINGER = 0.01
+MEGABYTES = 400
+"""By which the process may grow over all examples, Hypothesis's own memory included."""
+
+fuzzed = settings(
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "120")),
+    derandomize="FUZZ_EXAMPLES" not in os.environ,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+NEAR = (FAULTY, LENGTH, 32)
+"""Ids, lengths and tree sizes that this target takes, and some."""
+
+text = st.text(max_size=80)
+mutators = st.randoms(use_true_random=False).map(lambda chance: Mutator(chance, NEAR))
+
+
+RIGHT = [
+    decode_to(20),
+    decode_to(40, pace=pb.Decode.WAIT),
+    decode_to(60, most_nodes=30, credit=9, stop_ids=[33]),
+    chain_of([4, 5, 6]),
+    chain_of([4, 9, 5], parents=[0, 0, 2]),
+    chain_of([6, 7], base=4, first=3),
+    pb.ClientMessage(ack=pb.Ack(length=3)),
+    pb.ClientMessage(go=pb.Go(base=2)),
+    pb.ClientMessage(heartbeat=pb.Heartbeat()),
+]
+"""What a client may say once [1, 2, 3] is open, in any order."""
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[bytes]:
+    """A session as it should be, with changes here and there; each message as bytes."""
+    mutator = draw(mutators)
+    messages = [opening() if draw(st.booleans()) else mutator.changed(opening())]
+    for _ in range(draw(st.integers(0, 10))):
+        how, message = draw(st.integers(0, 7)), draw(st.sampled_from(RIGHT))
+        if how == 0:
+            message = mutator.afresh(pb.ClientMessage)
+        messages.append(mutator.changed(message) if how == 1 else message)
+    sent = [message.SerializeToString() for message in messages]
+    return [mutator.damaged(data) if draw(st.integers(0, 11)) == 0 else data for data in sent]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(
+        Successor(3), sequence_length=LENGTH, max_tree_nodes=32, vocabulary=FAULTY, waiting=8
+    )
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[BackgroundServer]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with background(engine) as server:
+        yield server
+        eventually(lambda: all(session.detached for session in engine.sessions))
+    assert engine.free_rows == 3
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown < MEGABYTES, f"the process grew by {grown:.0f} MB"
+
+
+@pytest.fixture(scope="module")
+def channel(server: BackgroundServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(str(server.address)) as channel:
+        yield channel
+
+
+@pytest.fixture
+def beside(server: BackgroundServer) -> Iterator[None]:
+    """Another client's sessions, one after another, all the while; each must be as if it were
+    alone.
+    """
+    stopped, done, failures = threading.Event(), [0], []
+
+    def work() -> None:
+        try:
+            while not stopped.is_set():
+                with neighbour(server.address) as other:
+                    _goes_on_for(other, times=15)
+                    done[0] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    eventually(lambda: done[0] > 0 or bool(failures))
+    stopped.set()
+    thread.join(WAIT)
+    assert not failures, failures
+    assert not thread.is_alive()
+
+
+def _goes_on_for(other: Neighbour, times: int) -> None:
+    for _ in range(times):
+        other.goes_on()
+
+
+@given(messages=sessions())
+@fuzzed
+def test_a_session_is_answered_rightly_as_long_as_it_is_right_and_then_refused(
+    channel: grpc.Channel, beside: None, messages: list[bytes]
+) -> None:
+    code, answers = converse(channel, messages)
+    assert code in ENDINGS
+    check_answers(messages[0], answers)
+
+
+@given(messages=st.lists(st.binary(max_size=300), max_size=4), first=st.booleans())
+@fuzzed
+def test_bytes_are_refused_or_happen_to_be_a_session(
+    channel: grpc.Channel, beside: None, messages: list[bytes], first: bool
+) -> None:
+    code, _ = converse(channel, [opening().SerializeToString(), *messages] if first else messages)
+    assert code in ENDINGS
+
+
+@given(
+    request=st.one_of(
+        st.binary(max_size=100),
+        text.map(lambda name: pb.DescribeRequest(model=name).SerializeToString()),
+    )
+)
+@fuzzed
+def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, request: bytes) -> None:
+    asked = _parsed(pb.DescribeRequest, request)
+    call = channel.unary_unary("/outrider.v1.Target/Describe").future(request, timeout=WAIT)
+    if asked is not None and asked.model in ("", "successor"):
+        assert pb.Description.FromString(call.result()).model == "successor"
+    else:
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@given(
+    frames=st.lists(
+        st.one_of(
+            st.binary(max_size=100),
+            st.tuples(
+                st.integers(0, 12), st.integers(0, 255), st.integers(0, 3), st.binary(max_size=40)
+            ),
+        )
+    )
+)
+@settings(fuzzed, max_examples=40)
+def test_frames_that_no_library_sends_end_their_connection_at_most(
+    server: BackgroundServer, beside: None, frames: list[Any]
+) -> None:
+    with closing(RawPeer(server.address)) as peer:
+        peer.greet()
+        peer.call()
+        for frame in frames:
+            if not isinstance(frame, bytes):
+                kind, flags, stream, payload = frame
+                frame = (
+                    len(payload).to_bytes(3, "big")
+                    + bytes((kind, flags))
+                    + stream.to_bytes(4, "big")
+                    + payload
+                )
+            try:
+                peer.socket.sendall(frame)
+            except OSError:  # hung up on
+                return
+
+
+def converse(
+    channel: grpc.Channel, messages: Sequence[bytes]
+) -> tuple[grpc.StatusCode, list[pb.ServerMessage]]:
+    """All of it at once; a client that has no more to say leaves a moment later."""
+
+    def said() -> Iterator[bytes]:
+        yield from messages
+        time.sleep(LINGER)
+
+    call = channel.stream_stream(SESSION, response_deserializer=pb.ServerMessage.FromString)(
+        said(), timeout=WAIT
+    )
+    answers: list[pb.ServerMessage] = []
+    with suppress(grpc.RpcError):
+        answers.extend(call)
+    return call.code(), answers
+
+
+def check_answers(first: bytes, answers: Sequence[pb.ServerMessage]) -> None:
+    """The text counts up from the prompt's last token, each token at its position, once."""
+    opened = _parsed(pb.ClientMessage, first)
+    prompt = list(opened.open.prompt) if opened is not None else []
+    text = prompt[:]
+    for answer in answers:
+        if answer.HasField("tokens"):
+            assert answer.tokens.position == len(text)
+            text += answer.tokens.ids
+    made = text[max(len(prompt) - 1, 0) :]
+    assert all(after == (token + 1) % FAULTY for token, after in itertools.pairwise(made))
+
+
+def _parsed(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
+
+
+@given(
+    value=st.one_of(
+        st.binary(max_size=80),
+        st.text(max_size=80),
+        st.text(max_size=40).map(lambda token: f"Bearer {token}"),
+    )
+)
+@fuzzed
+def test_no_token_but_the_right_one_lets_in(value: str | bytes) -> None:
+    keys = Keys.single("the-right-one")
+    assert (keys.identify([("authorization", value)]) is not None) == (
+        value in ("Bearer the-right-one", b"Bearer the-right-one")
+    )
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["keys", "name", "token_sha256", "sessions"]), inner),
+    ),
+    max_leaves=10,
+)
+
+
+@given(
+    content=st.one_of(
+        st.binary(max_size=200),
+        json_values.map(lambda value: json.dumps({"keys": [value]}).encode()),
+    )
+)
+@fuzzed
+def test_a_keys_file_is_read_or_refused_in_words_and_the_old_keys_stay(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = keys_file(tmp_path_factory.getbasetemp() / "fuzzed.json", alice={})
+    keys = Keys.read(path)
+    rewrite(path, content)
+    said = refusal_of(path)
+    assert said == "" or said.startswith(f"{path}: ")
+    still = keys.identify([("authorization", f"Bearer {token_of('alice')}")])
+    assert (still is not None) == (said != "")
+
+
+def refusal_of(path: Path) -> str:
+    """What is said of the file; empty when it can be used."""
+    try:
+        Keys.read(path)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """As another version: a file of another size and number."""
+    path.unlink()
+    path.write_bytes(content)

@@ -1,0 +1,464 @@
+"""What a peer can do to a target: nothing but end its own session. Beside every attack another
+session goes on, and all rows come free.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+
+from grpc_comm.observability.events import Drop
+from grpc_comm.observability.statistics import Statistics
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server.model_registry import Served
+from grpc_comm.server.server import BackgroundServer
+from tests.support.hostile import SESSION, Neighbour, Outbox, RawPeer, deaf, neighbour, say
+from tests.support.wire_fixtures import (
+    FAULTY,
+    VOCABULARY,
+    WAIT,
+    background,
+    chain_of,
+    decode_to,
+    eventually,
+    opening,
+    raw_stub,
+    status,
+    successor_engine,
+)
+
+CODES = grpc.StatusCode
+REFUSED = (
+    CODES.INVALID_ARGUMENT,
+    CODES.FAILED_PRECONDITION,
+    CODES.NOT_FOUND,
+    CODES.RESOURCE_EXHAUSTED,
+)
+
+
+LOADED: list[str] = []
+"""Models that somebody came to load."""
+
+
+class Attacked(NamedTuple):
+    """A target with two rows, one of which a neighbour has."""
+
+    server: BackgroundServer
+    neighbour: Neighbour
+
+
+def load() -> Served:
+    LOADED.append("other")
+    raise AssertionError("nobody asked for this model")
+
+
+@pytest.fixture(scope="module")
+def attacked() -> Iterator[Attacked]:
+    engine = successor_engine(rows=2)
+    with background(engine, listed={"other": load}) as server:
+        with neighbour(server.address) as other:
+            yield Attacked(server, other)
+        eventually(
+            lambda: all(session.detached for session in engine.sessions)
+        )  # those whose call broke are held for their lease
+    assert engine.free_rows == 2
+
+
+@pytest.fixture
+def served(attacked: Attacked) -> Iterator[BackgroundServer]:
+    """When the attack is over, the neighbour goes on and others are served."""
+    attacked.neighbour.goes_on()
+    yield attacked.server
+    attacked.neighbour.goes_on()
+    assert say(attacked.server.address, [opening(), decode_to(5)]).code is CODES.OK
+
+
+@contextmanager
+def impatient() -> Iterator[BackgroundServer]:
+    """A target with one row that soon has enough of silence; when the attack is over it serves."""
+    engine = successor_engine(rows=1)
+    with background(engine, lease_seconds=0.5) as server:
+        yield server
+        eventually(lambda: engine.free_rows == 1 and not engine.sessions)
+        assert say(server.address, [opening(), decode_to(5)]).code is CODES.OK
+
+
+FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, -1e-9, 1e-4, 1e4]
+BAD_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"temperature {value}": ({"temperature": value}, "temperature") for value in FLOATS},
+    **{f"top_p {value}": ({"top_p": value}, "top_p") for value in [*FLOATS[:5], 0.0, 1.0001]},
+    "top_k 257": ({"top_k": 257}, "top_k"),
+    "top_k 2**32 - 1": ({"top_k": 2**32 - 1}, "top_k"),
+    "seed 2**63": ({"seed": 2**63}, "seed"),
+    "no prompt": ({"prompt": []}, "prompt"),
+    "an id beyond the vocabulary": ({"prompt": [1, VOCABULARY]}, "vocabulary"),
+    "the greatest id": ({"prompt": [2**32 - 1]}, "vocabulary"),
+    "a prompt that is too long": ({"prompt": [1] * 50_000}, "50000"),
+    "no session id": ({"session_id": ""}, "8 to 64"),
+    "a short session id": ({"session_id": "s"}, "8 to 64"),
+    "a long session id": ({"session_id": "x" * 65}, "8 to 64"),
+    "a session id of other signs": ({"session_id": "ä" * 8}, "8 to 64"),
+}
+"""What is wrong with an opening, and what the refusal names."""
+
+OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "no protocol": ({"protocol_version": 0}, "protocol 0"),
+    "another protocol": ({"protocol_version": 2**32 - 1}, f"protocol {2**32 - 1}"),
+    "another tokenizer": ({"tokenizer_fingerprint": "t1", "model_fingerprint": "m1"}, "tokenizer"),
+    "another model": ({"model_fingerprint": "m1"}, "model"),
+}
+"""What does not go with this target."""
+
+
+@pytest.mark.parametrize("other", OTHER_OPENINGS)
+def test_an_opening_that_does_not_go_with_the_target_is_refused(
+    other: str, served: BackgroundServer
+) -> None:
+    changes, named = OTHER_OPENINGS[other]
+    said = say(served.address, [opening(**changes), decode_to(5)])
+    assert (said.code, named in said.details) == (CODES.FAILED_PRECONDITION, True), said
+    assert not said.answers
+
+
+@pytest.mark.parametrize("bad", BAD_OPENINGS)
+def test_an_opening_that_cannot_be_served_is_refused(bad: str, served: BackgroundServer) -> None:
+    changes, named = BAD_OPENINGS[bad]
+    said = say(served.address, [opening(**changes), decode_to(5)])
+    assert (said.code, named in said.details) == (CODES.INVALID_ARGUMENT, True), said
+    assert not said.answers
+
+
+@pytest.mark.parametrize("first", [chain_of(), pb.ClientMessage()], ids=["nodes", "nothing"])
+def test_what_opens_no_session_must_not_come_first(
+    first: pb.ClientMessage, served: BackgroundServer
+) -> None:
+    said = say(served.address, [first])
+    assert (said.code, "first" in said.details) == (CODES.INVALID_ARGUMENT, True), said
+
+
+def candidates(**changes: Any) -> pb.ClientMessage:
+    """Below the prompt [1, 2, 3], right but for these changes."""
+    fields = {"base": 2, "parents": [0, 1], "tokens": [4, 5], "chances": bytes(2)}
+    return pb.ClientMessage(nodes=pb.Nodes(**(fields | changes)))
+
+
+BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
+    "nodes without parents": (candidates(parents=[]), "parent"),
+    "nodes without chances": (candidates(chances=b""), "chance"),
+    "parents without nodes": (candidates(tokens=[]), "token"),
+    "a hundred thousand parents": (candidates(parents=[0] * 100_000), "parent"),
+    "more nodes than are kept": (chain_of([9] * 1_025), "1024"),
+    "a parent before the first node": (candidates(parents=[1, 1]), "parent"),
+    "the greatest parent": (candidates(parents=[0, 2**32 - 1]), "parent"),
+    "an id beyond the vocabulary": (candidates(tokens=[4, VOCABULARY]), "vocabulary"),
+    "the greatest id": (candidates(tokens=[4, 2**32 - 1]), "vocabulary"),
+    "numbers without end": (candidates(first=2**32 - 2), "numbers"),
+    "an unknown proposer": (candidates(proposer=4), "proposer"),
+    "the host's proposer": (candidates(proposer=2), "proposer"),
+    "the greatest proposer": (candidates(proposer=2**32 - 1), "proposer"),
+    "a text without end": (decode_to(2**32 - 1), "50000"),
+    "a text that ended before it began": (decode_to(0), "length"),
+    "a pace that is none": (decode_to(9, pace=7), "pace"),
+    "a rate that is none": (decode_to(9, tokens_per_second=float("nan")), "tokens_per_second"),
+    "a rate below zero": (decode_to(9, tokens_per_second=-1.0), "tokens_per_second"),
+    "a rate without end": (decode_to(9, tokens_per_second=float("inf")), "tokens_per_second"),
+    "a rate of one token in a million years": (
+        decode_to(9, tokens_per_second=1e-14),
+        "tokens_per_second",
+    ),
+    "many stop ids": (decode_to(9, stop_ids=[5] * 1_025), "stop ids"),
+    "more tokens than there are": (pb.ClientMessage(ack=pb.Ack(length=4)), "4 tokens"),
+    "the most tokens": (pb.ClientMessage(ack=pb.Ack(length=2**32 - 1)), "4294967295 tokens"),
+    "another opening": (opening(), "twice"),
+    "nothing": (pb.ClientMessage(), "empty"),
+    "a resumption within a session": (
+        pb.ClientMessage(resume=pb.Resume(session_id="12345678")),
+        "twice",
+    ),
+    "an attachment within a session": (
+        pb.ClientMessage(attach=pb.Attach(session_id="12345678")),
+        "twice",
+    ),
+}
+"""What is wrong within a session, and what the refusal names."""
+
+
+@pytest.mark.parametrize("bad", BAD_REQUESTS)
+def test_a_request_that_cannot_be_served_ends_the_session_that_made_it(
+    bad: str, served: BackgroundServer
+) -> None:
+    message, named = BAD_REQUESTS[bad]
+    said = say(served.address, [opening(), message, decode_to(5)])
+    assert (said.code, named in said.details) == (CODES.INVALID_ARGUMENT, True), said
+    assert not said.tokens
+
+
+HINTS: dict[str, pb.ClientMessage] = {
+    "below a token that is not there yet": candidates(base=2**32 - 1),
+    "below the prompt's first token": candidates(base=0),
+    "the same number twice": candidates(),
+    "siblings alike": candidates(tokens=[4, 4], parents=[0, 0]),
+    "below a node that never was": candidates(first=50, parents=[40, 1]),
+    "a thousand of them": chain_of(range(4, 1_028)),
+    "a thousand siblings": candidates(
+        tokens=range(1_000), parents=[0] * 1_000, chances=bytes(1_000)
+    ),
+    "to go where the text is not": pb.ClientMessage(go=pb.Go(base=2**32 - 1)),
+    "the least credit": decode_to(5, credit=1),
+    "the most nodes": decode_to(5, most_nodes=2**64 - 1),
+    "the greatest rate": decode_to(5, tokens_per_second=3e38),
+}
+
+
+@pytest.mark.parametrize("hint", HINTS)
+def test_a_hint_of_any_kind_changes_no_token(hint: str, served: BackgroundServer) -> None:
+    acknowledged = [pb.ClientMessage(ack=pb.Ack(length=3))] * 2
+    messages = [opening(), HINTS[hint], candidates(), HINTS[hint], *acknowledged]
+    said = say(served.address, [*messages, decode_to(5)])
+    assert [token for answer in said.answers for token in answer.tokens.ids] == [4, 5]
+    assert said.code is CODES.OK
+
+
+BYTES = {
+    "no protobuf": b"\xff" * 100,
+    "a cut message": opening().SerializeToString()[:-3],
+    "a length beyond the end": b"\x0a\xff\xff\xff\xff\x07" + b"x" * 10,
+    "groups in groups": b"\x0b" * 5000,
+    "messages in messages": b"\x0a\x7f" * 5000,
+    "an unknown kind": b"\xa2\x06\x03abc",
+    "a varint without end": b"\x0a\x80" + b"\x80" * 50,
+    "invalid UTF-8": b"\x0a\x0a\x0a\x08" + b"\xff" * 8,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("bad", BYTES)
+@pytest.mark.parametrize("opened", [False, True])
+def test_bytes_that_are_no_message_end_the_session_that_sent_them(
+    bad: str, opened: bool, served: BackgroundServer
+) -> None:
+    with grpc.insecure_channel(str(served.address)) as channel:
+        first = [opening().SerializeToString()] if opened else []
+        code, details = status(
+            channel.stream_stream(SESSION)(iter([*first, BYTES[bad]]), timeout=WAIT)
+        )
+    assert code in REFUSED
+    assert details
+
+
+def test_bytes_that_are_no_message_to_a_method_of_one_message_are_refused(
+    served: BackgroundServer,
+) -> None:
+    with grpc.insecure_channel(str(served.address)) as channel:
+        for method in ("/outrider.v1.Target/Describe", "/grpc.health.v1.Health/Check"):
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(method)(b"\xff" * 100, timeout=WAIT)
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_is_read(served: BackgroundServer) -> None:
+    huge = pb.ClientMessage(open=pb.Open(model="x" * (17 * 2**20)))
+    assert say(served.address, [huge]).code is CODES.RESOURCE_EXHAUSTED
+    assert say(served.address, [opening(), huge]).code is CODES.RESOURCE_EXHAUSTED
+
+
+FLOODS = {
+    "candidates": chain_of(range(4, 35)),
+    "acknowledgements": pb.ClientMessage(ack=pb.Ack(length=1)),
+    "heartbeats": pb.ClientMessage(heartbeat=pb.Heartbeat()),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes too early is not read before its time; what is taken beyond that is bounded by
+    gRPC's flow control, some 100 KB.
+    """
+    for limit in ("NODES", "BYTES", "MESSAGES"):
+        monkeypatch.setattr(f"grpc_comm.server.rate_limit.{limit}_PER_SECOND", 1)
+    engine, flood = successor_engine(rows=1), FLOODS[kind]
+    with background(engine) as server, raw_stub(server.address) as stub:
+        outbox = Outbox(itertools.chain([opening(prompt=[3])], itertools.repeat(flood)))
+        call = stub.Session(outbox)
+        assert next(call).HasField("opened")
+        eventually(lambda: _still(outbox))
+        assert outbox.taken * (flood.ByteSize() + 5) < 2**20
+        call.cancel()
+        outbox.end()
+        eventually(lambda: all(session.detached for session in engine.sessions))
+    assert engine.free_rows == 1
+
+
+def test_candidates_that_come_too_fast_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("grpc_comm.server.rate_limit.NODES_PER_SECOND", 40)
+    statistics = Statistics()
+    with background(successor_engine(), listener=statistics) as server:
+        said = say(
+            server.address,
+            [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)],
+        )
+    assert said.code is CODES.OK
+    assert statistics.dropped[Drop.RATE] == 30
+
+
+def _still(outbox: Outbox) -> bool:
+    """gRPC takes no more of it."""
+    before = outbox.taken
+    time.sleep(0.3)
+    return outbox.taken == before
+
+
+def test_a_neighbour_has_its_turn_beside_a_flood(
+    served: BackgroundServer, attacked: Attacked
+) -> None:
+    with raw_stub(served.address) as stub:
+        outbox = Outbox(
+            itertools.chain([opening(), decode_to(40_000)], itertools.repeat(chain_of()))
+        )
+        call = stub.Session(outbox)
+        next(call)
+        for _ in range(5):
+            attacked.neighbour.goes_on()
+        call.cancel()
+        outbox.end()
+
+
+def test_a_call_that_never_opens_a_session_is_ended() -> None:
+    with impatient() as server, raw_stub(server.address) as stub:
+        outbox = Outbox([])
+        code, details = status(stub.Session(outbox, timeout=WAIT))
+        assert (code, "nothing came" in details) == (CODES.NOT_FOUND, True)
+        outbox.end()
+
+
+@pytest.mark.parametrize(
+    "how_far", ["a session and silence", "half a message", "a message in a thousand pieces"]
+)
+def test_a_peer_that_dawdles_loses_its_call(how_far: str) -> None:
+    with impatient() as server, closing(RawPeer(server.address)) as peer:
+        peer.greet()
+        peer.call()
+        if how_far == "a session and silence":
+            peer.send(opening().SerializeToString())
+        elif how_far == "half a message":
+            peer.send(b"\x0a", announced=1000)
+        else:
+            peer.send(b"\x0a", announced=1000)
+            for _ in range(20):
+                time.sleep(0.05)
+        assert peer.ended()
+
+
+def test_connections_that_are_left_half_open_cost_nobody_anything(served: BackgroundServer) -> None:
+    peers = [RawPeer(served.address) for _ in range(100)]
+    for number, peer in enumerate(peers):
+        if number % 2:
+            peer.greet()
+        if number % 4 == 3:
+            peer.call()
+    assert say(served.address, [opening(), decode_to(5)]).code is CODES.OK
+    for peer in peers:
+        peer.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\0" * 4096,
+        b"\xff" * 4096,
+    ],
+)
+def test_what_is_not_http_2_is_hung_up_on(words: bytes, served: BackgroundServer) -> None:
+    with closing(RawPeer(served.address)) as peer:
+        peer.socket.sendall(words)
+        assert peer.ended()
+
+
+def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
+    with impatient() as server, deaf(server.address):
+        said = say(server.address, [opening(), decode_to(5)], heartbeats=0.1)
+        assert said.code is CODES.OK, said
+
+
+def test_a_client_that_reads_nothing_does_not_keep_the_target_from_ending() -> None:
+    engine = successor_engine(rows=1)
+    with background(engine, lease_seconds=60.0) as server, deaf(server.address):
+        eventually(lambda: bool(engine.sessions))
+        ending = threading.Thread(target=server.stop, args=(0.5,), daemon=True)
+        ending.start()
+        ending.join(WAIT)
+        assert not ending.is_alive()
+    assert engine.free_rows == 1
+
+
+def test_a_fault_of_the_target_says_its_kind_and_no_more(served: BackgroundServer) -> None:
+    said = say(served.address, [opening(prompt=[1, FAULTY]), decode_to(5)])
+    assert (said.code, said.details) == (CODES.INTERNAL, "a fault in the target: RuntimeError")
+
+
+NAMES = [
+    "../../etc/passwd",
+    "/etc/passwd",
+    "https://example.com/x",
+    "successor/../other",
+    "other\0",
+    "OTHER",
+    "x" * 10_000,
+    "\u202eother",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_a_listed_name_reaches_a_loader(name: str, served: BackgroundServer) -> None:
+    with raw_stub(served.address) as stub, pytest.raises(grpc.RpcError) as refusal:
+        stub.Describe(pb.DescribeRequest(model=name), timeout=WAIT)
+    assert refusal.value.code() is CODES.INVALID_ARGUMENT
+    assert len(refusal.value.details()) < 300
+    assert say(served.address, [opening(model=name)]).code is CODES.INVALID_ARGUMENT
+    assert LOADED == []
+
+
+def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative(
+    served: BackgroundServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = [3_111, 3_222, 3_333]
+    hint = chain_of([3_334, 3_444])
+    wrong = chain_of([3_444, VOCABULARY])
+    waiting = decode_to(6, pace=pb.Decode.WAIT)
+    go = pb.ClientMessage(go=pb.Go(base=2))
+    with caplog.at_level(logging.DEBUG):
+        say(served.address, [opening(prompt=secret), hint, decode_to(6)])
+        say(served.address, [opening(prompt=secret), wrong])
+        say(served.address, [opening(prompt=secret), waiting, chain_of([FAULTY]), go])
+        say(served.address, [opening(prompt=[*secret, 5_555])])
+        with grpc.insecure_channel(str(served.address)) as channel:
+            status(
+                channel.stream_stream(SESSION)(
+                    iter([opening(prompt=secret).SerializeToString()[:-1]]), timeout=WAIT
+                )
+            )
+    assert "a session failed" in caplog.text
+    logged = "\n".join(
+        record.getMessage() + str(record.exc_text or "") for record in caplog.records
+    )
+    assert not [token for token in (*secret, 3_444, 5_555) if re.search(rf"\b{token}\b", logged)]
+
+
+def test_candidates_that_come_late_are_counted() -> None:
+    statistics = Statistics()
+    with background(successor_engine(), listener=statistics) as server:
+        wrong = chain_of([9, 9], base=1)  # below a token that another one follows
+        assert say(server.address, [opening(), wrong, decode_to(6)]).code is CODES.OK
+    assert statistics.dropped == {Drop.LATE: 2}

@@ -1,0 +1,91 @@
+"""Messages that are not taken end their call with a code of the protocol, and no ERROR of gRPC."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from grpc_comm.observability.events import CallRejected, Event
+from grpc_comm.security import SecurityOptions
+from grpc_comm.server.server import BackgroundServer
+from tests.support.hostile import bearer, keys_file
+from tests.support.wire_fixtures import WAIT, background, status, successor_engine
+
+METHODS = [
+    "/outrider.v1.Target/Describe",
+    "/outrider.v1.Target/Session",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+]
+MOST_BYTES = 100
+
+CODES = grpc.StatusCode
+UNREADABLE = "a message that cannot be read: the client does not speak this protocol"
+TOO_LONG = f"a message of 150 bytes: this key may send {MOST_BYTES} at once"
+REFUSED = {
+    "no protobuf": (b"\xff" * 50, CODES.INVALID_ARGUMENT, UNREADABLE),
+    "longer than the key's": (b"\xff" * 150, CODES.INVALID_ARGUMENT, TOO_LONG),
+    "longer than any": (b"\xff" * 2**20, CODES.RESOURCE_EXHAUSTED, "larger than max"),
+}
+
+
+class Rejections:
+    """The codes that callers were told."""
+
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, CallRejected):
+            self.codes.append(event.code)
+
+
+@pytest.fixture(scope="module")
+def rejections() -> Rejections:
+    return Rejections()
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory,
+    rejections: Rejections,
+) -> Iterator[BackgroundServer]:
+    keys = keys_file(tmp_path_factory.mktemp("keys") / "keys", alice={"message_bytes": MOST_BYTES})
+    security = SecurityOptions(keys_file=keys)
+    engine = successor_engine()
+    with background(engine, security=security, reflection=True, listener=rejections) as server:
+        yield server
+
+
+def ask(served: BackgroundServer, method: str, message: bytes) -> tuple[grpc.StatusCode, str]:
+    with grpc.insecure_channel(str(served.address)) as channel:
+        call = channel.stream_stream(method)
+        return status(call(iter([message]), metadata=bearer("alice"), timeout=WAIT))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_message_that_is_not_taken_ends_its_call_with_a_listed_code_and_no_error_is_logged(
+    method: str,
+    kind: str,
+    served: BackgroundServer,
+    rejections: Rejections,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    message, code, words = REFUSED[kind]
+    told = len(rejections.codes)
+    with caplog.at_level(logging.WARNING):
+        answered, details = ask(served, method, message)
+    assert (answered, words in details) == (code, True), details
+    assert "grpc._cython" not in {record.name for record in caplog.records}
+    assert rejections.codes[told:] == [code.name] * (code is CODES.INVALID_ARGUMENT)
+
+
+def test_every_method_still_answers_what_it_can_read(served: BackgroundServer) -> None:
+    codes = [ask(served, method, b"")[0] for method in METHODS if "Watch" not in method]
+    refused = CODES.INVALID_ARGUMENT  # Open must come first
+    assert codes == [CODES.OK, refused, CODES.OK, CODES.OK]

@@ -1,0 +1,381 @@
+"""Streams by hand: orders, credit, fenced streams, sessions that were left, slow readers, a target
+that drains or is full.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.client.connection import connect
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server import sender
+from grpc_comm.transport import Address
+from inference.engine.engine import Engine
+from inference.errors import Busy
+from inference.order import LEAST_CREDIT, MOST_CREDIT
+from inference.sampling import SamplingParams
+from tests.support.hand_streams import Raw, ack, draining, go
+from tests.support.hostile import RawPeer, resume
+from tests.support.wire_fixtures import (
+    WAIT,
+    Successor,
+    background,
+    chain_of,
+    decode_to,
+    eventually,
+    opening,
+    raw_stub,
+    status,
+    successor_engine,
+)
+
+CODES = grpc.StatusCode
+WAITING = {"pace": pb.Decode.WAIT}
+
+
+class Served(NamedTuple):
+    """A target that counts upwards, and how to reach it by hand."""
+
+    model: Successor
+    engine: Engine
+    stub: Any
+    address: Address
+
+
+@contextmanager
+def serving(engine: Engine, **options: Any) -> Iterator[Served]:
+    assert isinstance(engine.model, Successor)
+    with background(engine, **options) as server, raw_stub(server.address) as stub:
+        yield Served(engine.model, engine, stub, server.address)
+        engine.model.gate.set()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving(successor_engine()) as target:
+        yield target
+
+
+def test_opened_states_what_the_session_may_do(served: Served) -> None:
+    stream = Raw(served.stub, opening())
+    opened = stream.answer().opened
+    assert (opened.length, opened.tree_nodes, opened.candidates) == (3, 32, 1024)
+    assert len(opened.resume_key) == len(opened.append_key) == 16
+    assert opened.resume_key != opened.append_key
+    stream.cut()
+
+
+def test_an_order_and_candidates_may_follow_open_at_once(served: Served) -> None:
+    stream = Raw(served.stub, opening(), decode_to(9, **WAITING), chain_of([4, 5, 9]), go(2))
+    assert stream.answer().HasField("opened")
+    answer = stream.answer().tokens
+    assert (answer.position, list(answer.ids), answer.nodes) == (3, [4, 5, 6], 4)
+    assert list(answer.proposers) == [0, 0, 255]
+    assert (answer.known, answer.forwards, answer.lone, answer.sessions) == (3, 1, 0, 1)
+    assert answer.share_microseconds <= answer.model_microseconds
+    stream.cut()
+
+
+def test_a_target_that_waits_makes_one_forward_for_each_go_at_the_right_base(
+    served: Served,
+) -> None:
+    stream = Raw(served.stub, opening(), decode_to(9, **WAITING))
+    stream.answer()
+    for base in (2, 2, 1, 7):
+        stream.send(go(base))
+    assert stream.tokens(1) == [4]
+    stream.send(go(3))
+    assert stream.tokens(1) == [5]
+    assert served.engine.sessions[0].spent.forwards == 2
+    stream.cut()
+
+
+def test_a_target_that_goes_on_makes_the_text_by_itself(served: Served) -> None:
+    stream = Raw(served.stub, opening(), decode_to(20))
+    stream.answer()
+    assert stream.until(pb.Tokens.MAX_TOKENS) == list(range(4, 21))
+    stream.send(decode_to(25, stop_ids=[23]))
+    assert stream.until(pb.Tokens.STOP_ID) == [21, 22, 23]
+    stream.cut()
+
+
+def test_an_order_that_is_said_again_buys_nothing_twice(served: Served) -> None:
+    order = decode_to(40, most_nodes=10)
+    stream = Raw(served.stub, opening(), order, order)
+    stream.answer()
+    assert stream.until(pb.Tokens.SPENT) == list(range(4, 14))
+    stream.send(order)
+    stream.send(chain_of([14, 15, 16], base=12))
+    stream.send(decode_to(40, most_nodes=13))
+    stream.until(pb.Tokens.SPENT)
+    assert served.engine.sessions[0].spent.nodes == 13
+    stream.cut()
+
+
+def test_a_target_goes_no_further_than_its_credit_says_so_and_goes_on_when_it_has_more(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.05)
+    stream = Raw(served.stub, opening(), decode_to(900, credit=20))
+    stream.answer()
+    assert stream.until(pb.Tokens.CREDIT) == list(range(4, 24))
+    stream.send(ack(13))
+    assert stream.tokens(10) == list(range(24, 34))
+    assert served.engine.sessions[0].length == 33
+    stream.cut()
+
+
+def test_credit_has_a_bound_whatever_is_asked(served: Served) -> None:
+    stream = Raw(served.stub, opening(), decode_to(2_000, credit=2**32 - 1))
+    stream.answer()
+    stream.until(pb.Tokens.CREDIT)
+    assert served.engine.sessions[0].length == 3 + MOST_CREDIT
+    stream.cut()
+
+
+def test_more_than_there_is_cannot_be_acknowledged(served: Served) -> None:
+    stream = Raw(served.stub, opening(), ack(4))
+    code, words = stream.ending()
+    assert (code, "4 tokens were acknowledged" in words) == (CODES.INVALID_ARGUMENT, True)
+
+
+def test_a_target_that_has_nothing_to_tell_says_that_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In line, while nothing was ordered, and when the text has ended."""
+    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.05)
+    with serving(successor_engine(rows=1)) as served:
+        first = Raw(served.stub, opening())
+        first.answer()
+        in_line = Raw(served.stub, opening())
+        for stream in (first, in_line):
+            for _ in range(3):
+                said = stream.answer().tokens
+                assert (said.position, list(said.ids), said.end) == (3, [], pb.Tokens.NOT)
+        first.send(decode_to(4))
+        assert first.until(pb.Tokens.MAX_TOKENS) == [4]
+        for _ in range(3):
+            assert first.answer().tokens.position == 4
+        first.cut()
+        in_line.cut()
+
+
+def test_a_target_whose_step_takes_too_long_falls_silent(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(sender, "MOST_STEP_SECONDS", 0.2)
+    stream = Raw(served.stub, opening())
+    stream.answer()
+    served.model.entered.clear()
+    served.model.gate.clear()
+    stream.send(decode_to(9))
+    assert served.model.entered.wait(WAIT)
+    heard = queue.SimpleQueue[pb.ServerMessage]()
+
+    def listen() -> None:
+        while (answer := stream.answer()).tokens.position < 4 and not answer.tokens.ids:
+            heard.put(answer)
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    eventually(lambda: served.engine.step_seconds > 0.3)
+    before = heard.qsize()
+    eventually(lambda: served.engine.step_seconds > 0.6)
+    assert 0 < heard.qsize() <= before + 1
+    served.model.gate.set()
+    listening.join(WAIT)
+    stream.cut()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode]] = {
+    "epoch 0": ({"epoch": 0}, CODES.FAILED_PRECONDITION),
+    "the epoch before": ({"epoch": 1}, CODES.FAILED_PRECONDITION),
+    "the epoch of the stream that is there": ({"epoch": 2}, CODES.FAILED_PRECONDITION),
+    "another key": ({"epoch": 3, "resume_key": b"0" * 16}, CODES.NOT_FOUND),
+    "no key": ({"epoch": 3, "resume_key": b""}, CODES.NOT_FOUND),
+    "another id": ({"epoch": 3, "session_id": "another-session"}, CODES.NOT_FOUND),
+    "another protocol": ({"epoch": 3, "protocol_version": 1}, CODES.FAILED_PRECONDITION),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_who_may_not_resume_is_refused_and_the_session_goes_on(served: Served, name: str) -> None:
+    changes, code = REFUSED[name]
+    first = Raw(served.stub, opening())
+    opened = first.answer().opened
+    first.cut()
+    stream = Raw(served.stub, resume(opened, epoch=2))
+    stream.answer()
+    assert Raw(served.stub, resume(opened, **changes)).ending()[0] is code
+    stream.send(decode_to(4))
+    assert stream.tokens(1) == [4]
+    stream.cut()
+
+
+@pytest.mark.parametrize("name", ["more than there are", "less than the prompt"])
+def test_a_client_that_cannot_have_so_many_tokens_is_refused(served: Served, name: str) -> None:
+    stream = Raw(served.stub, opening())
+    opened = stream.answer().opened
+    length = 4 if name == "more than there are" else 2
+    code, said = Raw(served.stub, resume(opened, length=length)).ending()
+    assert (code, "the client counts" in said) == (CODES.FAILED_PRECONDITION, True)
+    eventually(lambda: served.engine.sessions == [])
+
+
+def test_a_resumed_session_tells_what_its_client_lacks_and_goes_on(served: Served) -> None:
+    older = Raw(served.stub, opening(), decode_to(10))
+    opened = older.answer().opened
+    older.until(pb.Tokens.MAX_TOKENS)
+    newer = Raw(served.stub, resume(opened, length=6), decode_to(12))
+    assert newer.answer().opened.length == 10
+    assert newer.tokens(6) == [7, 8, 9, 10, 11, 12]
+    code, words = older.ending()
+    assert (code, "another stream has resumed" in words) == (CODES.FAILED_PRECONDITION, True)
+    newer.cut()
+
+
+def test_a_session_whose_stream_broke_stands_still(served: Served) -> None:
+    stream = Raw(served.stub, opening(), decode_to(40_000))
+    opened = stream.answer().opened
+    stream.tokens(3)
+    stream.cut()
+    session = served.engine.sessions[0]
+    eventually(lambda: session.detached)
+    forwards = len(served.model.calls)
+    other = Raw(served.stub, opening(), decode_to(10))
+    other.until(pb.Tokens.MAX_TOKENS)
+    assert len(served.model.calls) <= forwards + 9
+    resumed = Raw(served.stub, resume(opened, length=5))
+    resumed.answer()
+    assert resumed.tokens(3)[0] == 6
+    for stream in (other, resumed):
+        stream.cut()
+
+
+def test_numbers_of_an_older_stream_mean_nothing_to_a_newer_one(served: Served) -> None:
+    older = Raw(served.stub, opening(), decode_to(20, **WAITING), chain_of([7, 8]))
+    opened = older.answer().opened
+    eventually(lambda: served.engine.sessions[0].candidates.live == 2)
+    newer = Raw(served.stub, resume(opened), decode_to(20, **WAITING))
+    newer.answer()
+    newer.send(chain_of([5], first=2, parents=[1]))  # below number 1 of the older stream
+    newer.send(chain_of([4], first=9))
+    newer.send(go(2))
+    answer = newer.answer().tokens
+    assert (list(answer.ids), answer.nodes, answer.known) == ([4, 5], 4, 10)
+    newer.cut()
+
+
+def test_a_stream_that_says_nothing_for_a_lease_is_left_and_the_session_waits_for_another() -> None:
+    with serving(successor_engine(), lease_seconds=0.5) as served:
+        silent = Raw(served.stub, opening())
+        opened = silent.answer().opened
+        code, words = silent.ending()
+        assert (code, "nothing came for" in words) == (CODES.NOT_FOUND, True)
+        stream = Raw(served.stub, resume(opened))
+        assert stream.answer().opened.length == 3
+        stream.cut()
+        eventually(lambda: served.engine.sessions == [])
+        assert Raw(served.stub, resume(opened, epoch=2)).ending()[0] is CODES.NOT_FOUND
+
+
+def test_a_slow_reader_gets_fewer_and_longer_messages(served: Served) -> None:
+    """Of a client that reads nothing, flow control takes some messages; the rest come as one."""
+    peer = RawPeer(served.address)
+    peer.greet(window=400)
+    peer.call()
+    for message in (opening(), decode_to(2_000)):
+        peer.send(message.SerializeToString())
+    eventually(lambda: len(served.engine.sessions) == 1)
+    session = served.engine.sessions[0]
+    eventually(lambda: session.length >= 3 + LEAST_CREDIT)
+    for length in range(60, 2_000, 60):  # it acknowledges what it does not read
+        eventually(lambda length=length: session.length >= min(length, 2_000))
+        peer.send(ack(length).SerializeToString())
+    eventually(lambda: session.length == 2_000)
+    peer.window(2**20)
+    sizes = [len(message.tokens.ids) for message in peer.messages(1_997)]
+    assert sum(sizes) == 1_997
+    assert max(sizes) > 500
+    peer.close()
+
+
+def test_a_draining_target_tells_what_the_forward_in_hand_brings_and_ends_the_session() -> None:
+    engine = successor_engine()
+    with (
+        background(engine) as server,
+        raw_stub(server.address) as stub,
+        grpc.insecure_channel(str(server.address)) as channel,
+    ):
+        assert isinstance(engine.model, Successor)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=""), timeout=WAIT
+        )
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        stream, idle, late = Raw(stub, opening()), Raw(stub, opening()), Raw(stub)
+        stream.answer()
+        idle.answer()
+        engine.model.entered.clear()
+        engine.model.gate.clear()
+        stream.send(decode_to(40_000))
+        assert engine.model.entered.wait(WAIT)
+        with draining(server):
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            watch.cancel()
+            for one in (stream, idle):
+                answer = one.answer()
+                while not answer.HasField("go_away"):
+                    answer = one.answer()
+                assert answer.go_away.reason == "the target ends"
+            assert idle.until(pb.Tokens.DRAINED) == []
+            late.send(opening())
+            code, words = late.ending()
+            assert (code, "about to end" in words) == (CODES.UNAVAILABLE, True)
+            engine.model.gate.set()
+            assert stream.until(pb.Tokens.DRAINED) == [4]
+            for one in (stream, idle):
+                assert one.ending()[0] is CODES.OK
+
+
+def test_a_client_that_does_not_read_does_not_keep_a_draining_target() -> None:
+    engine = successor_engine()
+    with background(engine, lease_seconds=3600.0) as server:
+        peer = RawPeer(server.address)
+        peer.greet(window=0)
+        peer.call()
+        for message in (opening(), decode_to(400)):
+            peer.send(message.SerializeToString())
+        eventually(lambda: len(engine.sessions) == 1 and engine.sessions[0].length > 60)
+        with draining(server, grace=0.1):
+            pass
+        peer.close()
+
+
+def test_a_full_target_names_the_time_after_which_to_ask_again() -> None:
+    with serving(successor_engine(rows=1, waiting=0)) as served:
+        held = Raw(served.stub, opening())
+        held.answer()
+        refused = served.stub.Session(iter([opening()]), timeout=WAIT)
+        assert status(refused)[0] is CODES.RESOURCE_EXHAUSTED
+        assert dict(refused.trailing_metadata()) == {"retry-after-ms": "1000"}
+        with connect(str(served.address)) as hasty:
+            session = hasty.session()
+            session.open([1, 2, 3], SamplingParams())
+            with pytest.raises(Busy, match="full"):
+                session.receive(WAIT)
+        held.cut()
+
+
+def test_an_old_client_gets_one_line(served: Served) -> None:
+    code, words = Raw(served.stub, opening(protocol_version=2)).ending()
+    assert code is CODES.FAILED_PRECONDITION
+    assert "protocol 2, this one 3: install the same Outrider on both" in words

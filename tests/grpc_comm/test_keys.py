@@ -1,0 +1,399 @@
+"""A keys file says who may call and for how much; whoever it does not know is refused, whatever
+is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpc_comm.keys import WATCH_SECONDS, Key, Keys
+from grpc_comm.keys_file import make_key
+from grpc_comm.security import SecurityOptions, channel_security, server_security
+from grpc_comm.transport import Address
+from inference.errors import InvalidRequest
+from outrider.cli import main
+from tests.support.repository import ROOT
+
+HERE = Address("127.0.0.1", 0)
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def entry(name: str, token: str | None = None, **limits: Any) -> dict[str, Any]:
+    return {"name": name, "token_sha256": digest(token or f"token of {name}"), **limits}
+
+
+def write(path: Path, *entries: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"keys": list(entries)}))
+    path.chmod(0o600)
+    return path
+
+
+def bearer(token: str) -> list[tuple[str, str]]:
+    return [("user-agent", "any"), ("authorization", f"Bearer {token}")]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "keys.json",
+        entry("alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576),
+        entry("bob"),
+    )
+
+
+def test_a_token_names_its_tenant_and_limits(file: Path) -> None:
+    keys = Keys.read(file)
+    assert keys.demanded
+    assert keys.identify(bearer("token of alice")) == Key(
+        "alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576
+    )
+    assert keys.identify(bearer("token of bob")) == Key("bob")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        [],
+        [("authorization", "token of alice")],
+        [("authorization", "Bearer ")],
+        [("authorization", "Bearer token of alic")],
+        [("authorization", "Bearer token of alice ")],
+        [("authorization", "bearer token of alice")],
+        [("authorization", "Bearer " + digest("token of alice"))],
+        [("authorization", b"Bearer \xff\xfe")],
+        [("authorization", "Bearer sch\u00fcssel")],
+        [("x-authorization", "Bearer token of alice")],
+        [("authorization", "Bearer wrong"), ("authorization", "Bearer token of alice")],
+    ],
+)
+def test_nothing_but_exactly_one_whole_token_lets_in(metadata: Any, file: Path) -> None:
+    assert Keys.read(file).identify(metadata) is None
+
+
+def test_a_single_token_is_that_of_the_default_tenant() -> None:
+    keys = Keys.single("open-sesame")
+    assert keys.identify(bearer("open-sesame")) == Key("default")
+    assert keys.identify(bearer("open")) is None
+    with pytest.raises(InvalidRequest, match="token is needed"):
+        Keys.single("")
+
+
+def test_a_target_that_asks_nobody_knows_everyone_as_the_tenant_without_a_name() -> None:
+    assert not Keys.open().demanded
+    assert Keys.open().identify([]) == Keys.open().identify(bearer("anything")) == Key("")
+
+
+def test_every_digest_is_compared_in_constant_time_however_early_one_fits(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hmac
+
+    compared: list[bytes] = []
+    constant_time = hmac.compare_digest
+    monkeypatch.setattr(
+        hmac,
+        "compare_digest",
+        lambda known, given: compared.append(known) or constant_time(known, given),
+    )
+    keys = Keys.read(file)
+    everyone = [bytes.fromhex(digest(f"token of {name}")) for name in ("alice", "bob")]
+    for token in ("token of alice", "token of bob", "wrong"):
+        compared.clear()
+        keys.identify(bearer(token))
+        assert compared == everyone
+
+
+def test_no_token_is_never_compared(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hmac
+
+    compared: list[bytes] = []
+    monkeypatch.setattr(hmac, "compare_digest", lambda known, given: compared.append(known))
+    keys = Keys.read(file)
+    for metadata in (None, [], bearer(""), [("authorization", "Basic x")], bearer("a") * 2):
+        assert keys.identify(metadata) is None
+    assert compared == []
+
+
+def test_an_entry_for_the_empty_token_is_refused_and_lets_nobody_in(tmp_path: Path) -> None:
+    empty = {"name": "anyone", "token_sha256": hashlib.sha256(b"").hexdigest()}
+    path = write(tmp_path / "keys.json", entry("alice"))
+    keys = Keys.read(path)
+    write(path, entry("alice"), empty)
+    for metadata in ([], bearer("")):
+        assert keys.identify(metadata) is None
+    with pytest.raises(InvalidRequest, match="entry 2: token_sha256"):
+        Keys.read(path)
+
+
+def test_no_token_is_kept_in_memory(file: Path) -> None:
+    keys = Keys.read(file)
+    keys.identify(bearer("token of alice"))
+    assert "token of alice" not in repr(vars(keys))
+    assert "open-sesame" not in repr(vars(Keys.single("open-sesame")))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "an object with one list"),
+        ('{"keys": {}}', "an object with one list"),
+        ('{"keys": [], "version": 1}', "an object with one list"),
+        ({}, "entry 1: token_sha256 must be"),
+        ("alice", "entry 1: an object is needed"),
+        ({"name": "alice"}, "entry 1: token_sha256 must be"),
+        ({"token_sha256": digest("x")}, "entry 1: a name is needed"),
+        (entry("alice") | {"name": ""}, "entry 1: a name is needed"),
+        (entry("alice") | {"name": 7}, "entry 1: a name is 1 to 64"),
+        (entry("../alice"), "entry 1: a name is 1 to 64"),
+        (entry("a" * 65), "entry 1: a name is 1 to 64"),
+        (entry("alice") | {"token_sha256": "ab"}, "64 hexadecimal digits"),
+        (entry("alice") | {"token_sha256": digest("x").upper()}, "64 hexadecimal digits"),
+        ("null", "an object with one list"),
+        ('{"keys": null}', 'one list, "keys": got NoneType'),
+        ('{"keys": ' + "[" * 100_000, "is not JSON"),
+        ('{"keys": [' + "9" * 100_000 + "]}", "is not JSON"),
+        ('{"keys": [\0]}', "is not JSON"),
+        ("{\xff", "is not JSON"),
+        ([], "entry 1: an object is needed, with name and token_sha256: got list"),
+        (entry("alice", sessions=10**400), "sessions is a whole number from 1 to 2^63 - 1"),
+        (entry("alice", sessions=float("nan")), "sessions is a whole number from 1"),
+        (entry("alice", tree_nodes=[[]] * 9_000), "tree_nodes is a whole number from 1"),
+        (entry("alice\0"), "entry 1: a name is 1 to 64"),
+        (entry("alice") | {"name": ["a"] * 9_000}, "entry 1: a name is 1 to 64"),
+        (entry("alice") | {"token_sha256": 7}, "token_sha256 must be the SHA-256"),
+        (entry("alice") | {"x\ny\x1b[2J\ud800": 1}, r"entry 1: unknown 'x\ny\x1b[2J\ud800'"),
+        (
+            entry("alice") | {"token": "x"},
+            "unknown 'token': there are name, token_sha256, sessions",
+        ),
+        (entry("alice", sessions=0), "sessions is a whole number from 1"),
+        (entry("alice", tree_nodes=-1), "tree_nodes is a whole number from 1"),
+        (entry("alice", message_bytes=1.5), "message_bytes is a whole number from 1"),
+        (entry("alice", sequence_length=True), "sequence_length is a whole number from 1"),
+        (entry("alice", sessions="4"), "sessions is a whole number from 1"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_name_entry_and_need(
+    content: Any, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    whole = isinstance(content, str) and content != "alice"
+    document = content if whole else json.dumps({"keys": [content]})
+    path.write_text(document, encoding="latin-1")
+    with pytest.raises(InvalidRequest) as refusal:
+        Keys.read(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert said in str(refusal.value)
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 300 + len(str(path))
+
+
+def test_a_token_put_where_its_digest_belongs_is_not_repeated(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys.json", {"name": "alice", "token_sha256": "the-token-itself"})
+    with pytest.raises(InvalidRequest, match="got 16 characters") as refusal:
+        Keys.read(path)
+    assert "the-token" not in str(refusal.value)
+
+
+def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"entry 2.*'alice'"):
+        Keys.read(write(tmp_path / "names", entry("alice", "one"), entry("alice", "two")))
+    with pytest.raises(InvalidRequest, match=r"entry 2.*'bob'.*'alice'"):
+        Keys.read(write(tmp_path / "tokens", entry("alice", "one"), entry("bob", "one")))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="missing"):
+        Keys.read(tmp_path / "missing")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_a_file_that_others_may_write_is_refused_and_one_that_they_may_read_is_not(
+    file: Path,
+) -> None:
+    for mode in (0o644, 0o640, 0o444):  # as container platforms mount secrets
+        file.chmod(mode)
+        assert Keys.read(file).demanded
+    for mode in (0o646, 0o664, 0o620, 0o602):
+        file.chmod(mode)
+        with pytest.raises(InvalidRequest, match=rf"{mode:04o}.*: chmod go-w {file}$"):
+            Keys.read(file)
+        with pytest.raises(InvalidRequest, match="others may write"):
+            make_key(file, "carol")
+
+
+def test_a_changed_file_takes_effect_with_the_next_call(file: Path) -> None:
+    keys = Keys.read(file)
+    write(file, entry("bob", sessions=1), entry("carol"))
+    assert keys.identify(bearer("token of alice")) is None
+    assert keys.identify(bearer("token of bob")) == Key("bob", sessions=1)
+    assert keys.identify(bearer("token of carol")) == Key("carol")
+    write(file)
+    assert keys.identify(bearer("token of bob")) is None
+    assert keys.demanded
+
+
+@pytest.mark.parametrize("damage", ["broken", "gone", "writable"])
+def test_a_broken_new_file_keeps_the_old_keys_and_the_log_says_why_once(
+    damage: str, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys.read(file)
+    if damage == "broken":
+        file.write_text('{"keys": [{"name": "mallory"}]}')
+    elif damage == "gone":
+        file.unlink()
+    else:
+        write(file, entry("mallory")).chmod(0o666)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            assert keys.identify(bearer("token of alice")) is not None
+            assert keys.identify(bearer("token of mallory")) is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert str(file) in caplog.text
+    write(file, entry("carol"))
+    assert keys.identify(bearer("token of carol")) is not None
+
+
+def test_a_file_that_is_gone_is_told_without_a_call_and_its_keys_stay(
+    file: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys = Keys.read(file)
+    file.unlink()
+
+    with suppress(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(keys.watch(), 3 * WATCH_SECONDS))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert f"the keys file {file} is gone; its 2 keys stay" in caplog.text
+    assert keys.identify(bearer("token of alice")) is not None
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        Keys.read(file)  # but a target that starts without it does not start
+
+
+def test_a_grant_follows_its_key_until_another_has_the_token_or_none(file: Path) -> None:
+    keys = Keys.read(file)
+    grants = [keys.grant(bearer("token of bob")) for _ in range(3)]
+    assert all(grant is not None for grant in grants)
+    bob, renamed, taken = (grant for grant in grants if grant is not None)
+    write(file, entry("bob", sessions=2))
+    keys.follow()
+    assert (bob.key, bob.withdrawn) == (Key("bob", sessions=2), False)
+    write(file, entry("robert", "token of bob"))
+    keys.follow()
+    assert (renamed.key.name, renamed.withdrawn) == ("bob", True)
+    write(file)
+    keys.follow()
+    assert taken.withdrawn
+    write(file, entry("bob"))
+    keys.follow()
+    assert taken.withdrawn
+
+
+def test_a_made_key_lets_in_and_its_token_is_nowhere_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "keys.json"
+    tokens = {name: make_key(path, name) for name in ("alice", "bob")}
+    keys = Keys.read(path)
+    for name, token in tokens.items():
+        assert keys.identify(bearer(token)) == Key(name)
+        assert len(token) == 43  # 256 bits
+        assert token not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["keys.json"]
+
+
+def test_making_a_key_leaves_the_others_and_the_mode_as_they_are(file: Path) -> None:
+    file.chmod(0o640)
+    make_key(file, "carol")
+    keys = Keys.read(file)
+    assert keys.identify(bearer("token of alice")) == Key(
+        "alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576
+    )
+    assert keys.identify(bearer("token of bob")) == Key("bob")
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("alice", "already"),
+        ("", "needs a name"),
+        ("../x", "a name is 1 to 64"),
+        ("a b", "a name is 1 to 64"),
+    ],
+)
+def test_a_key_that_cannot_be_made_leaves_the_file_as_it_was(
+    name: str, said: str, file: Path
+) -> None:
+    before = file.read_bytes()
+    with pytest.raises(InvalidRequest, match=said):
+        make_key(file, name)
+    assert file.read_bytes() == before
+    assert [entry.name for entry in file.parent.iterdir()] == ["keys.json"]
+
+
+def test_two_who_make_keys_at_once_lose_none(file: Path) -> None:
+    made = file.with_name("keys.json.new")
+    made.touch()
+    with pytest.raises(InvalidRequest, match="make-key"):
+        make_key(file, "carol")
+    assert made.exists()
+
+
+def test_the_command_prints_the_token_alone_on_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys.json"
+    assert main(["--role", "make-key", "--name", "alice", "--keys_file", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert Keys.read(path).identify(bearer(shown.out.removesuffix("\n"))) == Key("alice")
+    assert shown.out.strip() not in shown.err
+    assert main(["--role", "make-key", "--name", "alice", "--keys_file", str(path)]) == 1
+    with pytest.raises(SystemExit) as ended:
+        main(["--role", "make-key", "--keys_file", str(path)])
+    assert ended.value.code == 2
+    assert "--name NAME" in capsys.readouterr().err
+
+
+def test_one_token_for_all_and_one_for_each_exclude_each_other(file: Path) -> None:
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        SecurityOptions(token_file=file, keys_file=file)
+
+
+def test_keys_are_a_targets_and_never_travel_in_plaintext_either(file: Path) -> None:
+    options = SecurityOptions(keys_file=file)
+    with pytest.raises(InvalidRequest, match="--keys_file"):
+        channel_security(options, HERE)
+    with pytest.raises(InvalidRequest, match="opens the target"):
+        server_security(options, Address("0.0.0.0", 0))
+    with pytest.raises(InvalidRequest, match="plaintext"):
+        server_security(SecurityOptions(keys_file=file, insecure=True), Address("0.0.0.0", 0))
+    assert server_security(options, HERE).keys.identify(bearer("token of bob")) == Key("bob")
+
+
+def test_every_line_of_the_security_checklist_names_tests_that_exist() -> None:
+    checklist = (
+        (ROOT / "docs" / "security.md").read_text().partition("## Checklist")[2].partition("##")[0]
+    )
+    lines = [line for line in checklist.splitlines() if line.startswith("| ")][1:]
+    assert len(lines) > 40
+    for line in lines:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", line)
+        assert named, line
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / file).read_text(), line

@@ -1,0 +1,342 @@
+"""Plaintext stays on this machine, a target that others can reach asks who calls, and the files
+that this needs are safe.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm import certificate
+from grpc_comm.client.connection import connect
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.security import (
+    CertificateFiles,
+    SecurityOptions,
+    channel_security,
+    make_certificate,
+    read_token,
+    server_security,
+)
+from grpc_comm.transport import Address
+from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
+from tests.support.wire_fixtures import (
+    WAIT,
+    assert_serves,
+    background,
+    opened,
+    opening,
+    raw_stub,
+    successor_engine,
+)
+
+EVERYWHERE, ELSEWHERE, HERE = (
+    Address("0.0.0.0", 0),
+    Address("target.example", 50051),
+    Address("127.0.0.1", 0),
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_certificate(tmp_path_factory.mktemp("tls"), ["localhost", "127.0.0.1"])
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("token") / "token", b" open-sesame \nsecond line\n")
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return path
+
+
+def a_round_trip(address: str, options: SecurityOptions) -> None:
+    with connect(address, security=options) as connection:
+        session = opened(connection)
+        assert_serves(session)
+        session.close()
+
+
+def test_tls_with_a_token_serves_by_name_and_by_address(
+    files: CertificateFiles, token: Path
+) -> None:
+    theirs = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, token_file=token)
+    with background(successor_engine(), security=theirs) as server:
+        for host in ("localhost", "127.0.0.1"):
+            a_round_trip(
+                f"{host}:{server.address.port}", SecurityOptions(tls_ca=files.ca, token_file=token)
+            )
+
+
+def test_a_token_without_tls_serves_on_this_machine(token: Path) -> None:
+    options = SecurityOptions(token_file=token)
+    with background(successor_engine(), security=options) as server:
+        a_round_trip(str(server.address), options)
+
+
+@pytest.mark.parametrize("given", [b"open-sesam", b"open-sesame2", None])
+def test_a_wrong_or_missing_token_is_refused_in_words(
+    given: bytes | None, token: Path, tmp_path: Path
+) -> None:
+    options = SecurityOptions(
+        token_file=None if given is None else write(tmp_path / "token", given)
+    )
+    demanding = background(successor_engine(), security=SecurityOptions(token_file=token))
+    with demanding as server, pytest.raises(InvalidRequest, match="token"):
+        connect(str(server.address), security=options)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        [("authorization", "Bearer wrong")],
+        [("authorization", "open-sesame")],
+        [("authorization", "Bearer ")],
+    ],
+)
+def test_every_method_asks_for_the_token_except_health(
+    metadata: list[tuple[str, str]], token: Path
+) -> None:
+    with (
+        background(successor_engine(), security=SecurityOptions(token_file=token)) as server,
+        raw_stub(server.address) as stub,
+    ):
+        for call in (
+            lambda: stub.Describe(pb.DescribeRequest(), metadata=metadata),
+            lambda: next(stub.Session(iter([opening()]), metadata=metadata)),
+        ):
+            assert code_of(call) is grpc.StatusCode.UNAUTHENTICATED
+        with grpc.insecure_channel(str(server.address)) as channel:
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=WAIT
+            )
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def code_of(call: Callable[[], Any]) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as refusal:
+        call()
+    code: grpc.StatusCode = refusal.value.code()
+    return code
+
+
+def test_a_client_certificate_is_demanded_by_a_target_that_was_given_an_authority(
+    files: CertificateFiles,
+) -> None:
+    both = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, tls_ca=files.ca)
+    with background(successor_engine(), security=both) as server:
+        a_round_trip(str(server.address), both)
+        with pytest.raises(Unavailable):
+            connect(str(server.address), security=SecurityOptions(tls_ca=files.ca), timeout=2)
+
+
+@pytest.mark.parametrize("kind", ["plaintext", "another authority"])
+def test_a_client_that_does_not_trust_the_target_finds_none(
+    kind: str, files: CertificateFiles, tmp_path: Path
+) -> None:
+    with background(
+        successor_engine(), security=SecurityOptions(tls_cert=files.certificate, tls_key=files.key)
+    ) as server:
+        ours = (
+            SecurityOptions()
+            if kind == "plaintext"
+            else SecurityOptions(tls_ca=make_certificate(tmp_path, ["localhost"]).ca)
+        )
+        with pytest.raises(Unavailable, match="no Outrider target"):
+            connect(str(server.address), security=ours, timeout=2)
+
+
+@pytest.fixture(scope="module")
+def expired(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    """A pair whose time ended 75 days ago."""
+
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) - timedelta(days=certificate.DAYS + 75)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificate, "datetime", Past)
+        return make_certificate(tmp_path_factory.mktemp("expired"), ["localhost", "127.0.0.1"])
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_certificate(tmp_path_factory.mktemp("foreign"), ["localhost", "127.0.0.1"])
+
+
+def test_a_client_whose_certificate_is_expired_or_of_another_authority_is_refused(
+    files: CertificateFiles, expired: CertificateFiles, foreign: CertificateFiles
+) -> None:
+    for authority, theirs in ((files, foreign), (expired, expired)):
+        demanding = SecurityOptions(
+            tls_cert=files.certificate, tls_key=files.key, tls_ca=authority.ca
+        )
+        with (
+            background(successor_engine(), security=demanding) as server,
+            pytest.raises(Unavailable),
+        ):
+            connect(
+                str(server.address),
+                security=SecurityOptions(
+                    tls_cert=theirs.certificate, tls_key=theirs.key, tls_ca=files.ca
+                ),
+                timeout=1,
+            )
+
+
+def test_a_target_whose_certificate_is_expired_or_names_another_host_is_not_trusted(
+    expired: CertificateFiles, tmp_path: Path
+) -> None:
+    for theirs in (expired, make_certificate(tmp_path, ["target.example"])):
+        options = SecurityOptions(tls_cert=theirs.certificate, tls_key=theirs.key)
+        with background(successor_engine(), security=options) as server, pytest.raises(Unavailable):
+            connect(str(server.address), security=SecurityOptions(tls_ca=theirs.ca), timeout=1)
+
+
+def test_listening_to_other_machines_needs_tls_and_a_token(
+    files: CertificateFiles, token: Path
+) -> None:
+    tls: dict[str, Any] = {"tls_cert": files.certificate, "tls_key": files.key}
+    for options in (SecurityOptions(), SecurityOptions(**tls), SecurityOptions(token_file=token)):
+        with pytest.raises(InvalidRequest, match=r"0\.0\.0\.0"):
+            server_security(options, EVERYWHERE)
+    protected = server_security(SecurityOptions(**tls, token_file=token), EVERYWHERE)
+    assert protected.credentials is not None
+    assert protected.keys.demanded
+    assert not server_security(SecurityOptions(insecure=True), EVERYWHERE).keys.demanded
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
+def test_this_machine_may_be_served_in_plaintext(host: str) -> None:
+    security = server_security(SecurityOptions(), Address(host, 0))
+    assert (security.credentials, security.keys.demanded) == (None, False)
+    assert channel_security(SecurityOptions(), Address(host, 1)) == (None, ())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example", "target"])
+def test_plaintext_on_any_other_host_is_refused_before_a_server_starts(host: str) -> None:
+    with pytest.raises(InvalidRequest, match="opens the target"):
+        background(successor_engine(), Address(host, 0))
+
+
+def test_a_token_never_travels_in_plaintext_to_another_machine(token: Path) -> None:
+    for insecure in (False, True):
+        options = SecurityOptions(token_file=token, insecure=insecure)
+        with pytest.raises(InvalidRequest, match="plaintext"):
+            channel_security(options, ELSEWHERE)
+        with pytest.raises(InvalidRequest, match=r"plaintext|opens the target"):
+            server_security(options, EVERYWHERE)
+
+
+def test_prompts_travel_in_plaintext_to_another_machine_only_if_the_user_says_so(
+    files: CertificateFiles,
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"plaintext.*target\.example"):
+        channel_security(SecurityOptions(), ELSEWHERE)
+    assert channel_security(SecurityOptions(insecure=True), ELSEWHERE).credentials is None
+    assert channel_security(SecurityOptions(tls_ca=files.ca), ELSEWHERE).credentials is not None
+    assert channel_security(SecurityOptions(tls=True), ELSEWHERE).credentials is not None
+
+
+def test_half_a_certificate_is_refused(files: CertificateFiles) -> None:
+    with pytest.raises(InvalidRequest, match="belong together"):
+        SecurityOptions(tls_cert=files.certificate)
+    with pytest.raises(InvalidRequest, match="certificate"):
+        server_security(SecurityOptions(tls_ca=files.ca), HERE)
+
+
+def test_a_token_is_the_first_line_without_its_surroundings(token: Path) -> None:
+    assert read_token(token) == "open-sesame"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"  \nsecond", b"two words", "schlüssel".encode(), b"a\x00b"]
+)
+def test_a_token_that_cannot_be_one_is_refused(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="token_file"):
+        read_token(write(tmp_path / "token", content))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o606, 0o660, 0o444])
+def test_a_token_or_tls_key_that_others_may_read_or_write_is_refused_with_the_remedy(
+    mode: int,
+    files: CertificateFiles,
+    tmp_path: Path,
+) -> None:
+    token = write(tmp_path / "a token", b"open-sesame")
+    key = write(tmp_path / "key.pem", files.key.read_bytes())
+    pair: dict[str, Any] = {"tls_cert": files.certificate, "tls_key": key}
+    for secret, options in ((token, {"token_file": token}), (key, pair)):
+        secret.chmod(mode)
+        for security in (server_security, channel_security):
+            with pytest.raises(InvalidRequest) as refusal:
+                security(SecurityOptions(**options), HERE)
+            said = str(refusal.value)
+            assert said.startswith("--t")
+            assert f"(mode {mode:04o}): chmod 600 {shlex.quote(str(secret))} (" in said
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
+def test_a_token_and_a_tls_key_may_be_read_by_owner_and_group(
+    mode: int,
+    files: CertificateFiles,
+    tmp_path: Path,
+) -> None:
+    token = write(tmp_path / "token", b"open-sesame")
+    key = write(tmp_path / "key.pem", files.key.read_bytes())
+    for secret in (token, key):
+        secret.chmod(mode)  # 0440: a secret of Kubernetes whose defaultMode says so
+    options = SecurityOptions(tls_cert=files.certificate, tls_key=key, token_file=token)
+    assert server_security(options, EVERYWHERE).keys.demanded
+    assert channel_security(options, ELSEWHERE).metadata
+
+
+@pytest.mark.parametrize("field", ["token_file", "tls_ca"])
+def test_a_file_that_cannot_be_read_is_named(field: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {field: tmp_path / "missing"}
+    with pytest.raises(InvalidRequest, match=f"{field} .*missing"):
+        channel_security(SecurityOptions(**options), HERE)
+
+
+def test_the_key_is_readable_by_its_owner_only(files: CertificateFiles) -> None:
+    assert [path.name for path in files] == ["ca.pem", "cert.pem", "key.pem"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o644, 0o644, 0o600]
+
+
+def test_a_certificate_is_never_overwritten(files: CertificateFiles) -> None:
+    before = files.key.read_bytes()
+    with pytest.raises(InvalidRequest, match="exists already"):
+        make_certificate(files.key.parent, ["localhost"])
+    assert files.key.read_bytes() == before
+
+
+@pytest.mark.parametrize("hosts", [[], [""], ["https://target"], ["target:50051"], ["two words"]])
+def test_what_a_certificate_cannot_name_is_refused(hosts: list[str], tmp_path: Path) -> None:
+    with pytest.raises(OutriderError, match="certificate"):
+        make_certificate(tmp_path / "tls", hosts)
+    assert not (tmp_path / "tls").exists()
+
+
+def test_without_the_cryptography_package_the_install_line_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "grpc_comm.certificate", raising=False)
+    with pytest.raises(MissingExtra, match=r"pip install 'outrider\[tls\]'"):
+        make_certificate(tmp_path, ["localhost"])

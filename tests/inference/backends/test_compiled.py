@@ -1,0 +1,452 @@
+"""A target compiled for this CPU: built, checked, loaded, padded to, served and refused. Skipped
+where no C++ compiler is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compile.build.build import build_artifact, read_source
+from compile.build.cpu import CpuBuilder, check_compiler
+from compile.build.equivalence import check_equivalence, check_row_independence
+from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
+from inference.artifact import Bucket, read_manifest, write_manifest
+from inference.backends.compiled import CompiledModel, graph_path, load_compiled, read_compiled
+from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.model.checkpoint import load_decoder
+from inference.model.decoder import Decoder
+from inference.model.verify_graph import VerifyGraph
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from outrider.cli import main
+from outrider.models import EMBEDDED
+from outrider.options.roles import TargetRole
+from outrider.serve import READY, load_target
+from outrider.spawn import role_environment
+from tests.support.copied_rows import PROMPT, shares
+from tests.support.drafts import alone, growing, nudged, rounds, speculated
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.row_independence import assert_rows_are_independent
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+LENGTH, NODES, LEVELS = 120, 8, 3
+JUNK = LENGTH + NODES
+SAMPLINGS = [
+    SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, seed=2),
+    SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire(),
+    SamplingParams(0.7, top_k=20, seed=4).on_the_wire(),
+]  # fmt: skip
+
+
+DRAFTS: dict[str, Callable[[Decoder], Proposer]] = {
+    "a chain deeper than the noise": lambda target: rounds(target, Chain(7)),
+    "a bushy tree": lambda target: rounds(target, BestFirst(7, 2)),
+    "a growing tree": lambda target: growing(nudged(target)),
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    vocabulary = Tokenizer(source).vocabulary
+    buckets = (
+        prefill_bucket(1, 16, 64, JUNK),
+        verify_bucket(2, NODES, JUNK, JUNK, sampled=False),
+        replace(verify_bucket(2, NODES, JUNK, JUNK, sampled=True), levels=LEVELS),
+    )
+    spec = CompileSpec(
+        "tiny", "cpu", vocabulary, buckets, rows=2, sequence_length=LENGTH, max_tree_nodes=NODES
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        out = tmp_path_factory.mktemp("artifact")
+        build_artifact(
+            spec,
+            read_source(source),
+            CpuBuilder(spec, source, vocabulary),
+            out,
+            command="test",
+            say=print,
+        )
+        yield out
+
+
+@pytest.fixture(scope="module")
+def model(built: Path) -> CompiledModel:
+    return load_compiled(built, read_compiled(built))
+
+
+@pytest.fixture(scope="module")
+def target(source: Path, model: CompiledModel) -> Decoder:
+    return load_decoder(
+        source,
+        positions=LENGTH,
+        vocabulary=Tokenizer(source).vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def engine(model: CompiledModel | EagerModel, vocabulary: int) -> Engine:
+    return Engine(model, sequence_length=LENGTH, max_tree_nodes=NODES, vocabulary=vocabulary)
+
+
+def eager_model(target: Decoder) -> EagerModel:
+    return EagerModel(target, rows=2, capacity=JUNK, max_nodes=32)
+
+
+def prompt_of(target: Decoder, length: int) -> list[int]:
+    return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
+
+
+@pytest.mark.parametrize(
+    "params",
+    SAMPLINGS,
+    ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}",
+)
+@pytest.mark.parametrize("length", [1, 30, 75])
+def test_the_compiled_target_alone_writes_the_eager_targets_text(
+    model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, length: int
+) -> None:
+    prompt, compiled = prompt_of(target, length), engine(model, target.vocabulary)
+    reference = alone(
+        LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 25
+    )
+    assert_same_text(
+        target,
+        prompt,
+        params,
+        reference,
+        lambda prompt, n: alone(LocalSession(compiled), prompt, params, n),
+        ties,
+    )
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
+def test_text_from_a_copied_row_is_text_from_a_prefilled_one(
+    model: CompiledModel, target: Decoder, params: SamplingParams
+) -> None:
+    assert shares(engine(model, target.vocabulary), params) == len(PROMPT) + 8
+
+
+@pytest.mark.parametrize(
+    "params",
+    SAMPLINGS,
+    ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}",
+)
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_drafting_for_a_compiled_target_leaves_its_text_as_it_is(
+    model: CompiledModel, target: Decoder, ties: NearTies, params: SamplingParams, draft: str
+) -> None:
+    prompt, compiled = prompt_of(target, 20), engine(model, target.vocabulary)
+    reference = alone(
+        LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 25
+    )
+    proposer = DRAFTS[draft](target)
+
+    def produce(prompt: Sequence[int], n: int) -> list[int]:
+        return speculated(LocalSession(compiled), proposer, prompt, params, n)
+
+    assert_same_text(target, prompt, params, reference, produce, ties)
+
+
+@pytest.mark.parametrize(
+    "params", SAMPLINGS[:4], ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
+)
+def test_rows_and_nodes_are_independent(
+    model: CompiledModel, target: Decoder, params: SamplingParams
+) -> None:
+    assert_rows_are_independent(model, (model.keys, model.values), NODES, target.vocabulary, params)
+    eager = eager_model(target)
+    assert_rows_are_independent(eager, (eager.keys, eager.values), NODES, target.vocabulary, params)
+
+
+def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
+    """The prompt by the prefill graph, then by the verify graph: the same keys in the same
+    slots, and as eager has them.
+    """
+    prompt, eager = prompt_of(target, 14), eager_model(target)
+    caches = []
+    for served in (model, replace_graphs(model, prefill=False), eager):
+        ModelSequence(served, 1, SamplingParams()).extend(prompt[:-1])
+        keys = served.keys
+        caches.append(keys[:, 1, :, :13].clone())
+    torch.testing.assert_close(caches[0], caches[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(caches[1], caches[2], rtol=1e-4, atol=1e-5)
+
+
+def replace_graphs(model: CompiledModel, *, prefill: bool) -> CompiledModel:
+    """The same model with the graphs of one kind only."""
+    kept = {
+        bucket: graph for bucket, graph in model.graphs.items() if (bucket.picks == 1) == prefill
+    }
+    return CompiledModel(kept, model.keys, model.values)
+
+
+def test_a_session_longer_than_the_artefact_is_refused_at_open_with_the_limit(
+    model: CompiledModel, target: Decoder
+) -> None:
+    with pytest.raises(LimitExceeded, match=str(LENGTH)):
+        engine(model, target.vocabulary).open(prompt_of(target, LENGTH), SamplingParams())
+
+
+def test_a_graph_that_computes_something_else_is_not_written(
+    model: CompiledModel, target: Decoder
+) -> None:
+    bucket, graph = next(
+        (bucket, graph) for bucket, graph in model.graphs.items() if bucket.sampled
+    )
+    keys, values = (torch.randn_like(part) for part in (model.keys, model.values))
+    eager = VerifyGraph(target, keys, values, LEVELS)
+    with pytest.raises(BadArtifact, match="keys differ"):
+        check_equivalence(
+            eager,
+            lambda **inputs: tuple(part + 1 for part in graph(**inputs)),
+            bucket,
+            sequence_length=LENGTH,
+        )
+    with pytest.raises(BadArtifact, match="choices differ"):
+        check_equivalence(
+            eager,
+            lambda **inputs: (torch.flip(eager(**inputs)[0], (1,)), *eager(**inputs)[1:]),
+            bucket,
+            sequence_length=LENGTH,
+        )
+
+
+def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(
+    model: CompiledModel, target: Decoder
+) -> None:
+    bucket, graph = next(
+        (bucket, graph)
+        for bucket, graph in model.graphs.items()
+        if bucket.picks > 1 and not bucket.sampled
+    )
+    check_row_independence(graph, bucket, target.vocabulary, sequence_length=LENGTH)
+
+    def per_tensor(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen, keys, values = graph(**inputs)
+        scale = keys.abs().max() / 127
+        return chosen, torch.round(keys / scale) * scale, values
+
+    with pytest.raises(BadArtifact, match="keys change"):
+        check_row_independence(per_tensor, bucket, target.vocabulary, sequence_length=LENGTH)
+
+
+@pytest.mark.parametrize(
+    "name", ["weights/model.safetensors", "tokenizer.json", "graphs/prefill_b1_t16_s64_greedy.pt2"]
+)
+def test_a_changed_byte_is_refused_by_the_files_name(
+    artifact: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = artifact / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert main(["--role", "verify_target", "--artifact", str(artifact), "--prompt", "a"]) == 1
+    assert name in capsys.readouterr().err
+
+
+def test_another_schema_another_machine_and_another_target_are_refused(artifact: Path) -> None:
+    manifest = read_manifest(artifact)
+    for change, said in (
+        ({"schema": 99}, "manifest.json"),
+        ({"host": {**manifest.host, "cpu_capability": "AVX9000"}}, "AVX9000.*python -m compile"),
+        ({"versions": {"torch": "1.0"}}, "torch 1.0.*python -m compile"),
+        ({"target": "trn1"}, "built for trn1"),
+    ):
+        write_manifest(artifact, replace(manifest, **change))
+        with pytest.raises(BadArtifact, match=said):
+            read_compiled(artifact)
+
+
+def over_grpc(
+    address: str, proposer: Proposer, prompt: Sequence[int], params: SamplingParams, tokens: int
+) -> list[int]:
+    """A text drafted here and chosen by the target at the address."""
+    with connect(address) as connection:
+        return speculated(connection.session(), proposer, prompt, params, tokens)
+
+
+@pytest.fixture(scope="module")
+def embedded_draft() -> Decoder:
+    directory, cpu = EMBEDDED / "draft", torch.device("cpu")
+    return load_decoder(
+        directory,
+        positions=LENGTH,
+        vocabulary=Tokenizer(directory).vocabulary,
+        dtype=torch.float32,
+        device=cpu,
+    )
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
+@pytest.mark.parametrize(
+    "draft", [growing, partial(rounds, policy=BestFirst(7, 4))], ids=["growing", "rounds"]
+)
+def test_a_served_artefact_writes_the_eager_targets_text_over_grpc(
+    built: Path,
+    target: Decoder,
+    embedded_draft: Decoder,
+    ties: NearTies,
+    params: SamplingParams,
+    draft: Callable[[Decoder], Proposer],
+) -> None:
+    prompt = Tokenizer(EMBEDDED / "draft").encode("def main():\n    return")
+    reference = alone(
+        LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 30
+    )
+    proposer = draft(embedded_draft)
+    with BackgroundServer(load_target(TargetRole(port=0, artifact=str(built)))) as server:
+        address = str(server.address)
+        assert_same_text(
+            target,
+            prompt,
+            params,
+            reference,
+            lambda prompt, n: over_grpc(address, proposer, prompt, params, n),
+            ties,
+        )
+
+
+SERVING = """
+import json, sys, torch
+
+def refuse(event, arguments):
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system"):
+        raise AssertionError(f"{event} {arguments}")
+
+def traced(*_, **__):
+    raise AssertionError("traced")
+
+sys.addaudithook(refuse)
+torch.export.export = torch.compile = torch.jit.trace = traced
+from outrider.cli import main
+code = main(["--role", "target", "--port", "0", "--artifact", sys.argv[1]])
+print(json.dumps(sorted(sys.modules)))
+sys.exit(code)
+"""
+MODEL_SOURCE = (
+    r"inference\.model\.(decoder|graph|checkpoint)"
+    r"|transformers\.models\.(?!auto\.)\w+\.modeling_\w+"
+)
+COMPILER = (
+    r"compile(\..+)?|triton|torch\.export\._trace"
+    r"|torch\._inductor\.(compile_fx|graph|lowering|scheduler|codecache|codegen\.cpp)"
+)
+
+
+def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_model_source(
+    built: Path, target: Decoder, embedded_draft: Decoder, tmp_path: Path
+) -> None:
+    """The role as typed, in a process of its own with an empty torch cache, until the signal that
+    ends it. transformers is there for tokenizers, and brings parts of torch's compilers with it;
+    the modelling of a family and what makes code are not there.
+    """
+    cache, prompt, params = tmp_path / "cache", prompt_of(target, 20), SAMPLINGS[1]
+    environment = {**role_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVING, str(built)],
+        env=environment,
+        stdout=-1,
+        stderr=-1,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        address = next(
+            (
+                line.removeprefix(READY).split()[0]
+                for line in process.stderr
+                if line.startswith(READY)
+            ),
+            "nowhere",
+        )
+        made = over_grpc(address, growing(embedded_draft), prompt, params, 20)
+        process.terminate()
+        printed, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert made == alone(
+        LocalSession(engine(eager_model(target), target.vocabulary)), prompt, params, 20
+    )
+    assert [
+        name for name in json.loads(printed) if re.fullmatch(f"{MODEL_SOURCE}|{COMPILER}", name)
+    ] == []
+    assert list(cache.glob("*")) == []  # torch makes the directory; nothing was compiled into it
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model", "somewhere"], "leave out --model"),
+        (["--device", "cuda"], "--device cuda"),
+        (["--sequence_length", "500"], f"2 to {LENGTH}"),
+    ],
+)
+def test_flags_that_contradict_the_artefact_are_refused(
+    built: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert main(["--role", "verify_target", "--artifact", str(built), "--prompt", "a", *flags]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_an_artefact_does_not_draft(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--role", "verify_draft", "--artifact", str(built), "--prompt", "a"])
+    assert ended.value.code == 2
+    assert "--artifact is for --role target" in capsys.readouterr().err
+
+
+def test_without_a_compiler_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InvalidRequest, match="g\\+\\+"):
+        check_compiler()
+
+
+def test_an_unknown_compiler_flag_is_refused(source: Path) -> None:
+    bucket = Bucket(1, NODES, JUNK, NODES, 1, False, JUNK)
+    spec = CompileSpec(
+        "tiny",
+        "cpu",
+        10,
+        (bucket,),
+        rows=1,
+        sequence_length=LENGTH,
+        max_tree_nodes=NODES,
+        compiler_flags={"--O2": ""},
+    )
+    with pytest.raises(InvalidRequest, match="--O2"):
+        CpuBuilder(spec, source, 10)
+
+
+def test_graphs_lie_where_the_bucket_says(built: Path) -> None:
+    manifest = read_manifest(built)
+    assert {graph_path(bucket) for bucket in manifest.buckets} < set(manifest.files)
+    assert {path.relative_to(built).as_posix() for path in (built / "graphs").iterdir()} == {
+        graph_path(bucket) for bucket in manifest.buckets
+    }

@@ -1,0 +1,291 @@
+"""Recordings of calls: padding, buffers that stay, replaying. On the CPU, where a recording runs
+its function over the buffers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from inference.backends import Segment
+from inference.backends.cuda import (
+    CudaModel,
+    Outputs,
+    Run,
+)
+from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import InvalidRequest, LimitExceeded
+from inference.model.decoder import Decoder
+from inference.planner.prices import Prices
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+from tests.support.drafts import alone, knowledge, speculated
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.fake_recorder import Reruns
+from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed, prompt_of
+from tests.support.row_independence import assert_rows_are_independent
+
+GREEDY, WARM, OPEN = (
+    SamplingParams(),
+    SamplingParams(0.7, top_p=0.9, seed=5).on_the_wire(),
+    SamplingParams(1.0, seed=2**40 + 3),
+)
+TREE = TokenTree(
+    np.array([7, 3, 9, 4, 5], dtype=np.int32), np.array([-1, 0, 0, 1, 3], dtype=np.int32)
+)
+
+
+DRAFTS: dict[str, Callable[[CudaModel], Proposer]] = {
+    "chain": lambda model: RoundProposer(model, Chain(4), room=63),
+    "tree": lambda model: RoundProposer(model, BestFirst(16, 5), room=63),
+    "growing": lambda model: ModelProposer(model, 0, knowledge(), Prices()),
+}
+
+
+class AlikePadded(CudaModel):
+    """The eager model, padded as the recorded one: nothing is recorded, and every choice is by
+    its own function.
+    """
+
+    choose, rank = EagerModel.choose, EagerModel.rank
+
+
+def recorded(target: Decoder, rows: int = 2, max_nodes: int = 64) -> tuple[CudaModel, Reruns]:
+    reruns = Reruns()
+    return CudaModel(
+        target, rows=rows, capacity=SEQUENCE_LENGTH + 512, max_nodes=max_nodes, recorder=reruns
+    ), reruns
+
+
+@pytest.mark.parametrize(
+    "params",
+    [(GREEDY, GREEDY), (WARM, GREEDY), (OPEN, WARM), (OPEN, OPEN)],
+    ids=["greedy", "truncated", "mixed", "open"],
+)
+def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
+    target: Decoder, params: tuple[SamplingParams, ...]
+) -> None:
+    """Three rounds in two rows of different lengths, so that calls are run, recorded and
+    replayed: choices, rankings and caches.
+    """
+    model, reruns = recorded(target)
+    eager = AlikePadded(target, rows=2, capacity=model.capacity, max_nodes=64, recorder=Reruns())
+    pairs = [[ModelSequence(each, row, params[row]) for each in (model, eager)] for row in (0, 1)]
+    for row, pair in enumerate(pairs):
+        for sequence in pair:
+            sequence.extend(prompt_of(9 + row))
+    for _ in range(3):
+        for ours, theirs in pairs:
+            assert ours.choose(TREE).tolist() == theirs.choose(TREE).tolist()
+            for k in (2, 3):
+                for sequence in (ours, theirs):
+                    sequence.commit(TREE, (1,))
+                made, expected = (
+                    ours.rank(TREE, range(len(TREE)), k),
+                    theirs.rank(TREE, range(len(TREE)), k),
+                )
+                assert made.ids.tolist() == expected.ids.tolist()
+                assert made.scores.tolist() == expected.scores.tolist()
+                for sequence in (ours, theirs):
+                    sequence.commit(TREE, (1, 3))
+    assert torch.equal(model.keys[..., : model.capacity, :], eager.keys[..., : model.capacity, :])
+    assert torch.equal(
+        model.values[..., : model.capacity, :], eager.values[..., : model.capacity, :]
+    )
+    assert reruns.replayed > reruns.recorded > 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SamplingParams(0.7, seed=11), WARM, OPEN],
+    ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}",
+)
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_text_is_the_targets_own_with_both_models_recorded(
+    target: Decoder, params: SamplingParams, draft: str
+) -> None:
+    served, _ = recorded(target)
+    drafted, reruns = recorded(perturbed(1, 0.02), rows=1, max_nodes=128)
+    proposer, ties = DRAFTS[draft](drafted), NearTies()
+    recorded_engine = Engine(
+        served, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=VOCABULARY
+    )
+    reference = alone(LocalSession(engine(target)), prompt_of(70), params, 30)
+
+    def produce(prompt: Sequence[int], n: int) -> list[int]:
+        return speculated(LocalSession(recorded_engine), proposer, prompt, params, n)
+
+    assert_same_text(target, prompt_of(70), params, reference, produce, ties)
+    assert ties.ties == 0
+    assert reruns.replayed > 10
+
+
+@pytest.mark.parametrize(
+    "params", [GREEDY, WARM, OPEN], ids=lambda params: f"T{params.temperature}"
+)
+def test_rows_and_nodes_are_independent(target: Decoder, params: SamplingParams) -> None:
+    model, _ = recorded(target)
+    assert_rows_are_independent(model, (model.keys, model.values), 8, VOCABULARY, params)
+
+
+def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
+    target: Decoder,
+) -> None:
+    """Three rows are padded to four."""
+    model, reruns = recorded(target, rows=4)
+    eager = EagerModel(target, rows=4, capacity=model.capacity, max_nodes=64)
+    calls = [segment(6, params, row) for row, params in ((3, OPEN), (0, GREEDY), (2, WARM))]
+    for _ in range(3):
+        assert [row.tolist() for row in model.choose(calls)] == [
+            row.tolist() for row in eager.choose(calls)
+        ]
+        ours, theirs = model.rank(calls, 2), eager.rank(calls, 2)
+        assert [ranked.ids.tolist() for ranked in ours] == [
+            ranked.ids.tolist() for ranked in theirs
+        ]
+    assert (reruns.warmed, reruns.recorded, reruns.replayed) == (2, 2, 4)
+    torch.testing.assert_close(model.keys[:, :, :, :6], eager.keys[:, :, :, :6])
+
+
+def segment(
+    nodes: int, params: SamplingParams = GREEDY, row: int = 0, first: int = 0, context: int = 0
+) -> Segment:
+    """A chain at the start of a row."""
+    order = np.arange(nodes, dtype=np.int32)
+    return Segment(
+        row,
+        order + 1,
+        order + first,
+        order + first,
+        np.ones((1, context), dtype=np.bool_),
+        np.tri(nodes, dtype=np.bool_),
+        order,
+        params,
+    )
+
+
+def test_a_shape_is_run_once_recorded_once_and_replayed_from_then_on(target: Decoder) -> None:
+    model, reruns = recorded(target)
+    counts = []
+    for nodes in (5, 8, 6, 7):  # one shape: eight nodes
+        model.choose([segment(nodes)])
+        counts.append((reruns.warmed, reruns.recorded, reruns.replayed))
+    assert counts == [(1, 0, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        ([segment(1)], (1, 2, 1, 1, 64)),  # in float32 one node runs as two
+        ([segment(5), segment(3, row=1)], (2, 8, 8, 1, 64)),
+        ([segment(5, first=65, context=65)], (1, 8, 8, 1, 128)),
+        ([segment(5, first=193, context=193)], (1, 8, 8, 1, 256)),
+        ([segment(40)._replace(pick=np.array([39], dtype=np.int32))], (1, 50, 1, 1, 64)),
+        ([segment(3)._replace(context=np.zeros((3, 900), dtype=np.bool_))], (1, 4, 4, 4, 1000)),
+    ],
+)
+def test_calls_are_padded_to_powers_of_two_within_the_models_limits(
+    target: Decoder, call: list[Segment], shape: tuple[int, ...]
+) -> None:
+    model = CudaModel(target, rows=3, capacity=999, max_nodes=50, recorder=Reruns())
+    shapes = []
+
+    def note(decoder: Decoder, inputs: tuple[torch.Tensor, ...]) -> None:
+        tokens, _, _, context_mask, _, pick = inputs[:6]
+        shapes.append((*tokens.shape, pick.shape[1], *context_mask.shape[1:]))
+
+    with target.register_forward_pre_hook(note):
+        model.choose(call)
+    assert shapes == [shape]
+    assert model.padded(len(call), len(call[0].tokens)) == shape[:2]
+
+
+def test_what_the_eager_model_refuses_is_refused(target: Decoder) -> None:
+    model, _ = recorded(target, max_nodes=8)
+    with pytest.raises(LimitExceeded, match="9 nodes"):
+        model.choose([segment(9)])
+    with pytest.raises(InvalidRequest, match="twice"):
+        model.choose([segment(2), segment(2)])
+
+
+def test_shapes_beyond_the_most_run_as_they_are(
+    target: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.backends.cuda.MOST_GRAPHS", 1)
+    model, reruns = recorded(target)
+    for _ in range(3):
+        model.choose([segment(2)])
+        model.choose([segment(4)])
+    assert (reruns.warmed, reruns.recorded, reruns.replayed) == (4, 1, 2)
+
+
+def test_results_are_not_written_over_by_later_calls(target: Decoder) -> None:
+    model, _ = recorded(target)
+    calls = [
+        model.choose([segment(4, SamplingParams(1.0, seed=seed))])[0] for seed in (1, 1, 1, 2, 3)
+    ]
+    assert calls[0].tolist() == calls[1].tolist() == calls[2].tolist()
+    assert calls[2].tolist() != calls[4].tolist()
+
+
+class Seen(Exception):
+    """Ends a call whose outputs were seen. They are on no device, so nobody could read them."""
+
+
+class OnNoDevice(Reruns):
+    """A recorder of a model without memory: only shapes and devices are computed."""
+
+    def warm(self, run: Run) -> Outputs:
+        raise Seen(run())
+
+
+def on_no_device(calls: list[Segment], rank: int = 0) -> Outputs:
+    """The outputs of a call that chooses, or that ranks so many children."""
+    no_device = decoder(1).to(torch.device("meta"))
+    model = CudaModel(no_device, rows=2, capacity=100, max_nodes=8, recorder=OnNoDevice())
+    with pytest.raises(Seen) as seen:
+        _ = model.rank(calls, rank) if rank else model.choose(calls)
+    outputs: Outputs = seen.value.args[0]
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("params", "rank"), [(GREEDY, 0), (WARM, 0), (OPEN, 0), (GREEDY, 3), (OPEN, 3)]
+)
+@pytest.mark.parametrize("contexts", [1, 4])
+def test_what_is_recorded_stays_on_the_device_and_waits_for_nothing(
+    params: SamplingParams, rank: int, contexts: int
+) -> None:
+    """By shapes and devices alone: a value that is asked for, or a tensor of the host, fails."""
+    context = np.zeros((contexts, 5), dtype=np.bool_)
+    calls = [segment(4, params, row)._replace(context=context) for row in (0, 1)]
+    outputs = on_no_device(calls, rank)
+    assert {output.device.type for output in outputs} == {"meta"}
+    assert outputs[0].shape[:2] == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda logits: logits[: int(logits.argmax().item())],
+        lambda logits: logits[logits > 0],
+        lambda logits: logits + torch.arange(VOCABULARY),
+    ],
+    ids=["a value", "a shape that depends on values", "a tensor of the host"],
+)
+def test_a_function_that_could_not_be_recorded_is_seen(
+    choose: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.backends.cuda.choose_greedy", choose)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        on_no_device([segment(4)])

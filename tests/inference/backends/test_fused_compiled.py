@@ -1,0 +1,301 @@
+"""A target and its draft compiled for this CPU into one artefact: built, checked, served.
+Skipped where no C++ compiler is.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compile.__main__ import main as compile_main
+from compile.build.build import build_artifact, read_source
+from compile.build.cpu_fused import FusedCpuBuilder
+from compile.build.fused_equivalence import check_round, check_round_independence, random_round
+from compile.fused_smoke import smoke
+from compile.spec import CompileSpec, verify_bucket
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
+from inference.artifact import DraftBucket, FusedPart, Manifest, RoundBucket, read_manifest
+from inference.backends.eager import EagerModel
+from inference.backends.fused import FusedModel, load_fused
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import BadArtifact, InvalidRequest
+from inference.model.checkpoint import fingerprint, load_decoder
+from inference.model.config import read_raw_config
+from inference.model.decoder import Decoder
+from inference.model.round_graph import RoundGraph, round_inputs
+from inference.order import Decode
+from inference.sampling import SamplingParams
+from inference.stats import DecodeStatistics
+from inference.text import Tokenizer
+from inference.tree_shape import Branches
+from outrider.options.roles import FusedTargetRole
+from outrider.serve import load_target
+from tests.support.drafts import text_of
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.models import write_checkpoint_with_tokenizer
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+LENGTH, TREE, SHAPE = 60, 4, Branches((2,))
+JUNK = LENGTH + TREE
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=1),
+    SamplingParams(1.0, seed=2),
+    SamplingParams(1.0, top_p=0.9, seed=3).on_the_wire(),
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("target"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint_with_tokenizer(
+        tmp_path_factory.mktemp("draft"), seed=2, num_hidden_layers=1
+    )
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Three graphs: the target's, which prompts go through as well, the draft's, and a round of
+    two rows.
+    """
+    vocabulary = Tokenizer(source).vocabulary
+    part = FusedPart(
+        "disagreeing draft",
+        fingerprint(draft),
+        read_raw_config(draft),
+        (DraftBucket(1, 16, JUNK, 1, 1, False, JUNK),),
+        (RoundBucket.of(SHAPE, 2, JUNK, JUNK, sampled=True),),
+    )
+    buckets = (verify_bucket(2, TREE, JUNK, JUNK, sampled=True),)
+    spec = CompileSpec(
+        "tiny",
+        "cpu",
+        vocabulary,
+        buckets,
+        rows=2,
+        sequence_length=LENGTH,
+        max_tree_nodes=TREE,
+        fused=part,
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        out = tmp_path_factory.mktemp("artifact")
+        build_artifact(
+            spec,
+            read_source(source),
+            FusedCpuBuilder(spec, source, vocabulary, draft),
+            out,
+            command="test",
+            say=print,
+        )
+        yield out
+
+
+@pytest.fixture(scope="module")
+def manifest(built: Path) -> Manifest:
+    return read_manifest(built)
+
+
+@pytest.fixture(scope="module")
+def model(built: Path, manifest: Manifest) -> FusedModel:
+    return load_fused(built, manifest)
+
+
+@pytest.fixture(scope="module")
+def target(source: Path) -> Decoder:
+    return decoder_of(source)
+
+
+def decoder_of(directory: Path) -> Decoder:
+    return load_decoder(
+        directory,
+        positions=LENGTH,
+        vocabulary=Tokenizer(directory).vocabulary,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def alone(target: Decoder, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
+    eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
+    served = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
+    return text_of(prompt, params, LocalSession(served), Decode(len(prompt) + tokens))
+
+
+def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manifest) -> None:
+    assert manifest.fused is not None
+    assert {path.relative_to(built).as_posix() for path in (built / "graphs").iterdir()} == {
+        f"graphs/{bucket.name}.pt2" for bucket in manifest.graphs
+    }
+    assert {"weights/model.safetensors", "weights/draft.safetensors"} < set(manifest.files)
+    assert str(manifest.fused.shape) == "tree of 2 nodes (2 children a node)"
+    assert smoke(built, manifest, print).startswith("60 of 60 tokens as the target alone chooses")
+
+
+def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampling(
+    built: Path, target: Decoder
+) -> None:
+    """Through the command line's own loading and gRPC; fused and target-only."""
+    options, ties = (
+        FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0),
+        NearTies(),
+    )
+    with (
+        BackgroundServer(load_target(options)) as server,
+        connect(str(server.address)) as connection,
+    ):
+        description = connection.description
+        assert (
+            description.draft_model
+            == "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
+        )
+        statistics, nodes, alone_nodes = DecodeStatistics(), list[int](), list[int]()
+
+        def write(number: int, fused: bool = True) -> None:
+            params, prompt = (
+                SAMPLINGS[number % 4],
+                np.random.default_rng(number).integers(0, target.vocabulary, 5 + number).tolist(),
+            )
+
+            def produce(prompt: list[int], n: int) -> list[int]:
+                session, order = connection.session(), Decode(len(prompt) + n, beside=fused)
+                made = text_of(
+                    prompt,
+                    params,
+                    session,
+                    order,
+                    between=lambda step: statistics.count(step.proposers),
+                )
+                traffic = session.traffic
+                (nodes if fused else alone_nodes).append(traffic.nodes - traffic.forwards)
+                return made
+
+            assert_same_text(
+                target,
+                prompt,
+                params,
+                alone(target, prompt, params, 20),
+                lambda prompt, n: produce(list(prompt), n),
+                ties,
+            )
+
+        with ThreadPoolExecutor(5) as clients:
+            list(clients.map(write, range(8)))
+        assert sum(nodes) == 2 * statistics.forwards
+        assert 0 < statistics.num_accepted_tokens < sum(nodes)
+        write(1, fused=False)
+        assert alone_nodes == [0]
+    ties.check()
+
+
+def test_a_round_that_computes_something_else_is_not_written(
+    model: FusedModel, target: Decoder, draft: Path
+) -> None:
+    bucket, graph = next(iter(model.round_graphs.items()))
+    caches = (model.keys, model.values, model.draft.keys, model.draft.values)
+    eager = RoundGraph(target, decoder_of(draft), caches, SHAPE)
+    for cache in caches:
+        cache.normal_(generator=torch.Generator().manual_seed(1))
+    check_round(eager, graph, bucket, sequence_length=LENGTH)
+    with pytest.raises(BadArtifact, match="rounds differ"):
+        check_round(
+            eager,
+            lambda **inputs: ((part := graph(**inputs))[0].roll(1, -1), *part[1:]),
+            bucket,
+            sequence_length=LENGTH,
+        )
+    with pytest.raises(BadArtifact, match="draft_values differ"):
+        check_round(
+            eager,
+            lambda **inputs: (*graph(**inputs)[:4], graph(**inputs)[4] + 1),
+            bucket,
+            sequence_length=LENGTH,
+        )
+
+    def leaking(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        answer, keys, *rest = graph(**inputs)
+        return (answer, keys * keys.abs().max(), *rest)
+
+    check_round_independence(graph, bucket, target.vocabulary, 2, sequence_length=LENGTH)
+    with pytest.raises(BadArtifact, match="keys change"):
+        check_round_independence(leaking, bucket, target.vocabulary, 2, sequence_length=LENGTH)
+
+
+def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
+    bucket = RoundBucket.of(SHAPE, 2, JUNK, JUNK, sampled=True)
+    for inputs in (round_inputs(bucket), random_round(bucket, 61, 2, LENGTH, 0)):
+        assert all(tensor.is_contiguous() for tensor in inputs.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--fused", "--model", "{target}"], "needs --draft_model"),
+        (["--gamma", "3"], "goes with --fused"),
+        (["--fused", "--gamma", "0"], "drafts one token at least"),
+        (["--fused", "--draft_tree", "2,x"], "--draft_tree 2,x"),
+        (["--fused", "--draft_tree", "9,9"], "--max_tree_nodes 64 is too small"),
+        (["--fused", "--dtype", "int8"], "leave out --dtype int8"),
+    ],
+)
+def test_a_draft_that_cannot_be_built_in_is_refused(
+    source: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert (
+        compile_main(
+            [
+                "--target",
+                "cpu",
+                "--out",
+                "nowhere",
+                "--dry_run",
+                *(flag.format(target=source) for flag in flags),
+            ]
+        )
+        == 1
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_names_the_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        compile_main(
+            [
+                "--target",
+                "trn1",
+                "--tensor_parallel",
+                "2",
+                "--fused",
+                "--gamma",
+                "5",
+                "--dry_run",
+                "--sequence_length",
+                "256",
+            ]
+        )
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "every round drafts a chain of 5" in printed
+    assert "round_b4_1x1x1x1x1_s320_sampled" in printed
+
+
+def test_flags_that_contradict_the_artefact_are_refused(built: Path) -> None:
+    options = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
+    with pytest.raises(InvalidRequest, match="holds a draft, too"):
+        load_target(options.but(draft_model="another"))
+    with pytest.raises(InvalidRequest, match="3 nodes"):
+        load_target(options.but(max_tree_nodes=2))

@@ -1,0 +1,189 @@
+"""Fused rounds built for Neuron and run through the strict stand-in: ranks, one package, one
+state, rows of two models, losslessness.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compile.build.build import Source, build_artifact
+from compile.build.neuron_fused import FusedNeuronBuilder
+from compile.fused_smoke import smoke
+from compile.spec import CompileSpec, verify_bucket
+from inference.artifact import DraftBucket, FusedPart, RoundBucket, read_manifest
+from inference.backends import RoundModel, Segment
+from inference.backends.neuron import COPY
+from inference.backends.neuron_fused import NeuronFusedModel
+from inference.backends.neuron_loading import load_neuron
+from inference.backends.sequence import ModelSequence
+from inference.engine.engine import Engine
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.graph_tree import GraphTree, inner_tree
+from inference.engine.local_session import LocalSession
+from inference.errors import InvalidRequest
+from inference.model.checkpoint import fingerprint
+from inference.model.config import read_raw_config
+from inference.order import Decode
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+from inference.tree_shape import Branches
+from tests.support.drafts import text_of
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.fake_neuron import Neuron
+from tests.support.models import TINY, write_checkpoint
+from tests.support.neuron_artifacts import (
+    JUNK,
+    LENGTH,
+    ROWS,
+    TREE,
+    VOCABULARY,
+    eager_of,
+    engine_of,
+    whole,
+)
+
+SHAPE = Branches((2, 1))
+SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
+
+
+def spec_of(draft: Path, ranks: int) -> CompileSpec:
+    rounds = tuple(
+        RoundBucket.of(SHAPE, ROWS, JUNK, JUNK, sampled=sampled) for sampled in (False, True)
+    )
+    part = FusedPart(
+        "tiny draft",
+        fingerprint(draft),
+        read_raw_config(draft),
+        (DraftBucket(ROWS, 16, JUNK, 1, 1, False, JUNK),),
+        rounds,
+    )
+    alone_ = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True),)
+    return CompileSpec(
+        "tiny", "trn1", VOCABULARY, alone_, ROWS, LENGTH, TREE, "float32", ranks, fused=part
+    )
+
+
+def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
+    """The model, and its target's checkpoint; the draft is another random model, with a head
+    less of keys and values.
+    """
+    target, draft = (
+        write_checkpoint(folder / "target"),
+        write_checkpoint(folder / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2),
+    )
+    spec = spec_of(draft, ranks)
+    builder = FusedNeuronBuilder(spec, target, VOCABULARY, draft)
+    source = Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,))
+    manifest = build_artifact(
+        spec, source, builder, folder / "artifact", command="test", say=lambda line: None
+    )
+    model = load_neuron(folder / "artifact", manifest, lambda line: None)
+    assert isinstance(model, NeuronFusedModel)
+    return model, target
+
+
+def written(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int
+) -> list[int]:
+    """With the draft in the graphs, where there is one."""
+    order = Decode(len(prompt) + tokens, beside=True)
+    return text_of(prompt, params, LocalSession(engine), order)
+
+
+def drafting(model: NeuronFusedModel) -> Engine:
+    return Engine(
+        model,
+        sequence_length=LENGTH,
+        max_tree_nodes=TREE,
+        vocabulary=VOCABULARY,
+        graphs=GraphRounds(model),
+    )
+
+
+def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
+    neuron: Neuron, tmp_path: Path
+) -> None:
+    model, target = built(tmp_path)
+    assert isinstance(model, RoundModel)
+    engine, ties = drafting(model), NearTies()
+    prompt = np.random.default_rng(2).integers(0, VOCABULARY, 20).tolist()
+    for params in SAMPLINGS:
+        assert_same_text(
+            whole(target),
+            prompt,
+            params,
+            written(engine_of(eager_of(target)), prompt, params, 12),
+            lambda prompt, n, params=params: written(engine, prompt, params, n),
+            ties,
+        )
+    assert ties.ties == 0
+    assert "tokens as the target alone chooses" in smoke(
+        tmp_path / "artifact", read_manifest(tmp_path / "artifact"), lambda line: None
+    )
+    assert {
+        "round_b2_2x1_s72_sampled",
+        "round_b2_2x1_s72_greedy",
+        "draft_prefill_b2_t16_s72_greedy",
+        COPY,
+    } <= set(neuron.calls)
+
+
+def test_two_texts_share_a_call(neuron: Neuron, tmp_path: Path) -> None:
+    model, target = built(tmp_path, ranks=1)
+    engine, stopped, together = drafting(model), threading.Event(), list[int]()
+    call = model.rounds
+
+    def counted(segments: Sequence[Segment]) -> list[IntArray]:
+        together.append(len(segments))
+        return call(segments)
+
+    model.rounds = counted  # type: ignore[method-assign]
+    serving = threading.Thread(target=engine.run, args=(stopped,))
+    serving.start()
+    with ThreadPoolExecutor(2) as clients:
+        texts = list(clients.map(lambda n: written(engine, [5, 17, n], SAMPLINGS[n], 10), range(2)))
+    engine.stop(stopped)
+    serving.join()
+    for number, text in enumerate(texts):
+        by_itself = engine_of(eager_of(target))
+        assert text == written(by_itself, [5, 17, number], SAMPLINGS[number], 10)
+    assert max(together) == 2
+
+
+def test_a_round_answers_the_same_wherever_its_draft_lies(neuron: Neuron, tmp_path: Path) -> None:
+    """Rows of the two models may be crossed."""
+    model, _ = built(tmp_path, ranks=1)
+    straight, crossed = (both_rows(model, draft_rows) for draft_rows in ([0, 1], [1, 0]))
+    assert straight == crossed
+    assert straight[0] != straight[1]
+
+
+def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[int]]:
+    """The answers of a round for two prompts, whose drafts lie in these rows."""
+    segments = []
+    for row, draft_row in enumerate(draft_rows):
+        target = ModelSequence(model, row, SAMPLINGS[row])
+        draft = ModelSequence(model.draft, draft_row, SAMPLINGS[row])
+        for sequence in (target, draft):
+            sequence.extend([5, 17, 23 + row])
+        part = draft.prepare(inner_tree(SHAPE, 9))
+        segments.append(target.prepare(GraphTree(SHAPE, 9, 2, part))._replace(draft=part))
+    return [answer.tolist() for answer in model.rounds(segments)]
+
+
+def test_a_draft_that_cannot_be_dealt_out_is_refused(neuron: Neuron, tmp_path: Path) -> None:
+    target, draft = (
+        write_checkpoint(tmp_path / "target"),
+        write_checkpoint(tmp_path / "draft", num_attention_heads=1, num_key_value_heads=1),
+    )
+    with pytest.raises(InvalidRequest, match="attention heads"):
+        FusedNeuronBuilder(spec_of(draft, 2), target, VOCABULARY, draft)
+    with pytest.raises(InvalidRequest, match="without a draft"):
+        FusedNeuronBuilder(replace(spec_of(draft, 1), fused=None), target, VOCABULARY, draft)

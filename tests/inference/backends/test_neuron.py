@@ -1,0 +1,348 @@
+"""Targets built for Neuron and run: ranks, state, buckets and losslessness, through a strict
+stand-in for AWS's packages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from compile.build.parallel import parallel_config
+from compile.spec import verify_bucket
+from inference.backends import Segment
+from inference.backends.neuron import COPY, NeuronModel
+from inference.backends.sequence import ModelSequence
+from inference.drafters.tree_policies import BestFirst
+from inference.engine.local_session import LocalSession
+from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.model.config import parse_config
+from inference.model.decoder import Decoder
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+from tests.support.drafts import alone, growing, rounds, speculated
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.fake_neuron import Neuron
+from tests.support.models import TINY, tiny_decoder, write_checkpoint
+from tests.support.neuron_artifacts import (
+    FEW,
+    JUNK,
+    LENGTH,
+    MORE,
+    ROWS,
+    TREE,
+    VOCABULARY,
+    built_model,
+    eager_of,
+    engine_of,
+    spec_of,
+    whole,
+)
+
+MODELS: dict[
+    str, tuple[int, dict[str, Any]]
+] = {  # ranks, changes of the tiny Llama of 4 heads and 61 ids
+    "one rank": (1, {}),
+    "a key-value head a rank": (2, {}),
+    "two key-value heads a rank": (2, {"num_key_value_heads": 4}),
+    "one key-value head for both ranks": (2, {"num_key_value_heads": 1}),
+    "key-value heads repeated in pairs": (4, {}),
+    "tied embeddings": (2, {"tie_word_embeddings": True}),
+    "biases": (2, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "qwen2": (4, {"model_type": "qwen2", "tie_word_embeddings": True}),
+    "qwen3": (2, {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 1}),
+}
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=11),
+    SamplingParams(1.0, seed=2**62 + 5),
+    SamplingParams(1.0, top_p=0.9, top_k=20, seed=14),
+]
+
+
+class Served(NamedTuple):
+    """A target on two ranks with many graphs, loaded once for the module, and the checkpoint
+    that it was made of.
+    """
+
+    neuron: Neuron
+    model: NeuronModel
+    checkpoint: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = tmp_path_factory.mktemp("served")
+    checkpoint = write_checkpoint(folder / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        neuron = Neuron().install(patch, folder / "packages")
+        return Served(
+            neuron, built_model(folder / "artifact", checkpoint, spec_of(2, MORE)), checkpoint
+        )
+
+
+def tree_of(root: int, seed: int) -> TokenTree:
+    generator = np.random.default_rng(seed)
+    parents = [-1, 0, 0, 1, 1, 2, 3, 6]
+    return TokenTree(
+        np.array([root, *generator.choice(VOCABULARY, 7, replace=False)], dtype=np.int32),
+        np.array(parents, dtype=np.int32),
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_together_compute_what_one_whole_model_computes(
+    neuron: Neuron, tmp_path: Path, name: str
+) -> None:
+    """Choices at every node of trees in two rows, and every key and value of the caches, a
+    partly accepted tree in between.
+    """
+    ranks, changes = MODELS[name]
+    checkpoint = write_checkpoint(tmp_path / "model", **changes)
+    model, eager = (
+        built_model(tmp_path / "artifact", checkpoint, spec_of(ranks)),
+        eager_of(checkpoint),
+    )
+    params = SamplingParams(0.8, seed=3)
+    pairs = [
+        (ModelSequence(model, row, params), ModelSequence(eager, row, params))
+        for row in range(ROWS)
+    ]
+    for row, pair in enumerate(pairs):
+        for sequence in pair:
+            sequence.extend(np.random.default_rng(row).integers(0, VOCABULARY, 20 + row).tolist())
+    for seed in range(2):
+        for row, (ours, theirs) in enumerate(pairs):
+            tree = tree_of(row, seed)
+            assert ours.choose(tree).tolist() == theirs.choose(tree).tolist()
+            ours.commit(tree, (1, 4))
+            theirs.commit(tree, (1, 4))
+    device = neuron.loaded[-1]
+    copies = max(1, ranks // whole(checkpoint).config.kv_heads)
+    caches = [value for value in vars(eager).values() if isinstance(value, torch.Tensor)]
+    for name_, expected in zip(("keys", "values"), caches, strict=True):
+        parts = [device.read_from_neuron_buffer(name_, rank) for rank in range(ranks)]
+        together = torch.cat(parts, 2)[:, :, ::copies]
+        torch.testing.assert_close(
+            together[..., :JUNK, :], expected[..., :JUNK, :], atol=2e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
+)
+@pytest.mark.parametrize(
+    "draft", [growing, partial(rounds, policy=BestFirst(TREE, 4))], ids=["growing", "rounds"]
+)
+def test_output_equals_the_whole_targets_own_decoding(
+    served: Served, draft: Callable[[Decoder], Proposer], params: SamplingParams
+) -> None:
+    engine, checkpoint = engine_of(served.model), served.checkpoint
+    proposer, ties = draft(tiny_decoder(seed=9, vocabulary=VOCABULARY)), NearTies()
+    for length in (1, 30):
+        prompt = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
+        reference = alone(LocalSession(engine_of(eager_of(checkpoint))), prompt, params, 8)
+
+        def produce(prompt: Any, n: int) -> list[int]:
+            return speculated(LocalSession(engine), proposer, prompt, params, n)
+
+        assert_same_text(whole(checkpoint), prompt, params, reference, produce, ties)
+    assert ties.ties == 0
+
+
+def test_a_rows_choices_do_not_depend_on_the_other_rows(served: Served) -> None:
+    engine = engine_of(served.model)
+    first = alone(LocalSession(engine), [1, 2, 3], SamplingParams(1.0, seed=8), 12)
+    with closing(LocalSession(engine)) as held:
+        held.open(list(range(30)), SamplingParams(0.7, seed=1))
+        assert alone(LocalSession(engine), [1, 2, 3], SamplingParams(1.0, seed=8), 12) == first
+
+
+def test_rows_of_one_call_keep_their_own_sampling(served: Served) -> None:
+    model, eager = served.model, eager_of(served.checkpoint)
+    segments = [segment(row, 4, SamplingParams(1.0, seed=row)) for row in (1, 0)]
+    for ours, theirs in zip(model.choose(segments), eager.choose(segments), strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
+def segment(
+    row: int, nodes: int, params: SamplingParams | None = None, slots: int = 0, first: int = 0
+) -> Segment:
+    """A chain at the start of a row; `slots`: how far the context reaches."""
+    order = np.arange(nodes, dtype=np.int32)
+    context = np.zeros((1, slots), dtype=np.bool_)
+    return Segment(
+        row,
+        order + 1,
+        order + first,
+        order,
+        context,
+        np.tri(nodes, dtype=np.bool_),
+        order,
+        params or SamplingParams(),
+    )
+
+
+def test_every_graph_has_run_before_the_model_is_handed_out(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    built_model(tmp_path / "artifact", checkpoint, spec_of(2))
+    assert sorted(neuron.calls) == sorted([COPY, *(bucket.name for bucket in FEW)])
+
+
+@pytest.mark.parametrize(
+    ("call", "graph"),
+    [
+        ([segment(0, 1)], "verify_b2_t2_s32_greedy"),
+        ([segment(0, 2, slots=32)], "verify_b2_t2_s32_greedy"),
+        ([segment(0, 2, slots=33)], "verify_b2_t2_s72_greedy"),
+        ([segment(0, 2), segment(1, 3)], "verify_b2_t8_s32_greedy"),
+        ([segment(0, 2), segment(1, 2, SamplingParams(1.0, seed=1))], "verify_b2_t2_s32_sampled"),
+        (
+            [segment(0, 12)._replace(pick=np.array([11], dtype=np.int32))],
+            "prefill_b2_t16_s72_greedy",
+        ),
+    ],
+)
+def test_a_call_goes_to_the_smallest_graph_that_fits(
+    served: Served, call: list[Segment], graph: str
+) -> None:
+    served.model.choose(call)
+    assert served.neuron.calls[-1] == graph
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        ([segment(0, 9)], LimitExceeded, "9 nodes"),
+        ([segment(0, 2), segment(0, 2)], InvalidRequest, "twice"),
+        (
+            [segment(0, 2)._replace(context=np.zeros((2, 5), dtype=np.bool_))],
+            LimitExceeded,
+            "slots",
+        ),
+    ],
+)
+def test_a_call_that_no_graph_takes_is_refused(
+    served: Served, call: list[Segment], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        served.model.choose(call)
+    with pytest.raises(InvalidRequest, match="cannot draft"):
+        served.model.rank(call, 2)
+
+
+def test_a_tree_deeper_than_the_noise_reaches_is_chosen_at_in_two_calls(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in FEW]
+    model, eager = (
+        built_model(tmp_path / "artifact", checkpoint, spec_of(1, shallow)),
+        eager_of(checkpoint),
+    )
+    deep = [segment(1, 6, SamplingParams(1.0, seed=2))]
+    assert model.choose(deep)[0].tolist() == eager.choose(deep)[0].tolist()
+
+
+def test_calls_from_two_threads_are_made_one_after_the_other(served: Served) -> None:
+    model = served.model
+    failures: list[BaseException] = []
+
+    def call(row: int) -> None:
+        try:
+            for _ in range(4):
+                model.choose([segment(row, 4)])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=call, args=(row,)) for row in range(ROWS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_nan_on_the_device_is_reported_as_a_defect(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    model = built_model(tmp_path / "artifact", checkpoint, spec_of(2))
+    neuron.loaded[-1].states[0]["values"][:] = float("nan")
+    with pytest.raises(Unavailable, match="NaN"):
+        model.choose([segment(0, 4, slots=8, first=8)])
+
+
+def test_bfloat16_weights_of_every_rank_are_bfloat16(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    """The fake refuses a weight whose type differs from the traced one, the norms' included."""
+    model = built_model(tmp_path / "artifact", checkpoint, spec_of(2, dtype="bfloat16"))
+    assert model.dtype == torch.bfloat16
+    assert neuron.loaded[-1].read_from_neuron_buffer("keys", 1).dtype == torch.bfloat16
+    assert max(alone(LocalSession(engine_of(model)), [1, 2, 3], SamplingParams(), 10)) < VOCABULARY
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 3, "num_key_value_heads": 1},
+        {"num_key_value_heads": 3},
+        {"intermediate_size": 25},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_cannot_be_dealt_out_evenly_is_refused(changes: dict[str, int]) -> None:
+    config = parse_config(TINY | {"num_attention_heads": 6, "hidden_size": 24} | changes)
+    with pytest.raises(InvalidRequest, match="--tensor_parallel 2"):
+        parallel_config(config, 2)
+
+
+def test_a_copied_row_has_every_bit_of_its_source_on_every_rank_and_other_rows_stay(
+    served: Served,
+) -> None:
+    model, device = served.model, served.neuron.loaded[-1]
+    model.choose([segment(0, 8), segment(1, 8, first=8)])
+    before = [
+        device.read_from_neuron_buffer(name, rank)
+        for name in ("keys", "values")
+        for rank in range(2)
+    ]
+    model.copy_row(1, 0, 16)
+    after = [
+        device.read_from_neuron_buffer(name, rank)
+        for name in ("keys", "values")
+        for rank in range(2)
+    ]
+    assert served.neuron.calls[-1] == COPY
+    for old, new in zip(before, after, strict=True):
+        assert not old[:, 0].equal(old[:, 1])
+        assert new.equal(old[:, [1, 1]])
+
+
+def test_a_single_row_has_no_graph_that_copies(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    buckets = (verify_bucket(1, TREE, JUNK, JUNK, sampled=True),)
+    model = built_model(
+        tmp_path / "artifact", checkpoint, replace(spec_of(1), buckets=buckets, rows=1)
+    )
+    assert (model.copies_rows, neuron.calls) == (False, [buckets[0].name])
+    with pytest.raises(InvalidRequest, match="copies"):
+        model.copy_row(0, 0, 8)
+
+
+def test_the_longest_text_fits(served: Served) -> None:
+    prompt = np.random.default_rng(1).integers(0, VOCABULARY, LENGTH - 5).tolist()
+    reference = alone(
+        LocalSession(engine_of(eager_of(served.checkpoint))), prompt, SamplingParams(), 5
+    )
+    assert alone(LocalSession(engine_of(served.model)), prompt, SamplingParams(), 5) == reference

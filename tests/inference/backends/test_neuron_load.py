@@ -1,0 +1,295 @@
+"""Loading an artefact for Neuron, the probe of the noise and the smoke script, on a stand-in
+machine.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compile import probe, smoke
+from compile.build.neuron_cache import neuron_artifact
+from compile.build.neuron_compiler import compiler_flags, render
+from inference.artifact import Manifest
+from inference.backends import neuron_sdk
+from inference.backends.neuron import runtime_error
+from inference.backends.neuron_loading import load_neuron
+from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError
+from inference.text import Tokenizer
+from tests.inference.model import test_choice
+from tests.support.fake_neuron import VERSIONS, Neuron
+from tests.support.neuron_artifacts import build, built_model, spec_of
+from tests.support.repository import ROOT
+
+# --- loading
+# --------------------------------------------------------------------------------------------------
+
+
+def loading(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> tuple[Neuron, Manifest]:
+    neuron = Neuron().install(monkeypatch, packages)
+    return neuron, build(tmp_path / "a", checkpoint, spec_of(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"busy": True}, Busy, "neuron-ls"),
+        ({"foreign_package": True}, BadArtifact, "build it again"),
+        ({"no_device": True}, InvalidRequest, "no Neuron device"),
+        ({"product": "inf2.xlarge"}, BadArtifact, "built for trn1, this is a inf2"),
+        (
+            {"environ": ("NEURON_RT_VISIBLE_CORES", "3")},
+            InvalidRequest,
+            "leaves this process 1 cores",
+        ),
+        ({"environ": ("NEURON_RT_NUM_CORES", "1")}, InvalidRequest, "needs 2"),
+        (
+            {"version": ("neuronx-distributed", "0.18.1")},
+            BadArtifact,
+            r"neuronx-distributed 0\.19\.28492, here is 0\.18\.1",
+        ),
+    ],
+)
+def test_what_keeps_an_artefact_from_running_is_said_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    change: dict[str, Any],
+    error: type,
+    words: str,
+) -> None:
+    neuron, manifest = loading(monkeypatch, packages, checkpoint, tmp_path)
+    if "product" in change:
+        (packages / "product_name").write_text(change["product"])
+    elif "environ" in change:
+        monkeypatch.setenv(*change["environ"])
+    elif "version" in change:
+        installed = VERSIONS | {"torch": torch.__version__} | dict([change["version"]])
+        monkeypatch.setattr(neuron_sdk, "version", installed.__getitem__)
+    elif "no_device" in change:
+        (packages / "neuron0").unlink()
+    for name in ("busy", "foreign_package"):
+        setattr(neuron, name, change.get(name, False))
+    with pytest.raises(error, match=words):
+        load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_cores_left_by_the_user_are_enough(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    _, manifest = loading(monkeypatch, packages, checkpoint, tmp_path)
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0,2-3")
+    load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_any_other_failure_of_the_runtime_keeps_its_first_line() -> None:
+    assert (
+        str(runtime_error(RuntimeError("\nnrt_load failed: 4\nat x")))
+        == "the Neuron runtime failed: nrt_load failed: 4"
+    )
+
+
+# --- noise and smoke
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_probes_vectors_are_the_contracts() -> None:
+    assert [tuple(vector) for vector in probe.VECTORS] == test_choice.PINNED
+
+
+def test_a_device_with_other_noise_is_refused(
+    monkeypatch: pytest.MonkeyPatch, packages: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    flags = render(compiler_flags(spec_of(1), 1))
+    probe.check_noise(neuron_sdk.load_sdk(), 2, 1, flags, "work")
+
+    def in_float(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """32-bit addition on a unit that adds in float32."""
+        total = (a.to(torch.float32) + b.to(torch.float32)).remainder(2.0**32)
+        return torch.where(total >= 2.0**31, total - 2.0**32, total).to(torch.int32)
+
+    monkeypatch.setattr(probe, "add_in_halves", in_float)
+    with pytest.raises(BadArtifact, match=r"seed 0, position 0, token 0.*0x9d1c5ec6"):
+        probe.check_noise(neuron_sdk.load_sdk(), 2, 1, flags, "work")
+
+
+SMOKE = [
+    "--target",
+    "trn1",
+    "--dtype",
+    "float32",
+    "--nodes",
+    "6",
+    "--sequence_length",
+    "24",
+    "--rounds",
+    "2",
+    "--steps",
+    "2",
+]
+
+
+def test_the_smoke_script_passes_on_a_device_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    model = ROOT / "inference" / "data" / "draft"
+    assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE]) == 0
+    printed = capsys.readouterr().out
+    assert "noise: all 9 vectors as pinned" in printed
+    assert "greedy: 12 of 12 choices equal" in printed
+    assert "ms a call" in printed
+
+
+def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    honest = smoke.load_neuron
+
+    def swapped(*arguments: Any) -> Any:
+        model = honest(*arguments)
+        choose = model.choose
+        model.choose = lambda segments: [chosen[::-1] for chosen in choose(segments)]  # type: ignore[method-assign]
+        return model
+
+    monkeypatch.setattr(smoke, "load_neuron", swapped)
+    model = ROOT / "inference" / "data" / "draft"
+    assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE]) == 1
+    assert "first difference: round 0" in capsys.readouterr().out
+
+
+def test_the_smoke_script_wants_a_device(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Neuron(device=False).install(monkeypatch, packages)
+    assert smoke.main(["--model", "anything", *SMOKE]) == 1
+    assert "no Neuron device here" in capsys.readouterr().err
+
+
+def test_every_error_of_the_neuron_path_is_one_line_for_the_user() -> None:
+    for error in (
+        RuntimeError("NeuronCore(s) not available"),
+        RuntimeError("status 1003"),
+        OSError("x"),
+    ):
+        assert isinstance(runtime_error(error), OutriderError)
+        assert "\n" not in str(runtime_error(error))
+
+
+@pytest.mark.parametrize("lost", ["prefill", "copy_rows"])
+def test_a_package_without_a_graph_of_its_manifest_is_refused(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, lost: str
+) -> None:
+    neuron = Neuron().install(monkeypatch, packages)
+    manifest = build(tmp_path / "a", checkpoint, spec_of(1))
+    for key, (size, graphs) in neuron.saved.items():
+        neuron.saved[key] = (
+            size,
+            {name: graph for name, graph in graphs.items() if lost not in name},
+        )
+    with pytest.raises(BadArtifact, match=f"lacks graph {lost}"):
+        load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_loading_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    built_model(tmp_path / "a", checkpoint, spec_of(1))
+    said: list[str] = []
+    load_neuron(tmp_path / "a", build(tmp_path / "a", checkpoint, spec_of(1)), said.append)
+    assert said[0] == "loading tiny on 1 trn1 cores"
+    assert said[-1].startswith("[3/3] copy_rows ran in ")
+
+
+def test_the_command_line_serves_an_artefact_for_neuron(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from outrider.cli import main
+
+    Neuron().install(monkeypatch, packages)
+    model = ROOT / "inference" / "data" / "draft"
+    spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
+    artifact = neuron_artifact(spec, model, tmp_path, command="test", say=lambda line: None)
+    flags = [
+        "--role",
+        "verify_target",
+        "--prompt",
+        "def",
+        "--max_new_tokens",
+        "6",
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+        "--json",
+    ]
+    assert main([*flags, "--device", "neuron", "--artifact", str(artifact)]) == 0
+    ours = json.loads(capsys.readouterr().out)
+    assert (
+        main([*flags, "--model", str(model), "--dtype", "float32", "--sequence_length", "64"]) == 0
+    )
+    assert ours["text"] == json.loads(capsys.readouterr().out)["text"]
+    assert main([*flags, "--device", "cpu", "--artifact", str(artifact)]) == 1
+    assert "was built for trn1" in capsys.readouterr().err
+
+
+def test_without_an_artefact_one_is_built_for_this_instance_and_kept(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from outrider.cli import main
+
+    Neuron().install(monkeypatch, packages)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    size = [
+        "--batch",
+        "1",
+        "--sequence_length",
+        "16",
+        "--max_tree_nodes",
+        "2",
+        "--dtype",
+        "float32",
+        "--max_new_tokens",
+        "3",
+    ]
+    flags = [
+        "--role",
+        "verify_target",
+        "--device",
+        "neuron",
+        "--model",
+        str(ROOT / "inference" / "data" / "draft"),
+        "--prompt",
+        "def",
+        *size,
+    ]
+    assert main(flags) == 1
+    assert "no trn1, inf2 or trn2 instance" in capsys.readouterr().err
+    (packages / "product_name").write_text("trn1.2xlarge")
+    assert main(flags) == 0
+    assert "memory of a rank" in capsys.readouterr().err
+    assert main(flags) == 0
+    assert "using the artefact in" in capsys.readouterr().err

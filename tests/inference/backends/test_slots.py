@@ -1,0 +1,110 @@
+"""Slots of one row: whatever is taken, committed and trimmed, no slot is lost, doubled or taken
+higher than needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from inference.backends.slots import Slots
+from inference.errors import LimitExceeded
+
+CAPACITY = 24
+
+
+def positions(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+class SlotsAgainstADict(RuleBasedStateMachine):
+    """A dict slot -> position for what is provisional and one for what is committed say what
+    Slots must hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = Slots(CAPACITY)
+        self.provisional: dict[int, int] = {}
+        self.committed: dict[int, int] = {}
+        self.highest = 0  # the most slots ever in use at once
+
+    @rule(size=st.integers(0, 9))
+    def take(self, size: int) -> None:
+        free = [
+            slot
+            for slot in range(CAPACITY)
+            if slot not in self.provisional and slot not in self.committed
+        ]
+        first = len(self.committed)
+        wanted = positions(*range(first, first + size))
+        if size > len(free):
+            with pytest.raises(LimitExceeded, match="row is full"):
+                self.slots.take(wanted)
+            return
+        assert self.slots.take(wanted).tolist() == free[:size]
+        self.provisional |= dict(zip(free[:size], wanted.tolist(), strict=True))
+        self.highest = max(self.highest, len(self.provisional) + len(self.committed))
+
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        kept = (
+            data.draw(st.lists(st.sampled_from(sorted(self.provisional)), unique=True))
+            if self.provisional
+            else []
+        )
+        self.slots.commit(positions(*kept))
+        self.committed |= {slot: self.provisional[slot] for slot in kept}
+        self.provisional = {}
+
+    @rule(length=st.integers(0, CAPACITY))
+    def trim(self, length: int) -> None:
+        self.slots.trim(length)
+        self.committed = {
+            slot: position for slot, position in self.committed.items() if position < length
+        }
+        self.provisional = {}
+
+    @invariant()
+    def it_holds_what_the_dicts_hold(self) -> None:
+        held = self.provisional | self.committed
+        assert self.slots.positions.tolist() == [held.get(slot, -1) for slot in range(CAPACITY)]
+        assert np.flatnonzero(self.slots.committed).tolist() == sorted(self.committed)
+        assert self.slots.high_water == max(held, default=-1) + 1
+
+    @invariant()
+    def the_high_water_mark_never_passes_the_most_slots_in_use_at_once(self) -> None:
+        assert self.slots.high_water <= self.highest
+
+
+TestSlotsAgainstADict = SlotsAgainstADict.TestCase
+TestSlotsAgainstADict.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+def test_a_freed_slot_is_taken_before_a_fresh_one() -> None:
+    slots = Slots(10)
+    assert slots.take(positions(0, 1, 2, 2, 3)).tolist() == [0, 1, 2, 3, 4]
+    slots.commit(positions(0, 1, 3))
+    assert slots.take(positions(3, 4, 5)).tolist() == [2, 4, 5]
+    assert slots.high_water == 6
+
+
+def test_a_row_that_is_too_full_takes_nothing() -> None:
+    slots = Slots(3)
+    slots.take(positions(0, 1))
+    with pytest.raises(LimitExceeded, match=r"2 slots.*1 of 3"):
+        slots.take(positions(2, 3))
+    assert slots.positions.tolist() == [0, 1, -1]
+
+
+def test_trimming_to_a_prefix_frees_its_continuation_wherever_it_lies() -> None:
+    slots = Slots(6)
+    slots.take(positions(0, 1, 2, 3))
+    slots.commit(positions(0, 1, 2, 3))
+    slots.trim(2)
+    slots.take(positions(2))
+    assert slots.positions.tolist() == [0, 1, 2, -1, -1, -1]
+    assert slots.committed.tolist() == [True, True, False, False, False, False]

@@ -1,0 +1,274 @@
+"""An emulated target answers as the small model does, takes the time that its profile says, and
+calls itself emulated.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compile.plan.device import device_of
+from compile.plan.memory import work
+from compile.spec import CompileSpec, verify_bucket
+from inference.backends import Ranked, Segment
+from inference.backends.eager import EagerModel
+from inference.backends.timed import TimedModel, TimeProfile, find_profile, profile_names
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import InvalidRequest
+from inference.model.config import read_config
+from inference.model.decoder import Decoder
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from inference.tree import IntArray, TokenTree
+from outrider.cli import main
+from outrider.options import ROLES
+from outrider.options.roles import ServingRole
+from outrider.serve import READY
+from tests.support import pairs
+from tests.support.drafts import alone, growing, rounds, speculated
+from tests.support.repository import ROOT
+from tests.support.wire_fixtures import Successor
+
+MEASURED, ROOFLINE = "llama-3.1-8b-trn1.2xlarge-measured", "llama-3.1-8b-trn1.2xlarge-roofline"
+PROMPT = [5, 17, 250, 3, 99]
+
+
+def profile(
+    pass_seconds: float = 0.0, slot: float = 0.0, node: float = 0.0, node_slot: float = 0.0
+) -> TimeProfile:
+    return TimeProfile(
+        "test",
+        "a test",
+        "nothing",
+        pass_seconds,
+        slot,
+        node,
+        node_slot,
+        rows=(1, 4, 8),
+        nodes=(1, 8, 64),
+        slot_step=128,
+    )
+
+
+def segment(row: int, nodes: int, context: int = 0) -> Segment:
+    chain = TokenTree.chain(np.arange(nodes))
+    every = np.arange(nodes, dtype=np.int32)
+    seen = np.ones((1, context), dtype=np.bool_)
+    return Segment(
+        row,
+        chain.tokens,
+        context + every,
+        context + every,
+        seen,
+        chain.mask,
+        every,
+        SamplingParams(),
+    )
+
+
+class Slow(Successor):
+    """Takes `seconds` for a forward."""
+
+    seconds = 0.03
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        time.sleep(self.seconds)
+        return super().choose(segments)
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        return [Ranked(np.zeros((1, k), dtype=np.int32), np.zeros((1, k), dtype=np.float32))]
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
+)
+@pytest.mark.parametrize("draft", [growing, rounds], ids=lambda draft: draft.__name__)
+def test_the_text_is_the_small_models_own(
+    params: SamplingParams, draft: Callable[[Decoder], Proposer]
+) -> None:
+    target = pairs.decoder(1)
+    own = alone(LocalSession(pairs.engine(target)), PROMPT, params, 24)
+    model = TimedModel(
+        EagerModel(target, rows=2, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64),
+        profile(0.001),
+    )
+    engine = Engine(
+        model, sequence_length=pairs.SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=pairs.VOCABULARY
+    )
+    proposer = draft(pairs.perturbed(1, 0.02))
+    assert speculated(LocalSession(engine), proposer, PROMPT, params, 24) == own
+    assert model.forwards > 0
+
+
+def test_a_forward_takes_at_least_the_profiles_time() -> None:
+    model = TimedModel(Successor(rows=2), profile(0.02, node=0.001))
+    start = time.perf_counter()
+    chosen = model.choose([segment(0, 3), segment(1, 20)])
+    assert time.perf_counter() - start >= 4 * 64 * 0.001  # 2 rows run as 4, 20 nodes as 64
+    assert [row.tolist() for row in chosen] == [list(range(1, 4)), list(range(1, 21))]
+    assert model.emulated_seconds == pytest.approx(0.256)
+
+
+def test_ranking_takes_a_forwards_time_too() -> None:
+    model, start = TimedModel(Slow(rows=1), profile(0.04)), time.perf_counter()
+    assert model.rank([segment(0, 1)], 2)[0].ids.shape == (1, 2)
+    assert time.perf_counter() - start >= 0.04
+
+
+def test_a_model_slower_than_the_profile_is_counted() -> None:
+    model = TimedModel(Slow(rows=1), profile(0.01))
+    model.choose([segment(0, 1)])
+    model.choose([segment(0, 1)])
+    assert (model.forwards, model.overruns) == (2, 2)
+    assert model.late_seconds >= 2 * (Slow.seconds - 0.01)
+    assert "emulated test: 2 forwards, 2 longer than the profile says" in model.account()
+
+
+def test_a_forward_costs_the_slower_of_traffic_and_arithmetic_at_the_padded_shape() -> None:
+    one = profile(0.010, slot=1e-6, node=1e-4, node_slot=1e-7)
+    assert one.seconds(1, 1, 0) == 0.010
+    assert one.seconds(2, 1, 100) == pytest.approx(0.010 + 4 * 128 * 1e-6)
+    assert one.seconds(5, 9, 129) == pytest.approx(8 * 64 * (1e-4 + 256 * 1e-7))
+    assert one.seconds(9, 1, 0) == pytest.approx(2 * 0.010)  # 8 rows, then 1
+    assert one.seconds(1, 70, 0) == pytest.approx(2 * 0.010)  # 64 nodes, then 8
+    assert (one.padded(2, 9), one.padded(9, 70)) == ((4, 64), (9, 72))
+
+
+@pytest.mark.parametrize("name", [MEASURED, ROOFLINE])
+def test_more_rows_nodes_or_context_never_cost_less(name: str) -> None:
+    one = find_profile(name)
+    for rows, nodes, context in product(
+        (1, 3, 4, 5, 63, 64, 65, 130), (1, 2, 8, 9, 64, 65, 256, 257), (0, 1, 256, 257, 4000)
+    ):
+        here = one.seconds(rows, nodes, context)
+        assert here <= min(
+            one.seconds(rows + 1, nodes, context),
+            one.seconds(rows, nodes + 1, context),
+            one.seconds(rows, nodes, context + 1),
+        )
+
+
+def test_the_bundled_profiles_are_the_measured_pass_and_its_roofline() -> None:
+    assert profile_names() == [MEASURED, ROOFLINE]
+    measured, roofline = find_profile(MEASURED), find_profile(ROOFLINE)
+    assert (measured.name, roofline.name) == (MEASURED, ROOFLINE)
+    assert 1 / measured.seconds(1, 1, 0) == pytest.approx(27.24, rel=1e-3)
+    assert roofline.seconds(1, 1, 0) == pytest.approx(0.0182, rel=1e-2)
+    assert "27.24 tokens/s" in measured.source
+    assert "not yet run on hardware" in roofline.source
+
+
+def test_the_rooflines_figures_are_those_that_the_compilers_plan_counts() -> None:
+    """The plan leaves the embedding table out, of which a forward reads a few rows: 1.05 of
+    16.06 GB.
+    """
+    config, one, device = (
+        read_config(ROOT / "docs/shapes/llama-3.1-8b"),
+        find_profile(ROOFLINE),
+        device_of("trn1"),
+    )
+    bucket = verify_bucket(1, 64, 2112, 2112, sampled=False)
+    spec = CompileSpec(
+        "llama",
+        "trn1",
+        128_256,
+        (bucket,),
+        rows=1,
+        sequence_length=2048,
+        max_tree_nodes=64,
+        dtype="bfloat16",
+        tensor_parallel=2,
+    )
+
+    def planned(rows: int, nodes: int, slots: int) -> float:
+        need = work(config, spec, rows, nodes, slots, nodes)
+        return device.seconds(need.flops, need.moved, "bfloat16")
+
+    assert one.seconds(1, 1, 0) == pytest.approx(
+        planned(1, 1, 0) * 16.06 / (16.06 - 1.05), rel=0.01
+    )
+    assert one.seconds(32, 1, 2048) - one.seconds(32, 1, 0) == pytest.approx(
+        planned(32, 1, 2048) - planned(32, 1, 0), rel=0.01
+    )
+    assert one.seconds(64, 64, 0) == pytest.approx(planned(64, 64, 0), rel=0.01)
+    assert one.seconds(64, 64, 2048) == pytest.approx(planned(64, 64, 2048), rel=0.01)
+
+
+def test_a_profile_that_is_not_there_is_answered_with_those_that_are() -> None:
+    with pytest.raises(InvalidRequest, match=f"{MEASURED}, {ROOFLINE}"):
+        find_profile("trn9")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pass_seconds": -1}, "pass_seconds"),
+        ({"pass_seconds": float("nan")}, "pass_seconds"),
+        ({"nodes": [8, 1]}, "ascending"),
+        ({"rows": []}, "rows"),
+        ({"slot_step": 0}, "slot_step"),
+        ({"name": ""}, "name"),
+        ({"speed": 2}, "speed"),
+    ],
+)
+def test_a_profile_of_the_users_own_is_checked(
+    change: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    raw = json.loads((ROOT / f"inference/data/profiles/{MEASURED}.json").read_text())
+    (tmp_path / "own.json").write_text(json.dumps(raw))
+    assert find_profile(str(tmp_path / "own.json")) == find_profile(MEASURED)
+    (tmp_path / "own.json").write_text(json.dumps(raw | change))
+    with pytest.raises(InvalidRequest, match=words):
+        find_profile(str(tmp_path / "own.json"))
+
+
+def test_only_a_target_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
+    for role in (role for role, model in ROLES.items() if not issubclass(model, ServingRole)):
+        with pytest.raises(SystemExit):
+            main(["--role", role, "--emulate", MEASURED])
+        assert "--emulate is for --role target" in capsys.readouterr().err
+    assert main(["--role", "target", "--emulate", "trn9"]) == 1
+    assert ROOFLINE in capsys.readouterr().err
+
+
+def test_whatever_reports_a_time_says_emulated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "main.py", "--role", "target", "--port", "0", "--emulate", MEASURED]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    ready = next(line for line in process.stderr if line.startswith(READY))
+    label = f"emulated: {MEASURED} (choices by outrider-embedded-target on cpu"
+    assert label in ready
+    flags = [
+        "--prompt",
+        "def f(x):",
+        "--max_new_tokens",
+        "4",
+        "--baseline",
+        "--json",
+        "--profile",
+        str(tmp_path),
+    ]
+    assert main(["--role", "draft", "--target_host", ready.split()[2], *flags]) == 0
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=30)[1]
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert label in record["device"]
+    assert label in record["baseline"]["device"]
+    assert f"target on {label}" in err
+    assert label in next(csv.DictReader((tmp_path / "outrider-profile.csv").open()))["device"]
+    assert record["baseline"]["seconds"] >= 4 * 0.0367
+    assert f"emulated {MEASURED}:" in said

@@ -1,0 +1,113 @@
+"""Calls of several threads are computed together, answered as if alone, and one's fault is
+nobody else's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from inference.backends import Model, Ranked, Segment
+from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.backends.together import Together
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+from tests.support.models import tiny_decoder
+from tests.support.wire_fixtures import FAULTY, WAIT, Successor, eventually
+
+ROWS = 4
+
+
+class Gated(EagerModel):
+    """Counts the rows of its calls, and holds the first one until the gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16)
+        self.gate, self.calls = threading.Event(), list[int]()
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.calls.append(len(segments))
+        assert self.gate.wait(WAIT)
+        return super().rank(segments, k)
+
+
+def ranked(model: Model, row: int, k: int = 4) -> Ranked:
+    sequence = ModelSequence(model, row, SamplingParams(0.7, seed=row))
+    sequence.extend([5 + row, 7, 9])
+    return sequence.rank(TokenTree.chain([11 + row]), [0], k)
+
+
+def test_what_stands_in_line_is_computed_in_one_call() -> None:
+    model = Gated()
+    shared = Together(model)
+    with ThreadPoolExecutor(ROWS) as pool:
+        first = pool.submit(ranked, shared, 0)
+        eventually(lambda: model.calls == [1])
+        # The others' prompts have to wait for the first call as well, so only their ranking is left
+        # to the threads.
+        waiting = [
+            ModelSequence(shared, row, SamplingParams(0.7, seed=row)) for row in range(1, ROWS)
+        ]
+        others = [
+            pool.submit(one.rank, TokenTree.chain([11 + row]), [0], 4)
+            for row, one in enumerate(waiting, start=1)
+        ]
+        eventually(lambda: sum(len(line) for line in shared._line.values()) == ROWS - 1)
+        model.gate.set()
+        assert [len(one.result(WAIT).ids) for one in (first, *others)] == [1] * ROWS
+    assert model.calls == [1, ROWS - 1]
+
+
+def test_everybody_gets_the_answer_of_a_call_alone() -> None:
+    model = EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16)
+    alone = [ranked(model, row) for row in range(ROWS)]
+    shared = Together(EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16))
+    for _ in range(5):
+        with ThreadPoolExecutor(ROWS) as pool:
+            for own, one in zip(
+                alone, pool.map(lambda row: ranked(shared, row), range(ROWS)), strict=True
+            ):
+                assert (own.ids == one.ids).all()
+                assert np.allclose(own.scores, one.scores, atol=1e-5)
+
+
+class Faulty(Successor):
+    """Fails in every call with a certain token."""
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.entered.set()
+        assert self.gate.wait(WAIT)
+        if any(FAULTY in segment.tokens for segment in segments):
+            raise RuntimeError("a private reason")
+        return [
+            Ranked(
+                np.repeat(segment.tokens[segment.pick][:, None], k, 1),
+                np.zeros((len(segment.pick), k), np.float32),
+            )
+            for segment in segments
+        ]
+
+
+def test_a_fault_is_that_of_the_thread_whose_call_fails() -> None:
+    model = Faulty(3)
+    shared = Together(model)
+    model.gate.clear()
+    with ThreadPoolExecutor(3) as pool:
+        tokens = (10, FAULTY, 12)
+        asked = [
+            pool.submit(
+                ModelSequence(shared, row, SamplingParams()).rank, TokenTree.chain([token]), [0], 1
+            )
+            for row, token in enumerate(tokens)
+        ]
+        eventually(lambda: model.entered.is_set())
+        model.gate.set()
+        assert asked[0].result(WAIT).ids[0, 0] == 10
+        assert asked[2].result(WAIT).ids[0, 0] == 12
+        with pytest.raises(RuntimeError, match="private"):
+            asked[1].result(WAIT)

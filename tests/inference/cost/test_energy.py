@@ -1,0 +1,299 @@
+"""Energy readers on recorded trees and on NVIDIA's own binding over a stand-in for its library;
+what cannot be read is never 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from inference.cost.energy import EnergyMeter
+from inference.cost.energy_readers import (
+    AppleReader,
+    NeuronReader,
+    Unreadable,
+    find_readers,
+    neuron_readers,
+    nvml_readers,
+    rapl_readers,
+)
+from inference.cost.quantity import Figure, Quality
+from tests.support.clock import Clock
+
+
+def zone(
+    powercap: Path, number: str, name: str, microjoules: int, most: int = 262_143_328_850
+) -> Path:
+    """A zone as the kernel shows it."""
+    path = powercap / f"intel-rapl:{number}"
+    path.mkdir(parents=True)
+    for file, content in (
+        ("name", name),
+        ("energy_uj", microjoules),
+        ("max_energy_range_uj", most),
+    ):
+        (path / file).write_text(f"{content}\n")
+    return path
+
+
+def advance(path: Path, microjoules: int) -> None:
+    (path / "energy_uj").write_text(f"{microjoules}\n")
+
+
+def test_rapl_adds_packages_and_memory_but_not_what_a_package_contains(tmp_path: Path) -> None:
+    zones = [
+        zone(tmp_path, "0", "package-0", 5_000_000),
+        zone(tmp_path, "0:0", "core", 1),
+        zone(tmp_path, "0:1", "dram", 0),
+        zone(tmp_path, "1", "psys", 9),
+    ]
+    meter = EnergyMeter(rapl_readers(tmp_path))
+    with meter:
+        for path, after in zip(zones, (8_500_000, 3_000_001, 250_000, 9_000_009), strict=True):
+            advance(path, after)
+    assert [(part.value, part.source) for part in meter.parts] == [
+        (3.5, "RAPL package-0"),
+        (0.25, "RAPL dram"),
+    ]
+    assert (meter.known.value, meter.known.quality) == (3.75, Quality.MEASURED)
+
+
+def test_a_rapl_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
+    path = zone(tmp_path, "0", "package-0", 9_000_000, most=10_000_000)
+    (reader,) = rapl_readers(tmp_path)
+    readings = []
+    for counter in (9_000_000, 500_000, 9_500_000, 1_000_000):
+        advance(path, counter)
+        readings.append(reader.joules().value)
+    assert readings == [0.0, 1.5, 10.5, 12.0]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_counter_that_only_root_may_read_is_unavailable_with_the_reason(tmp_path: Path) -> None:
+    (zone(tmp_path, "0", "package-0", 1) / "energy_uj").chmod(0)
+    assert_denied(rapl_readers(tmp_path)[0].joules())
+
+
+def test_a_counter_that_the_kernel_denies_is_unavailable_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zone(tmp_path, "0", "package-0", 1)
+    read = Path.read_text
+
+    def deny(path: Path, *arguments: Any, **settings: Any) -> str:
+        if path.name == "energy_uj":
+            raise PermissionError(13, "Permission denied")
+        return read(path, *arguments, **settings)
+
+    monkeypatch.setattr(Path, "read_text", deny)
+    assert_denied(rapl_readers(tmp_path)[0].joules())
+
+
+def assert_denied(figure: Figure) -> None:
+    assert figure.quality is Quality.UNAVAILABLE
+    assert "RAPL package-0: Permission denied" in figure.source
+    assert "root only" in figure.source
+
+
+def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
+    (reader,) = rapl_readers(tmp_path / "powercap")
+    assert reader.joules().value is None
+    assert "as in virtual machines and on EC2" in reader.joules().source
+
+
+def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
+    still = AppleReader(
+        monitor_at(cpu_total_mj=500, dram_mj=20),
+        ("cpu_total_mj", "dram_mj"),
+        "Apple CPU and memory",
+    )
+    clock = Clock()
+    with EnergyMeter([still], clock=clock) as meter:
+        clock.now += 7.5
+    (part,) = meter.parts
+    assert part.value is None
+    assert part.source.startswith("Apple CPU and memory: did not advance in 7.5 s")
+
+
+def monitor_at(**millijoules: int) -> Any:
+    """A monitor of zeus_apple_silicon, whose metrics have all fields, None where the chip does
+    not count.
+    """
+    fields = ("cpu_total_mj", "dram_mj", "gpu_mj", "gpu_sram_mj", "ane_mj")
+    metrics = SimpleNamespace(**{field: millijoules.get(field) for field in fields})
+    return SimpleNamespace(get_cumulative_energy=lambda: metrics)
+
+
+def test_apples_counters_are_added_where_the_processor_has_them() -> None:
+    reader = AppleReader(
+        monitor_at(gpu_mj=1500, ane_mj=500), ("gpu_mj", "gpu_sram_mj", "ane_mj"), "GPU"
+    )
+    assert reader.joules() == Figure.measured(2.0, "GPU")
+    assert AppleReader(monitor_at(), ("gpu_mj",), "GPU").joules().value is None
+
+
+def test_a_mac_without_the_package_names_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
+    (reader,) = find_readers()
+    assert reader.joules().source == "Apple processor: pip install 'outrider[energy]'"
+
+
+class Board:
+    """NVIDIA's library as its binding calls it: return codes, and results through pointers.
+    `energy` None: a board before Volta.
+    """
+
+    def __init__(self, energy: list[int] | None, power: list[int]) -> None:
+        self.energy, self.power = energy, power
+
+    def nvmlInitWithFlags(self, flags: Any) -> int:
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 1
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, handle: Any) -> int:
+        assert index.value == 0
+        return 0
+
+    def nvmlDeviceGetName(self, handle: Any, name: Any, length: ctypes.c_uint) -> int:
+        name.value = b"NVIDIA Test"
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, millijoules: Any) -> int:
+        if self.energy is None:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        millijoules._obj.value = self.energy.pop(0)
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, handle: Any, milliwatts: Any) -> int:
+        if not self.power:
+            return int(pynvml.NVML_ERROR_GPU_IS_LOST)
+        milliwatts._obj.value = self.power.pop(0)
+        return 0
+
+
+@pytest.fixture
+def nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Puts a library below NVIDIA's binding."""
+
+    def install(library: Any) -> None:
+        monkeypatch.setattr(pynvml, "nvmlLib", library)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+
+    return install
+
+
+def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]) -> None:
+    nvidia(Board([9_000_000_000_000, 9_000_000_000_000, 9_000_000_012_500], []))
+    (reader,) = nvml_readers()
+    with EnergyMeter([reader], sample_seconds=60.0) as meter:
+        pass
+    assert meter.parts == (Figure.measured(12.5, "NVIDIA Test 0, energy counter"),)
+
+
+def test_a_board_without_a_counter_has_its_power_integrated(
+    nvidia: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia(Board(None, [20_000, 40_000, 60_000]))
+    (reader,) = nvml_readers()
+    clock = Clock()
+    monkeypatch.setattr(reader, "_clock", clock)
+    readings = []
+    for step in (0.0, 1.0, 2.0):
+        clock.now += step
+        readings.append(reader.joules().value)
+    assert readings == [0.0, 30.0, 130.0]
+    lost = reader.joules()
+    assert (lost.value, lost.source) == (None, "NVIDIA Test 0: GPU is lost")
+
+
+def test_a_machine_without_nvidias_driver_has_no_board(
+    nvidia: Callable[[Any], None], tmp_path: Path
+) -> None:
+    nvidia(SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+    assert nvml_readers() == []
+    nvidia(
+        SimpleNamespace(nvmlInitWithFlags=lambda flags: pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    )
+    assert "version mismatch" in nvml_readers()[0].joules().source
+
+
+def test_a_driver_without_the_package_names_the_install_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml_readers(tmp_path / "absent") == []
+    assert nvml_readers(tmp_path)[0].joules().source == "NVIDIA: pip install 'outrider[energy]'"
+
+
+def publish(path: Path, mean: str, status: str = "POWER_STATUS_VALID") -> None:
+    """A minute as the Neuron driver writes it: status, time, least, most and mean percent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{status},1000,0.86,25.00,{mean}")
+
+
+def test_neurons_percentages_are_no_joules(tmp_path: Path) -> None:
+    for place in ("neuron0/stats/power", "neuron1/moved/power"):
+        publish(tmp_path / place / "utilization", "18.86")
+    assert [reader.joules() for reader in neuron_readers(tmp_path)] == [
+        Figure.unavailable(f"neuron{number}: 18.86 % of a maximum that AWS does not publish")
+        for number in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", "neuron0: POWER_STATUS_NO_DATA"),
+        ("", "neuron0: not enough values"),
+        ("POWER_STATUS_VALID,1,2,3,much", "neuron0: could not convert"),
+    ],
+)
+def test_a_neuron_file_without_data_is_unavailable(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "utilization").write_text(text)
+    assert NeuronReader(tmp_path / "utilization", "neuron0").joules().source.startswith(says)
+    assert NeuronReader(tmp_path / "absent", "neuron0").joules().value is None
+
+
+def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it(tmp_path: Path) -> None:
+    advance(path := zone(tmp_path, "0", "package-0", 0), 0)
+    with EnergyMeter([*rapl_readers(tmp_path), Unreadable("board: no counter")]) as meter:
+        advance(path, 30_000_000)
+    known = "at least, from RAPL package-0; not counted: board: no counter"
+    assert meter.known == Figure(30.0, Quality.ESTIMATED, known, lower_bound=True)
+
+
+def test_readers_are_asked_while_the_meter_runs() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def joules(self) -> Figure:
+            self.asked += 1
+            return Figure.measured(float(self.asked), "asked")
+
+    reader = Counting()
+    with EnergyMeter([reader], sample_seconds=0.001) as meter:
+        while reader.asked < 5:
+            pass
+    assert (meter.parts[0].value or 0) >= 4
+
+
+def test_this_machine_is_read_without_failing() -> None:
+    with EnergyMeter(find_readers()) as meter:
+        sum(range(100_000))
+    for part in meter.parts:
+        assert part.source
+        assert part.value is None or part.value > 0
+    assert Unreadable("why").joules() == Figure.unavailable("why")

@@ -1,0 +1,449 @@
+"""The proposer of a growing tree. Whatever comes, in whatever order, the text is the target's own;
+what is sent is sent once, is worth it, and keeps within what the target keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.candidates import BASE, Nodes
+from inference.drafters.model_proposer import ROOM, TRIES_AGAIN, WIDTH, ModelProposer
+from inference.planner.acceptance import features
+from inference.planner.prices import Prices
+from inference.proposer import Notice
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+from tests.support.pairs import SEQUENCE_LENGTH, perturbed
+from tests.support.scripted_models import (
+    Says,
+    ScriptedModel,
+    disagreeing,
+    own_text,
+    perfect,
+    target_token,
+    useless,
+)
+from tests.support.stepped import (
+    CALL,
+    FORWARD,
+    PROMPT,
+    SAMPLING,
+    SteppedTarget,
+    World,
+    hostile,
+    knowledge,
+    scripted_proposer,
+)
+
+TEXT = own_text(PROMPT, 400)
+QUIET = Notice(0.0, FORWARD, 0, 10**6, 64)
+
+CHANCES = [0.0, 2.0**-16, 0.5, 1.0]
+WHO = st.integers(0, 3)
+EVENTS = st.one_of(
+    st.tuples(st.just("forward"), st.sampled_from([1, 2, 8, 64])),
+    st.tuples(st.sampled_from(["work", "flush", "deliver", "lose", "duplicate", "work"]), WHO),
+    st.tuples(st.just("hear"), WHO, st.integers(1, 4)),
+    st.tuples(st.sampled_from(["reconnect", "resend", "turn", "acknowledge"]), WHO),
+    st.tuples(
+        st.just("hostile"),
+        st.integers(0, 80),
+        st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10**6)), min_size=1, max_size=12),
+        st.sampled_from(CHANCES),
+    ),
+)
+
+
+def proposers(times: float, room: int) -> list[ModelProposer]:
+    return [
+        scripted_proposer(says, times=times, room=room)
+        for says in (disagreeing, useless, perfect, disagreeing)
+    ]
+
+
+def happen(world: World, event: tuple[object, ...]) -> None:
+    """One event of a schedule."""
+    match event:
+        case "forward", int(most):
+            world.forward(most)
+        case "work", int(who):
+            world.work(who)
+        case "flush", int(who):
+            world.flush(who)
+        case "deliver", int(who):
+            world.deliver(who)
+        case "lose", int(who):
+            world.deliver(who, lost=True)
+        case "duplicate", int(who):
+            world.deliver(who, twice=True)
+        case "hear", int(who), int(messages):
+            world.hear(who, messages)
+        case "reconnect", int(who):
+            world.reconnect(who)
+        case "resend", int(who):
+            world.proposers[who].resend()
+        case "turn", _:
+            world.turn()
+        case "acknowledge", int(behind):
+            world.target.acknowledged = max(
+                world.target.acknowledged, world.target.position - behind
+            )
+        case "hostile", int(base), list(dice), float(chance):
+            numbers = [number for number, _ in dice]
+            nodes = hostile(base, numbers, [one for _, one in dice], chance)
+            world.target.tree.append(HOSTILE, nodes, lambda who, depth, claimed: claimed)
+
+
+HOSTILE = 99
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=st.lists(EVENTS, min_size=10, max_size=60),
+    times=st.sampled_from([0.5, 1.0, 2.0]),
+    credit=st.sampled_from([2, 7, 100]),
+    room=st.sampled_from([8, 200]),
+    most=st.sampled_from([24, 1024]),
+    streams=st.sampled_from([(0, 0, 1, 2), (0, 0, 0, 0), (0, 1, 2, 3)]),
+)
+def test_any_schedule_gives_the_targets_own_text(
+    events: list[tuple[object, ...]],
+    times: float,
+    credit: int,
+    room: int,
+    most: int,
+    streams: Sequence[int],
+) -> None:
+    """And never a token beyond the end, or beyond the acknowledged one and credit."""
+    end = len(PROMPT) + 40
+    target = SteppedTarget(PROMPT, end, credit, most)
+    world = World(proposers(times, room), streams, target)
+    target.tree.join(HOSTILE)
+    for event in events:
+        happen(world, event)
+        assert target.tokens == [*PROMPT, *TEXT][: len(target.tokens)]
+        assert len(target.tokens) <= end
+        assert target.position <= target.acknowledged + credit
+    for _ in range(40):
+        world.turn()
+    assert target.tokens == [*PROMPT, *TEXT[:40]]
+
+
+def fair(says: Says, end: int = 205, **changes: object) -> tuple[World, ModelProposer]:
+    proposer = scripted_proposer(says, **changes)  # type: ignore[arg-type]
+    return World([proposer], [0], SteppedTarget(PROMPT, end, 10**6)), proposer
+
+
+@pytest.mark.parametrize(("says", "forwards"), [(perfect, 80), (disagreeing, 125)])
+def test_a_draft_that_knows_the_target_saves_forwards(says: Says, forwards: int) -> None:
+    world, _ = fair(says)
+    while world.target.may > 0:
+        world.turn()
+    assert world.target.tokens == [*PROMPT, *TEXT[:200]]
+    assert world.target.forwards < forwards
+
+
+def values(
+    text: Sequence[int], messages: Sequence[Nodes]
+) -> dict[int, tuple[tuple[int, ...], float]]:
+    """Each node by its number: its path from the text's beginning, and the product of the chances
+    below its first message's base. Fails for a parent that was not sent before.
+    """
+    known: dict[int, tuple[tuple[int, ...], float]] = {}
+    for message in messages:
+        base = tuple(text[: message.base + 1])
+        for number, parent, token, chance in message.proposals:
+            path, value = (base, 1.0) if parent == BASE else known[parent]
+            known[number] = (*path, token), value * chance
+    return known
+
+
+@pytest.mark.parametrize("says", [perfect, disagreeing])
+def test_a_node_is_sent_once_and_after_its_parent(says: Says) -> None:
+    world, _ = fair(says)
+    while world.target.may > 0:
+        world.turn()
+    known = values(world.target.tokens, [message for _, message in world.sent])
+    assert list(known) == list(range(len(known)))
+    paths = [path for path, _ in known.values()]
+    assert len(set(paths)) == len(paths) > 100
+
+
+def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
+    world, _ = fair(disagreeing)
+    while world.target.may > 0:
+        world.turn()
+    edges: dict[int, tuple[int, int, float]] = {}  # parent, position and chance by number
+    seen = 0
+    for _, message in world.sent:
+        for number, parent, _, chance in message.proposals:
+            position = message.base + 1 if parent == BASE else edges[parent][1] + 1
+            edges[number] = parent, position, chance
+        parents = {one.parent for one in message.proposals}
+        for leaf in {one.number for one in message.proposals} - parents:
+            node, value = leaf, 1.0
+            while node != BASE and edges[node][1] > message.base:
+                node, value = edges[node][0], value * edges[node][2]
+            assert value >= 0.005 - 1e-6
+            seen += 1
+    assert seen > 100
+
+
+def test_a_node_is_sent_where_its_value_is_worth_more_than_its_bytes() -> None:
+    prices = Prices()
+    assert prices.least_value() == pytest.approx(0.005)
+    dear = Prices(tariff=prices.tariff._replace(byte_up=1e-4))
+    assert dear.least_value() == pytest.approx(0.005)  # nobody knows what a token is worth
+    dear.committed(10, dear.effort._replace(wall=0.1))
+    assert dear.token == pytest.approx(0.01)
+    assert dear.least_value() == pytest.approx(0.05)
+    dear.committed(1000, dear.effort._replace(wall=1e-4))
+    assert dear.least_value() == 1.0
+
+
+def test_live_sent_nodes_stay_within_what_the_target_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, _ = fair(disagreeing)
+    monkeypatch.setattr("inference.drafters.model_proposer.MOST_CANDIDATES", 20)
+    most = 0
+    while world.target.may > 0:
+        world.turn()
+        most = max(most, world.target.tree.live)
+    assert 10 < most <= 20
+
+
+def test_a_useless_draft_falls_silent_and_tries_again_now_and_then() -> None:
+    world, proposer = fair(useless, end=len(PROMPT) + 400)
+    while len(world.target.tokens) < 200:
+        world.turn()
+    before, began = proposer.calls, len(world.target.tokens)
+    while world.target.may > 0:
+        world.turn()
+    tokens = len(world.target.tokens) - began
+    assert 1 <= proposer.calls - before <= 1 + tokens // TRIES_AGAIN
+
+
+def test_a_draft_that_becomes_useful_again_is_called_again() -> None:
+    world, _ = fair(
+        lambda prefix: (useless if len(prefix) < 150 else perfect)(prefix), end=len(PROMPT) + 400
+    )
+    while len(world.target.tokens) < 149:
+        world.turn()
+    forwards, tokens = world.target.forwards, len(world.target.tokens)
+    while world.target.may > 0:
+        world.turn()
+    assert world.target.forwards - forwards < 0.75 * (len(world.target.tokens) - tokens)
+
+
+def test_on_a_battery_a_call_must_bring_more() -> None:
+    plugged, battery = Prices(), Prices(battery=True)
+    for prices in (plugged, battery):
+        prices.committed(10, prices.effort._replace(wall=0.2))
+    assert plugged.width([0.01], lambda width: 0.01) == 1
+    assert battery.width([0.01], lambda width: 0.01) == 0
+    assert battery.width([0.02], lambda width: 0.01) == 1
+
+
+def test_beside_the_target_a_call_is_made_for_more_than_it_holds_up() -> None:
+    prices = Prices(holds_target=True)
+    prices.committed(10, prices.effort._replace(wall=0.2))  # 20 ms a token
+    assert prices.width([0.4], lambda width: 0.01) == 0
+    assert prices.width([0.6], lambda width: 0.01) == 1
+    assert prices.width([0.6, 1.2], lambda width: 0.01 * width) == 2
+
+
+def test_resend_sends_everything_that_is_live_again_under_new_numbers() -> None:
+    world, proposer = fair(disagreeing)
+    for _ in range(20):
+        world.turn()
+    known = values(world.target.tokens, [message for _, message in world.sent])
+    proposer.resend()
+    again = world.flush(0, now=0.0)  # nothing is late
+    assert again is not None
+    text = tuple(world.target.tokens[: again.base + 1])
+    live = {path for path, _ in known.values() if path[: len(text)] == text != path}
+    assert len(live) > 5
+    assert min(one.number for one in again.proposals) > max(known)
+    assert live <= {path for path, _ in values(text, [again]).values()}
+
+
+def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
+    world, proposer = fair(disagreeing)
+    for _ in range(20):
+        world.turn()
+    world.hear(0)
+    world.flush(0)
+    live, numbers, now = world.target.tree.live, world.streams[0].numbers, world.now
+    position = len(world.target.tokens)
+    assert live > 0
+    proposer.hear(position, [], now, Notice(now, FORWARD, numbers, live, 64))
+    assert world.flush(0) is None
+    proposer.hear(position, [], now, Notice(now, FORWARD, 0, 0, 64))  # none can be there yet
+    assert world.flush(0) is None
+    proposer.hear(position, [], now, Notice(now, FORWARD, numbers, 0, 64))
+    assert world.flush(0, now=0.0) is not None
+
+
+def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told() -> None:
+    _, proposer = fair(disagreeing)
+    start = len(PROMPT)
+    proposer.hear(start, TEXT[:3], 0.1, QUIET)
+    proposer.hear(start + 1, TEXT[1:5], 0.1, QUIET)
+    with pytest.raises(ValueError, match=f"position {start + 6}, not {start + 5}"):
+        proposer.hear(start + 6, TEXT[6:7], 0.1, QUIET)
+
+
+def test_what_is_heard_while_a_call_is_under_way_is_taken_up_after_it() -> None:
+    model = ScriptedModel(disagreeing)
+    proposer = ModelProposer(model, 0, knowledge(), Prices())
+    proposer.open(PROMPT, SAMPLING)
+    proposer.work(0.0)
+    assert proposer.choose(0.01)
+    segment, numbers = proposer.segment(), iter(range(1000))
+    proposer.hear(len(PROMPT), TEXT[:2], 0.02, QUIET)
+    assert proposer.flush(0.02, lambda: next(numbers)) is None
+    proposer.take(model.rank([segment], WIDTH)[0], 0.01)
+    message = None
+    while message is None:
+        assert proposer.work(0.03)  # the scripted model checks what it sees
+        message = proposer.flush(0.0, lambda: next(numbers))
+    assert message.base == len(PROMPT) + 1
+
+
+def test_one_call_of_a_model_serves_several_proposers() -> None:
+    model = ScriptedModel(disagreeing, rows=2)
+    both = [ModelProposer(model, row, knowledge(), Prices()) for row in range(2)]
+    for row, proposer in enumerate(both):
+        proposer.open([*PROMPT, row], SAMPLING)
+    calls = model.calls
+    for _ in range(5):
+        assert all(proposer.choose(0.0) for proposer in both)
+        ranked = model.rank([proposer.segment() for proposer in both], WIDTH)
+        for proposer, own in zip(both, ranked, strict=True):
+            proposer.take(own, 0.01)
+    assert model.calls == calls + 5
+    assert all(proposer.ranked > 20 for proposer in both)
+
+
+def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
+    """A row with room for 40 nodes lasts, and no node that was ranked is fed again."""
+    model = ScriptedModel(disagreeing, capacity=140)
+    proposer = ModelProposer(model, 0, knowledge(), Prices(), room=40)
+    proposer.open(PROMPT, SAMPLING)
+    fed, stayed = 0, 0
+    for step in range(90):
+        for _ in range(3):
+            if proposer.choose(0.0):
+                segment = proposer.segment()
+                fed += len(segment.tokens)
+                proposer.take(model.rank([segment], WIDTH)[0], CALL)
+        stayed += proposer.path(1) == TEXT[step : step + 1]
+        proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
+    assert proposer.ranked > 5 * 40
+    assert stayed > 50
+    assert fed <= proposer.ranked + 90 - stayed
+
+
+def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
+    proposer = scripted_proposer(perfect, room=4)
+    proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 300)
+    while proposer.work(0.0):
+        pass
+    assert proposer.ranked == 4
+    for step in range(300):
+        proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
+        proposer.work(0.0)
+    with pytest.raises(ValueError, match=f"not {len(PROMPT) + 300}"):
+        proposer.hear(len(PROMPT) + 301, [0], 0.0, QUIET)
+
+
+def test_nothing_is_drafted_beyond_the_end_of_the_text() -> None:
+    proposer = scripted_proposer(perfect)
+    proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 4)
+    numbers = iter(range(1000))
+    sent = list[Nodes]()
+    while proposer.work(0.0):
+        if (message := proposer.flush(0.0, lambda: next(numbers))) is not None:
+            sent.append(message)
+    assert proposer.path(100)[:3] == TEXT[:3]
+    assert max(len(path) for path, _ in values(PROMPT, sent).values()) == len(PROMPT) + 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperature: float) -> None:
+    draft, params = perturbed(1, 0.02), SamplingParams(temperature, seed=5)
+    prompt = [7 * index % 290 for index in range(20)]
+    proposer = ModelProposer(model_of(draft), 0, knowledge(), Prices())
+    proposer.open(prompt, params, SEQUENCE_LENGTH)
+    text = list(prompt)
+    for step in range(6):
+        for _ in range(3):
+            proposer.work(0.0)
+        said = proposer.path(2) if step % 2 else [*proposer.path(1), 3]
+        proposer.hear(len(text), said, 0.0, QUIET)
+        text += said
+    for _ in range(4):
+        proposer.work(0.0)
+    ranked, line = 0, [(proposer._list.root, text)]
+    while line:
+        node, prefix = line.pop()
+        if node.features is not None:
+            fresh = ModelSequence(model_of(draft), 0, params)
+            fresh.extend(prefix[:-1])
+            again = fresh.rank(TokenTree.chain(prefix[-1:]), [0], WIDTH)
+            expected = features(again.scores, [node.depth], params.greedy)[0]
+            assert node.named == again.ids[0].tolist()
+            np.testing.assert_allclose(node.features, expected, rtol=1e-3, atol=1e-3)
+            ranked += 1
+            if ranked > 12:
+                break
+        line += [(below, [*prefix, below.token]) for below in node.children.values()]
+    assert ranked > 3
+
+
+def model_of(draft: object) -> EagerModel:
+    return EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + ROOM, max_nodes=64)  # type: ignore[arg-type]
+
+
+def test_the_targets_text_is_a_hash_that_every_token_changes() -> None:
+    assert target_token([1, 2, 3]) == target_token((1, 2, 3))
+    said = [target_token([0, first, *range(50)]) for first in range(40)]
+    assert len(set(said)) > 15
+
+
+def test_a_text_goes_on_alone_and_what_it_came_to_is_sent_as_a_line() -> None:
+    """However little the end of the line is worth; 64 levels at a time."""
+    proposer = scripted_proposer(disagreeing)
+    proposer.open(PROMPT, SAMPLING)
+    alone = [token for most in range(1, 101) for token in proposer.path(most)[most - 1 :]]
+    assert proposer.path(100) == alone
+    said = list(PROMPT)
+    for token in alone:
+        assert token == disagreeing(tuple(said))[0][0]
+        said.append(token)
+    numbers = iter(range(10**4))
+    first = proposer.flush(0.0, lambda: next(numbers))
+    assert first is not None
+    proposer.hear(len(PROMPT), alone[:10], 0.0, QUIET)
+    second = proposer.flush(0.0, lambda: next(numbers))
+    assert second is not None
+    for sent, levels in ([first], 64), ([first, second], 74):
+        longest = max((path for path, _ in values(said, sent).values()), key=len)
+        assert longest == tuple(said[: len(PROMPT) + levels])
+    proposer.hear(len(PROMPT) + 10, [(alone[10] + 20) % 40], 0.0, QUIET)
+    assert proposer.flush(0.0, lambda: next(numbers)) is None
+
+
+def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:
+    world, proposer = fair(disagreeing, end=len(PROMPT) + 400, times=4.0)
+    while world.target.may > 0:
+        world.turn()
+    assert 3 <= proposer.calls <= 40

@@ -1,0 +1,832 @@
+"""Many sessions on one engine: each gets its own text whatever the others do, and no more of it
+than was asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from inference.candidates import BASE, Nodes, Proposal
+from inference.engine import admission as roster
+from inference.engine.admission import SILENT_SECONDS, TURN_SECONDS
+from inference.engine.engine import Engine
+from inference.engine.scheduler import LEAST_RATE
+from inference.engine.session import MOST_BEHIND, Session
+from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
+from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
+from inference.proposer import NOBODY
+from inference.sampling import SamplingParams
+from tests.support.clock import Clock
+from tests.support.exact import (
+    FAULTY,
+    GREEDY,
+    VOCABULARY,
+    Exact,
+    asked,
+    chain,
+    exact_engine,
+    free,
+    opened,
+    own_text,
+    recorded,
+    run_dry,
+    text_of,
+    together,
+)
+
+SAMPLINGS = [GREEDY, SamplingParams(0.7, seed=5), SamplingParams(1.0, seed=6)]
+PROMPT = [1, 2, 3]
+LAST = len(PROMPT) - 1
+TEXT = own_text(PROMPT, 600)
+WAIT = 20.0
+"""Seconds after which a test fails instead of hanging."""
+
+
+def prompt_of(seed: int, length: int = 12) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, FAULTY, length).tolist()
+    return tokens
+
+
+@contextmanager
+def running(engine: Engine) -> Iterator[None]:
+    """Its forwards are made by a thread, as in a server."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=engine.run, args=(stopped,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        engine.stop(stopped)
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
+def waited(engine: Engine, session: Session) -> Session:
+    """The session, once a thread has brought it to its end."""
+    changed = threading.Event()
+    engine.listen(session, engine.join(session), changed.set)
+    while engine.progress(session, session.prompt_length).end is End.NOT:
+        assert changed.wait(WAIT)
+        changed.clear()
+    return session
+
+
+def keep_reading(engine: Engine, *sessions: Session) -> None:
+    """Make forwards until nothing is left to do, the clients having read all at any time."""
+    while engine.step():
+        for session in sessions:
+            if session.closed is None:
+                engine.acknowledge(session, session.length)
+
+
+# --- what is made
+
+
+def test_all_sessions_go_into_one_forward_and_each_gets_its_own_text() -> None:
+    engine, model, _ = exact_engine(rows=3)
+    sessions = [
+        opened(engine, prompt_of(number), params) for number, params in enumerate(SAMPLINGS)
+    ]
+    model.calls.clear()
+    for session in sessions:
+        engine.decode(session, Decode(session.length + 12))
+    run_dry(engine)
+    assert [text_of(session) for session in sessions] == [
+        own_text(prompt_of(number), 12, params) for number, params in enumerate(SAMPLINGS)
+    ]
+    assert {rows for rows, _ in model.calls} == {3}
+
+
+def test_candidates_that_come_true_save_forwards_and_false_ones_change_nothing() -> None:
+    engine, model, _ = exact_engine(times=free)
+    session = asked(engine, PROMPT, 12)
+    stream = engine.join(session)
+    wrong = Proposal(90, BASE, (TEXT[0] + 1) % FAULTY, 1.0)
+    right = chain(LAST, TEXT[:5])
+    model.calls.clear()
+    engine.append(session, stream, Nodes(LAST, [wrong, *right.proposals]))
+    engine.step()
+    assert text_of(session) == TEXT[:6]
+    assert model.calls == [(1, 7)]
+    engine.append(session, stream, chain(LAST, [*TEXT[:6], FAULTY - 1, 5], first=100))
+    engine.step()
+    assert text_of(session) == TEXT[:7]
+    run_dry(engine)
+    assert text_of(session) == TEXT[:12]
+
+
+def test_progress_tells_who_named_each_token_and_what_it_took() -> None:
+    engine, _, _ = exact_engine(times=free)
+    session = asked(engine, PROMPT, 12)
+    own, other = engine.join(session), engine.join(session)
+    engine.append(session, own, chain(LAST, TEXT[:2], chance=0.5))
+    engine.append(session, other, chain(LAST, TEXT[:3], chance=0.4, proposer=2))
+    assert engine.progress(session, 3, own).held == 3
+    engine.step()
+    now = engine.progress(session, len(PROMPT), own)
+    assert now.tokens == tuple(TEXT[:4])
+    assert now.proposers == (0, 0, 2, NOBODY)
+    assert (now.known, now.held, now.nodes, now.forwards, now.lone) == (2, 0, 4, 1, 0)
+    assert engine.progress(session, 3, other).known == 3
+    engine.step()
+    later = engine.progress(session, len(PROMPT) + 4, own)
+    assert (later.position, later.tokens, later.proposers) == (7, (TEXT[4],), (NOBODY,))
+    assert (later.nodes, later.forwards, later.lone, later.sessions) == (5, 2, 1, 1)
+    assert later.model_seconds == pytest.approx(0.020)
+
+
+def test_what_a_forward_knew_is_what_had_come_when_it_began() -> None:
+    engine, model, _ = exact_engine(times=free)
+    session = asked(engine, PROMPT, 12)
+    stream = engine.join(session)
+    engine.append(session, stream, chain(LAST, TEXT[:1]))
+    model.during = lambda: engine.append(session, stream, chain(LAST, TEXT[:6], first=1))
+    engine.step()
+    model.during = None
+    now = engine.progress(session, len(PROMPT), stream)
+    assert (now.tokens, now.known, now.held) == (tuple(TEXT[:2]), 1, 4)
+    engine.step()
+    assert text_of(session) == TEXT[:7]  # what came meanwhile lived on
+
+
+def test_an_unknown_token_is_refused_and_everything_else_is_only_a_hint() -> None:
+    engine, _, _ = exact_engine()
+    session = asked(engine, PROMPT, 5)
+    stream = engine.join(session)
+    for token in (VOCABULARY, -1):
+        with pytest.raises(InvalidRequest, match=f"id {token} .*vocabulary"):
+            engine.append(session, stream, chain(LAST, [token]))
+    engine.append(session, stream, chain(40, [1, 2]))
+    engine.append(session, stream + 7, chain(LAST, [1, 2]))
+    engine.leave(session, stream)
+    engine.append(session, stream, chain(LAST, [1, 2]))
+    engine.close(session)
+    engine.append(session, stream, chain(LAST, [1, 2]))
+
+
+# --- ends
+
+
+def test_a_text_ends_at_a_length_however_often_it_is_asked_for() -> None:
+    engine, _, _ = exact_engine()
+    session = asked(engine, PROMPT, 5)
+    for _ in range(3):
+        engine.decode(session, Decode(len(PROMPT) + 5))
+        run_dry(engine)
+    assert (text_of(session), session.end) == (TEXT[:5], End.MAX_TOKENS)
+    engine.decode(session, Decode(len(PROMPT) + 9))
+    assert session.end is End.NOT
+    run_dry(engine)
+    assert (text_of(session), session.end) == (TEXT[:9], End.MAX_TOKENS)
+    engine.decode(session, Decode(len(PROMPT) + 2))  # behind it already
+    run_dry(engine)
+    assert (text_of(session), session.end) == (TEXT[:9], End.MAX_TOKENS)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 6])
+def test_candidates_beyond_the_end_are_not_computed(tokens: int) -> None:
+    engine, model, _ = exact_engine(times=free)
+    session = asked(engine, PROMPT, tokens)
+    engine.append(session, engine.join(session), chain(LAST, TEXT[:20]))
+    model.calls.clear()
+    engine.step()
+    assert (text_of(session), session.end) == (TEXT[:tokens], End.MAX_TOKENS)
+    assert model.calls == [(1, tokens)]
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 4, 5, 9])
+def test_a_text_is_cut_at_a_stop_id_wherever_it_comes(at: int) -> None:
+    engine, _, _ = exact_engine(times=free)
+    session = asked(engine, PROMPT, 30, stop_ids=frozenset({TEXT[at], 998}))
+    engine.append(session, engine.join(session), chain(LAST, TEXT[:4]))
+    run_dry(engine)
+    assert (text_of(session), session.end) == (TEXT[: at + 1], End.STOP_ID)
+    assert engine.progress(session, len(PROMPT)).proposers[-1] == NOBODY
+
+
+def test_a_stop_id_in_the_prompt_stops_nothing() -> None:
+    engine, _, _ = exact_engine()
+    session = asked(engine, PROMPT, 4, stop_ids=frozenset({PROMPT[-1]}))
+    run_dry(engine)
+    assert text_of(session) == TEXT[:4]
+
+
+def test_a_session_comes_to_its_limit_and_no_further_can_be_asked() -> None:
+    engine, _, _ = exact_engine(sequence_length=10)
+    session = asked(engine, PROMPT, 7)
+    run_dry(engine)
+    assert (text_of(session), session.end) == (TEXT[:7], End.LIMIT)
+    with pytest.raises(LimitExceeded, match=r"11 tokens.*10"):
+        engine.decode(session, Decode(11))
+    with pytest.raises(LimitExceeded, match="sequence length is 6"):
+        engine.open([1] * 6, GREEDY, limit=6)
+    with pytest.raises(InvalidRequest, match="prompt"):
+        engine.open([], GREEDY)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 12])
+def test_no_more_nodes_are_computed_than_are_paid_for(most: int) -> None:
+    engine, _, _ = exact_engine(times=free)
+    beside = asked(engine, prompt_of(1), 40)
+    session = asked(engine, PROMPT, 40, most_nodes=most)
+    for one, text in ((session, TEXT), (beside, own_text(prompt_of(1), 40))):
+        engine.append(one, engine.join(one), chain(one.length - 1, [*text[:3], 7, 7, 7, 7]))
+    run_dry(engine)
+    assert (session.spent.nodes, session.end) == (most, End.SPENT)
+    assert text_of(session) == TEXT[: len(text_of(session))]
+    assert text_of(beside) == own_text(prompt_of(1), 40)
+    engine.decode(session, Decode(43, most_nodes=most + 2))
+    run_dry(engine)
+    assert session.spent.nodes == most + 2
+
+
+def test_a_target_goes_no_faster_than_it_is_asked_to() -> None:
+    engine, _, clock = exact_engine()
+    session, began = asked(engine, PROMPT, 120, tokens_per_second=10.0), clock.now
+    while session.end is End.NOT:
+        if not engine.step():
+            clock.now += session.waits_until(clock.now) + 1e-6
+        made = len(text_of(session))
+        assert made <= 10.0 * (clock.now - began + 1.0) + 1  # a second of it may come at once
+    assert clock.now - began == pytest.approx(12, abs=1.5)
+    assert text_of(session) == TEXT[:120]
+
+
+# --- credit and pace
+
+
+def test_a_target_is_ahead_of_its_client_by_the_credit_and_goes_on_when_it_has_read() -> None:
+    engine, _, _ = exact_engine(times=free)
+    session = asked(engine, PROMPT, 60, credit=10)
+    engine.append(session, engine.join(session), chain(LAST, TEXT[:30]))
+    run_dry(engine)
+    assert text_of(session) == TEXT[:10]
+    assert session.end is End.NOT
+    engine.acknowledge(session, len(PROMPT) + 4)
+    run_dry(engine)
+    assert text_of(session) == TEXT[:14]
+    engine.acknowledge(session, len(PROMPT) + 1)  # late: what was said stands
+    run_dry(engine)
+    assert text_of(session) == TEXT[:14]
+    with pytest.raises(InvalidRequest, match=r"18 tokens.*17"):
+        engine.acknowledge(session, session.length + 1)
+    keep_reading(engine, session)
+    engine.acknowledge(session, session.length)
+    keep_reading(engine, session)
+    assert text_of(session) == TEXT[:60]
+
+
+def lasting(seconds: float, rows: int, nodes: int) -> float:
+    return seconds
+
+
+def test_credit_of_its_own_follows_the_pace_within_bounds() -> None:
+    for seconds, credit in ((0.5, LEAST_CREDIT), (0.010, 200), (0.0001, MOST_CREDIT)):
+        engine, model, _ = exact_engine()
+        model.cost = partial(lasting, seconds)
+        session = asked(engine, PROMPT, 1400, credit=0)
+        assert session.credit == LEAST_CREDIT
+        for _ in range(100):
+            engine.step()
+            engine.acknowledge(session, session.length)
+        assert session.credit == pytest.approx(credit, rel=0.02)
+        before = session.length
+        run_dry(engine)
+        assert session.length - before <= MOST_CREDIT
+
+
+def test_nobody_buys_more_credit_than_there_is() -> None:
+    engine, _, _ = exact_engine()
+    session = asked(engine, PROMPT, 1400, credit=10**9)
+    run_dry(engine)
+    assert len(text_of(session)) == MOST_CREDIT
+
+
+def test_a_session_whose_stream_is_gone_stops_and_goes_on_with_the_next() -> None:
+    engine, _, _ = exact_engine()
+    session = asked(engine, PROMPT, 30)
+    engine.step()
+    engine.detach(session)
+    assert not engine.step()
+    engine.attach(session)
+    run_dry(engine)
+    assert text_of(session) == TEXT[:30]
+
+
+def test_a_target_that_waits_makes_one_forward_each_time_it_is_told() -> None:
+    engine, model, _ = exact_engine()
+    session = asked(engine, PROMPT, 30, pace=Pace.WAIT)
+    stream = engine.join(session)
+    model.calls.clear()
+    assert not engine.step()
+    engine.append(session, stream, chain(LAST, TEXT[:4], chance=2**-16))
+    assert not engine.step()
+    for _ in range(3):  # told three times, as after a lost stream
+        engine.go(session, LAST)
+    run_dry(engine)
+    assert (text_of(session), model.calls) == (TEXT[:5], [(1, 5)])
+    for base in (LAST, LAST + 4, LAST + 6, 999):  # not the root
+        engine.go(session, base)
+        assert not engine.step()
+    engine.go(session, LAST + 5)
+    run_dry(engine)
+    assert text_of(session) == TEXT[:6]
+
+
+def test_a_go_that_is_said_again_during_its_forward_makes_no_other() -> None:
+    engine, model, _ = exact_engine()
+    session = asked(engine, PROMPT, 30, pace=Pace.WAIT)
+    model.during = lambda: engine.go(session, LAST)
+    engine.go(session, LAST)
+    run_dry(engine)
+    assert text_of(session) == TEXT[:1]
+
+
+def test_only_waiting_for_the_target_counts_as_waiting() -> None:
+    engine, model, clock = exact_engine(rows=2)
+    going, waiting = asked(engine, PROMPT, 60, credit=3), asked(engine, PROMPT, 9, pace=Pace.WAIT)
+    run_dry(engine)
+    before = going.spent.queue_seconds  # of the other's prompt
+    for _ in range(3):
+        clock.now += 100.0  # the client thinks
+        engine.acknowledge(going, going.length)
+        engine.go(waiting, waiting.length - 1)
+        run_dry(engine)
+    assert (going.spent.queue_seconds, waiting.spent.queue_seconds) == (before, 0.0)
+    engine.acknowledge(going, going.length)
+    model.during = lambda: engine.go(waiting, waiting.length - 1)
+    engine.step()
+    model.during = None
+    clock.now += 0.005
+    engine.step()
+    assert waiting.spent.queue_seconds == pytest.approx(0.005)
+
+
+# --- shares and fairness
+
+
+def test_the_shares_of_all_sessions_add_up_to_the_forwards_seconds() -> None:
+    engine, _, _ = exact_engine(rows=3, cost=lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
+    seen = recorded(engine)
+    sessions = [asked(engine, prompt_of(number), 10 + 5 * number) for number in range(3)]
+    for number, session in enumerate(sessions[:2]):
+        text = own_text(prompt_of(number), 6)
+        engine.append(session, engine.join(session), chain(11, text[: 3 + number]))
+    run_dry(engine)
+    decoding = sum(done.model_seconds for done in seen.forwards if not done.prefill)
+    assert sum(one.spent.share_seconds for one in sessions) == pytest.approx(decoding)
+    assert sessions[1].spent.share_seconds < sessions[1].spent.model_seconds
+
+
+def test_who_has_more_nodes_in_a_forward_has_the_greater_share() -> None:
+    def cost(rows: int, nodes: int) -> float:
+        return 0.010 + 0.00001 * nodes
+
+    engine, _, _ = exact_engine(rows=2, cost=cost, times=cost)
+    wide, narrow = asked(engine, PROMPT, 30), asked(engine, PROMPT, 30)
+    engine.append(wide, engine.join(wide), chain(LAST, TEXT[:9]))
+    engine.step()
+    assert wide.spent.nodes > narrow.spent.nodes == 1
+    assert wide.spent.share_seconds > narrow.spent.share_seconds > 0.004
+
+
+CPU = {"cost": lambda rows, nodes: 0.004 + 0.018 * rows * nodes}
+NEURON = {
+    "cost": lambda rows, nodes: 0.040 if nodes <= 1 else 0.065 if nodes <= 16 else 0.120,
+    "sizes": (1, 16, 32),
+}
+
+
+def ready(
+    engine: Engine, tenants: Sequence[str], tokens: int = 1200
+) -> list[tuple[Session, int, list[int]]]:
+    """A session for each, its stream of proposals, and the text that it will have."""
+    made = []
+    for number, tenant in enumerate(tenants):
+        session = opened(engine, prompt_of(number), tenant=tenant)
+        made.append((session, engine.join(session), own_text(prompt_of(number), tokens)))
+    for session, _, _ in made:
+        engine.decode(session, Decode(session.length + tokens, credit=512))
+    return made
+
+
+LEARNING = 10.0
+"""Tokens that a session may lose, once, while what the engine believed of times is set right."""
+
+
+def lies(session: Session, first: int) -> Nodes:
+    """Sixteen nodes that are never taken, each said to be certain."""
+    root = session.length - 1
+    return Nodes(root, [Proposal(first + at, BASE, 990 - at % 16, 1.0) for at in range(16)])
+
+
+@pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
+@pytest.mark.parametrize(
+    ("narrow", "wide"), [(1.0, 1.0), (1.0, 0.5), (1.0, 2.0), (0.5, 1.0), (2.0, 1.0)]
+)
+def test_candidates_that_claim_to_be_certain_slow_down_nobody(
+    device: dict[str, object], narrow: float, wide: float
+) -> None:
+    """Not even if what the engine believed of times to begin with was wrong by 2."""
+    cost = device["cost"]
+    assert callable(cost)
+
+    def wrong(rows: int, nodes: int) -> float:
+        return float(cost(rows, nodes)) * (wide if nodes > 1 else narrow)
+
+    engine, _, clock = exact_engine(rows=4, times=wrong, **device)  # type: ignore[arg-type]
+    everybody, began = ready(engine, ["liar", "a", "b", "c"]), clock.now
+    liar, stream, _ = everybody[0]
+    for turn in range(500):
+        engine.append(liar, stream, lies(liar, 16 * turn))
+        engine.step()
+        for session, _, _ in everybody:
+            engine.acknowledge(session, session.length)
+    alone = (clock.now - began) / cost(4, 1)
+    for session, _, text in everybody:
+        assert text_of(session) == text[: len(text_of(session))]
+        assert len(text_of(session)) >= LEAST_RATE * alone + MOST_BEHIND - LEARNING
+
+
+@pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
+def test_one_with_good_candidates_does_not_hold_up_three_without(device: dict[str, object]) -> None:
+    cost = device["cost"]
+    assert callable(cost)
+    engine, _, clock = exact_engine(rows=4, times=cost, **device)  # type: ignore[arg-type]
+    everybody, began, number = ready(engine, ["wide", "a", "b", "c"]), clock.now, 0
+    wide, stream, text = everybody[0]
+    for _ in range(400):
+        ahead = text[len(text_of(wide)) : len(text_of(wide)) + 15]
+        engine.append(wide, stream, chain(wide.length - 1, ahead, 0.9, first=number))
+        number += len(ahead)
+        engine.step()
+        for session, _, _ in everybody:
+            engine.acknowledge(session, session.length)
+    alone = (clock.now - began) / cost(4, 1)
+    for session, _, _ in everybody[1:]:
+        assert len(text_of(session)) >= LEAST_RATE * alone + MOST_BEHIND
+
+
+def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
+    cost = NEURON["cost"]
+    assert callable(cost)
+    engine, _, clock = exact_engine(rows=4, times=cost, **NEURON)  # type: ignore[arg-type]
+    everybody, began = ready(engine, ["a", "b", "c", "d"], 600), clock.now
+    numbers = 0
+    while any(session.end is End.NOT for session, _, _ in everybody):
+        for session, stream, text in everybody:
+            ahead = text[len(text_of(session)) : len(text_of(session)) + 15]
+            engine.append(session, stream, chain(session.length - 1, ahead, 0.9, first=numbers))
+            engine.acknowledge(session, session.length)
+        numbers += 15
+        engine.step()
+    assert 600 / ((clock.now - began) / cost(4, 1)) > 4
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+def test_a_session_starts_from_the_row_that_an_earlier_one_left(params: SamplingParams) -> None:
+    engine, _, _ = exact_engine()
+    prompt = prompt_of(3, 100)
+    engine.close(opened(engine, prompt, params))
+    seen = recorded(engine)
+    session = asked(engine, [*prompt, 9], 15, params)
+    run_dry(engine)
+    assert text_of(session) == own_text([*prompt, 9], 15, params)
+    assert seen.reused == [99]
+    assert sum(done.nodes for done in seen.forwards if done.prefill) == 1
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+def test_a_session_starts_from_a_copy_of_a_busy_row_and_the_other_goes_on(
+    params: SamplingParams,
+) -> None:
+    engine, _, _ = exact_engine(times=free)
+    prompt = prompt_of(4, 100)
+    busy = asked(engine, prompt, 10)
+    text = own_text(prompt, 10)
+    engine.append(busy, engine.join(busy), chain(99, [*text[:2], 5, 5, 5]))
+    engine.step()
+    seen = recorded(engine)
+    session = asked(engine, [*prompt[:80], 9, 8], 10, params)
+    run_dry(engine)
+    assert seen.reused == [80]
+    assert text_of(session) == own_text([*prompt[:80], 9, 8], 10, params)
+    assert text_of(busy) == text
+
+
+def test_a_tenant_never_starts_from_anothers_tokens() -> None:
+    engine, _, _ = exact_engine()
+    prompt = prompt_of(5, 100)
+    engine.close(opened(engine, prompt, tenant="a"))
+    seen = recorded(engine)
+    opened(engine, prompt, tenant="b")
+    opened(engine, prompt, tenant="a")
+    assert seen.reused == [0, 99]
+
+
+def test_the_row_unused_for_longest_is_given_away() -> None:
+    engine, _, _ = exact_engine(rows=3)
+    for number in range(3):
+        engine.close(opened(engine, prompt_of(number, 60)))
+    engine.close(opened(engine, prompt_of(0, 60)))  # 0 is used again: 1 is the oldest now
+    opened(engine, prompt_of(9, 60))
+    seen = recorded(engine)
+    opened(engine, prompt_of(2, 60))
+    opened(engine, prompt_of(0, 60))
+    assert seen.reused == [59, 59]
+
+
+def test_a_session_out_of_credit_lends_its_row_at_once_and_goes_on_with_its_prefix() -> None:
+    engine, model, _ = exact_engine(rows=1)
+    first = asked(engine, prompt_of(6, 40), 12, credit=3)
+    stream = engine.join(first)
+    run_dry(engine)
+    seen = recorded(engine)
+    second = asked(engine, prompt_of(8, 40), 12)
+    run_dry(engine)
+    engine.append(first, stream, chain(first.length - 1, own_text(prompt_of(6, 40), 9)[3:]))
+    engine.acknowledge(first, first.length)
+    keep_reading(engine, first)
+    engine.close(second)
+    keep_reading(engine, first)
+    engine.acknowledge(first, first.length)
+    keep_reading(engine, first)
+    assert text_of(first) == own_text(prompt_of(6, 40), 12)
+    assert text_of(second) == own_text(prompt_of(8, 40), 12)
+    assert seen.evictions == [first]
+    assert model.rows == 1
+
+
+def test_a_silent_session_lends_its_row_after_a_while() -> None:
+    engine, _, clock = exact_engine(rows=1)
+    silent = asked(engine, prompt_of(6, 40), 3)
+    run_dry(engine)
+    waiting, future = engine.open(prompt_of(8, 40), GREEDY)
+    clock.now += SILENT_SECONDS - 1
+    run_dry(engine)
+    assert not future.done()
+    clock.now += 1.1
+    run_dry(engine)
+    assert future.done()
+    assert (silent.row, waiting.row is None) == (None, False)
+
+
+def test_a_detached_session_lends_its_row_at_once() -> None:
+    engine, _, _ = exact_engine(rows=1)
+    gone = asked(engine, prompt_of(6, 40), 30)
+    engine.step()
+    engine.detach(gone)
+    session = asked(engine, prompt_of(8, 40), 5)
+    run_dry(engine)
+    assert text_of(session) == own_text(prompt_of(8, 40), 5)
+    engine.close(session)
+    engine.attach(gone)
+    run_dry(engine)
+    assert text_of(gone) == own_text(prompt_of(6, 40), 30)
+
+
+def test_a_tenant_with_many_sessions_does_not_shut_out_another() -> None:
+    """All of them decode without end; rows go by turns, and nobody's prefix is computed anew."""
+    engine, _, clock = exact_engine(rows=2)
+    many = [asked(engine, prompt_of(number, 50), 1300, tenant="many") for number in range(2)]
+    for number in range(2, 6):
+        engine.decode(engine.open(prompt_of(number, 50), GREEDY, tenant="many")[0], Decode(1350))
+    few, future = engine.open(prompt_of(9, 50), GREEDY, tenant="few")
+    engine.decode(few, Decode(1000, credit=500))
+    began = clock.now
+    while not future.done():
+        assert engine.step()
+        for session in many:
+            engine.acknowledge(session, session.length)
+    assert clock.now - began < TURN_SECONDS + 0.2
+    before = len(text_of(few))
+    for _ in range(900):
+        engine.step()
+        for session in engine.sessions:
+            engine.acknowledge(session, session.length)
+    assert len(text_of(few)) - before == 900  # a row of its own: the other key has two
+    for session in engine.sessions:
+        text = own_text(session.tokens[: session.prompt_length], len(text_of(session)))
+        assert text_of(session) == text
+
+
+def test_sessions_of_one_tenant_wait_for_each_other() -> None:
+    engine, _, clock = exact_engine(rows=1)
+    first = asked(engine, prompt_of(1), 1200, tenant="a")
+    _, future = engine.open(prompt_of(2), GREEDY, tenant="a")
+    for _ in range(700):
+        engine.step()
+        engine.acknowledge(first, first.length)
+    assert clock.now > 1000 + 3 * TURN_SECONDS
+    assert not future.done()
+
+
+def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> None:
+    """Three keys, a session each, on two rows."""
+    engine, _, clock = exact_engine(rows=2)
+    sessions = [asked(engine, prompt_of(number, 60), 900, tenant="ab"[number]) for number in (0, 1)]
+    sessions.append(engine.open(prompt_of(2, 60), GREEDY, tenant="c")[0])
+    engine.decode(sessions[2], Decode(960, credit=512))
+    again, _ = engine.open(prompt_of(3, 60), GREEDY, tenant="a")
+    engine.decode(again, Decode(400))
+    seen, began = recorded(engine), clock.now
+    while any(session.end is End.NOT for session in sessions):
+        if not engine.step():
+            clock.now += 0.1
+        for session in engine.sessions:
+            engine.acknowledge(session, session.length)
+            if session.end is not End.NOT:
+                engine.close(session)
+    assert len(seen.evictions) <= (clock.now - began) / TURN_SECONDS + 1
+    assert [text_of(session) for session in sessions] == [
+        own_text(prompt_of(number, 60), 900) for number in range(3)
+    ]
+
+
+def test_a_session_in_this_thread_waits_until_a_silent_one_lends_its_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roster, "SILENT_SECONDS", 0.05)
+    model = Exact(1, Clock())
+    engine = Engine(model, sequence_length=100, max_tree_nodes=8, vocabulary=VOCABULARY)
+    opened(engine, PROMPT)
+    assert text_of(opened(engine, [4, 5])) == []
+    assert engine.in_line == 0
+
+
+def test_prompts_and_trees_take_turns() -> None:
+    engine, _, _ = exact_engine(max_tree_nodes=16)
+    decoding = asked(engine, prompt_of(1), 1000)
+    seen = recorded(engine)
+    _, future = engine.open(prompt_of(2, 800), GREEDY)
+    while not future.done():
+        assert engine.step()
+    kinds = [done.prefill for done in seen.forwards]
+    assert not any(first and second for first, second in pairwise(kinds))
+    assert len(text_of(decoding)) >= 12
+
+
+def test_a_full_line_is_busy_and_a_freed_row_goes_to_who_waited_longest() -> None:
+    engine, _, _ = exact_engine(rows=1, waiting=2)
+    first = opened(engine, [1])
+    (_, second), (_, third) = engine.open([2], GREEDY), engine.open([3], GREEDY)
+    with pytest.raises(Busy, match=r"1 sessions.*2 wait"):
+        engine.open([4], GREEDY)
+    assert not engine.step()
+    engine.close(first)
+    engine.step()
+    assert (second.done(), third.done()) == (True, False)
+
+
+# --- faults and endings
+
+
+def test_a_fault_ends_the_session_it_is_in_and_no_other() -> None:
+    engine, _, _ = exact_engine(rows=3, times=free)
+    sessions = together(engine, [[1, 2, number] for number in (10, 20, 30)], 10)
+    woken = threading.Event()
+    engine.append(sessions[1], engine.join(sessions[1]), chain(2, [FAULTY]))
+    engine.listen(sessions[1], engine.join(sessions[1]), woken.set)
+    run_dry(engine)
+    assert [text_of(session) for session in (sessions[0], sessions[2])] == [
+        own_text([1, 2, number], 10) for number in (10, 30)
+    ]
+    assert woken.is_set()
+    for ask in (
+        lambda: engine.progress(sessions[1], sessions[1].length),
+        lambda: engine.decode(sessions[1], Decode(20)),
+        lambda: engine.go(sessions[1], 2),
+    ):
+        with pytest.raises(RuntimeError, match="a private reason"):
+            ask()
+    assert engine.free_rows == 1
+
+
+def test_a_fault_in_a_prompt_is_that_of_its_opening() -> None:
+    engine, _, _ = exact_engine()
+    _, future = engine.open([1, FAULTY, 2], GREEDY)
+    run_dry(engine)
+    with pytest.raises(RuntimeError, match="a private reason"):
+        future.result(0)
+    assert engine.free_rows == 2
+
+
+def test_tokens_that_were_made_can_be_read_after_the_session_has_failed() -> None:
+    engine, _, _ = exact_engine()
+    session = asked(engine, PROMPT, 10)
+    engine.step()
+    engine.close(session)
+    assert engine.progress(session, len(PROMPT)).tokens == tuple(TEXT[:1])
+    with pytest.raises(Unavailable):
+        engine.progress(session, len(PROMPT) + 1)
+
+
+def test_a_session_closed_in_a_forward_leaves_the_others_alone() -> None:
+    engine, model, _ = exact_engine()
+    leaving, staying = asked(engine, PROMPT, 10), asked(engine, prompt_of(1), 10)
+    free_then = []
+
+    def close() -> None:
+        engine.close(leaving)
+        free_then.append(engine.free_rows)
+
+    model.during = close
+    engine.step()
+    model.during = None
+    run_dry(engine)
+    assert free_then == [0]  # its keys are being written
+    assert engine.free_rows == 1
+    assert text_of(staying) == own_text(prompt_of(1), 10)
+    with pytest.raises(Unavailable):
+        engine.progress(leaving, leaving.length)
+
+
+def test_an_engine_that_stops_leaves_nobody_waiting() -> None:
+    engine, _, _ = exact_engine(rows=1)
+    with running(engine):
+        holding = opened(engine, PROMPT)
+        _, future = engine.open([5], GREEDY)
+    with pytest.raises(Unavailable, match="stopped"):
+        future.result(0)
+    with pytest.raises(Unavailable, match="stopped"):
+        engine.progress(holding, holding.length)
+
+
+def test_sessions_on_threads_of_their_own_get_the_texts_they_get_alone() -> None:
+    engine, _, _ = exact_engine(rows=4, kinds=8)
+    made: dict[int, list[int]] = {}
+
+    def client(number: int) -> None:
+        params, prompt = SAMPLINGS[number % 3], prompt_of(number)
+        session, future = engine.open(prompt, params, tenant=str(number % 2))
+        future.result(WAIT)
+        stream = engine.join(session)
+        engine.decode(session, Decode(len(prompt) + 60))
+        for first in range(0, 60, 6):
+            engine.append(session, stream, chain(session.length - 1, range(6), 0.5, first))
+        made[number] = text_of(waited(engine, session))
+        engine.close(session)
+
+    with running(engine):
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(10)]
+        for thread in clients:
+            thread.start()
+        for thread in clients:
+            thread.join(WAIT)
+    assert made == {
+        number: own_text(prompt_of(number), 60, SAMPLINGS[number % 3], kinds=8)
+        for number in range(10)
+    }
+
+
+def test_a_listener_hears_of_tokens_and_ends_until_its_stream_leaves() -> None:
+    engine, _, _ = exact_engine()
+    session, heard = asked(engine, PROMPT, 3), list[int]()
+    stream = engine.join(session)
+    engine.listen(session, stream, lambda: heard.append(session.length))
+    run_dry(engine)
+    assert heard == [4, 5, 6]
+    engine.leave(session, stream)
+    engine.decode(session, Decode(8))
+    run_dry(engine)
+    assert heard == [4, 5, 6]
+
+
+class SlowlyTaken(threading.Condition):
+    """A lock that others get first whenever a wait has given it up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        release = self._release_save  # type: ignore[has-type]  # missing in the stubs
+
+        def released() -> object:
+            state = release()
+            time.sleep(0.002)
+            return state
+
+        self._release_save = released
+
+
+def test_an_order_that_comes_while_the_engine_falls_asleep_wakes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _, _ = exact_engine()
+    monkeypatch.setattr(engine, "_lock", SlowlyTaken())
+    with running(engine):
+        session, opening = engine.open(PROMPT, GREEDY)
+        opening.result(WAIT)
+        for length in range(LAST + 2, LAST + 12):
+            engine.decode(session, Decode(length))
+            waited(engine, session)
+    assert session.tokens == [*PROMPT, *TEXT[: session.length - len(PROMPT)]]

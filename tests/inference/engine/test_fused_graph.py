@@ -1,0 +1,506 @@
+"""Rounds that one graph drafts, verifies and accepts, run eagerly: the text is the target's own,
+and what is counted is what happened.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from inference.accept import accept_match
+from inference.artifact import (
+    Bucket,
+    DraftBucket,
+    FusedPart,
+    Manifest,
+    RoundBucket,
+    read_manifest,
+    write_manifest,
+)
+from inference.backends import Segment
+from inference.backends.eager import EagerModel
+from inference.backends.fused import FusedModel
+from inference.candidates import Nodes
+from inference.decode import Step, decode
+from inference.drafters.round_proposer import RoundProposer
+from inference.engine.engine import Engine
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.graph_tree import Branching, GraphTree
+from inference.engine.local_session import LocalSession
+from inference.engine.session import Session
+from inference.errors import BadArtifact, InvalidRequest
+from inference.model.checkpoint import load_decoder
+from inference.model.drafted_tree import accept_in_graph
+from inference.order import Decode, End, Pace
+from inference.proposer import HOST, NOBODY, Proposer
+from inference.sampling import SamplingParams
+from inference.stats import DecodeStatistics
+from inference.text import Tokenizer
+from inference.tree import IntArray, TokenTree
+from inference.tree_shape import NONE, Branches
+from outrider.models import EMBEDDED
+from tests.support.drafts import growing
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.fused_models import eager_fused
+from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
+from tests.support.wire_fixtures import connected
+
+LENGTH, TOKENS, PROMPT = 120, 30, [5, 17, 250, 3, 99]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=3),
+    SamplingParams(1.0, seed=4),
+    SamplingParams(1.0, top_p=0.9, top_k=20, seed=5).on_the_wire(),
+]
+SHAPES = [Branches.chain(4), Branches((3, 1, 2))]
+DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
+
+
+def served_by(model: FusedModel, length: int = LENGTH) -> Engine:
+    """A target whose graphs draft."""
+    return Engine(
+        model,
+        sequence_length=length,
+        max_tree_nodes=model.shape.nodes,
+        vocabulary=VOCABULARY,
+        graphs=GraphRounds(model),
+    )
+
+
+@cache
+def alone(params: SamplingParams, last: int = PROMPT[-1], tokens: int = TOKENS) -> list[int]:
+    """The target's own text after PROMPT, whose last token may be another."""
+    return tokens_of(steps_of(engine(decoder(1)), params, [*PROMPT[:-1], last], tokens))
+
+
+def beside(prompt: Sequence[int] = PROMPT, tokens: int = TOKENS) -> Decode:
+    """So many tokens, drafted by the target's graphs where they can."""
+    return Decode(len(prompt) + tokens, beside=True)
+
+
+def steps_of(
+    served: Engine,
+    params: SamplingParams,
+    prompt: Sequence[int] = PROMPT,
+    tokens: int = TOKENS,
+    order: Decode | None = None,
+    proposers: Sequence[Proposer] = (),
+) -> list[Step]:
+    """One for each forward that brought tokens."""
+    session = LocalSession(served)
+    order = order or beside(prompt, tokens)
+    try:
+        made = decode(prompt, params, session, order, proposers)
+        return [step for step in made if step.tokens or step.end is not End.NOT]
+    finally:
+        session.close()
+
+
+def tokens_of(steps: Sequence[Step]) -> list[int]:
+    return [token for step in steps for token in step.tokens]
+
+
+# --- acceptance
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("branches", [(1,), (1, 1, 1), (3,), (2, 3), (4, 2, 1)], ids=str)
+def test_acceptance_in_the_graph_is_acceptance_on_the_host(branches: tuple[int, ...]) -> None:
+    shape, rng, accepted = Branches(branches), np.random.default_rng(3), 0
+    for _ in range(100):
+        tokens = _tokens(shape, rng)
+        chosen = rng.integers(0, 6, shape.nodes).astype(np.int32)
+        path, next_token = accept_in_graph(
+            shape, *(torch.from_numpy(part)[None] for part in (tokens, chosen))
+        )
+        tree = TokenTree(tokens, np.array(shape.parents))
+        expected = accept_match(tree, chosen)
+        assert path[0].tolist() == [*expected.path, *[NONE] * (shape.depth - len(expected.path))]
+        assert next_token.tolist() == [expected.next_token]
+        accepted += len(expected.path)
+    assert accepted > 10
+
+
+def _tokens(shape: Branches, rng: np.random.Generator) -> np.ndarray:
+    """Of few ids, so that many are accepted; siblings distinct."""
+    below = [
+        rng.permutation(6)[:branch]
+        for wide, branch in zip(shape.levels, shape.branches, strict=False)
+        for _ in range(wide)
+    ]
+    return np.concatenate([[0], *below]).astype(np.int32)
+
+
+def test_nodes_are_numbered_level_by_level() -> None:
+    shape = Branches((2, 2))
+    assert (shape.nodes, shape.inner, shape.depth) == (7, 3, 2)
+    assert shape.parents == (-1, 0, 0, 1, 1, 2, 2)
+    assert shape.depths == (0, 1, 1, 2, 2, 2, 2)
+
+
+def test_what_is_accepted_ends_at_the_limit_with_the_token_that_the_target_chose_there() -> None:
+    tree = GraphTree(Branches.chain(3), 9, 1, None)
+    assert tree.depths.tolist() == [0, 1, 1, 1]
+    verdict = tree.filled(np.array([4, 5, 6, 1, 2, NONE, 7], dtype=np.int32))
+    assert (verdict.path, verdict.next_token) == ((1,), 5)
+    assert tree.tokens.tolist() == [9, 4, 5, 6]
+
+
+# --- the text
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_text_is_the_targets_own_seeded_decoding(
+    shape: Branches, draft: str, ties: NearTies
+) -> None:
+    served = served_by(eager_fused(decoder(1), DRAFTS[draft], shape))
+    for params in SAMPLINGS:
+        assert_same_text(
+            decoder(1), PROMPT, params, alone(params),
+            lambda prompt, n, params=params: tokens_of(steps_of(served, params, prompt, n)), ties
+        )  # fmt: skip
+
+
+class Trees(NamedTuple):
+    """Texts as they were made, and the tokens of the trees that were drafted for them."""
+
+    tokens: list[tuple[int, ...]]
+    drafted: list[list[int]]
+
+
+def in_the_graph(shape: Branches, params: SamplingParams) -> Trees:
+    model, drafted = eager_fused(decoder(1), DRAFTS["close"], shape), list[list[int]]()
+    rounds = model.rounds
+
+    def watched(segments: Sequence[Segment]) -> list[IntArray]:
+        answers = rounds(segments)
+        drafted.extend(answer[: shape.nodes - 1].tolist() for answer in answers)
+        return answers
+
+    model.rounds = watched  # type: ignore[method-assign]
+    return Trees([step.tokens for step in steps_of(served_by(model), params)], drafted)
+
+
+class WatchedSession(LocalSession):
+    def __init__(self, served: Engine, drafted: list[list[int]]) -> None:
+        super().__init__(served)
+        self._drafted = drafted
+
+    def propose(self, nodes: Nodes) -> None:
+        self._drafted.append([one.token for one in nodes.proposals])
+        super().propose(nodes)
+
+
+def in_rounds(shape: Branches, params: SamplingParams) -> Trees:
+    """The same trees from a client that the target waits for."""
+    drafted = list[list[int]]()
+    model = EagerModel(DRAFTS["close"], rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
+    proposer, order = RoundProposer(model, Branching(shape), room=64), beside()
+    session = WatchedSession(engine(decoder(1)), drafted)
+    waits = replace(order, pace=Pace.WAIT)
+    steps = [step.tokens for step in decode(PROMPT, params, session, waits, [proposer])]
+    session.close()
+    return Trees([tokens for tokens in steps if tokens], drafted)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_round_drafts_what_the_same_draft_drafts_elsewhere(
+    shape: Branches, params: SamplingParams
+) -> None:
+    """Its caches are right after any verdict: else its trees would be others. The last rounds are
+    cut to what is left.
+    """
+    ours, theirs = in_the_graph(shape, params), in_rounds(shape, params)
+    assert ours.tokens == theirs.tokens
+    assert ours.drafted[:-3] == theirs.drafted[: len(ours.drafted) - 3]
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
+def test_the_embedded_pair_writes_its_targets_text_in_fewer_rounds(
+    params: SamplingParams, ties: NearTies
+) -> None:
+    tokenizer = Tokenizer(EMBEDDED / "target")
+    target, draft = (
+        load_decoder(
+            EMBEDDED / which,
+            positions=LENGTH,
+            vocabulary=tokenizer.vocabulary,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        for which in ("target", "draft")
+    )
+    prompt = tokenizer.encode("def main():\n    parser = argparse.")
+    length, vocabulary = LENGTH, tokenizer.vocabulary
+    model = EagerModel(target, rows=1, capacity=LENGTH + 8, max_nodes=64)
+    by_itself = Engine(model, sequence_length=length, max_tree_nodes=8, vocabulary=vocabulary)
+    reference = tokens_of(steps_of(by_itself, params, prompt, 40))
+    fused = eager_fused(target, draft, Branches.chain(4))
+    served = Engine(
+        fused,
+        sequence_length=length,
+        max_tree_nodes=5,
+        vocabulary=vocabulary,
+        graphs=GraphRounds(fused),
+    )
+    assert len(steps_of(served, params, prompt, 40)) < 25
+    assert_same_text(
+        target,
+        prompt,
+        params,
+        reference,
+        lambda prompt, n: tokens_of(steps_of(served, params, prompt, n)),
+        ties,
+    )
+
+
+def test_the_last_round_ends_where_the_sequence_does() -> None:
+    served, room = (
+        served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4), length=40), 40),
+        40 - len(PROMPT),
+    )
+    for tokens in (1, 2, 7, room):
+        made = steps_of(served, SAMPLINGS[1], tokens=tokens)
+        assert tokens_of(made) == alone(SAMPLINGS[1], tokens=tokens)
+        assert made[-1].end is (End.LIMIT if tokens == room else End.MAX_TOKENS)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
+def test_nothing_is_committed_behind_a_stop_id(params: SamplingParams) -> None:
+    served, text = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4))), alone(params)
+    for index in range(1, 12):
+        stop = text[index]
+        order = replace(beside(), stop_ids=frozenset({stop}))
+        made = steps_of(served, params, order=order)
+        assert tokens_of(made) == text[: text.index(stop) + 1]
+        assert made[-1].end is End.STOP_ID
+
+
+# --- limits
+# --------------------------------------------------------------------------------------------------
+
+
+def finished(served: Engine, session: Session) -> list[int]:
+    """All tokens of a session whose reader acknowledges at once."""
+    while session.end is End.NOT:
+        assert served.step(), "it can go on"
+        served.acknowledge(session, session.length)
+    return session.tokens[session.prompt_length :]
+
+
+def test_a_session_that_pays_by_the_node_gets_no_round_that_it_cannot_pay() -> None:
+    """What is left of its nodes goes into ordinary forwards."""
+    served = served_by(eager_fused(decoder(1), DRAFTS["unrelated"], Branches.chain(4)))
+    for most in (1, 4, 5, 13, 31):
+        session, _ = served.open(PROMPT, SAMPLINGS[1])
+        served.decode(session, replace(beside(), most_nodes=most))
+        made = finished(served, session)
+        assert made == alone(SAMPLINGS[1])[: len(made)]
+        assert (session.end, session.spent.nodes) == (End.SPENT, most)
+        served.close(session)
+
+
+def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None:
+    served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4)))
+    session, _ = served.open(PROMPT, SAMPLINGS[1])
+    session.tree_nodes = 4
+    served.decode(session, beside())
+    assert finished(served, session) == alone(SAMPLINGS[1])
+    assert session.spent.lone == session.spent.forwards == TOKENS
+
+
+def test_a_round_commits_no_more_than_the_clients_credit() -> None:
+    served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4)))
+    session, _ = served.open(PROMPT, SAMPLINGS[1])
+    served.decode(session, replace(beside(), credit=7))
+    while served.step():
+        pass
+    assert session.length == len(PROMPT) + 7
+    assert finished_after(served, session) == alone(SAMPLINGS[1])
+
+
+def finished_after(served: Engine, session: Session) -> list[int]:
+    served.acknowledge(session, session.length)
+    return finished(served, session)
+
+
+# --- many at once
+# --------------------------------------------------------------------------------------------------
+
+
+def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
+    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3), rows=3)
+    together, call, stopped = list[int](), model.rounds, threading.Event()
+
+    def counted(segments: Sequence[Segment]) -> list[IntArray]:
+        together.append(len(segments))
+        return call(segments)
+
+    model.rounds = counted  # type: ignore[method-assign]
+    served = served_by(model)
+
+    def write(number: int) -> list[int]:
+        return tokens_of(steps_of(served, SAMPLINGS[number % 4], [*PROMPT[:-1], number]))
+
+    thread = threading.Thread(target=served.run, args=(stopped,))
+    thread.start()
+    try:
+        with ThreadPoolExecutor(7) as texts:
+            assert list(texts.map(write, range(7))) == [
+                alone(SAMPLINGS[number % 4], number) for number in range(7)
+            ]
+    finally:
+        served.stop(stopped)
+        thread.join()
+    assert max(together) > 1
+    assert served.free_rows == 3
+
+
+def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() -> None:
+    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3))
+    served, order = served_by(model), list[str]()
+    for one, name in ((model.draft, "choose"), (model, "rounds")):
+        call = getattr(one, name)
+
+        def watched(segments: Sequence[Segment], name: str = name, call=call) -> list[IntArray]:  # type: ignore[no-untyped-def]
+            order.append(name)
+            return list(call(segments))
+
+        setattr(one, name, watched)
+    first, _ = served.open(PROMPT, SAMPLINGS[0])
+    second, opened = served.open([index % 200 for index in range(80)], SAMPLINGS[0])
+    served.finish(opened)
+    order.clear()
+    served.decode(first, beside())
+    served.step()
+    served.decode(second, Decode(90, beside=True))
+    text = finished(served, first)
+    finished(served, second)
+    assert text == alone(SAMPLINGS[0])
+    fed = [index for index, name in enumerate(order) if name == "choose"][1:]
+    assert len(fed) > 2
+    assert all(order[index + 1] == "rounds" for index in fed)
+
+
+def test_a_session_that_was_drafted_for_elsewhere_shares_the_target() -> None:
+    """Trees of others are verified by the target's own graphs, in rows of the same caches."""
+    served = served_by(eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3)))
+    params, sessions = SAMPLINGS[2], [LocalSession(served), LocalSession(served)]
+    elsewhere = replace(beside(), beside=False)
+    ours = decode(PROMPT, params, sessions[0], beside())
+    theirs = decode(PROMPT, params, sessions[1], elsewhere, [growing(DRAFTS["close"])])
+    made, named = ([], []), set[int]()  # type: tuple[list[int], list[int]], set[int]
+    for steps in zip(ours, theirs, strict=False):
+        for tokens, step in zip(made, steps, strict=True):
+            tokens += step.tokens
+        named |= {*steps[0].proposers} - {NOBODY}
+    for session, tokens in zip(sessions, made, strict=True):
+        session.close()
+        assert tokens == alone(params)[: len(tokens)]
+        assert len(tokens) > 8
+    assert named == {HOST}
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
+def test_a_session_under_way_goes_on_with_the_draft_in_the_graph(params: SamplingParams) -> None:
+    """From the row that it has: by the target alone, by rounds of the graph, alone, and in rounds
+    again, for which the draft is fed what it did not see.
+    """
+    served, bounds = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(3))), [4, 14, 20]
+    session, _ = served.open(PROMPT, params)
+    for index, bound in enumerate([*bounds, TOKENS]):
+        before = session.spent.lone
+        served.decode(session, Decode(len(PROMPT) + bound, beside=index % 2 == 1))
+        finished(served, session)
+        assert (session.spent.lone == before) is (index % 2 == 1)
+    assert session.tokens[len(PROMPT) :] == alone(params)
+
+
+def test_a_session_that_lost_its_row_in_between_goes_on_in_another() -> None:
+    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3), rows=1)
+    served = served_by(model)
+    session, _ = served.open(PROMPT, SAMPLINGS[1])
+    for end in (10, 22, TOKENS):
+        served.decode(session, Decode(len(PROMPT) + end, beside=True))
+        finished(served, session)
+        served.detach(session)
+        assert tokens_of(steps_of(served, SAMPLINGS[2])) == alone(SAMPLINGS[2])
+        served.attach(session)
+    assert session.tokens[len(PROMPT) :] == alone(SAMPLINGS[1])
+
+
+def test_over_grpc_the_texts_are_the_same_and_counters_are_of_what_happened() -> None:
+    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(4))
+    with connected(served_by(model)) as connection:
+        for params in SAMPLINGS:
+            statistics, session = DecodeStatistics(), connection.session()
+            made = list[int]()
+            for step in decode(PROMPT, params, session, beside()):
+                statistics.count(step.proposers)
+                made += step.tokens
+            session.close()
+            assert made == alone(params)
+            assert session.traffic.nodes == 5 * session.traffic.forwards
+            assert session.traffic.forwards == statistics.forwards
+            assert statistics.acceptance_length == TOKENS / statistics.forwards > 1.2
+            assert statistics.by_proposer == {HOST: TOKENS - statistics.forwards}
+            assert session.traffic.model_seconds > 0
+
+
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
+
+
+def test_rounds_for_greedy_decoding_alone_refuse_another_temperature() -> None:
+    served = served_by(eager_fused(decoder(1), DRAFTS["close"], Branches.chain(2), sampled=False))
+    assert tokens_of(steps_of(served, SamplingParams())) == alone(SamplingParams())
+    with pytest.raises(InvalidRequest, match="greedy decoding"):
+        steps_of(served, SAMPLINGS[1])
+
+
+def test_a_shape_has_children_on_every_level_and_a_bucket_its_nodes() -> None:
+    with pytest.raises(InvalidRequest):
+        Branches(())
+    with pytest.raises(BadArtifact, match="chain of 2"):
+        RoundBucket(1, 4, 64, 4, 3, False, 64, (1, 1))
+
+
+# --- the manifest
+# --------------------------------------------------------------------------------------------------
+
+
+def manifest(fused: FusedPart | None) -> Manifest:
+    return Manifest(
+        "cpu", "m", "f", "t", 61, (2,), {}, "float32", 1, 2, 64, 56, 8,
+        (Bucket(1, 8, 64, 8, 4, True, 64),), {}, {}, {}, {}, "c", "now", fused=fused
+    )  # fmt: skip
+
+
+def test_a_manifest_remembers_the_draft_and_is_what_it_was_without_one(tmp_path: Path) -> None:
+    part = FusedPart(
+        "d",
+        "fp",
+        {},
+        (DraftBucket(1, 8, 64, 1, 1, False, 64),),
+        (RoundBucket.of(Branches((2, 1)), 1, 64, 64, sampled=True),),
+    )
+    write_manifest(tmp_path, manifest(part))
+    assert read_manifest(tmp_path) == manifest(part)
+    assert read_manifest(tmp_path).digest() == manifest(part).digest() != manifest(None).digest()
+    assert [bucket.name for bucket in part.prefill] == ["draft_prefill_b1_t8_s64_greedy"]
+    assert [bucket.name for bucket in part.rounds] == ["round_b1_2x1_s64_sampled"]
+    write_manifest(tmp_path, manifest(None))
+    assert "fused" not in (tmp_path / "manifest.json").read_text()
+    assert read_manifest(tmp_path) == manifest(None)

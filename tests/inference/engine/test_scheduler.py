@@ -1,0 +1,346 @@
+"""How wide a forward is, whose turn it is, and that nobody pays for another's candidates: against
+trying everything, and on curves worked out by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.candidates import BASE, Nodes, Proposal
+from inference.engine.admission import Roster
+from inference.engine.calibration import Calibration
+from inference.engine.scheduler import (
+    EXPLORE,
+    FIRST_EXPLORE,
+    LEAST_CHUNK,
+    LEAST_GAIN,
+    LEAST_RATE,
+    PREFILL_SHARE,
+    Seconds,
+    Turn,
+    Turns,
+    Wanting,
+    plan_width,
+)
+from inference.engine.session import Session
+from inference.order import Decode, Pace
+from inference.sampling import SamplingParams
+from inference.times import KEPT, ForwardTimes, TargetTimes
+from tests.support.clock import Clock
+from tests.support.exact import Exact
+
+ONE = 0.040
+MOST = 32
+
+
+def cpu(rows: int, nodes: int) -> float:
+    """Two tokens take nearly twice as long as one."""
+    return 0.004 + 0.036 * rows * nodes
+
+
+def neuron(rows: int, nodes: int) -> float:
+    """Four rows: 40 ms with a node each, 65 with up to 16, 120 with more."""
+    return ONE if nodes == 1 else 0.065 if nodes <= 16 else 0.120
+
+
+def flat(rows: int, nodes: int) -> float:
+    return ONE
+
+
+class Bringing(NamedTuple):
+    """A session: a node brings as much as `rates` say, the root one token."""
+
+    rates: tuple[float, ...]
+    banked: float = 0.0
+
+    def tokens(self, nodes: int) -> float:
+        return 1 + sum(self.rates[: nodes - 1])
+
+
+def width_of(offers: Sequence[Bringing], seconds: Seconds, most: int) -> int:
+    values = np.zeros((len(offers), 1 + max(len(offer.rates) for offer in offers)))
+    for row, offer in zip(values, offers, strict=True):
+        row[: 1 + len(offer.rates)] = [1.0, *offer.rates]
+    return plan_width(values, np.array([offer.banked for offer in offers]), seconds, most)
+
+
+LONE = Bringing(())
+SURE = Bringing((0.9,) * 31)
+
+
+def test_candidates_that_cost_nothing_are_all_computed() -> None:
+    assert width_of([SURE], flat, MOST) == MOST
+
+
+def test_candidates_that_bring_less_than_they_cost_are_not() -> None:
+    assert width_of([Bringing((0.5,) * 31)], cpu, MOST) == 1
+    assert width_of([Bringing((0.02,) * 31)], neuron, MOST) == 1
+
+
+def test_nobody_is_held_up_by_anothers_candidates_on_any_curve() -> None:
+    """Sessions without candidates keep a root-only forward; one that is ahead may be held up."""
+    for curve in (cpu, neuron):
+        assert width_of([SURE, LONE, LONE, LONE], curve, MOST) == 1
+    assert width_of([SURE, LONE, LONE, LONE], flat, MOST) == MOST
+    ahead = Bringing((), banked=1.0)
+    assert width_of([SURE, ahead, ahead, ahead], neuron, MOST) == 16
+
+
+def test_an_uncertain_time_within_the_promise_is_no_reason_to_stay_narrow() -> None:
+    def little_more(rows: int, nodes: int) -> float:
+        return ONE * (1.0 if nodes == 1 else 0.99 / LEAST_RATE)
+
+    assert width_of([SURE, LONE], little_more, MOST) == MOST
+
+
+def test_a_gain_within_the_noise_of_times_is_none() -> None:
+    little = Bringing((LEAST_GAIN - 1.001,))
+    assert width_of([little], flat, MOST) == 1
+
+
+OFFERS = st.lists(
+    st.builds(
+        Bringing,
+        st.lists(st.floats(0, 1), max_size=12).map(lambda rates: tuple(sorted(rates)[::-1])),
+        st.floats(-1, 4),
+    ),
+    min_size=1,
+    max_size=5,
+)
+STEPS = st.lists(st.floats(0, 1), min_size=4, max_size=4).map(
+    lambda more: [sum(more[:width]) for width in range(5)]
+)
+
+
+@given(OFFERS, STEPS)
+def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
+    offers: Sequence[Bringing], steps: Sequence[float]
+) -> None:
+    def seconds(rows: int, nodes: int) -> float:
+        return ONE * (1 + steps[(nodes - 1).bit_length()])
+
+    def rate(width: int) -> float:
+        return sum(offer.tokens(width) for offer in offers) / seconds(1, width)
+
+    def kept(width: int) -> bool:
+        needed = LEAST_RATE * seconds(1, width) / ONE
+        return all(offer.tokens(width) + offer.banked >= needed for offer in offers)
+
+    width = width_of(offers, seconds, 16)
+    assert width == 1 or (kept(width) and rate(width) > rate(1))
+    widest = max(len(offer.rates) for offer in offers) + 1
+    for other in (2, 4, 8, 16):
+        if kept(other) and other < 2 * widest:
+            assert rate(other) <= LEAST_GAIN * rate(width) * (1 + 1e-9)
+
+
+def session(
+    *chances: float, length: int = 3, pace: Pace = Pace.GO_ON, most_nodes: int = 0, end: int = 900
+) -> Session:
+    """A session that decodes, with a candidate of each chance below its root."""
+    made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
+    made.ask(Decode(end, pace=pace, most_nodes=most_nodes, credit=500))
+    made.candidates.join(1)
+    said = [Proposal(index, BASE, 500 + index, chance) for index, chance in enumerate(chances)]
+    made.candidates.append(1, Nodes(length - 1, said), lambda who, depth, claimed: claimed)
+    return made
+
+
+def turns(curve: Seconds, rows: int = 4, sizes: Sequence[int] = ()) -> Turns:
+    """On a device whose times are known."""
+    model = Exact(rows, Clock(), sizes=sizes)
+    nodes = sizes or (1, 2, 4, 8, 16, 32)
+    known = {(row, node): curve(row, node) for row in range(1, rows + 1) for node in nodes}
+    return Turns(model, TargetTimes(known), MOST, branches=True)
+
+
+def trees(*ready: Session) -> Wanting:
+    return Wanting([], ready, [])
+
+
+def sizes_of(turn: Turn) -> list[int]:
+    """Nodes of each tree."""
+    return [len(snapshot.tree) for _, snapshot in turn.trees]
+
+
+def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:
+    waiting = session(*[0.01] * 20, pace=Pace.WAIT)
+    assert sizes_of(turns(cpu).next(trees(waiting))) == [21]
+    assert waiting.room == MOST - 1
+    beside = session(*[0.01] * 5, pace=Pace.WAIT)
+    assert sizes_of(turns(cpu).next(trees(waiting, beside))) == [21, 6]
+
+
+def test_a_session_that_waits_does_not_hold_up_one_that_goes_on() -> None:
+    waiting, going = session(*[0.01] * 20, pace=Pace.WAIT), session()
+    assert sizes_of(turns(cpu).next(trees(waiting, going))) == [1, 1]
+
+
+def test_nodes_that_a_client_does_not_pay_for_are_not_computed() -> None:
+    poor, rich = session(*[0.9] * 20, most_nodes=5), session(*[0.9] * 20)
+    assert sizes_of(turns(flat).next(trees(poor, rich))) == [5, 21]
+    poor.spent.nodes = 4
+    assert sizes_of(turns(flat).next(trees(poor, rich))) == [1, 21]
+    poor.spent.nodes = 0
+    waiting = session(*[0.9] * 20, most_nodes=5, pace=Pace.WAIT)
+    assert sizes_of(turns(flat).next(trees(waiting))) == [5]
+
+
+def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
+    line = session(end=6)
+    said = [Proposal(index, index - 1, 500 + index, 1.0) for index in range(9)]
+    line.candidates.append(1, Nodes(2, said), lambda who, depth, claimed: claimed)
+    assert sizes_of(turns(flat).next(trees(line))) == [3]  # and a token of the target's own
+
+
+def test_room_is_what_could_be_worth_computing() -> None:
+    ready = session(0.9)
+    for curve, sizes, room in ((flat, (), 31), (neuron, (1, 16, 32), 31)):
+        turns(curve, sizes=sizes).next(trees(ready))
+        assert ready.room == room
+
+    def steep(rows: int, nodes: int) -> float:
+        return ONE * (nodes if nodes <= 2 else 100)
+
+    turns(steep).next(trees(ready))
+    assert ready.room == 1
+
+
+def test_after_many_wide_forwards_one_is_made_without_candidates() -> None:
+    """What a root-only forward takes is what everybody is promised, so it must stay known; after
+    4, 8, 16, ... others at first.
+    """
+    wide, sizes = turns(flat), list[int]()
+    for _ in range(4 * EXPLORE):
+        turn = wide.next(trees(session(*[0.9] * 7)))
+        sizes += sizes_of(turn)
+        wide.record((1, sizes[-1]), ONE)
+    alone = [-1, *(index for index, size in enumerate(sizes) if size == 1)]
+    between = [after - before - 1 for before, after in pairwise(alone)]
+    assert between == [FIRST_EXPLORE, 8, 16, 32, EXPLORE, EXPLORE]
+    assert sizes_of(wide.next(trees(*[session(*[0.9] * 7)] * 2))) == [8, 8]  # of two rows anew
+
+
+def test_a_wrong_profile_is_set_right_for_good_by_what_is_measured() -> None:
+    profiled = turns(flat)
+    for _ in range(3):
+        profiled.record((1, 1), 0.080)
+    for _ in range(100):
+        profiled.record((1, 8), 0.100)
+    assert profiled.seconds(1, 1) == 0.080
+    assert profiled.seconds(1, 8) == 0.100
+
+
+def test_kinds_of_forwards_take_turns() -> None:
+    filling, ready, in_graph = on_a_row(500), session(), session()
+    mixed, kinds = turns(flat), list[str]()
+    for _ in range(9):
+        turn = mixed.next(Wanting([filling], [ready], [in_graph]))
+        kinds.append("chunk" if turn.chunks else "tree" if turn.trees else "round")
+    assert sorted(kinds[:3]) == ["chunk", "round", "tree"]
+    assert kinds == kinds[:3] * 3
+    assert all(first != second for first, second in pairwise(kinds))
+    assert turns(flat).next(Wanting([], [], [])) == Turn()
+
+
+def on_a_row(length: int) -> Session:
+    """A session whose prompt is to be prefilled."""
+    model = Exact(4, Clock())
+    made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
+    roster = Roster(model, 0)
+    roster.add(made, 0.0)
+    made.ask(Decode(length + 1))
+    roster.hand_out_rows(0.0)
+    return made
+
+
+def test_a_prompt_alone_is_prefilled_in_chunks_as_long_as_the_model_takes() -> None:
+    turn = turns(cpu).next(Wanting([on_a_row(500)], [], []))
+    assert [len(chunk) for _, chunk in turn.chunks] == [Exact.max_nodes]
+
+
+def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
+    """Twice the time of its own forwards, which are wider when it has candidates."""
+
+    def linear(rows: int, nodes: int) -> float:
+        return 0.020 + 0.001 * nodes
+
+    for chances, size in (((), LEAST_CHUNK), ([0.9] * 31, 64)):
+        wanting, busy = Wanting([on_a_row(500)], [session(*chances)], []), turns(linear)
+        made = [busy.next(wanting) for _ in range(4)]
+        chunks = [len(chunk) for turn in made[1:] for _, chunk in turn.chunks]
+        assert set(chunks) == {size}
+        width = sizes_of(made[1] if made[1].trees else made[2])[0]
+        assert linear(1, size) <= PREFILL_SHARE * linear(1, width)
+
+
+def test_the_first_whole_chunk_tells_what_one_takes_where_no_profile_does() -> None:
+    """By the largest profiled shape, of 4 rows, it seems to take seven times as long."""
+
+    def curve(rows: int, nodes: int) -> float:
+        return 0.020 + 0.001 * rows * nodes
+
+    wanting, busy = Wanting([on_a_row(500)], [session()], []), turns(curve)
+    for seconds, size in ((None, LEAST_CHUNK), (0.040, Exact.max_nodes)):
+        if seconds is not None:
+            busy.record((1, Exact.max_nodes), seconds)
+        made = [busy.next(wanting) for _ in range(4)]
+        assert {len(chunk) for turn in made[1:] for _, chunk in turn.chunks} == {size}
+
+
+def test_short_prompts_share_a_forward() -> None:
+    short = [on_a_row(21) for _ in range(4)]
+    turn = turns(flat).next(Wanting(short, [], []))
+    assert [len(chunk) for _, chunk in turn.chunks] == [20, 20, 20]  # 60 of 64 tokens
+
+
+def test_what_is_owed_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
+    assert turns(neuron).owed((4, 16), 4, 0.080) == pytest.approx(LEAST_RATE * 2)
+    assert turns(neuron).owed((4, 1), 4, 0.100) == LEAST_RATE  # nothing is quicker
+
+
+def test_times_are_medians_of_the_latest_samples() -> None:
+    times = ForwardTimes()
+    assert times.seconds(1, 16) == 0.0
+    for seconds in (0.010, 0.500, 0.012):
+        times.record(1, 16, seconds)
+    assert times.seconds(1, 16) == 0.012
+    for _ in range(KEPT):
+        times.record(1, 16, 0.020)
+    assert times.seconds(1, 16) == 0.020
+
+
+def test_shapes_never_seen_lie_on_the_line_through_those_that_were() -> None:
+    times = ForwardTimes()
+    times.record(1, 16, 0.010 + 16 * 0.001)
+    assert times.seconds(8, 64) == times.seconds(1, 16)  # one shape says nothing of others
+    times.record(4, 16, 0.010 + 64 * 0.001)
+    assert times.seconds(2, 16) == pytest.approx(0.010 + 32 * 0.001)
+    assert times.seconds(32, 16) == pytest.approx(0.010 + 512 * 0.001)
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(1, 8), st.integers(1, 64)),
+        st.floats(1e-4, 1.0),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_estimates_are_positive_and_never_fall_with_size_whatever_was_measured(
+    seen: dict[tuple[int, int], float],
+) -> None:
+    times = ForwardTimes()
+    for shape, seconds in seen.items():
+        times.record(*shape, seconds)
+    unseen = [shape for shape in [(9, nodes) for nodes in range(1, 300, 23)] if shape not in seen]
+    estimates = [times.seconds(*shape) for shape in unseen]
+    assert min(estimates) >= 0
+    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(estimates))

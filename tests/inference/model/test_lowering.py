@@ -1,0 +1,225 @@
+"""Every kind of bucket lowers to the allowed operations, compiles with XLA, and computes there
+what it computes eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
+
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs
+from tests.support.buckets import CASES, Case, write
+from tests.support.lowering import (
+    STABLEHLO,
+    NotLowerable,
+    Proof,
+    compile_program,
+    export,
+    lower,
+    prove,
+    prove_copying,
+)
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
+
+
+# --- every bucket
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_bucket_compiles_and_equals_eager_over_two_calls(case: Case) -> None:
+    graph, proof = case.graph(), prove(case.graph(), case.bucket)
+    check_report(case, graph, proof)
+    for call in (0, 1):
+        if isinstance(graph, StatefulGraph):
+            run_stateful(case, graph, proof, call)
+        else:
+            run_verify(case, graph, proof, call)
+
+
+def check_report(case: Case, graph: VerifyGraph | StatefulGraph, proof: Proof) -> None:
+    """One top-k where it is sampled, no other sort; caches aliased to the last byte where the
+    graph holds them.
+    """
+    operations, caches = proof.report.operations, (graph.keys, graph.values)
+    assert operations.keys() <= STABLEHLO
+    assert operations.get("top_k", 0) == operations.get("reduce_window", 0) == int(case.sampled)
+    assert (
+        operations.get("scatter", 0)
+        == proof.report.aliased_outputs
+        == proof.report.text.count("tf.aliasing_output")
+        == 2 * case.stateful
+    )
+    assert proof.report.aliased_bytes == case.stateful * sum(cache.nbytes for cache in caches)
+
+
+def run_stateful(case: Case, graph: StatefulGraph, proof: Proof, call: int) -> None:
+    inputs = case.inputs(call)
+    with torch.no_grad():
+        expected = graph(**inputs)
+    check_chosen(case, proof(inputs)[0], expected)
+    assert_close(case, proof.state["keys"], graph.keys)
+    assert_close(case, proof.state["values"], graph.values)
+
+
+def run_verify(case: Case, graph: VerifyGraph, proof: Proof, call: int) -> None:
+    inputs = case.inputs(call)
+    with torch.no_grad():
+        chosen, keys, values = graph(**inputs)
+    found = proof(inputs)
+    check_chosen(case, found[0], chosen)
+    assert_close(case, found[1], keys)
+    assert_close(case, found[2], values)
+    caches = {"keys": graph.keys, "values": graph.values}
+    write(caches, inputs, keys, values)
+    proof.hold(caches)
+
+
+def check_chosen(case: Case, found: Tensor, expected: Tensor) -> None:
+    """In float32 every choice; in bfloat16 logits are rounded differently, and one choice may
+    fall to a neighbour.
+    """
+    assert found.dtype == expected.dtype == torch.int32
+    assert (found != expected).sum() <= int(case.dtype == torch.bfloat16)
+
+
+def assert_close(case: Case, found: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[case.dtype]
+    torch.testing.assert_close(found, expected.to(found.dtype), atol=tolerance, rtol=tolerance)
+
+
+# --- copying rows
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_copying_a_row_compiles_and_moves_every_bit_of_both_caches(dtype: torch.dtype) -> None:
+    graph = Case(stateful=True, sampled=False, nodes=2, rows=3, dtype=dtype).graph()
+    assert isinstance(graph, StatefulGraph)
+    before = {name: getattr(graph, name).float() for name in ("keys", "values")}
+    proof = prove_copying(graph)
+    proof({"rows": torch.tensor([0, 0, 2], dtype=torch.int32)})
+    for name, cache in before.items():
+        assert proof.state[name].equal(cache[:, [0, 0, 2]])
+    assert proof.report.operations["gather"] == proof.report.aliased_outputs == 2
+    assert proof.report.aliased_bytes == graph.keys.nbytes + graph.values.nbytes
+
+
+# --- state and masks
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stateful", "changed"), [(False, []), (True, ["keys", "values"])], ids=["verify", "stateful"]
+)
+def test_a_graph_changes_its_caches_or_nothing(stateful: bool, changed: list[str]) -> None:
+    case = Case(stateful=stateful, sampled=False, nodes=2)
+    signature = export(case.graph(), example_inputs(case.bucket)).graph_signature
+    assert sorted(signature.buffers_to_mutate.values()) == changed
+
+
+def test_rows_that_are_the_identity_are_not_gathered_by() -> None:
+    """On Neuron every row takes part in every call; elsewhere a call names its rows."""
+    for stateful in (True, False):
+        case = Case(stateful=stateful, sampled=True, nodes=2, rows=2)
+        nodes = export(case.graph(), example_inputs(case.bucket)).graph.nodes
+        used = next(bool(node.users) for node in nodes if node.name == "rows")
+        gathers = sum(node.target == torch.ops.aten.index_select.default for node in nodes)
+        assert (used, gathers) == ((False, 0) if stateful else (True, 2))
+
+
+def test_a_call_of_fewer_rows_than_the_cache_has_is_no_stateful_graph() -> None:
+    graph = Case(stateful=True, sampled=False, nodes=2, rows=2).graph()
+    with pytest.raises(AssertionError, match=r"1 rows.*2"):
+        graph(**example_inputs(Case(stateful=True, sampled=False, nodes=2).bucket))
+
+
+def test_state_that_strict_export_drops_is_missed() -> None:
+    case = Case(stateful=True, sampled=False, nodes=2)
+    with torch.no_grad():
+        program = torch.export.export(
+            case.graph(), (), example_inputs(case.bucket), strict=True
+        ).run_decompositions()
+    with pytest.raises(NotLowerable, match=r"buffers \[\]"):
+        lower(program, ("keys", "values"))
+
+
+def test_state_that_nobody_asked_for_is_refused() -> None:
+    case = Case(stateful=True, sampled=False, nodes=2)
+    with pytest.raises(NotLowerable, match=r"must change \[\]"):
+        lower(export(case.graph(), example_inputs(case.bucket)), ())
+
+
+def test_masks_are_inputs_whose_values_the_text_does_not_hold() -> None:
+    case = Case(stateful=True, sampled=False, nodes=8, rows=2)
+    idle, busy = example_inputs(case.bucket), case.inputs(0)
+    proofs = [
+        compile_program(export(case.graph(), inputs), inputs, ("keys", "values"))
+        for inputs in (idle, busy)
+    ]
+    assert proofs[0].report.text == proofs[1].report.text
+    other = busy | {"context_mask": 1 - busy["context_mask"]}
+    proofs[0](busy), proofs[1](other)
+    assert (
+        proofs[0].state["keys"].equal(proofs[1].state["keys"])
+    )  # of the one layer, which the mask does not reach
+    assert not proofs[0](busy)[0].equal(proofs[1](other)[0])
+
+
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
+
+
+class Wrong(nn.Module):
+    """A graph of one function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "selection by a mask": (lambda x: x[x > 0], "aten.(index|nonzero).* is not in the table"),
+    "nonzero": (lambda x: x.nonzero().to(torch.int32), "nonzero"),
+    "item": (lambda x: x * x.sum().item(), "not in the table|torch.export refuses"),
+    "a slice that depends on data": (lambda x: x[: int(x.sum().item())], "torch.export refuses"),
+    "a branch that depends on data": (
+        lambda x: x + 1 if x.sum() > 3 else x,
+        "torch.export refuses",
+    ),
+    "sort": (lambda x: x.sort().values, "aten.sort.default is not in the table"),
+    "random numbers": (lambda x: torch.rand_like(x), "rand.* is not in the table"),
+    "a shift by a number": (
+        lambda x: x.to(torch.int32) >> 3,
+        "__rshift__.Scalar is not in the table",
+    ),
+    "64-bit integers": (lambda x: torch.arange(4) + x.to(torch.int64), r"makes torch.int64"),
+    "an argmax left in 64 bits": (lambda x: x.argmax(-1), r"aten.argmax.default makes torch.int64"),
+    "double precision": (lambda x: x.double(), "makes torch.float64"),
+    "an infinity": (lambda x: torch.where(x > 0, x, -torch.inf), "accelerators fail on infinities"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_graph_is_refused_that_has(name: str) -> None:
+    function, message = REFUSED[name]
+    with pytest.raises(NotLowerable, match=message):
+        lower(export(Wrong(function), {"x": torch.arange(4.0)}), ())
+
+
+def test_a_dynamic_dimension_is_refused() -> None:
+    sizes = {"x": {0: torch.export.Dim("size", min=2, max=9)}}
+    program = torch.export.export(
+        Wrong(lambda x: x + 1.0), (torch.arange(4.0),), dynamic_shapes=sizes, strict=False
+    ).run_decompositions()
+    with pytest.raises(NotLowerable, match="dynamic shape"):
+        lower(program, ())

@@ -1,0 +1,278 @@
+"""The acceptance model: it learns what is so, says how sure it is, and can be kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike, NDArray
+
+from inference.errors import InvalidRequest
+from inference.json_file import Json
+from inference.planner.acceptance import (
+    RANKS,
+    SHIPPED,
+    AcceptanceModel,
+    FloatArray,
+    features,
+    read_acceptance,
+    write_acceptance,
+)
+
+Scores = NDArray[np.float32]
+
+
+@pytest.fixture
+def model() -> AcceptanceModel:
+    return read_acceptance()
+
+
+def edges(
+    model: AcceptanceModel, scores: Scores, depths: ArrayLike, greedy: bool
+) -> FloatArray:  # [m, k], [m] -> [m, k]
+    return model.edges_of(features(scores, depths, greedy), scores, greedy)
+
+
+def observe(
+    model: AcceptanceModel, scores: Scores, depth: int, greedy: bool, taken: int | None
+) -> None:
+    """Tell the model of one verdict. taken: rank of the target's token, if it is one of [k]."""
+    model.observe_path(features(scores[None], [depth], greedy), greedy, [taken])
+
+
+def made_of(record: dict[str, Any]) -> AcceptanceModel:
+    return AcceptanceModel.read(Json(record, "this record", InvalidRequest))
+
+
+def draw(generator: np.random.Generator, rows: int, k: int, greedy: bool) -> Scores:  # [rows, k]
+    """The k best scores of 40 tokens in flat and in peaked rows: log-probabilities, with Gumbel
+    noise unless greedy.
+    """
+    logits = generator.normal(size=(rows, 40)) * generator.uniform(0.5, 4, size=(rows, 1))
+    scores = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    if not greedy:
+        scores += generator.gumbel(size=scores.shape)
+    return np.asarray(-np.sort(-scores, axis=1)[:, :k], dtype=np.float32)
+
+
+def follow(
+    model: AcceptanceModel,
+    generator: np.random.Generator,
+    rows: int,
+    law: Callable[[Scores], float],
+    greedy: bool,
+) -> float:
+    """Let the model watch a target that takes the first of 4 children with probability law(scores),
+    else none.
+
+    Returns the mean error of what it then says.
+    """
+    for scores in draw(generator, rows, 4, greedy):
+        observe(model, scores, 0, greedy, 0 if generator.random() < law(scores) else None)
+    fresh = draw(generator, 400, 4, greedy)
+    said = edges(model, fresh, np.zeros(400, dtype=int), greedy)[:, 0]
+    return float(np.abs(said - [law(scores) for scores in fresh]).mean())
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_it_learns_a_law_from_what_it_sees(model: AcceptanceModel, greedy: bool) -> None:
+    def law(scores: Scores) -> float:
+        return float(
+            1 / (1 + np.exp(2 * (scores[0] - scores[1]) - 2))
+        )  # the surer the draft is, the wronger
+
+    generator = np.random.default_rng(1)
+    assert follow(copy.deepcopy(model), generator, 0, law, greedy) > 0.3
+    assert follow(model, generator, 1000, law, greedy) < 0.15
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_it_follows_a_change(model: AcceptanceModel, greedy: bool) -> None:
+    generator = np.random.default_rng(2)
+    assert follow(model, generator, 1500, lambda scores: 0.95, greedy) < 0.05
+    assert follow(model, generator, 600, lambda scores: 0.3, greedy) < 0.1
+    assert model.mean_edges(1)[0] < 0.5
+
+
+def test_a_topic_that_is_over_is_forgotten(model: AcceptanceModel) -> None:
+    generator = np.random.default_rng(3)
+    short, long = copy.deepcopy(model), model
+    follow(short, generator, 300, lambda scores: 0.2, True)
+    follow(long, generator, 3000, lambda scores: 0.2, True)
+    after = [
+        follow(each, np.random.default_rng(4), 600, lambda scores: 0.8, True)
+        for each in (short, long)
+    ]
+    assert abs(after[0] - after[1]) < 0.05
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_every_row_is_a_chance_for_each_child_and_leaves_one_for_none(
+    model: AcceptanceModel, k: int, greedy: bool
+) -> None:
+    generator = np.random.default_rng(k)
+    for scale in (1e-3, 1.0, 1e3):
+        scores = -np.sort(-generator.normal(size=(16, k)) * scale, axis=1).astype(np.float32)
+        chances = edges(model, scores, generator.integers(0, 30, size=16), greedy)
+        assert chances.shape == (16, k)
+        assert np.isfinite(chances).all()
+        assert (chances >= 0).all()
+        assert (chances.sum(axis=1) < 1).all()
+
+
+def test_a_model_that_was_told_nonsense_still_gives_probabilities(model: AcceptanceModel) -> None:
+    generator = np.random.default_rng(5)
+    for step in range(3000):
+        k = int(generator.integers(1, 17))
+        scores = -np.sort(generator.exponential(30, size=k)).astype(np.float32)
+        observe(
+            model,
+            scores,
+            step % 40,
+            bool(step % 2),
+            None if step % 3 else int(generator.integers(k)),
+        )
+    for greedy in (True, False):
+        chances = edges(model, draw(generator, 16, 8, greedy), np.arange(16), greedy)
+        assert np.isfinite(chances).all()
+        assert (chances.sum(axis=1) < 1).all()
+
+
+def test_a_child_that_top_k_or_top_p_excludes_has_no_chance(model: AcceptanceModel) -> None:
+    chances = edges(
+        model, np.array([[0.5, -0.5, -1e9, -1e9]], dtype=np.float32), [0], greedy=False
+    )[0]
+    assert (chances[:2] > 0).all()
+    assert (chances[2:] == 0).all()
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_the_further_a_child_is_ahead_the_likelier_it_is(
+    model: AcceptanceModel, greedy: bool
+) -> None:
+    shares = np.array(
+        [[share, (1 - share) / 2, (1 - share) / 4] for share in (0.4, 0.6, 0.8, 0.95, 0.99)]
+    )
+    chances = edges(model, np.log(shares).astype(np.float32), np.zeros(5, dtype=int), greedy)
+    assert (np.diff(chances[:, 0]) > 0).all()
+    assert (np.diff(chances[:, 1]) < 0).all()
+    assert (chances[:, 0] > chances[:, 1]).all()
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_how_many_children_are_asked_for_hardly_changes_what_is_said_of_the_first(
+    model: AcceptanceModel, greedy: bool
+) -> None:
+    scores = draw(np.random.default_rng(6), 200, 16, greedy)
+    four, sixteen = (
+        edges(model, scores[:, :k], np.zeros(200, dtype=int), greedy)[:, 0] for k in (4, 16)
+    )
+    assert np.abs(four - sixteen).mean() < 0.06
+
+
+def test_average_rates_are_those_of_what_was_seen(model: AcceptanceModel) -> None:
+    scores = draw(np.random.default_rng(7), 1, 3, True)[0]
+    for _ in range(200):
+        for taken in (0, 0, 0, 1, None):
+            observe(model, scores, 0, True, taken)
+    np.testing.assert_allclose(model.mean_edges(3), [0.6, 0.2, 0.0], atol=0.03)
+
+
+def test_average_rates_do_not_count_ranks_that_were_not_asked_for(model: AcceptanceModel) -> None:
+    scores = draw(np.random.default_rng(8), 1, 2, True)[0]
+    for step in range(
+        1000
+        # the target takes the first child, or the second, equally often; half of the time only the
+        # first is named
+    ):
+        taken = step % 2
+        named = 1 + step // 2 % 2
+        observe(model, scores[:named], 0, True, taken if taken < named else None)
+    np.testing.assert_allclose(model.mean_edges(2), [0.5, 0.5], atol=0.05)
+
+
+def test_average_rates_never_increase_and_leave_a_chance_for_none(model: AcceptanceModel) -> None:
+    generator = np.random.default_rng(9)
+    for scores in draw(generator, 400, 16, False):
+        observe(model, scores, 0, False, int(generator.choice([3, 7, 15])))
+    for k in range(1, RANKS + 1):
+        rates = model.mean_edges(k)
+        assert rates.shape == (k,)
+        assert (rates > 0).all()
+        assert (np.diff(rates) <= 0).all()
+        assert rates.sum() < 1
+
+
+@pytest.mark.parametrize("k", [0, RANKS + 1])
+def test_average_rates_of_other_widths_are_refused(model: AcceptanceModel, k: int) -> None:
+    with pytest.raises(ValueError, match=f"k = {k}"):
+        model.mean_edges(k)
+
+
+def test_a_record_makes_the_same_model_again(model: AcceptanceModel, tmp_path: Path) -> None:
+    generator = np.random.default_rng(10)
+    for scores in draw(generator, 200, 5, True):
+        observe(model, scores, 1, bool(generator.integers(2)), int(generator.integers(5)))
+    file = tmp_path / "made" / "acceptance.json"
+    write_acceptance(model, file)
+    again, scores = read_acceptance(file), draw(generator, 16, 8, True)
+    for greedy in (True, False):
+        np.testing.assert_allclose(
+            edges(again, scores, np.arange(16), greedy), edges(model, scores, np.arange(16), greedy)
+        )
+    np.testing.assert_allclose(again.mean_edges(8), model.mean_edges(8))
+    assert [path.name for path in file.parent.iterdir()] == ["acceptance.json"]
+
+
+def test_what_one_session_learnt_can_be_unlearnt_in_the_next(model: AcceptanceModel) -> None:
+    for session in range(4):
+        follow(model, np.random.default_rng(session), 1000, lambda scores: 0.95, True)
+        model = made_of(model.to_record())
+    assert follow(model, np.random.default_rng(11), 600, lambda scores: 0.3, True) < 0.15
+
+
+def test_the_shipped_record_says_where_it_is_from() -> None:
+    origin = json.loads(SHIPPED.read_text(encoding="utf-8"))["origin"]
+    assert len(origin["pairs"]) == 2
+    assert all(pair["positions"] > 1000 for pair in origin["pairs"].values())
+
+
+def changed(*path: str, to: Any) -> dict[str, Any]:
+    """The shipped record with one entry replaced."""
+    record = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    place = record
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = to
+    return dict(record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        changed("version", to=1),
+        changed("features", to=["one"]),
+        changed("laws", to=None),
+        changed("laws", "greedy", to={"weights": [1.0]}),
+        changed("laws", "greedy", "weights", to=[1.0, 2.0]),
+        changed("laws", "sampled", "weights", to=["a"] * 7),
+        changed("laws", "greedy", "weights", to=[float("nan")] * 7),
+        changed("laws", "greedy", "precision", to=(-np.eye(7)).tolist()),
+        changed("laws", "greedy", "precision", to=np.triu(np.ones((7, 7))).tolist()),
+        changed("laws", "greedy", "worth", to=0),
+        changed("rates", "tries", to=[1.0] * 3),
+        changed("rates", "hits", to=[1e9] * RANKS),
+        changed("rates", "hits", to=[0.0] * RANKS),
+    ],
+    ids=range(14),
+)
+def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        made_of(record)

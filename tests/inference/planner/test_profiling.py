@@ -1,0 +1,281 @@
+"""A model is measured in bounded time, into a table of what its calls take, which is kept and,
+when it is damaged, made again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from inference.backends import Ranked, Segment
+from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.backends.timed import find_profile
+from inference.model.checkpoint import random_decoder
+from inference.model.config import parse_config
+from inference.planner.profiling import (
+    CONTEXT,
+    MOST_SECONDS,
+    Subject,
+    ascending,
+    emulated_target,
+    keep_profile,
+    load_profile,
+    profile_draft,
+    profile_target,
+)
+from inference.sampling import SamplingParams
+from inference.times import TargetTimes
+from inference.tree import IntArray, TokenTree
+from tests.support.models import TINY, tiny_model
+
+LENGTH = 500
+SUBJECT = Subject(
+    "target", "cpu", "f0", "float32", threads=1, context=256, rows=4, nodes=64, version="1"
+)
+TIMES = {(1, 1): 0.011, (1, 64): 0.02, (4, 64): 0.1 + 0.2}
+
+
+class Clocked:
+    """A Model whose calls take what `seconds` says of rows and nodes, on a clock of its own; sizes
+    are padded up to `sizes`.
+
+    The first call of a shape takes `first` times as long.
+    """
+
+    rows, capacity, max_nodes, copies_rows = 4, 1_000, 256, False
+
+    def __init__(
+        self, seconds: Callable[[int, int], float], sizes: Sequence[int] = (), first: float = 3.0
+    ) -> None:
+        self.now, self.calls = 0.0, list[tuple[int, int]]()
+        self.seconds, self.sizes, self.first = seconds, sizes, first
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        self._pass(segments)
+        return [segment.tokens for segment in segments]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self._pass(segments)
+        shapes = [(len(segment.tokens), k) for segment in segments]
+        return [
+            Ranked(np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.float32))
+            for shape in shapes
+        ]
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, next((size for size in self.sizes if size >= nodes), nodes)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        raise NotImplementedError
+
+    def _pass(self, segments: Sequence[Segment]) -> None:
+        shape = self.padded(len(segments), max(len(segment.tokens) for segment in segments))
+        assert all(
+            segment.context.shape[1] == CONTEXT and segment.context.all() for segment in segments
+        )
+        self.now += self.seconds(*shape) * (1.0 if shape in self.calls else self.first)
+        self.calls.append(shape)
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clocked]:
+    def make(
+        seconds: Callable[[int, int], float], sizes: Sequence[int] = (), first: float = 3.0
+    ) -> Clocked:
+        model = Clocked(seconds, sizes, first)
+        monkeypatch.setattr(
+            "inference.planner.profiling.time", SimpleNamespace(perf_counter=lambda: model.now)
+        )
+        return model
+
+    return make
+
+
+def ignored(line: str) -> None:
+    """Progress."""
+
+
+def test_a_draft_is_measured_by_width_and_slow_first_calls_do_not_count(
+    clocked: Callable[..., Clocked],
+) -> None:
+    times = profile_draft(clocked(lambda rows, nodes: 0.010 + 0.001 * nodes), LENGTH, 20, ignored)
+    assert times == pytest.approx({1: 0.011, 2: 0.012, 4: 0.014, 8: 0.018, 16: 0.026, 20: 0.030})
+
+
+def test_a_target_is_measured_by_rows_and_nodes_with_the_sizes_between(
+    clocked: Callable[..., Clocked],
+) -> None:
+    model = clocked(lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
+    times = profile_target(model, LENGTH, 4, 16, ignored)
+    assert sorted({nodes for _, nodes in times}) == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert times == pytest.approx(
+        {
+            (rows, nodes): 0.010 + 0.001 * rows * nodes
+            for rows in (1, 2, 4)
+            for nodes in (1, 2, 3, 4, 6, 8, 12, 16)
+        }
+    )
+    assert not any(nodes in (3, 6, 12) for _, nodes in model.calls)
+
+
+def test_a_target_that_pads_is_described_by_the_shapes_it_computes(
+    clocked: Callable[..., Clocked],
+) -> None:
+    times = profile_target(
+        clocked(lambda rows, nodes: 0.001 * nodes, sizes=(8, 32)), LENGTH, 1, 32, ignored
+    )
+    assert times == pytest.approx({(1, 8): 0.008, (1, 32): 0.032})
+    assert TargetTimes(times).seconds(1, 9) == pytest.approx(0.032)
+
+
+def test_a_disturbance_while_few_nodes_were_measured_does_not_make_them_dearer_than_many(
+    clocked: Callable[..., Clocked],
+) -> None:
+    model = clocked(
+        lambda rows, nodes: 0.0207 if (rows, nodes) == (1, 2) else 0.010 * rows + 0.0003 * nodes
+    )
+    times = profile_target(model, LENGTH, 2, 16, ignored)
+    assert [times[1, nodes] for nodes in (1, 2, 4, 8, 16)] == pytest.approx(
+        [0.0103, 0.0112, 0.0112, 0.0124, 0.0148]
+    )
+    assert [times[2, nodes] for nodes in (1, 2, 4, 8, 16)] == pytest.approx(
+        [0.0203, 0.0206, 0.0212, 0.0224, 0.0248]
+    )
+    assert list(profile_draft(model, LENGTH, 16, ignored).values()) == pytest.approx(
+        [0.0103, 0.0112, 0.0112, 0.0124, 0.0148]
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_all_sequences_that_never_fall_none_is_nearer(seed: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 9, size=5).tolist()
+    found = ascending(values)
+    assert found == sorted(found)
+    distances = [
+        np.abs(np.subtract(other, values)).sum()
+        for other in combinations_with_replacement(sorted(values), len(values))
+    ]
+    assert np.abs(np.subtract(found, values)).sum() == min(distances)
+
+
+def test_a_slow_model_is_measured_as_far_as_there_is_time_and_the_rest_is_estimated(
+    clocked: Callable[..., Clocked],
+) -> None:
+    told: list[str] = []
+    model = clocked(lambda rows, nodes: 0.3 + 0.05 * rows * nodes, first=1.0)
+    times = profile_target(model, LENGTH, 4, 64, told.append)
+    assert model.now < MOST_SECONDS + 2
+    assert (4, 64) not in model.calls
+    assert times[4, 64] == pytest.approx(13.1)
+    assert told[0].startswith("measured ")
+
+
+def test_a_model_of_which_one_call_exhausts_the_time_is_called_twice(
+    clocked: Callable[..., Clocked],
+) -> None:
+    model = clocked(lambda rows, nodes: 60.0)
+    assert set(profile_draft(model, LENGTH, 4, ignored).values()) == {60.0}
+    assert model.calls == [(1, 1), (1, 1)]
+
+
+def test_measuring_leaves_nothing_behind_that_a_sequence_would_read() -> None:
+    measured, fresh = tiny_model(rows=2), tiny_model(rows=2)
+    assert set(profile_target(measured, 256, 2, 16, ignored)) > {(1, 2), (2, 16)}
+    assert set(profile_draft(measured, 256, 16, ignored)) == {1, 2, 4, 8, 16}
+    tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
+    chosen = []
+    for model in (measured, fresh):
+        sequence = ModelSequence(model, 0, SamplingParams())
+        sequence.extend(list(range(40)))
+        chosen.append(sequence.choose(tree).tolist())
+    assert chosen[0] == chosen[1]
+
+
+@pytest.mark.parametrize(("capacity", "length"), [(20, 256), (200, 20), (10, 10)])
+def test_a_model_with_few_slots_or_positions_is_measured_with_the_context_it_has(
+    capacity: int, length: int
+) -> None:
+    least = min(capacity, length, 16)
+    model = EagerModel(
+        random_decoder(parse_config(TINY), positions=length, vocabulary=61, seed=1),
+        rows=2,
+        capacity=capacity,
+        max_nodes=16,
+    )
+    assert max(profile_draft(model, length, 64, ignored)) == min(capacity, 16)
+    assert max(profile_target(model, length, 2, 64, ignored)) == (2, least)
+
+
+def test_an_emulated_target_is_described_by_its_profile() -> None:
+    profile = find_profile("llama-3.1-8b-trn1.2xlarge-measured")
+    times = TargetTimes(emulated_target(profile, rows=4, nodes=64))
+    for rows, nodes in ((1, 1), (1, 9), (3, 20), (4, 64)):
+        assert times.seconds(rows, nodes) == profile.seconds(rows, nodes, CONTEXT)
+
+
+def test_a_kept_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
+    told: list[str] = []
+    directory = tmp_path / "profiles"
+    assert load_profile(directory, SUBJECT, told.append) is None
+    path = keep_profile(directory, SUBJECT, TIMES)
+    assert load_profile(directory, SUBJECT, told.append) == TIMES
+    assert list(directory.iterdir()) == [path]
+    assert not told
+
+
+OTHERS = [
+    replace(SUBJECT, part="draft"),
+    replace(SUBJECT, device="cuda"),
+    replace(SUBJECT, model="f1"),
+    replace(SUBJECT, dtype="bfloat16"),
+    replace(SUBJECT, threads=2),
+    replace(SUBJECT, context=100),
+    replace(SUBJECT, rows=8),
+    replace(SUBJECT, nodes=32),
+    replace(SUBJECT, version="2"),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_a_profile_serves_nothing_but_its_subject(tmp_path: Path, other: Subject) -> None:
+    keep_profile(tmp_path, SUBJECT, TIMES)
+    assert load_profile(tmp_path, other, ignored) is None
+
+
+GOOD = {"schema": 1, "subject": SUBJECT.__dict__, "seconds": [[1, 1, 0.5]]}
+DAMAGED: dict[str, str] = {
+    "half a file": json.dumps(GOOD)[:40],
+    "no JSON": "seconds",
+    "another schema": json.dumps(GOOD | {"schema": 2}),
+    "another subject": json.dumps(GOOD | {"subject": {**SUBJECT.__dict__, "model": "f1"}}),
+    "no times": json.dumps(GOOD | {"seconds": []}),
+    "a time of 0": json.dumps(GOOD | {"seconds": [[1, 1, 0.0]]}),
+    "no time": json.dumps(GOOD | {"seconds": [[1, 1, float("nan")]]}),
+    "no size": json.dumps(GOOD | {"seconds": [[0, 1, 0.5]]}),
+    "a list": "[1]",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_or_foreign_file_is_told_of_ignored_and_replaced(
+    tmp_path: Path, content: str
+) -> None:
+    told: list[str] = []
+    SUBJECT.path(tmp_path).write_text(content, encoding="utf-8")
+    assert load_profile(tmp_path, SUBJECT, told.append) is None
+    assert [line.rpartition(": ")[2] for line in told] == ["it is measured again"]
+    keep_profile(tmp_path, SUBJECT, TIMES)
+    assert load_profile(tmp_path, SUBJECT, told.append) == TIMES
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("a file where the directory would be", encoding="utf-8")
+    assert keep_profile(tmp_path / "profiles", SUBJECT, TIMES) is None

@@ -1,0 +1,211 @@
+"""The loop between a session and its proposers: who is told what, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from inference.candidates import BASE, Nodes, Proposal
+from inference.decode import NOTHING, Loop, Step, decode
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.order import Decode, End, Pace
+from inference.proposer import COPY, NOBODY, Notice
+from inference.sampling import SamplingParams
+from tests.support.exact import exact_engine, free, own_text
+
+PROMPT = [1, 2, 3]
+TEXT = own_text(PROMPT, 60)
+
+
+class Foreteller:
+    """A Proposer that knows the text: each call names the next few tokens, at most `ahead` beyond
+    the committed ones.
+    """
+
+    kind, calls, drafting = COPY, 0, 0.0
+
+    def __init__(self, text: Sequence[int], ahead: int = 6, step: int = 3) -> None:
+        self.text, self.ahead, self.step = text, ahead, step
+        self.heard: list[tuple[int, tuple[int, ...]]] = []
+        self.resent = 0
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        self.base, self.start = len(prompt) - 1, len(prompt)
+        self.named = self.sent = len(prompt)  # positions before which all is named, and sent
+        self.numbers: dict[int, int] = {}
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+        assert position == self.base + 1
+        self.heard.append((position, tuple(tokens)))
+        self.base += len(tokens)
+        self.named, self.sent = max(self.named, self.base + 1), max(self.sent, self.base + 1)
+
+    def work(self, now: float) -> bool:
+        most = min(self.base + 1 + self.ahead, self.start + len(self.text))
+        before, self.named = self.named, min(self.named + self.step, most)
+        return self.named > before
+
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        proposals = list[Proposal]()
+        for position in range(self.sent, self.named):
+            parent = BASE if position == self.base + 1 else self.numbers[position - 1]
+            self.numbers[position] = next_number()
+            token = self.text[position - self.start]
+            proposals.append(Proposal(self.numbers[position], parent, token, 0.9))
+        self.sent = self.named
+        return Nodes(self.base, proposals, self.kind) if proposals else None
+
+    def resend(self) -> None:
+        self.resent += 1
+        self.sent = self.base + 1
+
+    def path(self, most: int) -> list[int]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class Told(LocalSession):
+    """What a loop tells its session. It loses its stream after so many messages."""
+
+    def __init__(self, engine: Engine, loses_after: int = 10**9) -> None:
+        super().__init__(engine)
+        self.gone: list[int] = []
+        self.proposed: list[Nodes] = []
+        self._loses_after = loses_after
+
+    def propose(self, nodes: Nodes) -> None:
+        self.proposed.append(nodes)
+        super().propose(nodes)
+        if len(self.proposed) == self._loses_after:
+            self._engine.leave(self._live, self._own)
+            self._own = self._engine.join(self._live)
+            self.stream, self._numbers = self.stream + 1, 0
+
+    def go(self, base: int) -> None:
+        self.gone.append(base)
+        super().go(base)
+
+
+def made(
+    session: LocalSession, *proposers: Foreteller, tokens: int = 40, pace: Pace = Pace.GO_ON
+) -> list[Step]:
+    order = Decode(len(PROMPT) + tokens, pace=pace)
+    steps = list(decode(PROMPT, SamplingParams(), session, order, proposers))
+    session.close()
+    return [step for step in steps if step.tokens]
+
+
+def tokens_of(steps: Sequence[Step]) -> list[int]:
+    return [token for step in steps for token in step.tokens]
+
+
+def test_without_proposers_it_is_plain_decoding() -> None:
+    engine, _, _ = exact_engine()
+    steps = made(LocalSession(engine))
+    assert tokens_of(steps) == TEXT[:40]
+    assert [step.proposers for step in steps] == [(NOBODY,)] * 40
+    assert [step.end for step in steps] == [End.NOT] * 39 + [End.MAX_TOKENS]
+
+
+@pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
+def test_a_proposer_hears_all_tokens_in_order_and_its_own_are_named(pace: Pace) -> None:
+    engine, _, _ = exact_engine(times=free)
+    session, proposer = Told(engine), Foreteller(TEXT[:40])
+    steps = made(session, proposer, pace=pace)
+    assert tokens_of(steps) == TEXT[:40]
+    heard = [token for _, tokens in proposer.heard for token in tokens]
+    assert heard == tokens_of(steps[:-1])  # nothing follows the last
+    assert len(steps) < 10
+    assert {kind for step in steps for kind in step.proposers[:-1]} == {COPY}
+
+
+def test_a_target_that_waits_is_told_to_go_once_for_each_root_when_nothing_more_is_named() -> None:
+    engine, model, _ = exact_engine()
+    session = Told(engine)
+    steps = made(session, Foreteller(TEXT[:40]), pace=Pace.WAIT)
+    roots = [len(PROMPT) - 1]
+    for step in steps[:-1]:
+        roots.append(roots[-1] + len(step.tokens))
+    assert session.gone == roots
+    assert [nodes for _, nodes in model.calls[1:-1]] == [7] * (len(steps) - 1)
+
+
+def test_a_lost_stream_is_told_everything_again() -> None:
+    engine, _, _ = exact_engine(times=free)
+    session, proposer = Told(engine, loses_after=3), Foreteller(TEXT[:40])
+    assert tokens_of(made(session, proposer)) == TEXT[:40]
+    assert proposer.resent == 1
+    again = session.proposed[3].proposals[0]
+    assert (again.number, again.parent) == (0, BASE)
+
+
+def test_several_proposers_go_on_beside_each_other() -> None:
+    engine, _, _ = exact_engine(times=free)
+    wrong = Foreteller(own_text([9, 9], 60), step=1)
+    steps = made(LocalSession(engine), wrong, Foreteller(TEXT[:40]))
+    assert tokens_of(steps) == TEXT[:40]
+    assert len(steps) < 12
+    assert wrong.heard
+
+
+def test_a_text_that_is_long_enough_already_is_not_begun() -> None:
+    engine, model, _ = exact_engine()
+    assert made(LocalSession(engine), tokens=0) == []
+    assert [nodes for _, nodes in model.calls] in ([], [2])
+
+
+def test_traffic_adds_up_what_the_session_cost() -> None:
+    engine, _, _ = exact_engine(times=free)
+    session = LocalSession(engine)
+    steps = made(session, Foreteller(TEXT[:40]))
+    assert session.traffic.forwards == len(steps)
+    assert session.traffic.model_seconds == pytest.approx(0.010 * len(steps))
+    assert session.traffic.nodes >= 40
+    assert session.traffic.prefill_seconds == pytest.approx(0.010)
+
+
+def test_what_was_found_is_sent_after_what_came_meanwhile_was_heard() -> None:
+    engine, _, _ = exact_engine()
+    session, proposer = Told(engine), Foreteller(TEXT[:40])
+    loop = Loop(PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), [proposer], lambda: 0)
+    while not proposer.heard:
+        loop.step(1.0)
+    assert loop.step(0.0) == NOTHING  # a call is made
+    found, sent = proposer.named, proposer.sent
+    assert found > sent
+    engine.step()
+    assert loop.step(0.0).tokens
+    assert proposer.sent == max(sent, proposer.base + 1)
+    loop.step(0.0)
+    assert proposer.sent == found
+    assert session.proposed[-1].base == proposer.base
+    session.close()
+
+
+def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
+    engine, _, _ = exact_engine()
+    session, both = Told(engine), [Foreteller(TEXT[:40], step=1) for _ in range(2)]
+    loop = Loop(PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), both, lambda: 0)
+    for _ in range(4):
+        loop.step(0.0)
+    assert [one.named - len(PROMPT) for one in both] == [2, 2]
+    assert len(session.proposed) == 3
+    session.close()
+
+
+class Silent(Foreteller):
+    """It finds what it finds without a call."""
+
+    def work(self, now: float) -> bool:
+        super().work(now)
+        return False
+
+
+def test_a_target_that_waits_goes_on_with_what_was_found_without_a_call() -> None:
+    engine, model, _ = exact_engine()
+    steps = made(Told(engine), Silent(TEXT[:40], step=6), pace=Pace.WAIT)
+    assert tokens_of(steps) == TEXT[:40]
+    assert [nodes for _, nodes in model.calls[1:-1]] == [7] * (len(steps) - 1)

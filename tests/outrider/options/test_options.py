@@ -1,0 +1,268 @@
+"""Flags, environment and files become the options of a role, or a line that says what is wrong."""
+
+from __future__ import annotations
+
+from inspect import get_annotations
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from inference.cost.accounting import OBJECTIVES
+from inference.errors import InvalidRequest
+from outrider.options import ROLES, parse
+from outrider.options.group import Flag, flags_of
+from outrider.options.parsing import TITLES, all_flags, roles_of
+from outrider.options.reference import reference
+from outrider.options.roles import DraftRole, TargetRole
+from outrider.options.values import Objective
+from tests.support.repository import ROOT
+
+FLAGS = [flag for name, flag in all_flags().items() if name != "role"]
+START = {"config", "print_config", "role"}
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["main.py"])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that the command line gets."""
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert ended.value.code == 2
+    assert said.out == ""
+    return line
+
+
+def a_value(flag: Flag) -> list[str]:
+    if flag.kind is bool:
+        return [f"--{flag.name}"]
+    if flag.choices:
+        return [f"--{flag.name}", flag.choices[0]]
+    known = {"device": "cpu", "cs": "50", "tree_rates": "0.5,0.2"}
+    return [f"--{flag.name}", known.get(flag.name, "1")]
+
+
+# --- sources
+
+
+def test_the_command_line_comes_before_the_environment_that_before_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "draft.yaml"
+    file.write_text("role: draft\nprompt: x\nbatch: 2\nseed: 2\ntop-k: 2\njson: true\n")
+    monkeypatch.setenv("OUTRIDER_BATCH", "3")
+    monkeypatch.setenv("OUTRIDER_SEED", "3")
+    options = parse(["--config", str(file), "--batch", "4"])
+    assert isinstance(options, DraftRole)
+    assert (options.batch, options.seed, options.top_k) == (4, 3, 2)
+    assert (options.prompt, options.as_json, options.max_new_tokens) == ("x", True, 128)
+
+
+def test_a_switch_that_a_file_turns_on_is_turned_off_by_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("chat: true\n")
+    words = ["--role", "draft", "--config", str(tmp_path / "run.yaml")]
+    assert parse(words).chat  # type: ignore[attr-defined]
+    assert not parse([*words, "--no-chat"]).chat  # type: ignore[attr-defined]
+
+
+def test_the_environment_is_of_all_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_TARGET_HOST", "there:1")
+    assert parse(["--role", "draft"]).target_host == "there:1"  # type: ignore[attr-defined]
+    assert parse(["--role", "target"]) == TargetRole()
+
+
+def test_options_that_are_made_in_code_read_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_BATCH", "3")
+    assert TargetRole().batch == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("batsh: 3", ["batsh", "did you mean batch?"]),
+        ("tree_nodes: 3", ["tree_nodes", "--role draft", "target"]),
+        ("no_bets: true", ["no_bets is gone"]),
+        ("batch: 0", ["batch 0", "1 or more"]),
+        ("batch: [1]", ["batch", "a whole number"]),
+        ("device: cud", ["device cud", "cuda:N"]),
+        ("- batch", ["run.yaml"]),
+        ("{", ["run.yaml", "cannot be read"]),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: list[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    line = refused(capsys, "--role", "target", "--config", str(tmp_path / "run.yaml"))
+    assert all(word in line for word in ["run.yaml", *words])
+
+
+def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "/nowhere.yaml" in refused(capsys, "--role", "target", "--config", "/nowhere.yaml")
+
+
+def test_what_is_wrong_in_the_environment_is_named_by_its_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_BATCH", "none")
+    assert "OUTRIDER_BATCH none: a whole number" in refused(capsys, "--role", "target")
+
+
+def test_the_printed_configuration_says_where_values_come_from_and_can_be_read_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUTRIDER_TOP_K", "3")
+    words = ["--role", "draft", "--prompt", "a: 'b'\n", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        parse([*words, "--print-config"])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "json: true  # --json\n" in printed
+    assert "top_k: 3  # OUTRIDER_TOP_K\n" in printed
+    assert "batch: 4  # default\n" in printed
+    (tmp_path / "run.yaml").write_text(printed)
+    again = parse(["--config", str(tmp_path / "run.yaml")])
+    assert again.but(config=None) == parse(words)
+
+
+# --- the command line
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_a_flag_is_refused_in_every_role_where_it_does_nothing(
+    capsys: pytest.CaptureFixture[str], flag: Flag
+) -> None:
+    for role in set(ROLES) - set(roles_of(flag.name)):
+        line = refused(capsys, "--role", role, *a_value(flag))
+        assert f"--{flag.name} is for --role {', '.join(roles_of(flag.name))} (got " in line
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_flag_is_taken_in_every_role_that_has_it(role: str) -> None:
+    for flag in flags_of(ROLES[role]).values():
+        given = {flag.name: True if flag.kind is bool else a_value(flag)[-1]}
+        if flag.name in START | {"metrics_host", "tls_cert", "tls_key"} or role == "make-key":
+            continue
+        assert ROLES[role](**given) != ROLES[role]() or flag.field.default is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--role", "draft", "--promt", "x"], ["--promt", "did you mean --prompt?"]),
+        (["--role", "draft", "--max-new-tokns", "3"], ["did you mean --max_new_tokens?"]),
+        (["--role", "darft"], ["darft", "did you mean draft?"]),
+        (["--role", "draft", "--pace", "wiat"], ["--pace wiat", "did you mean wait?"]),
+        (["--role", "target", "--dtype", "float23"], ["did you mean float32?"]),
+        (["--role", "target", "serve"], ["serve"]),
+        (["--port", "1"], ["--role is needed", "target", "draft"]),
+        (["--role", "draft", "--batch"], ["--batch"]),
+        (["--role", "make-key"], ["--name", "--keys_file"]),
+    ],
+)
+def test_a_slip_gets_one_line_that_names_what_was_meant(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    line = refused(capsys, *arguments)
+    assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize(
+    ("bad", "flag"),
+    [({name: value}, f"--{name} {value}") for name, value in {
+        "port": 65_536, "batch": 0, "threads": 0, "sequence_length": 0, "temperature": -1.0,
+        "top_p": 1.1, "top_k": 257, "gamma": -1, "tree_nodes": 0, "patience": -1.0,
+        "target_share": 0.0, "min_tps": 0.0, "max_usd": float("nan"), "seed": 2**63,
+    }.items()],
+    ids=str,
+)  # fmt: skip
+def test_bounds_hold_also_for_options_that_are_made_in_code(bad: dict[str, Any], flag: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        DraftRole(**bad)
+    assert str(error.value).startswith(flag[:20])
+
+
+def test_a_change_is_checked_as_well() -> None:
+    options = DraftRole(gamma=3)
+    assert options.but(gamma=4).gamma == 4
+    assert options.but(gamma=None, cs="cost").cs == "cost"
+    with pytest.raises(InvalidRequest):
+        options.but(cs="cost")
+
+
+def test_other_names_and_dashes_are_the_same_flag() -> None:
+    for words in (["--speculation-length", "3"], ["--speculation_length=3"], ["--gamma", "3"]):
+        assert parse(["--role", "draft", *words]) == DraftRole(gamma=3)
+    assert parse(["--role", "target", "--tp_degree", "4"]) == TargetRole(tensor_parallel=4)
+
+
+def test_a_profile_without_a_directory_is_written_here() -> None:
+    assert parse(["--role", "draft", "--profile"]) == DraftRole(profile=".")
+
+
+# --- what is shown
+
+
+def test_no_arguments_get_a_few_lines_that_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert len(said.splitlines()) <= 9
+    assert "--role target" in said
+
+
+@pytest.mark.parametrize("called", ["outrider", "main.py"])
+def test_help_and_errors_name_the_program_as_it_was_called(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, called: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [f"/some/where/{called}"])
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert called in first
+    assert called in refused(capsys, "--role", "none")
+
+
+def test_the_help_of_a_role_has_its_flags_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--role", "draft", "--help"])
+    shown = capsys.readouterr().out.split("\nexamples:")[0]
+    assert ended.value.code == 0
+    assert all(f"--{name} " in shown or f"--{name}\n" in shown for name in flags_of(DraftRole))
+    assert "--metrics_port" not in shown
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("outrider ")
+
+
+# --- the declarations
+
+
+def test_every_flag_has_a_help_and_a_place_in_it() -> None:
+    for flag in FLAGS:
+        assert flag.help
+        assert flag.title in TITLES
+
+
+def test_no_group_declares_more_than_a_page_of_flags() -> None:
+    for model in ROLES.values():
+        for group in model.__mro__:
+            assert len(get_annotations(group)) <= 40
+
+
+def test_the_objectives_are_those_that_can_be_computed() -> None:
+    assert set(get_args(Objective)) == set(OBJECTIVES)
+
+
+def test_the_page_of_flags_is_current() -> None:
+    assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == reference()

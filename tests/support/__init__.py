@@ -1,0 +1,33 @@
+"""What several test files need, once each.
+
+Targets by hand
+    exact: on an engine, with a clock; its choice is a hash of what a node sees
+    scripted_models, stepped: a target and proposers without an engine, event by event
+    wire_fixtures: over gRPC; it counts upwards
+    observed: its padding can be computed by hand, and events are heard
+
+Tiny real models
+    models: checkpoints of each family
+    pairs, drafts: random targets, and drafts that nearly agree
+    fused_models, fused_cases, buckets: graphs, and inputs for them
+    artifacts, neuron_artifacts: built ones
+
+Oracles
+    growths: random trees under construction
+    equality: a text against the target's own decoding
+    row_independence: a node against its neighbours
+    copied_rows: a copied row against a prefilled one
+    lowering: a graph against the allowed operations
+
+Stand-ins
+    clock
+    fake_neuron, fake_nxd, fake_ranks, neuron_signatures: AWS's packages on the CPU
+    fake_tnx: transformers-neuronx
+    fake_recorder: CUDA's recordings
+    price_lists: AWS's prices
+
+Peers and files that mean no good
+    hostile, flooding: callers
+    hand_streams: a stream message by message
+    corruption: JSON files
+"""

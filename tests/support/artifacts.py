@@ -1,0 +1,98 @@
+"""Artefacts for tests: a builder that writes small files instead of compiling, and directories
+made with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compile.build.build import Source, build_artifact
+from compile.plan.buckets import Sizes, graphs_of
+from compile.plan.workload import Limits
+from compile.spec import CompileSpec
+from inference.artifact import Bucket, Manifest
+from tests.support.models import TINY
+
+LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=2, sequence_length=120, all_rows=False)
+
+
+@dataclass
+class FakeBuilder:
+    """Writes each bucket's name into its file, and remembers what it was asked for; `broken`
+    fails at that bucket.
+    """
+
+    target: str = "cpu"
+    broken: str = ""
+    version: str = "1"
+    asked: list[str] = field(default_factory=list)
+
+    def prepare(self, directory: Path) -> list[str]:
+        self.asked.append("weights")
+        return [_file(directory, "weights/all.bin", b"weights")]
+
+    def build(self, bucket: Bucket, directory: Path) -> list[str]:
+        self.asked.append(bucket.name)
+        if bucket.name == self.broken:
+            raise KeyboardInterrupt
+        return [_file(directory, f"graphs/{bucket.name}.bin", bucket.name.encode())]
+
+    def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
+        self.asked.append("joint")
+        return [_file(directory, "graphs/joint.bin", str(len(buckets)).encode())]
+
+    def versions(self) -> Mapping[str, str]:
+        return {"fake": self.version}
+
+    def host(self) -> Mapping[str, str]:
+        return {"machine": "any"}
+
+    def flags(self) -> Mapping[str, str]:
+        return {}
+
+
+def small_spec(**changes: Any) -> CompileSpec:
+    """A spec of few graphs: greedy, one size of cache."""
+    buckets = graphs_of(Sizes(slots=(128,), trees=(2, 8), sampling="greedy"), LIMITS)
+    return CompileSpec(
+        **{
+            "model": "tiny",
+            "target": "cpu",
+            "vocabulary": 61,
+            "buckets": buckets,
+            "rows": 2,
+            "sequence_length": 120,
+        }
+        | {"max_tree_nodes": 8}
+        | changes
+    )
+
+
+def checkpoint(directory: Path) -> Source:
+    """A source whose tokenizer is any file."""
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(TINY))
+    (directory / "tokenizer.json").write_text("{}")
+    return Source(directory, "model", "tokenizer", TINY, (2,))
+
+
+def build(
+    directory: Path,
+    builder: FakeBuilder | None = None,
+    spec: CompileSpec | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Manifest:
+    """An artefact in `directory`, from a checkpoint beside it."""
+    source = checkpoint(directory.parent / "checkpoint")
+    return build_artifact(
+        spec or small_spec(), source, builder or FakeBuilder(), directory, command="a test", say=say
+    )
+
+
+def _file(directory: Path, name: str, content: bytes) -> str:
+    (directory / name).write_bytes(content)
+    return name

@@ -1,0 +1,161 @@
+"""Buckets of every kind with tiny models, and busy inputs for them: what the proofs of lowering
+run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inference.artifact import Bucket
+from inference.model.sampler import add_in_halves
+from inference.model.verify_graph import StatefulGraph, VerifyGraph
+from tests.support.models import tiny_decoder
+
+SLOTS, JUNK = 40, 47
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 1},
+    "llama 2 layers": {},
+    "llama 290 ids": {"num_hidden_layers": 1, "vocab_size": 300},
+    "qwen2": {"num_hidden_layers": 1, "model_type": "qwen2"},
+    "qwen3": {
+        "num_hidden_layers": 1,
+        "model_type": "qwen3",
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph for a bucket. stateful: as Neuron takes it, with noise added in halves; otherwise
+    as CPU and CUDA do.
+    """
+
+    stateful: bool
+    sampled: bool
+    nodes: int
+    rows: int = 1
+    prefill: bool = False
+    dtype: torch.dtype = torch.float32
+    family: str = "llama"
+
+    def __str__(self) -> str:
+        words = [
+            "stateful" if self.stateful else "verify",
+            self.bucket.name,
+            str(self.dtype).removeprefix("torch."),
+            self.family,
+        ]
+        return " ".join(words)
+
+    @property
+    def bucket(self) -> Bucket:
+        picks = 1 if self.prefill else self.nodes
+        levels = 1 if self.prefill else self.nodes.bit_length()
+        return Bucket(self.rows, self.nodes, SLOTS, picks, levels, self.sampled, JUNK)
+
+    def graph(self) -> VerifyGraph | StatefulGraph:
+        """Always the same weights and the same full caches."""
+        vocabulary = 290 if "290" in self.family else 61
+        decoder = tiny_decoder(vocabulary=vocabulary, **FAMILIES[self.family]).to(self.dtype)
+        config = decoder.config
+        shape = (2, config.layers, self.rows, config.kv_heads, JUNK + 1, config.head_dim)
+        keys, values = torch.randn(shape, generator=torch.Generator().manual_seed(5)).to(self.dtype)
+        if self.stateful:
+            return StatefulGraph(
+                decoder, keys.clone(), values.clone(), self.bucket.levels, add_in_halves
+            )
+        return VerifyGraph(decoder, keys.clone(), values.clone(), self.bucket.levels)
+
+    def inputs(self, call: int) -> dict[str, Tensor]:
+        """Of the first or second call: trees (chains in a prefill) with context, whose second
+        context holds the first's nodes.
+        """
+        batch, nodes = self.rows, self.nodes
+        order = torch.stack(
+            [
+                torch.randperm(SLOTS, generator=torch.Generator().manual_seed(row))
+                for row in range(batch)
+            ]
+        )
+        context = torch.zeros(batch, 1, SLOTS).scatter(2, order[:, None, : 7 + call * nodes], 1.0)
+        slots = order[:, 7 + call * nodes :][:, :nodes].clone()
+        ancestors, depths = _tree(nodes, chain=self.prefill)
+        tree = ancestors.repeat(batch, 1, 1)
+        if nodes >= 8:  # the last node is padding
+            slots[:, -1] = JUNK
+            tree[:, -1] = torch.eye(nodes)[-1]
+        pick = (
+            torch.full((batch, 1), nodes - 2)
+            if self.prefill
+            else torch.arange(nodes).repeat(batch, 1)
+        )
+        whole = {
+            "tokens": torch.randint(
+                0, 61, (batch, nodes), generator=torch.Generator().manual_seed(call)
+            ),
+            "rows": torch.arange(batch),
+            "slots": slots,
+            "positions": (7 + call * nodes + depths).repeat(batch, 1),
+            "context_mask": context,
+            "tree_mask": tree,
+            "pick": pick.clamp(min=0),
+        }
+        inputs = {name: tensor.to(torch.int32) for name, tensor in whole.items()}
+        return inputs | self._sampling(call) if self.sampled else inputs
+
+    def _sampling(self, call: int) -> dict[str, Tensor]:
+        """Truncated both ways, open, and greedy, in turns; seeds of both signs."""
+        turn = torch.arange(call, call + self.rows)
+        return {
+            "temperature": torch.tensor([0.8, 1.0, 0.0])[turn],
+            "top_k": torch.tensor([5, 0, 0], dtype=torch.int32)[turn],
+            "top_p": torch.tensor([0.9, 1.0, 1.0])[turn],
+            "seed": torch.tensor(
+                [[-1234567890, 7], [2023406814, -(2**31)], [1, 2]], dtype=torch.int32
+            )[turn],
+        }
+
+
+def _tree(nodes: int, chain: bool) -> tuple[Tensor, Tensor]:
+    """Ancestors-or-self [T, T] and depths [T] of a chain or a binary heap."""
+    mask = torch.eye(nodes)
+    for node in range(1, nodes):
+        mask[node] += mask[node - 1 if chain else (node - 1) // 2]
+    return mask, mask.sum(1) - 1
+
+
+def write(
+    caches: dict[str, Tensor], inputs: dict[str, Tensor], keys: Tensor, values: Tensor
+) -> None:
+    """What the caller of a VerifyGraph does with the new keys and values."""
+    for name, new in (("keys", keys), ("values", values)):
+        caches[name][:, inputs["rows"][:, None].long(), :, inputs["slots"].long()] = new.permute(
+            1, 3, 0, 2, 4
+        )
+
+
+PREFILL, BFLOAT16 = True, torch.bfloat16
+CASES = [
+    Case(stateful=True, sampled=False, nodes=1),
+    Case(stateful=True, sampled=False, nodes=2, rows=2, prefill=PREFILL),
+    Case(stateful=True, sampled=False, nodes=8, rows=2, dtype=BFLOAT16),
+    Case(stateful=True, sampled=False, nodes=16, prefill=PREFILL, dtype=BFLOAT16),
+    Case(stateful=True, sampled=False, nodes=16, rows=2, family="llama 2 layers"),
+    Case(stateful=False, sampled=False, nodes=1, rows=2, dtype=BFLOAT16),
+    Case(stateful=False, sampled=False, nodes=2, family="qwen2"),
+    Case(stateful=False, sampled=False, nodes=8, prefill=PREFILL, family="qwen3"),
+    Case(stateful=False, sampled=False, nodes=16, rows=2),
+    Case(stateful=True, sampled=True, nodes=1),
+    Case(stateful=True, sampled=True, nodes=2, rows=2, prefill=PREFILL),
+    Case(stateful=True, sampled=True, nodes=8, rows=2, family="llama 290 ids"),
+    Case(stateful=True, sampled=True, nodes=16, dtype=BFLOAT16),
+    Case(stateful=False, sampled=True, nodes=8, rows=2, dtype=BFLOAT16),
+    Case(stateful=False, sampled=True, nodes=16, prefill=PREFILL, family="llama 290 ids"),
+]

@@ -1,0 +1,102 @@
+"""Proposers for the random target of tests/support/pairs.py, and the texts that sessions make with
+them.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import torch
+
+from inference.backends.eager import EagerModel
+from inference.decode import Step, TargetSession, decode
+from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Policy
+from inference.model.decoder import Decoder
+from inference.order import Decode, Pace
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from inference.times import DraftTimes, LinkTimes, TargetTimes
+from tests.support import pairs
+
+BUSHY = BestFirst(nodes=12, depth=4)
+
+
+def proposers_of(draft: str, pace: Pace) -> list[Proposer]:
+    """A draft that is often right ("close"), never ("unrelated"), or none; for either pace."""
+    if draft == "none":
+        return []
+    decoder = pairs.perturbed(1, 0.02) if draft == "close" else pairs.decoder(2)
+    return [rounds(decoder) if pace is Pace.WAIT else growing(decoder)]
+
+
+def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
+    """A copy with noise on every weight: a draft that agrees often, not always."""
+    draft, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(3)
+    for parameter in draft.parameters():
+        parameter.data += amount * torch.randn(parameter.shape, generator=generator)
+    return draft
+
+
+def growing(draft: Decoder, clock: Callable[[], float] = time.perf_counter) -> ModelProposer:
+    return ModelProposer(_model(draft), 0, knowledge(), Prices(), clock=clock)
+
+
+def knowledge() -> Knowledge:
+    """Of a draft that is five times as fast as its target, beside it."""
+    return Knowledge(
+        DraftTimes({1: 0.002}), TargetTimes({(1, 1): 0.01}), LinkTimes(), read_acceptance()
+    )
+
+
+def rounds(draft: Decoder, policy: Policy = BUSHY) -> RoundProposer:
+    return RoundProposer(_model(draft), policy, room=16)
+
+
+def text_of(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    session: TargetSession,
+    order: Decode,
+    proposers: Sequence[Proposer] = (),
+    between: Callable[[Step], None] = lambda step: None,
+) -> list[int]:
+    """All tokens; `between` hears of each step."""
+    text: list[int] = []
+    with closing(session):
+        for step in decode(prompt, params, session, order, proposers):
+            text += step.tokens
+            between(step)
+    return text
+
+
+def alone(
+    session: TargetSession, prompt: Sequence[int], params: SamplingParams, tokens: int
+) -> list[int]:
+    """The target's own text."""
+    return text_of(prompt, params, session, Decode(len(prompt) + tokens))
+
+
+def speculated(
+    session: TargetSession,
+    proposer: Proposer,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    tokens: int,
+    between: Callable[[Step], None] = lambda step: None,
+) -> list[int]:
+    """The text with a proposer. The target waits for one that makes whole trees."""
+    pace = Pace.WAIT if isinstance(proposer, RoundProposer) else Pace.GO_ON
+    order = Decode(len(prompt) + tokens, pace=pace)
+    return text_of(prompt, params, session, order, [proposer], between)
+
+
+def _model(draft: Decoder) -> EagerModel:
+    return EagerModel(draft, rows=1, capacity=pairs.SEQUENCE_LENGTH + 512, max_nodes=128)

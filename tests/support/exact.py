@@ -1,0 +1,236 @@
+"""A target that can be computed by hand: its choice is a hash of everything that a node sees.
+
+Its cache holds tokens and positions in place of keys, so a wrong slot, mask or position is another
+text or an error. Its time is a clock that each forward moves on by what the test says it takes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.backends import Ranked, Segment
+from inference.candidates import BASE, Nodes, Proposal
+from inference.engine.engine import Engine
+from inference.engine.forward import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.session import Session
+from inference.order import Decode
+from inference.sampling import SamplingParams
+from inference.tree import IntArray
+from tests.support.clock import Clock
+
+VOCABULARY = 1000
+FAULTY = 999
+"""A token that makes the model fail, and that it never chooses."""
+
+Cost = Callable[[int, int], float]
+"""Seconds of a forward of so many rows and nodes of each."""
+
+GREEDY = SamplingParams()
+
+
+def free(rows: int, nodes: int) -> float:
+    """A forward takes 10 ms, whatever is in it."""
+    return 0.010
+
+
+def next_token(prefix: NDArray[np.int64], params: SamplingParams, kinds: int) -> int:
+    """What the target says after these tokens: one of `kinds`, by the seed at T > 0."""
+    seed = 0 if params.greedy else params.seed
+    return zlib.crc32(prefix.tobytes(), seed) % kinds
+
+
+def own_text(
+    prompt: Sequence[int], count: int, params: SamplingParams = GREEDY, kinds: int = FAULTY
+) -> list[int]:
+    """The target's own decoding."""
+    tokens = np.array([*prompt, *[0] * count], dtype=np.int64)
+    for end in range(len(prompt), len(tokens)):
+        tokens[end] = next_token(tokens[:end], params, kinds)
+    made: list[int] = tokens[len(prompt) :].tolist()
+    return made
+
+
+class Exact:
+    """A Model. kinds: of tokens that it chooses among; few of them make guesses come true.
+
+    calls: rows of each forward, and nodes of the largest of them.
+    """
+
+    max_nodes, copies_rows = 64, True
+
+    def __init__(
+        self,
+        rows: int,
+        clock: Clock,
+        *,
+        capacity: int = 2000,
+        kinds: int = FAULTY,
+        cost: Cost = free,
+        sizes: Sequence[int] = (),
+    ) -> None:
+        self.rows, self.capacity, self.kinds = rows, capacity, kinds
+        self.calls: list[tuple[int, int]] = []
+        self.during: Callable[[], None] | None = None
+        self.cost, self._clock, self._sizes = cost, clock, sizes
+        self._tokens = np.zeros((rows, capacity), dtype=np.int64)
+        self._positions = np.full((rows, capacity), -1)
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        nodes = max(len(segment.tokens) for segment in segments)
+        self.calls.append((len(segments), nodes))
+        self._clock.now += self.cost(*self.padded(len(segments), nodes))
+        if self.during is not None:
+            self.during()
+        return [self._chosen(segment) for segment in segments]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        raise NotImplementedError
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, next((size for size in self._sizes if size >= nodes), nodes)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        for cache in (self._tokens, self._positions):
+            cache[target, :slots] = cache[source, :slots]
+
+    def _chosen(self, segment: Segment) -> IntArray:
+        if FAULTY in segment.tokens:
+            raise RuntimeError("a private reason")
+        found = [self._seen(segment, node) for node in segment.pick]
+        row, slots = segment.row, segment.slots
+        self._tokens[row, slots], self._positions[row, slots] = segment.tokens, segment.positions
+        chosen = [next_token(seen, segment.params, self.kinds) for seen in found]
+        return np.array(chosen, dtype=np.int32)
+
+    def _seen(self, segment: Segment, node: int) -> NDArray[np.int64]:
+        """The tokens that a node sees, in order; each position must be there once."""
+        context = segment.context[min(node, len(segment.context) - 1)]
+        slots, new = np.flatnonzero(context), np.flatnonzero(segment.tree_mask[node])
+        tokens = np.concatenate([self._tokens[segment.row, slots], segment.tokens[new]])
+        at = np.concatenate([self._positions[segment.row, slots], segment.positions[new]])
+        seen = np.full(int(segment.positions[node]) + 1, -1, dtype=np.int64)
+        assert len(at) == len(seen), f"node {node} sees {sorted(at)}"
+        seen[at] = tokens
+        assert (seen >= 0).all(), f"node {node} sees {sorted(at)}"
+        return seen
+
+
+class Recorder:
+    """What an engine did, in order."""
+
+    def __init__(self) -> None:
+        self.forwards: list[Forward] = []
+        self.commits: list[tuple[Session, Commit]] = []
+        self.reused: list[int] = []
+        self.evictions: list[Session] = []
+
+    def __call__(self, event: EngineEvent) -> None:
+        match event:
+            case Forward():
+                self.forwards.append(event)
+            case Prefilled(_, opened):
+                self.reused.append(opened.reused)
+            case Commit():
+                self.commits.append((event.session, event))
+            case Evicted(session):
+                self.evictions.append(session)
+
+
+def recorded(engine: Engine) -> Recorder:
+    """Whoever hears the engine from now on."""
+    engine.on_event = recorder = Recorder()
+    return recorder
+
+
+def exact_engine(
+    rows: int = 2,
+    *,
+    kinds: int = FAULTY,
+    cost: Cost = free,
+    sizes: Sequence[int] = (),
+    sequence_length: int = 1500,
+    max_tree_nodes: int = 32,
+    waiting: int = 64,
+    times: Cost | None = None,
+) -> tuple[Engine, Exact, Clock]:
+    """An engine whose time is a Clock. times: what it believes that forwards take, to begin with;
+    None where it measures them.
+    """
+    clock = Clock()
+    model = Exact(rows, clock, kinds=kinds, cost=cost, sizes=sizes)
+    shapes = [(row, node) for row in range(1, rows + 1) for node in sizes or (1, 2, 4, 8, 16, 32)]
+    engine = Engine(
+        model,
+        sequence_length=sequence_length,
+        max_tree_nodes=max_tree_nodes,
+        vocabulary=VOCABULARY,
+        waiting=waiting,
+        times=times and {shape: times(*shape) for shape in shapes},
+        clock=clock,
+    )
+    return engine, model, clock
+
+
+def opened(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY, tenant: str = ""
+) -> Session:
+    """A session whose prompt is prefilled."""
+    session, future = engine.open(prompt, params, tenant=tenant)
+    engine.finish(future)
+    future.result(0)
+    return session
+
+
+def asked(
+    engine: Engine,
+    prompt: Sequence[int],
+    tokens: int,
+    params: SamplingParams = GREEDY,
+    tenant: str = "",
+    **changes: object,
+) -> Session:
+    """A session that is to be decoded by so many tokens, as if its client always had read all."""
+    session = opened(engine, prompt, params, tenant)
+    order = Decode(len(prompt) + tokens, **{"credit": 512, **changes})  # type: ignore[arg-type]
+    engine.decode(session, order)
+    return session
+
+
+def together(
+    engine: Engine, prompts: Iterable[Sequence[int]], tokens: int, **changes: object
+) -> list[Session]:
+    """The same for several sessions, none of which begins before all are open."""
+    sessions = [opened(engine, prompt) for prompt in prompts]
+    for session in sessions:
+        order = Decode(session.length + tokens, **{"credit": 512, **changes})  # type: ignore[arg-type]
+        engine.decode(session, order)
+    return sessions
+
+
+def text_of(session: Session) -> list[int]:
+    """What was committed beyond the prompt."""
+    return session.tokens[session.prompt_length :]
+
+
+def chain(
+    base: int, tokens: Iterable[int], chance: float = 0.9, first: int = 0, proposer: int = 0
+) -> Nodes:
+    """A line of nodes below the committed token at `base`."""
+    return Nodes(
+        base,
+        [
+            Proposal(first + index, BASE if index == 0 else first + index - 1, token, chance)
+            for index, token in enumerate(tokens)
+        ],
+        proposer,
+    )
+
+
+def run_dry(engine: Engine) -> None:
+    """Make forwards as long as there are any to make."""
+    while engine.step():
+        pass

@@ -1,0 +1,120 @@
+"""A strict stand-in for AWS's Neuron packages: it runs graphs eagerly on the CPU and fails where
+the real ones would, or worse.
+
+Rules enforced: what AWS's documentation and NxD's sources say. `Neuron.install` puts
+the modules in place for one test, with package metadata, a device or none. Every fault of our code
+is an exception here, never a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import fake_ranks
+from tests.support.fake_nxd import ModelBuilder, NxDModel
+
+VERSIONS = {
+    "torch-neuronx": "2.9.0.2.15.32035",
+    "neuronx-cc": "2.26.6360.0",
+    "neuronx-distributed": "0.19.28492",
+}
+
+
+def lay_out(
+    patch: pytest.MonkeyPatch, folder: Path, versions: Mapping[str, str], *, device: bool
+) -> None:
+    """Make this machine one with these packages, whose metadata lies in the folder, with a
+    device or none, and nothing set for Neuron.
+    """
+    from inference.backends import neuron_sdk
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, number in versions.items():
+        info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8"
+        )
+    patch.syspath_prepend(str(folder))
+    if device:
+        (folder / "neuron0").touch()
+    patch.setattr(neuron_sdk, "DEVICE", folder / "neuron0")
+    patch.setattr(neuron_sdk, "PRODUCT", folder / "product_name")
+    for name in [name for name in os.environ if name.startswith("NEURON_")]:
+        patch.delenv(name)
+
+
+@dataclass
+class Neuron:
+    """The fake machine: what it has, what it does, what was done with it."""
+
+    device: bool = True
+    busy: bool = False
+    foreign_package: bool = False
+    compiler_fails: str = ""
+    versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))
+    calls: list[str] = field(default_factory=list)
+    saved: dict[str, Any] = field(default_factory=dict)
+    loaded: list[Any] = field(default_factory=list)
+    nxd_model: Any = None
+
+    def check_platform(self) -> None:
+        if not self.device and not self.platform:
+            raise RuntimeError(
+                "Unsupported Platform - no device, and NEURON_PLATFORM_TARGET_OVERRIDE was not set "
+                "before the import"
+            )
+
+    @property
+    def platform(self) -> str | None:
+        """What the variable was when the packages were first imported: later changes come too
+        late.
+        """
+        return self._platform
+
+    def install(self, patch: pytest.MonkeyPatch, folder: Path) -> Neuron:
+        """Metadata on sys.path, modules behind an import hook that notes the platform when it is
+        used.
+        """
+        from inference.backends import neuron_sdk
+
+        lay_out(patch, folder, self.versions, device=self.device)
+        self._platform: str | None = None
+        self.nxd_model = type("NxDModel", (NxDModel,), {"neuron": self})
+        modules = self.modules()
+
+        def importing(name: str) -> Any:
+            if name in modules:
+                self._platform = self._platform or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
+                sys.modules[name] = modules[name]
+                return modules[name]
+            raise ImportError(name)
+
+        for name in modules:
+            patch.delitem(sys.modules, name, raising=False)
+        patch.setattr(neuron_sdk, "import_module", importing)
+        return self
+
+    def modules(self) -> dict[str, Any]:
+        nxd = types.SimpleNamespace(
+            ModelBuilder=type("ModelBuilder", (ModelBuilder,), {"neuron": self}),
+            NxDModel=self.nxd_model,
+            NxDParallelState=fake_ranks.NxDParallelState,
+            shard_checkpoint=fake_ranks.shard_checkpoint,
+        )
+        return {
+            "torch_neuronx": types.SimpleNamespace(),
+            "neuronx_distributed": nxd,
+            "neuronx_distributed.parallel_layers.layers": fake_ranks,
+            "neuronx_distributed.utils.model_utils": types.SimpleNamespace(
+                init_on_device=fake_ranks.init_on_device
+            ),
+        }

@@ -1,0 +1,384 @@
+"""Stand-in for NxD Core's ModelBuilder (V2) and NxDModel: traces are modules that are run
+eagerly, each rule is checked.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import re
+import threading
+import types
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.fake_ranks import Group, as_rank, current_group
+
+BOUNDARY = (torch.int32, torch.float32)
+FORBIDDEN = re.compile(
+    r"aten\.(nonzero|masked_select|searchsorted|bucketize|bincount|logcumsumexp|sort|argsort|_local_scalar_dense|unique\w*|index_put_?|"
+    r"index_copy_?|one_hot|multinomial|rand\w*|bernoulli\w*)\."
+)
+"""Not on Neuron, or silently computed at trace time on the CPU."""
+FLAGS = (
+    "--target",
+    "--lnc",
+    "--logical-nc-config",
+    "--model-type",
+    "--auto-cast",
+    "--auto-cast-type",
+    "--optlevel",
+)
+FLAGS += (
+    "--enable-saturate-infinity",
+    "--enable-mixed-precision-accumulation",
+    "--disable-mixed-precision-accumulation",
+    "--verbose",
+)
+
+
+class Operations(TorchDispatchMode):
+    """Refuses operations that do not exist there, float64, and every NaN or infinity (status
+    1003).
+    """
+
+    known: set[Any] = set()  # operations that were looked at  # noqa: RUF012
+
+    def __torch_dispatch__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self.known:
+            if FORBIDDEN.match(f"{func}."):
+                raise RuntimeError(f"HLO generation failed: {func} is not supported")
+            self.known.add(func)
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self._check(func, out)
+        elif func is torch.ops.aten.topk.default:
+            self._check(func, out[0])
+            if args[0].dtype not in (torch.float32, torch.bfloat16) or args[1] > 16384:
+                raise RuntimeError("NCC_EVRF013/014: TopK takes floats and k up to 16384")
+        return out
+
+    def _check(self, func: Any, tensor: Tensor) -> None:
+        if (
+            not tensor.is_floating_point()
+            or tensor.is_meta
+            or func is torch.ops.aten.empty.memory_format
+        ):
+            return
+        if tensor.dtype == torch.float64 and tensor.dim():
+            raise RuntimeError(f"{func} makes float64")
+        if not bool(torch.isfinite(tensor).all()):
+            raise RuntimeError(f"nrt_execute failed with status 1003: Numerical Error in {func}")
+
+
+@contextmanager
+def no_in_place(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Yields a dictionary that holds the reassigned buffers afterwards; parameters and buffers
+    must not be written to.
+    """
+    before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    versions = {name: tensor._version for name, tensor in before.items()}
+    changed: dict[str, Tensor] = {}
+    yield changed
+    for name, tensor in before.items():
+        if tensor._version != versions[name]:
+            raise RuntimeError(f"in-place write to {name}: state is updated by reassignment only")
+    for name, now in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
+        if now is before.get(name):
+            continue
+        if name not in dict(module.named_buffers()) or name not in before:
+            raise RuntimeError(f"{name} is not a buffer: only buffers can be state")
+        if (now.shape, now.dtype) != (before[name].shape, before[name].dtype):
+            raise RuntimeError(f"state {name} changed its shape or type")
+        changed[name] = now
+
+
+def check_signature(function: Any) -> inspect.Signature:
+    signature = inspect.signature(function)
+    for parameter in signature.parameters.values():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise NotImplementedError("forward must name its parameters")
+        if parameter.default is not inspect.Parameter.empty and parameter.default is not None:
+            raise ValueError(f"{parameter.name}: only None may be a default")
+    return signature
+
+
+def check_boundary(tensors: Mapping[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is not a tensor")
+        if tensor.dtype not in BOUNDARY or tensor.device.type != "cpu":
+            raise TypeError(
+                f"{name} is {tensor.dtype} on {tensor.device}: int32 and float32 on the host are "
+                "taken"
+            )
+
+
+def check_flags(arguments: str | None, device: bool) -> None:
+    if arguments is None:
+        raise RuntimeError("the flags must be explicit: defaults differ between SDKs")
+    words = arguments.replace("--target ", "--target=").split()
+    given = {word.split("=")[0] for word in words}
+    if "--target" not in given and not device:
+        raise RuntimeError("If you want to compile on CPU, please supply compiler argument target")
+    unknown = [word for word in given if word not in FLAGS and not re.fullmatch(r"-O[123]", word)]
+    if unknown or "--auto-cast=none" not in words or not given & {"--lnc", "--logical-nc-config"}:
+        raise RuntimeError(f"neuronx-cc: bad or missing flags in {arguments!r} ({unknown})")
+
+
+@dataclass
+class Traced:
+    """A graph: the module as it was when traced, the shapes it takes and the buffers it changes."""
+
+    module: nn.Module
+    route: str
+    names: tuple[str, ...]
+    states: dict[str, tuple[torch.Size, torch.dtype]]
+    parameters: list[str] = field(default_factory=list)
+
+
+def route_of(inputs: Mapping[str, Tensor]) -> str:
+    return "(" + ", ".join(f"{name}: {list(tensor.shape)}" for name, tensor in inputs.items()) + ")"
+
+
+class ModelBuilder:
+    neuron: Any
+
+    def __init__(self, model: nn.Module, weights_to_skip_layout_optimization: Any = None) -> None:
+        self._model, self._group = model, current_group()
+        self._traces: dict[str, Traced] = {}
+
+    def trace(
+        self, args: Any = None, kwargs: Any = None, tag: str | None = None, spmd: bool = True
+    ) -> ModelBuilder:
+        assert args is None, "inputs are given by name"
+        assert kwargs, "at least one input"
+        assert tag, "a graph without a tag is named by a hash"
+        assert spmd, "MPMD tracing is not supported"
+        assert current_group() is self._group, "traced in the parallel state of the builder"
+        assert tag not in self._traces, f"{tag} would silently replace the graph of the same tag"
+        signature = check_signature(self._model.forward)
+        check_boundary(kwargs)
+        unknown = set(kwargs) - set(signature.parameters)
+        if unknown:
+            raise ValueError(f"Found unexpected keys in kwargs: {unknown}")
+        ordered = {name: kwargs[name] for name in signature.parameters if name in kwargs}
+        module = copy.deepcopy(self._model)
+        for parameter in module.parameters():  # the weights' values must not matter
+            parameter.data = torch.zeros_like(parameter)
+        with Operations(), no_in_place(module) as changed:
+            out = module(**ordered)
+        check_boundary({"output": out})
+        states = {name: (tensor.shape, tensor.dtype) for name, tensor in changed.items()}
+        self._traces[tag] = Traced(
+            copy.deepcopy(self._model),
+            route_of(ordered),
+            tuple(ordered),
+            states,
+            list(signature.parameters),
+        )
+        return self
+
+    def compile(
+        self,
+        priority_model_key: str | None = None,
+        compiler_workdir: Any = None,
+        compiler_args: Any = None,
+        max_workers: int | None = None,
+    ) -> Any:
+        if not self._traces:
+            raise ValueError("No traces available for compilation. Call trace() first.")
+        missing = set(self._traces) - set(compiler_args or {})
+        if missing:
+            raise ValueError(f"Missing compiler args for buckets: {missing}")
+        assert priority_model_key is None, "its layout transformer ignores --lnc"
+        try:
+            self.neuron.check_platform()
+            for tag in self._traces:
+                check_flags(compiler_args[tag], self.neuron.device)
+            if self.neuron.compiler_fails:
+                raise RuntimeError(self.neuron.compiler_fails)
+        except RuntimeError as error:
+            raise RuntimeError("Compilation process failed") from error
+        return self.neuron.nxd_model(self._group.size)._with(self._traces)
+
+
+class NxDModel:
+    neuron: Any
+
+    def __init__(
+        self,
+        world_size: int,
+        start_rank: Any = None,
+        local_ranks_size: Any = None,
+        state_initializer: Any = None,
+        layout_transformer: Any = None,
+    ) -> None:
+        self.world_size, self.loaded_on_neuron = world_size, False
+        self._graphs: dict[str, Traced] = {}
+        self._weights: list[dict[str, Tensor]] | None = None
+        self.states: list[dict[str, Tensor]] = []
+        self._running = threading.Lock()
+
+    def _with(self, graphs: dict[str, Traced]) -> NxDModel:
+        self._graphs = dict(graphs)
+        return self
+
+    def get_available_keys(self) -> set[str]:
+        return set(self._graphs)
+
+    def set_weights(self, sharded_checkpoint: Any) -> None:
+        if self.loaded_on_neuron:
+            raise ValueError("set_weights() was called when the model was already loaded on neuron")
+        if len(sharded_checkpoint) != self.world_size:
+            raise RuntimeError(f"{len(sharded_checkpoint)} shards for {self.world_size} ranks")
+        for graph in self._graphs.values():
+            wanted = {**dict(graph.module.named_parameters()), **dict(graph.module.named_buffers())}
+            for shard in sharded_checkpoint:
+                for name in wanted.keys() - graph.states.keys():
+                    if name not in shard:
+                        raise RuntimeError(f"weight {name} is not in the checkpoint")
+                    if (shard[name].shape, shard[name].dtype) != (
+                        wanted[name].shape,
+                        wanted[name].dtype,
+                    ):
+                        raise RuntimeError(
+                            f"weight {name} is {shard[name].shape} {shard[name].dtype}, traced "
+                            f"{wanted[name].shape}"
+                        )
+        self._weights = sharded_checkpoint
+
+    def to_neuron(self) -> None:
+        if not self.neuron.device:
+            raise RuntimeError("nrt_init failed: no neuron device")
+        if self.neuron.busy:
+            raise RuntimeError(
+                "NRT:nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:2 "
+                "Available:0"
+            )
+        if self._weights is None:
+            raise RuntimeError("to_neuron() before set_weights()")
+        shapes = {
+            name: state for graph in self._graphs.values() for name, state in graph.states.items()
+        }
+        for graph in self._graphs.values():
+            assert all(shapes[name] == state for name, state in graph.states.items()), (
+                "a state has one shape in all graphs"
+            )
+        self.states = [
+            {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+            for _ in range(self.world_size)
+        ]
+        self._loaded = {
+            (tag, rank): self._load(graph, rank)
+            for tag, graph in self._graphs.items()
+            for rank in range(self.world_size)
+        }
+        self.loaded_on_neuron = True
+        self.neuron.loaded.append(self)
+
+    def _load(self, graph: Traced, rank: int) -> nn.Module:
+        module, weights = copy.deepcopy(graph.module), (self._weights or [])[rank]
+        for name, parameter in module.named_parameters():
+            parameter.data = weights[name]
+        for name, _ in list(module.named_buffers()):
+            if name not in graph.states:
+                owner, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(owner), leaf, weights[name])
+        return module
+
+    def replace_weights(self, sharded_checkpoint: Any) -> None:
+        self.loaded_on_neuron = False
+        self.set_weights(sharded_checkpoint)
+        self.to_neuron()
+
+    def read_from_neuron_buffer(self, buffer_key: str, rank: int) -> Tensor:
+        assert self.loaded_on_neuron, "Model must be loaded on neuron before calling these methods"
+        return self.states[rank][buffer_key].clone()
+
+    def forward(
+        self,
+        *args: Any,
+        model_name: str | None = None,
+        forward_mode: str = "default",
+        **kwargs: Any,
+    ) -> Tensor:
+        if not self.loaded_on_neuron:
+            raise RuntimeError("Model not initialized. Call set_weights() followed by to_neuron()")
+        assert not args, "inputs are given by name"
+        assert forward_mode == "default", "the other modes return every rank's outputs"
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError("a second call while one is in flight: the state is shared")
+        try:
+            check_boundary(kwargs)
+            parameters = next(iter(self._graphs.values())).parameters
+            route = route_of({name: kwargs[name] for name in parameters if name in kwargs})
+            found = [tag for tag, graph in self._graphs.items() if graph.route == route]
+            if not found or set(kwargs) - set(parameters):
+                raise KeyError(route)
+            if model_name is None or model_name not in found:
+                raise AssertionError(f"route {found}, asked for {model_name}")
+            self.neuron.calls.append(model_name)
+            return self._execute(model_name, kwargs)
+        finally:
+            self._running.release()
+
+    def _execute(self, tag: str, inputs: dict[str, Tensor]) -> Tensor:
+        group = Group(self.world_size)
+
+        def rank_main(rank: int) -> Tensor:
+            module, states = self._loaded[tag, rank], self.states[rank]
+            for name in self._graphs[tag].states:
+                owner, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(owner), leaf, states[name])
+            try:
+                with (
+                    as_rank(rank, group),
+                    torch.no_grad(),
+                    Operations(),
+                    no_in_place(module) as changed,
+                ):
+                    out: Tensor = module(
+                        **{name: tensor.clone() for name, tensor in inputs.items()}
+                    )
+            except BaseException:
+                group.abort()
+                raise
+            states.update(changed)
+            return out
+
+        if self.world_size == 1:
+            return rank_main(0)
+        with ThreadPoolExecutor(self.world_size) as pool:
+            outs = list(pool.map(rank_main, range(self.world_size)))
+        assert all(torch.equal(outs[0], out) for out in outs[1:]), (
+            "ranks disagree: only rank 0's output is returned"
+        )
+        return outs[0]
+
+    __call__ = forward
+
+    def save(self, path_to_save: str, save_weights: bool = False) -> None:
+        assert not save_weights, "weights are kept in files of their own"
+        key = uuid.uuid4().hex
+        self.neuron.saved[key] = (self.world_size, self._graphs)
+        Path(path_to_save).write_text(json.dumps({"fake": key}), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path_to_model: str, start_rank: Any = None, local_ranks_size: Any = None) -> Any:
+        if cls.neuron.foreign_package:
+            return types.SimpleNamespace(original_name="TorchScriptNxDModel")
+        world_size, graphs = cls.neuron.saved[
+            json.loads(Path(path_to_model).read_text(encoding="utf-8"))["fake"]
+        ]
+        return cls(world_size)._with(graphs)

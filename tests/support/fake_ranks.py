@@ -1,0 +1,272 @@
+"""Stand-in for NxD's parallel state, parallel layers and sharding: ranks are threads that meet
+at every collective.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+
+class Group:
+    """The tensor-parallel group of the state in force; collectives are real only while ranks
+    run.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size)
+        self.parts: dict[int, dict[int, Tensor]] = {}
+
+    def exchange(self, part: Tensor) -> list[Tensor]:
+        """Every rank's part, in order of rank; while tracing there is one rank, which stands for
+        all.
+        """
+        if getattr(_here, "rank", None) is None:
+            return [part] * self.size
+        running: Group = _here.group
+        _here.step += 1
+        running.parts.setdefault(_here.step, {})[_here.rank] = part
+        running.barrier.wait(timeout=60)
+        parts = running.parts[_here.step]
+        return [parts[rank] for rank in range(running.size)]
+
+    def abort(self) -> None:
+        self.barrier.abort()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+        return self
+
+
+_here = threading.local()
+_state: list[Group] = []
+
+
+def current_group() -> Group:
+    """Outside a parallel state the real layers act as plain ones, which would not be what was
+    meant.
+    """
+    if not _state:
+        raise AssertionError("parallel layers are made within NxDParallelState")
+    return _state[-1]
+
+
+@contextmanager
+def as_rank(rank: int, group: Group) -> Iterator[None]:
+    _here.rank, _here.group, _here.step = rank, group, 0
+    try:
+        yield
+    finally:
+        _here.rank = None
+
+
+class NxDParallelState:
+    def __init__(
+        self,
+        world_size: int = 1,
+        rank: int = 0,
+        tensor_model_parallel_size: int = 1,
+        pipeline_model_parallel_size: int = 1,
+        context_parallel_size: int = 1,
+        expert_model_parallel_size: int = 1,
+        lnc_size: int | None = None,
+    ) -> None:
+        assert world_size == tensor_model_parallel_size, "the fake knows tensor parallelism only"
+        self._group = Group(tensor_model_parallel_size)
+
+    def __enter__(self) -> NxDParallelState:
+        assert not _state, "parallel states do not nest"
+        _state.append(self._group)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _state.pop()
+
+
+def _parameter(
+    shape: tuple[int, ...], dtype: torch.dtype, axis: int | None, init: Any
+) -> nn.Parameter:
+    parameter = nn.Parameter(torch.full(shape, float("nan"), dtype=dtype))
+    if init is not None:
+        assert isinstance(init(parameter), Tensor), "an init_method returns the tensor"
+    parameter.partition_axis = axis  # type: ignore[attr-defined]
+    return parameter
+
+
+class _Parallel(nn.Module):
+    def _divide(self, size: int) -> int:
+        self.group = current_group()
+        assert size % self.group.size == 0, f"{size} is not divisible by {self.group.size} ranks"
+        return size // self.group.size
+
+
+class ColumnParallelLinear(_Parallel):
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        gather_output: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+        stride: int = 1,
+        init_method: Any = None,
+        sequence_parallel_enabled: bool = False,
+        sequence_dimension: int | None = None,
+        keep_master_weight: bool = False,
+        skip_bias_add: bool = False,
+        pad: bool = False,
+        tensor_model_parallel_group: Any = None,
+        reduce_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        share = self._divide(output_size)
+        self.gather_output = gather_output
+        self.weight = _parameter((share, input_size), dtype, 0, init_method)
+        self.bias = (
+            _parameter(
+                (output_size if gather_output else share,),
+                dtype,
+                None if gather_output else 0,
+                None,
+            )
+            if bias
+            else None
+        )
+
+    def forward(self, input: Tensor, *_: Any) -> Tensor:  # noqa: A002 (the real one's name)
+        assert input.dim() == 3, "[batch, sequence, hidden] is expected"
+        out = F.linear(input, self.weight)
+        if self.gather_output:
+            out = torch.cat(self.group.exchange(out), -1)
+        return out if self.bias is None else out + self.bias
+
+
+class RowParallelLinear(_Parallel):
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        input_is_parallel: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+        stride: int = 1,
+        init_method: Any = None,
+        sequence_parallel_enabled: bool = False,
+        sequence_dimension: int | None = None,
+        keep_master_weight: bool = False,
+        skip_bias_add: bool = False,
+        pad: bool = False,
+        reduce_output: bool = True,
+        tensor_model_parallel_group: Any = None,
+        reduce_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        assert input_is_parallel, "the fake takes inputs that are divided already"
+        self.reduce_dtype = reduce_dtype
+        self.weight = _parameter((output_size, self._divide(input_size)), dtype, 1, init_method)
+        self.bias = _parameter((output_size,), dtype, None, None) if bias else None
+
+    def forward(self, input_: Tensor) -> Tensor:
+        assert input_.dim() == 3, "[batch, sequence, hidden] is expected"
+        part = F.linear(input_, self.weight)
+        parts = self.group.exchange(part.to(self.reduce_dtype))
+        whole = torch.stack(parts).sum(0).to(part.dtype)
+        return whole if self.bias is None else whole + self.bias
+
+
+class ParallelEmbedding(_Parallel):
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        init_method: Any = None,
+        device: Any = None,
+        dtype: torch.dtype = torch.float32,
+        shard_across_embedding: bool = False,
+        pad: bool = False,
+        sequence_parallel_enabled: bool = False,
+        tensor_model_parallel_group: Any = None,
+        use_spmd_rank: bool = False,
+    ) -> None:
+        super().__init__()
+        assert shard_across_embedding, (
+            "dealt out by id, the embedding must know its rank, which one program for all ranks "
+            "does not"
+        )
+        self.weight = _parameter(
+            (num_embeddings, self._divide(embedding_dim)), dtype, 1, init_method
+        )
+
+    def forward(self, input_: Tensor) -> Tensor:
+        return torch.cat(self.group.exchange(F.embedding(input_, self.weight)), -1)
+
+
+@contextmanager
+def init_on_device(
+    device: torch.device, include_buffers: bool = False, force_custom_init_on_device: bool = False
+) -> Iterator[None]:
+    """Parameters made within lie on `device`."""
+    register = nn.Module.register_parameter
+
+    def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            axis = getattr(parameter, "partition_axis", None)
+            module._parameters[name] = nn.Parameter(parameter.to(device), requires_grad=False)
+            module._parameters[name].partition_axis = axis  # type: ignore[attr-defined, union-attr]
+
+    nn.Module.register_parameter = moved  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def shard_checkpoint(
+    checkpoint: dict[str, Tensor],
+    model: nn.Module,
+    start_rank: int | None = None,
+    end_rank: int | None = None,
+    load_on_device: bool = False,
+    serialize_path: str | None = None,
+) -> list[dict[str, Tensor]]:
+    """Cuts what the model says is cut; drops keys that the model does not have; consumes the
+    dictionary that it is given.
+    """
+    group = current_group()
+    assert not load_on_device, "sharding needs no device"
+    for name in set(checkpoint) - set(model.state_dict()):
+        del checkpoint[name]
+    parameters = dict(model.named_parameters())
+    shards = []
+    for rank in range(start_rank or 0, (group.size - 1 if end_rank is None else end_rank) + 1):
+        shard = {}
+        for name, tensor in checkpoint.items():
+            axis = getattr(parameters.get(name), "partition_axis", None)
+            shard[name] = (
+                tensor if axis is None else tensor.chunk(group.size, axis)[rank].contiguous()
+            )
+        if serialize_path is not None:
+            Path(serialize_path).mkdir(parents=True, exist_ok=True)
+            save_file(
+                {name: tensor.contiguous() for name, tensor in shard.items()},
+                f"{serialize_path}/tp{rank}_sharded_checkpoint.safetensors",
+            )
+        shards.append(shard)
+    checkpoint.clear()
+    return shards

@@ -1,0 +1,85 @@
+"""Fused rounds with tiny models, and busy inputs for them: what the proofs of lowering run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compile.build.fused_equivalence import random_round
+from inference.artifact import DraftBucket, RoundBucket
+from inference.backends.compiled import empty_caches
+from inference.model.round_graph import RoundGraph, StatefulRoundGraph
+from inference.model.sampler import add_in_halves
+from inference.tree_shape import Branches
+from tests.support.models import tiny_decoder
+
+LENGTH, SLOTS, JUNK, VOCABULARY = 40, 40, 47, 61
+
+
+@dataclass(frozen=True)
+class Case:
+    """A round. stateful: as Neuron takes it, with noise added in halves; otherwise as CPU does."""
+
+    stateful: bool
+    sampled: bool
+    branches: tuple[int, ...]
+    rows: int = 2
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        return (
+            f"{'stateful' if self.stateful else 'caller writes'} {self.bucket.name} "
+            f"{str(self.dtype).removeprefix('torch.')}"
+        )
+
+    @property
+    def bucket(self) -> RoundBucket:
+        return RoundBucket.of(Branches(self.branches), self.rows, SLOTS, JUNK, sampled=self.sampled)
+
+    @property
+    def draft_bucket(self) -> DraftBucket:
+        return DraftBucket(self.rows, 8, SLOTS, 1, 1, False, JUNK)
+
+    def graph(self) -> RoundGraph | StatefulRoundGraph:
+        """Always the same weights and the same full caches."""
+        target, draft = (
+            tiny_decoder(1, num_hidden_layers=1).to(self.dtype),
+            tiny_decoder(2, num_hidden_layers=1, hidden_size=8).to(self.dtype),
+        )
+        generator = torch.Generator().manual_seed(5)
+        caches = tuple(
+            cache.normal_(generator=generator)
+            for model in (target, draft)
+            for cache in empty_caches(model.config, self.rows, JUNK, self.dtype)
+        )
+        if self.stateful:
+            return StatefulRoundGraph(target, draft, caches, self.bucket.shape, add_in_halves)
+        return RoundGraph(target, draft, caches, self.bucket.shape)
+
+    def inputs(self, seed: int) -> dict[str, Tensor]:
+        """A busy call; where the graph is stateful, texts lie in other rows of the draft than of
+        the target.
+        """
+        inputs = random_round(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
+        slots = torch.stack(
+            [
+                torch.randperm(SLOTS, generator=torch.Generator().manual_seed(seed + row))
+                for row in range(self.rows)
+            ]
+        ).to(torch.int32)
+        for name in ("slots", "draft_slots"):
+            inputs[name] = slots[:, : inputs[name].shape[1]].contiguous()
+        if self.stateful:
+            inputs["draft_rows"] = torch.arange(self.rows, dtype=torch.int32).flip(0)
+            inputs["rows"] = torch.argsort(inputs["draft_rows"]).to(torch.int32)
+        return inputs
+
+
+CASES = [
+    Case(stateful=False, sampled=False, branches=(1, 1)),
+    Case(stateful=False, sampled=True, branches=(2, 1)),
+    Case(stateful=True, sampled=False, branches=(1, 1), dtype=torch.bfloat16),
+    Case(stateful=True, sampled=True, branches=(2, 1)),
+]

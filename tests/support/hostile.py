@@ -1,0 +1,291 @@
+"""Peers that mean no good: callers with keys of their own, and HTTP/2 by hand for what no gRPC
+library sends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from grpc_comm.client.connection import connect
+from grpc_comm.client.remote_session import RemoteSession
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.security import SecurityOptions
+from grpc_comm.translate import PROTOCOL_VERSION
+from grpc_comm.transport import Address
+from inference.order import Decode
+from inference.sampling import SamplingParams
+from tests.support.wire_fixtures import WAIT, candidates, decode_to, opening, raw_stub, rest, status
+
+SESSION = "/outrider.v1.Target/Session"
+
+
+def keys_file(path: Path, **limits: dict[str, int]) -> Path:
+    """A key for each name, with these limits; its token is token_of(name)."""
+    digests = {name: hashlib.sha256(token_of(name).encode()).hexdigest() for name in limits}
+    path.write_text(
+        json.dumps(
+            {
+                "keys": [
+                    {"name": name, "token_sha256": digests[name], **limits[name]} for name in limits
+                ]
+            }
+        )
+    )
+    path.chmod(0o600)
+    return path
+
+
+def token_of(name: str) -> str:
+    return f"token-of-{name}"
+
+
+def bearer(name: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token_of(name)}"),)
+
+
+def known_as(name: str, folder: Path) -> SecurityOptions:
+    """What a client with the token of this name is started with."""
+    path = folder / f"{name}.token"
+    path.write_text(token_of(name))
+    path.chmod(0o600)
+    return SecurityOptions(token_file=path)
+
+
+class Said(NamedTuple):
+    """What came of a stream: the answers, and how it ended."""
+
+    answers: list[pb.ServerMessage]
+    code: grpc.StatusCode
+    details: str
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for answer in self.answers for token in answer.tokens.ids]
+
+
+def say(
+    address: Address,
+    messages: Iterable[pb.ClientMessage],
+    name: str = "",
+    heartbeats: float | None = None,
+) -> Said:
+    """Send all of this at once, as the caller of this name, and listen until the text or the stream
+    ends. heartbeats: seconds between signs of life meanwhile; None for none.
+    """
+    with raw_stub(address) as stub:
+        outbox = Outbox(messages, heartbeats)
+        call = stub.Session(outbox, metadata=bearer(name) if name else None, timeout=WAIT)
+        answers: list[pb.ServerMessage] = []
+        with suppress(grpc.RpcError):
+            for answer in call:
+                answers.append(answer)
+                if answer.tokens.end not in (pb.Tokens.NOT, pb.Tokens.CREDIT, pb.Tokens.EVICTED):
+                    outbox.end()
+        outbox.end()
+        return Said(answers, *status(call))
+
+
+@contextmanager
+def left_open(address: Address, first: pb.ClientMessage, name: str = "") -> Iterator[pb.Opened]:
+    """A stream whose session is open, and which says nothing more; on leaving, the call breaks
+    and the session is held.
+    """
+    with raw_stub(address) as stub:
+        outbox = Outbox([first])
+        call = stub.Session(outbox, metadata=bearer(name) if name else None)
+        yield next(call).opened
+        call.cancel()
+        outbox.end()
+
+
+class Outbox:
+    """Messages for a stream that stays open; `taken` counts those that gRPC took."""
+
+    def __init__(
+        self, messages: Iterable[pb.ClientMessage], heartbeats: float | None = None
+    ) -> None:
+        self._messages, self._ended = iter(messages), False
+        self._heartbeats = heartbeats or math.inf
+        self._added: deque[pb.ClientMessage] = deque()
+        self.taken = 0
+
+    def __iter__(self) -> Outbox:
+        return self
+
+    def __next__(self) -> pb.ClientMessage:
+        for message in self._messages:
+            self.taken += 1
+            return message
+        due = time.monotonic() + self._heartbeats
+        while not (self._added or self._ended):
+            if time.monotonic() >= due:
+                return pb.ClientMessage(heartbeat=pb.Heartbeat())
+            time.sleep(0.02)
+        if not self._added:
+            raise StopIteration
+        self.taken += 1
+        return self._added.popleft()
+
+    def put(self, message: pb.ClientMessage) -> None:
+        self._added.append(message)
+
+    def end(self) -> None:
+        self._ended = True
+
+
+class Neighbour:
+    """A session that was there before, of a target which counts upwards; what comes next must be
+    what it would have been.
+    """
+
+    def __init__(self, session: RemoteSession) -> None:
+        self._session, self._length = session, 3
+        session.open([1, 2, 3], SamplingParams())
+
+    def goes_on(self) -> None:
+        length = self._length
+        self._session.propose(candidates(self._session, length - 1, [length + 1, length + 5]))
+        self._session.decode(Decode(length + 3))
+        assert rest(self._session) == [length + 1, length + 2, length + 3]
+        self._length += 3
+
+
+@contextmanager
+def neighbour(address: Address, name: str = "", folder: Path | None = None) -> Iterator[Neighbour]:
+    """The session of another caller."""
+    security = SecurityOptions() if folder is None else known_as(name, folder)
+    with connect(str(address), security=security) as connection:
+        session = connection.session()
+        yield Neighbour(session)
+        session.close()
+
+
+def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessage:
+    fields = {
+        "session_id": opened.session_id,
+        "protocol_version": PROTOCOL_VERSION,
+        "resume_key": opened.resume_key,
+        "epoch": epoch,
+        "length": 3,
+    }
+    return pb.ClientMessage(resume=pb.Resume(**(fields | changes)))
+
+
+class RawPeer:
+    """One HTTP/2 connection with at most one call, frame by frame. It answers no ping and reads
+    only when told to.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.socket = socket.create_connection((address.host, address.port), timeout=WAIT)
+
+    def greet(self, window: int = 65535) -> None:
+        """`window`: bytes of messages that it takes before it reads them."""
+        self.socket.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, window))
+        )
+
+    def call(self, method: str = SESSION, token: str | None = None) -> None:
+        """Start a call: the headers, and no message."""
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", method),
+            (":authority", "x"),
+            ("te", "trailers"),
+        ]
+        headers += [("content-type", "application/grpc")] + (
+            [("authorization", f"Bearer {token}")] if token else []
+        )
+        block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers)
+        self.socket.sendall(_frame(1, 4, 1, block))
+
+    def send(self, message: bytes, announced: int | None = None) -> None:
+        """A message, or the beginning of one of `announced` bytes."""
+        prefix = struct.pack(">BI", 0, len(message) if announced is None else announced)
+        self.socket.sendall(_frame(0, 0, 1, prefix + message))
+
+    def window(self, size: int) -> None:
+        """Take so many bytes more."""
+        for stream in (0, 1):
+            self.socket.sendall(_frame(8, 0, stream, struct.pack(">I", size)))
+
+    def messages(self, tokens: int) -> list[pb.ServerMessage]:
+        """What comes, until it holds so many tokens."""
+        received, data, said = b"", b"", list[pb.ServerMessage]()
+        while sum(len(one.tokens.ids) for one in said) < tokens:
+            received += self.socket.recv(65536)
+            while len(received) >= 9 + int.from_bytes(received[:3], "big"):
+                size = int.from_bytes(received[:3], "big")
+                if received[3] == 0:
+                    data += received[9 : 9 + size]
+                received = received[9 + size :]
+            while len(data) >= 5 + int.from_bytes(data[1:5], "big"):
+                size = int.from_bytes(data[1:5], "big")
+                said.append(pb.ServerMessage.FromString(data[5 : 5 + size]))
+                data = data[5 + size :]
+        return said
+
+    def ended(self) -> bool:
+        """Read until the other side closes the connection, or resets or ends the stream; False
+        when neither comes in time.
+        """
+        received = b""
+        try:
+            while chunk := self.socket.recv(65536):
+                received += chunk
+                while len(received) >= 9 and len(received) >= 9 + int.from_bytes(
+                    received[:3], "big"
+                ):
+                    kind, flags, stream = (
+                        received[3],
+                        received[4],
+                        int.from_bytes(received[5:9], "big"),
+                    )
+                    if stream == 1 and (kind == 3 or (kind in (0, 1) and flags & 1)):
+                        return True
+                    received = received[9 + int.from_bytes(received[:3], "big") :]
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@contextmanager
+def deaf(address: Address, *, asks: bool = True) -> Iterator[RawPeer]:
+    """A client whose session is open, and which takes no answers.
+
+    asks: it asked for tokens
+    """
+    with closing(RawPeer(address)) as peer:
+        peer.greet(window=0)
+        peer.call()
+        peer.send(opening().SerializeToString())
+        if asks:
+            peer.send(decode_to(2_000).SerializeToString())
+        yield peer
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return (
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    )
+
+
+def _literal(text: str) -> bytes:
+    assert len(text) < 127
+    return bytes((len(text),)) + text.encode()

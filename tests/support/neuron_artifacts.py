@@ -1,0 +1,84 @@
+"""Tiny targets built for the stand-in Neuron machine, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compile.build.build import Source, build_artifact
+from compile.build.neuron import NeuronBuilder
+from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from inference.artifact import Bucket, Manifest
+from inference.backends.eager import EagerModel
+from inference.backends.neuron import NeuronModel
+from inference.backends.neuron_loading import load_neuron
+from inference.engine.engine import Engine
+from inference.model.checkpoint import fingerprint, load_decoder
+from inference.model.decoder import Decoder
+from tests.support.models import TINY
+
+torch.set_num_threads(1)
+LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59
+JUNK = LENGTH + TREE
+FEW = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True), prefill_bucket(ROWS, 16, JUNK, JUNK))
+MORE: tuple[Bucket, ...] = (
+    *(
+        verify_bucket(ROWS, nodes, slots, JUNK, sampled=sampled)
+        for nodes in (2, TREE)
+        for slots in (32, JUNK)
+        for sampled in (False, True)
+    ),
+    prefill_bucket(ROWS, 16, JUNK, JUNK),
+)
+
+
+def spec_of(
+    tensor_parallel: int = 2, buckets: Sequence[Bucket] = FEW, **changes: Any
+) -> CompileSpec:
+    spec = CompileSpec(
+        "tiny", "trn1", VOCABULARY, tuple(buckets), ROWS, LENGTH, TREE, "float32", tensor_parallel
+    )
+    return replace(spec, **changes)
+
+
+def build(
+    directory: Path,
+    checkpoint: Path,
+    spec: CompileSpec,
+    builder: type = NeuronBuilder,
+    said: list[str] | None = None,
+) -> Manifest:
+    source = Source(checkpoint, fingerprint(checkpoint), "tokenizer", dict(TINY), (2,))
+    lines = [] if said is None else said
+    return build_artifact(
+        spec,
+        source,
+        builder(spec, checkpoint, spec.vocabulary),
+        directory,
+        command="test",
+        say=lines.append,
+    )
+
+
+def built_model(
+    directory: Path, checkpoint: Path, spec: CompileSpec, builder: type = NeuronBuilder
+) -> NeuronModel:
+    return load_neuron(directory, build(directory, checkpoint, spec, builder), lambda line: None)
+
+
+def whole(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    return load_decoder(
+        checkpoint, positions=LENGTH, vocabulary=VOCABULARY, dtype=dtype, device=torch.device("cpu")
+    )
+
+
+def eager_of(checkpoint: Path) -> EagerModel:
+    return EagerModel(whole(checkpoint), rows=ROWS, capacity=JUNK, max_nodes=16)
+
+
+def engine_of(model: Any) -> Engine:
+    return Engine(model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY)

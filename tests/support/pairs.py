@@ -1,0 +1,77 @@
+"""Models for losslessness tests: tiny random targets with a draft that is a little off, or has
+nothing to do with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from inference.backends.eager import EagerModel
+from inference.engine.engine import Engine
+from inference.model.checkpoint import random_decoder
+from inference.model.config import ModelConfig, parse_config
+from inference.model.decoder import Decoder
+
+VOCABULARY = 290
+SEQUENCE_LENGTH = 512
+
+
+def config(layers: int = 2) -> ModelConfig:
+    """A Llama of a few thousand parameters; its vocabulary is padded beyond the tokenizer's."""
+    return parse_config(
+        {
+            "model_type": "llama",
+            "vocab_size": 300,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": SEQUENCE_LENGTH,
+        }
+    )
+
+
+def decoder(seed: int, layers: int = 2) -> Decoder:
+    return random_decoder(
+        config(layers), positions=SEQUENCE_LENGTH, vocabulary=VOCABULARY, seed=seed
+    )
+
+
+def perturbed(seed: int, amount: float) -> Decoder:
+    """The decoder of this seed with noise on every weight: a draft that agrees often, not
+    always.
+    """
+    model = decoder(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    for parameter in model.parameters():
+        parameter.data += amount * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def engine(
+    target: Decoder,
+    rows: int = 2,
+    max_tree_nodes: int = 64,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Engine:
+    model = EagerModel(
+        target, rows=rows, capacity=SEQUENCE_LENGTH + max_tree_nodes, max_nodes=max_tree_nodes
+    )
+    return Engine(
+        model,
+        sequence_length=SEQUENCE_LENGTH,
+        max_tree_nodes=max_tree_nodes,
+        vocabulary=VOCABULARY,
+        clock=clock,
+    )
+
+
+def prompt_of(length: int) -> list[int]:
+    """Random tokens, the same for the same length."""
+    tokens: list[int] = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
+    return tokens
