@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compile.ops.engines import DMA_REACHED, FITTED, Rates
+from compile.ops.engines import FITTED, EngineRates
 from compile.ops.op_work import KINDS, OpWork, op_work
 from compile.ops.rank_graph import record_bucket
 from compile.ops.recording import Op, Recording
@@ -37,6 +37,7 @@ class PassTime:
     """Milliseconds of a pass by cost, in the order of COSTS."""
 
     costs: Mapping[str, float]
+    products: float  # of TensorE, most of which hides behind the stream
 
     @property
     def total(self) -> float:
@@ -56,22 +57,23 @@ class PassWork:
 
     by_cost: Mapping[str, OpWork]
 
-    def milliseconds(self, rates: Rates, dma: float | None = None) -> PassTime:
-        """The time at a target's rates. dma: bytes a second that were seen to be reached (default:
-        the share of the documented rate that streams reach).
+    def milliseconds(self, rates: EngineRates, dma: float | None = None) -> PassTime:
+        """The time at a target's rates. dma: bytes a second from memory (default: what streams of
+        weights reach)
         """
-        dma = dma or rates.dma * DMA_REACHED
+        dma = dma or rates.stream
         whole = sum(self.by_cost.values(), _NOTHING)
         stream = {"weights": whole.weights / dma, "KV": whole.cache / dma}
         hidden = stream["weights"] + stream["KV"]
         seconds = dict.fromkeys(COSTS, 0.0) | stream
-        seconds["matmuls"] = max(0.0, whole.tensor / rates.tensor - hidden)
+        products = whole.tensor / rates.tensor
+        seconds["matmuls"] = max(0.0, products - hidden)
         for cost, work in self.by_cost.items():
             engines = max(work.vector / rates.vector, work.scalar / rates.scalar)
             seconds[cost] += engines + work.copied / dma
         seconds["collectives"] += whole.collectives * FITTED.all_reduce + whole.exchanged / dma
         seconds["host"] = FITTED.host
-        return PassTime({cost: 1e3 * taken for cost, taken in seconds.items()})
+        return PassTime({cost: 1e3 * taken for cost, taken in seconds.items()}, 1e3 * products)
 
     def plus(self, other: PassWork, times: float = 1.0) -> PassWork:
         """The sum of this and `times` the other."""
