@@ -14,8 +14,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from compile.ops.engines import rates_of
-from compile.ops.pass_time import PassTime, pass_work
+from compile.ops.pass_time import PassTime, pass_time
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.backends.timed import PROFILES, TimeProfile
 from inference.model.config import read_config
@@ -53,7 +52,7 @@ def time_of(nodes: int, slots: int) -> PassTime:
         if nodes > _TREE
         else verify_bucket(1, nodes, slots, _CAPACITY, sampled=False)
     )
-    return pass_work(read_config(SHAPES), spec, bucket).milliseconds(rates_of("trn1"))
+    return pass_time(read_config(SHAPES), spec, bucket)
 
 
 def computed() -> TimeProfile:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from compile.ops.engines import OBSERVED_DMA, rates_of
+from compile.ops.engines import rates_of
 from compile.ops.op_work import instructions
 from compile.ops.pass_time import COSTS, pass_work
 from compile.ops.rank_graph import record_bucket
@@ -75,11 +75,11 @@ def table(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
     """
     rates = rates_of(spec.target)
     heads = "".join(f"{cost:>13}" for cost in COSTS)
-    last = f"at {OBSERVED_DMA / 1e9:.0f} GB/s"
+    last = f"at {rates.observed / 1e9:.0f} GB/s"
     yield f"{'ms':<34}{heads}{'sum':>9}{last:>14}"
     for bucket in spec.graphs:
         work = pass_work(config, spec, bucket)
-        time, slower = work.milliseconds(rates), work.milliseconds(rates, OBSERVED_DMA)
+        time, slower = work.milliseconds(rates), work.milliseconds(rates, rates.observed)
         costs = "".join(f"{time.costs[cost]:>13.1f}" for cost in COSTS)
         yield f"{bucket.name:<34}{costs}{time.total:>9.1f}{slower.total:>14.1f}"
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compile.ops.engines import FITTED, EngineRates
+from compile.ops.engines import FITTED, EngineRates, rates_of
 from compile.ops.op_work import KINDS, OpWork, op_work
 from compile.ops.rank_graph import record_bucket
 from compile.ops.recording import Op, Recording
@@ -85,6 +85,11 @@ class PassWork:
                 for cost in costs
             }
         )
+
+
+def pass_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassTime:
+    """The time of a call of one of the spec's graphs at its target's rates."""
+    return pass_work(config, spec, bucket).milliseconds(rates_of(spec.target))
 
 
 def pass_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:

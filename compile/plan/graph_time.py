@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compile.ops.engines import OBSERVED_DMA, rates_of
+from compile.ops.engines import rates_of
 from compile.ops.pass_time import pass_work
 from compile.plan.memory import graph_work, work
 from compile.plan.workload import CallShape
@@ -39,9 +39,8 @@ def graph_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> GraphT
         arithmetic, traffic = call.flops / _CPU_FLOPS, call.moved / _CPU_BYTES
         longest = max(arithmetic, traffic)
         return GraphTime(longest, None, "compute" if arithmetic > traffic else "memory")
-    counted = pass_work(config, spec, bucket)
-    time = counted.milliseconds(rates_of(spec.target))
-    slower = counted.milliseconds(rates_of(spec.target), OBSERVED_DMA).total
+    counted, rates = pass_work(config, spec, bucket), rates_of(spec.target)
+    time, slower = counted.milliseconds(rates), counted.milliseconds(rates, rates.observed).total
     return GraphTime(time.total / 1e3, slower / 1e3, time.largest)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compile.ops.engines import OBSERVED_DMA, rates_of
+from compile.ops.engines import rates_of
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import graph_time
 from compile.plan.memory import Footprint, gib, graph_work
@@ -36,19 +36,18 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
 
 def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
     ranks = "" if spec.tensor_parallel == 1 else " a rank"
-    neuron = spec.target != "cpu"
-    slower = f"{f'at {OBSERVED_DMA / 1e9:.0f} GB/s':>14}" if neuron else ""
+    rates = None if spec.target == "cpu" else rates_of(spec.target)
+    slower = f"{f'at {rates.observed / 1e9:.0f} GB/s':>14}" if rates else ""
     yield (
         f"{f'{len(spec.graphs)} graphs':<36}{f'GFLOP{ranks}':>14}{f'MB moved{ranks}':>18}"
         f"{'ms':>11}{slower}  most of it"
     )
     for bucket in spec.graphs:
         yield _graph(spec, config, bucket)
-    if neuron:
-        stream = rates_of(spec.target).stream / 1e9
+    if rates:
         yield (
-            f"computed, not measured: weights at {stream:.0f} GB/s a rank, and at what the fastest "
-            "published 70B target reaches over a whole pass (docs/neuron.md)"
+            f"computed, not measured: weights at {rates.stream / 1e9:.0f} GB/s a rank, and "
+            "at what the fastest published 70B target reaches over a pass (docs/neuron-pass.md)"
         )
     else:
         yield "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
