@@ -1,5 +1,5 @@
-"""Padded work of planned graphs against powers of two, on three loads, at the roofline of two
-devices. Nothing is run: work is counted.
+"""Padded work of planned graphs against powers of two, on three loads, at the computed times of
+two devices. Nothing is run: work is counted.
 
     python -m benchmarks.buckets [--json FILE]        the table
     python -m benchmarks.buckets --write_loads        make benchmarks/loads/*.json anew
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import command, write_json
-from compile.plan.buckets import CHUNK, Sizes, graphs_of, limits_of, roofline_cost
+from compile.plan.buckets import CHUNK, Sizes, graphs_of, limits_of
+from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, expected_cost, plan, powers_of_two
 from compile.plan.workload import Calls, Limits, Load, calls_of, read_load
 from compile.spec import CompileSpec, least_nodes, takes_all_rows
@@ -146,7 +147,7 @@ def write_loads() -> None:
 
 def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
     """The choices for one load on one device."""
-    limits, cost = limits_of(spec, CHUNK), roofline_cost(config, spec)
+    limits, cost = limits_of(spec, CHUNK), call_cost(config, spec)
     calls, powers = calls_of(read_load(LOADS / f"{name}.json"), limits), powers_of_two(limits)
     graphs = sum(BuildBudget(0).count(shape) for shape in powers)
     exact = sum(weight * cost(call) for call, weight in calls.items())

@@ -131,7 +131,7 @@ class CompileOptions:
         _STORE,
         metavar="HEX",
     )
-    dry_run: bool = option(False, "print the plan, memory and roofline times, and build nothing")
+    dry_run: bool = option(False, "print the plan, memory and computed times, and build nothing")
     debug: bool = option(False, "show the traceback of an error")
 
     @property

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.capacity.script import VOCABULARY, ScriptedTarget
@@ -60,12 +59,6 @@ CURVES = {
 }
 
 
-def slower(profile: TimeProfile, times: float) -> TimeProfile:
-    """Everything takes so many times as long."""
-    names = ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds")
-    return replace(profile, **{name: times * getattr(profile, name) for name in names})
-
-
 class CountedModel(TimedModel):
     """A TimedModel that counts what it decodes. decoding: forwards that chose a token.  rows,
     nodes: in these, as padded; nodes of all rows.
@@ -107,7 +100,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=1024, help="of a text, prompt included")
     parser.add_argument("--keys_file", type=Path)
     given = parser.parse_args()
-    profile = slower(CURVES[given.curve], given.slower)
+    profile = CURVES[given.curve].slower(given.slower)
     model = CountedModel(ScriptedTarget(given.rows, given.length + NODES, CHUNK), profile)
     times = emulated_target(profile, given.rows, NODES)
     engine = Engine(

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from compile.plan.device import device_of
-from compile.plan.memory import work
+from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, plan, serving
 from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
 from compile.spec import CompileSpec, least_nodes, prefill_bucket, takes_all_rows, verify_bucket
@@ -79,10 +78,10 @@ def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
 def plan_graphs(
     load: Load, config: ModelConfig, spec: CompileSpec, budget: BuildBudget, chunk: int
 ) -> Planned:
-    """The best graphs for a load at the roofline of the spec's device. The spec's own graphs are
-    ignored.
+    """The best graphs for a load by the times of compile/plan/graph_time.py. The spec's own graphs
+    are ignored.
     """
-    limits, cost = limits_of(spec, chunk), roofline_cost(config, spec)
+    limits, cost = limits_of(spec, chunk), call_cost(config, spec)
     calls = calls_of(load, limits)
     chosen = plan(calls, limits, cost, budget)
     fewer = len({*limits.required()}) < len(chosen.shapes)
@@ -104,21 +103,6 @@ def limits_of(spec: CompileSpec, chunk: int) -> Limits:
         sequence_length=spec.sequence_length,
         all_rows=takes_all_rows(spec.target),
     )
-
-
-def roofline_cost(config: ModelConfig, spec: CompileSpec) -> Cost:
-    """A cost: seconds of arithmetic plus seconds of memory traffic. Neither hides the other, so
-    that every padded node counts.
-    """
-    device = device_of(spec.target)
-
-    def cost(shape: CallShape) -> float:
-        call = work(
-            config, spec, shape.rows, shape.nodes, shape.slots, 1 if shape.prefill else shape.nodes
-        )
-        return call.flops / device.flops[spec.dtype] + call.moved / device.bandwidth
-
-    return cost
 
 
 def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:

@@ -73,7 +73,7 @@ def work(
     """The work of a call of these shapes.
 
     Counted are matrices and the head, attention over cache and new nodes, and one transfer of
-    weights and cache. The choice among ids and the traffic between ranks are not counted.
+    weights and cache. The choice among ids and the traffic between ranks are in the times alone.
     """
     ranks = spec.tensor_parallel
     matrices, head = (

@@ -1,10 +1,12 @@
-"""What a dry run prints: the graphs with their work and roofline times, and a rank's memory."""
+"""What a dry run prints: the graphs with their work and times, and a rank's memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compile.ops.engines import rates_of
 from compile.plan.device import Device, device_of
+from compile.plan.graph_time import graph_time
 from compile.plan.memory import Footprint, gib, graph_work
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
@@ -27,31 +29,36 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
     )
     yield f"cache: {spec.rows} rows of {slots}" if spec.rows > 1 else f"cache: one row of {slots}"
     yield ""
-    yield from _graphs(spec, config, device)
+    yield from _graphs(spec, config)
     yield ""
     yield from _memory(need, device)
 
 
-def _graphs(spec: CompileSpec, config: ModelConfig, device: Device) -> Iterator[str]:
+def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
     ranks = "" if spec.tensor_parallel == 1 else " a rank"
+    rates = None if spec.target == "cpu" else rates_of(spec.target)
+    slower = f"{f'at {rates.observed / 1e9:.0f} GB/s':>14}" if rates else ""
     yield (
         f"{f'{len(spec.graphs)} graphs':<36}{f'GFLOP{ranks}':>14}{f'MB moved{ranks}':>18}"
-        f"{'roofline ms':>13}  bound by"
+        f"{'ms':>11}{slower}  most of it"
     )
     for bucket in spec.graphs:
-        yield _graph(spec, config, device, bucket)
-    yield f"roofline from {device.source}"
+        yield _graph(spec, config, bucket)
+    if rates:
+        yield (
+            f"computed, not measured: weights at {rates.stream / 1e9:.0f} GB/s a rank, and "
+            "at what the fastest published 70B target reaches over a pass (docs/neuron-pass.md)"
+        )
+    else:
+        yield "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
 
 
-def _graph(spec: CompileSpec, config: ModelConfig, device: Device, bucket: Bucket) -> str:
-    call = graph_work(config, spec, bucket)
-    seconds, bound = (
-        device.seconds(call.flops, call.moved, spec.dtype),
-        device.bound(call.flops, call.moved, spec.dtype),
-    )
+def _graph(spec: CompileSpec, config: ModelConfig, bucket: Bucket) -> str:
+    call, time = graph_work(config, spec, bucket), graph_time(config, spec, bucket)
+    slower = "" if time.slower is None else f"{time.slower * 1e3:>14.1f}"
     return (
         f"{bucket.name:<36}{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}"
-        f"{seconds * 1e3:>13.3f}  {bound}"
+        f"{time.seconds * 1e3:>11.4g}{slower}  {time.bound}"
     )
 
 

@@ -1,7 +1,7 @@
 """Chooses the few graphs that serve a load with the least work.
 
 It solves an integer program, with a bound that says how far from the best the answer can be. The
-cost of a shape comes in as a function (roofline or measured times), so nothing here knows models or
+cost of a shape comes in as a function (counted or measured times), so nothing here knows models or
 devices.
 """
 

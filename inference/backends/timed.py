@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,17 +21,23 @@ from inference.json_file import Json, read_json
 from inference.tree import IntArray
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
-"""The bundled profiles, one NAME.json each. Show a device's figures together with its
-roofline's.
-"""
+"""The bundled profiles, one NAME.json each. python -m benchmarks.time_profiles makes them."""
 
 T = TypeVar("T")
 
 
+_TEXTS = ("name", "source", "assumes")
+_HIDING = ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds")
+_SERIAL = (
+    "serial_seconds", "serial_slot_seconds", "serial_node_seconds", "serial_node_slot_seconds",
+)  # fmt: skip
+_TIMES = (*_HIDING, *_SERIAL)
+
+
 @dataclass(frozen=True)
 class TimeProfile:
-    """Seconds of a forward by a roofline: the slower of memory traffic and arithmetic, padding
-    included.
+    """Seconds of a forward, padding included: the slower of memory traffic and arithmetic, which
+    hide each other, and behind it what nothing hides.
 
     Raises ValueError for figures that are no times or sizes.
     """
@@ -46,9 +52,13 @@ class TimeProfile:
     rows: tuple[int, ...]  # sizes that calls are padded to, ascending
     nodes: tuple[int, ...]  # of one row, ascending
     slot_step: int  # context is read in multiples of this
+    serial_seconds: float = 0.0  # not hidden: once a forward
+    serial_slot_seconds: float = 0.0  # not hidden: for each row and slot of context
+    serial_node_seconds: float = 0.0  # not hidden: for each row and node
+    serial_node_slot_seconds: float = 0.0  # not hidden: for each row, node and slot of context
 
     def __post_init__(self) -> None:
-        for field in ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds"):
+        for field in _TIMES:
             if not 0 <= getattr(self, field) < float("inf"):
                 raise ValueError(f"{field} {getattr(self, field)}: a time is 0 or more")
         for field in ("rows", "nodes"):
@@ -76,6 +86,10 @@ class TimeProfile:
         """Return the padded (rows, nodes per row) that such a forward computes."""
         return sum(_padded(rows, self.rows)), sum(_padded(nodes, self.nodes))
 
+    def slower(self, times: float) -> TimeProfile:
+        """Return the profile with every time so many times as long."""
+        return replace(self, **{name: times * getattr(self, name) for name in _TIMES})
+
     def label(self, choices_by: str) -> str:
         """Return the device in words, for everything that reports a time."""
         return f"emulated: {self.name} (choices by {choices_by})"
@@ -83,7 +97,9 @@ class TimeProfile:
     def _graph_seconds(self, rows: int, nodes: int, slots: int) -> float:
         memory = self.pass_seconds + rows * slots * self.slot_seconds
         arithmetic = rows * nodes * (self.node_seconds + slots * self.node_slot_seconds)
-        return max(memory, arithmetic)
+        serial = self.serial_seconds + rows * slots * self.serial_slot_seconds
+        serial += rows * nodes * (self.serial_node_seconds + slots * self.serial_node_slot_seconds)
+        return max(memory, arithmetic) + serial
 
 
 def _padded(count: int, sizes: Sequence[int]) -> list[int]:
@@ -118,13 +134,9 @@ def parse_profile(raw: Json) -> TimeProfile:
     """Read a profile from a file's contents; raise InvalidRequest, naming the field that is
     wrong.
     """
-    raw.keys([field.name for field in fields(TimeProfile)])
-    texts, numbers = (
-        ("name", "source", "assumes"),
-        ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds"),
-    )
-    given: dict[str, Any] = {name: raw.field(name).line() for name in texts}
-    given |= {name: raw.field(name).number() for name in numbers}
+    raw.keys([field.name for field in fields(TimeProfile) if field.name not in _SERIAL], _SERIAL)
+    given: dict[str, Any] = {name: raw.field(name).line() for name in _TEXTS}
+    given |= {name: each.number() for name, each in raw.fields().items() if name in _TIMES}
     given |= {name: raw.field(name).each(_size) for name in ("rows", "nodes")}
     return raw.make(TimeProfile, **given, slot_step=_size(raw.field("slot_step")))
 

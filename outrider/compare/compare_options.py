@@ -150,7 +150,7 @@ examples:
   python compare_architectures.py                                       the pair that ships here
   python compare_architectures.py --target_model DIR --draft_model DIR  a real pair
   python compare_architectures.py --rtt 0,20,80 --out DIR \\
-    --emulate llama-3.1-8b-trn1.2xlarge-roofline,llama-3.1-8b-trn1.2xlarge-measured
+    --emulate llama-3.1-8b-trn1.2xlarge-computed,llama-3.1-8b-trn1.2xlarge-measured
   python compare_architectures.py --target_host HOST:PORT --draft_model DIR \\
     --tls_ca ca.pem --token_file token
   python compare_architectures.py --cs 0,25,50,75,100 --usd_per_hour 1.34 \\

@@ -444,7 +444,9 @@ def test_a_setting_says_how_long_everybody_takes() -> None:
     )
     assert slow.profiles.target == PROFILES.target
     assert fast.profiles.here.seconds(1, 8, 64) == PROFILES.here.seconds(1, 8, 64)
-    assert fast.profiles.target.seconds(1, 1, 256) == pytest.approx(0.0183, abs=1e-4)
+    assert fast.profiles.target.seconds(1, 1, 256) == pytest.approx(
+        PROFILES.target.seconds(1, 1, 256) / 2
+    )
 
 
 def test_settings_are_those_of_the_first_measurement_and_a_useless_draft() -> None:

@@ -162,15 +162,13 @@ def test_ranks_share_weights_and_repeat_the_heads_they_lack() -> None:
     assert eight.cache == sixteen.cache == one.cache / 8
 
 
-def test_reading_the_weights_once_takes_what_the_reference_says() -> None:
-    from compile.plan.device import device_of
-
+def test_a_pass_reads_every_matrix_once() -> None:
+    """The table of embeddings is not one: rows of it are looked up."""
     config, spec = parse_config(LLAMA_8B), spec_of()
     call = work(config, spec, rows=1, nodes=1, slots=1, picks=1)
-    assert device_of("trn1").seconds(call.flops, call.moved, "bfloat16") == pytest.approx(
-        0.0182, rel=0.07
-    )  # the input table is not read whole
-    assert call.flops * 2 == pytest.approx(2 * (8_030_261_248 - 128256 * 4096), rel=0.01)
+    parameters = 8_030_261_248 - 128256 * 4096
+    assert call.flops * 2 == pytest.approx(2 * parameters, rel=0.01)
+    assert call.moved == pytest.approx(parameters, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,131 @@
+"""Makes the bundled profiles of Llama-3.1-8B on a trn1.2xlarge: what the shipped graphs take by
+compile/ops, and that scaled to the one pass that was measured.
+
+    python -m benchmarks.time_profiles          print them
+    python -m benchmarks.time_profiles --write  write inference/data/profiles
+
+They are to be written anew whenever a graph changes what it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from compile.ops.pass_time import PassTime, pass_time
+from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from inference.backends.timed import PROFILES, TimeProfile
+from inference.model.config import read_config
+
+SHAPES = Path(__file__).parents[1] / "docs/shapes/llama-3.1-8b"
+MEASURED_PASS = 0.03671
+"""Seconds of one token, as choral-spec publishes it: 27.24 tokens/s."""
+
+_CAPACITY, _FEW, _MANY = 4160, 64, 4160  # slots of the cache, and that graphs read
+_TREE, _CHUNK = 64, 256
+_SIZES = "Sizes that calls are padded to are those of a plausible artefact, not of a built one."
+_COMPUTED = (
+    "Computed, not yet run on hardware: python -m benchmarks.time_profiles, from the operations of "
+    "the greedy graphs of one row and documented rates of a NeuronCore (compile/ops)."
+)
+_ASSUMES = (
+    "That values between operations stay in the core, and that only the stream of weights, keys "
+    "and values hides arithmetic. Rows cost alike. Sampled graphs take longer: python -m "
+    "compile.ops times. "
+) + _SIZES
+_MEASURED = (
+    "pass_seconds and serial_seconds: together 36.7 ms, from the 27.24 tokens/s that choral-spec "
+    "publishes for Llama-3.1-8B alone, one sequence, on a trn1.2xlarge. Theirs, with another "
+    "runtime, and a throughput: what the loop around a forward took is in it. Outrider has not yet "
+    "run on this hardware."
+)
+
+
+def time_of(nodes: int, slots: int) -> PassTime:
+    """The time of a greedy graph of one row: of a tree, or of a prompt's chunk."""
+    largest = verify_bucket(1, _TREE, _CAPACITY, _CAPACITY, sampled=False)
+    spec = CompileSpec("8b", "trn1", 128_256, (largest,), 1, 4096, _TREE, "bfloat16", 2)
+    bucket = (
+        prefill_bucket(1, nodes, slots, _CAPACITY)
+        if nodes > _TREE
+        else verify_bucket(1, nodes, slots, _CAPACITY, sampled=False)
+    )
+    return pass_time(read_config(SHAPES), spec, bucket)
+
+
+def computed() -> TimeProfile:
+    """The profile whose times are those of a few graphs, and on straight lines between them."""
+    corners = {(n, s): time_of(n, s) for n in (1, _TREE, _CHUNK) for s in (_FEW, _MANY)}
+    few, many = corners[1, _FEW], corners[1, _MANY]
+    slot = (many.costs["KV"] - few.costs["KV"]) / (_MANY - _FEW)
+    serial, serial_slot = _line(_serial(few), _serial(many))
+    wide, wide_slot = _line(*(_serial(corners[_TREE, slots]) for slots in (_FEW, _MANY)))
+    product, product_slot = _line(*(corners[_CHUNK, slots].products for slots in (_FEW, _MANY)))
+    node, node_slot = (wide - serial) / (_TREE - 1), (wide_slot - serial_slot) / (_TREE - 1)
+    return TimeProfile(
+        "llama-3.1-8b-trn1.2xlarge-computed",
+        _COMPUTED,
+        _ASSUMES,
+        pass_seconds=_seconds(few.costs["weights"]),
+        slot_seconds=_seconds(slot),
+        node_seconds=_seconds(product / _CHUNK),
+        node_slot_seconds=_seconds(product_slot / _CHUNK),
+        rows=(1, 4, 8, 16, 32, 64),
+        nodes=(1, 8, 16, 32, 64, 256),
+        slot_step=256,
+        serial_seconds=_seconds(serial - node),
+        serial_slot_seconds=_seconds(serial_slot - node_slot),
+        serial_node_seconds=_seconds(node),
+        serial_node_slot_seconds=_seconds(node_slot),
+    )
+
+
+def measured(base: TimeProfile) -> TimeProfile:
+    """The computed profile, as much slower as the measured pass is."""
+    times = MEASURED_PASS / base.seconds(1, 1, 0)
+    assumes = (
+        "Only one node of one row at a short context was measured. All figures are the computed "
+        f"ones, slower by the same factor of {times:.3f}: how a real forward rises with rows, "
+        "nodes and context is not known. "
+    )
+    name = base.name.replace("computed", "measured")
+    return replace(base.slower(times), name=name, source=_MEASURED, assumes=assumes + _SIZES)
+
+
+def _serial(time: PassTime) -> float:
+    """Milliseconds that nothing hides."""
+    return time.total - sum(time.costs[cost] for cost in ("weights", "KV", "matmuls"))
+
+
+def _line(few: float, many: float) -> tuple[float, float]:
+    """Milliseconds at no slot, and each slot's."""
+    slope = (many - few) / (_MANY - _FEW)
+    return few - slope * _FEW, slope
+
+
+def _seconds(milliseconds: float) -> float:
+    return max(milliseconds, 0.0) / 1e3
+
+
+def _short(value: object) -> object:
+    """A time with four digits, anything else as it is."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.time_profiles")
+    parser.add_argument("--write", action="store_true")
+    write = parser.parse_args().write
+    base = computed()
+    for profile in (base, measured(base)):
+        fields = ",\n ".join(f'"{k}": {json.dumps(_short(v))}' for k, v in asdict(profile).items())
+        text = f"{{\n {fields}\n}}\n"
+        print(text, end="")
+        if write:
+            (PROFILES / f"{profile.name}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The time of one call of a compiled graph, by what it goes to.
+
+`pass_work` counts what the operations of a graph take of each part of a core, and
+`PassWork.milliseconds` makes times of it. Weights, keys and values are streamed from memory, and
+TensorE works behind that stream. Everything else is taken to wait for what comes before it:
+neuronx-cc keeps the program's order where it cannot show that another one is faster.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compile.ops.engines import FITTED, EngineRates, rates_of
+from compile.ops.op_work import KINDS, OpWork, op_work
+from compile.ops.rank_graph import record_bucket
+from compile.ops.recording import Op, Recording
+from compile.spec import CompileSpec
+from inference.artifact import Bucket
+from inference.model.config import ModelConfig, parse_config
+
+# fmt: off
+COSTS = (
+    "weights", "KV", "matmuls", "attention", "norms", "noise", "top-k", "logits", "collectives",
+    "host",
+)
+# fmt: on
+"""What a pass's time goes to. `matmuls` is what TensorE takes longer than the stream of weights,
+keys and values; `norms` has the MLP's activations, too.
+"""
+_NOTHING = OpWork()
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Milliseconds of a pass by cost, in the order of COSTS."""
+
+    costs: Mapping[str, float]
+    products: float  # of TensorE, most of which hides behind the stream
+
+    @property
+    def total(self) -> float:
+        return sum(self.costs.values())
+
+    @property
+    def largest(self) -> str:
+        """The cost that takes longest."""
+        return max(self.costs, key=lambda cost: self.costs[cost])
+
+
+@dataclass(frozen=True)
+class PassWork:
+    """What a pass takes of each part of a core, by cost. It is linear in a graph's operations, so
+    works can be added and scaled.
+    """
+
+    by_cost: Mapping[str, OpWork]
+
+    def milliseconds(self, rates: EngineRates, dma: float | None = None) -> PassTime:
+        """The time at a target's rates. dma: bytes a second from memory (default: what streams of
+        weights reach)
+        """
+        dma = dma or rates.stream
+        whole = sum(self.by_cost.values(), _NOTHING)
+        stream = {"weights": whole.weights / dma, "KV": whole.cache / dma}
+        hidden = stream["weights"] + stream["KV"]
+        seconds = dict.fromkeys(COSTS, 0.0) | stream
+        products = whole.tensor / rates.tensor
+        seconds["matmuls"] = max(0.0, products - hidden)
+        for cost, work in self.by_cost.items():
+            engines = max(work.vector / rates.vector, work.scalar / rates.scalar)
+            seconds[cost] += engines + work.copied / dma
+        seconds["collectives"] += whole.collectives * FITTED.all_reduce + whole.exchanged / dma
+        seconds["host"] = FITTED.host
+        return PassTime({cost: 1e3 * taken for cost, taken in seconds.items()}, 1e3 * products)
+
+    def plus(self, other: PassWork, times: float = 1.0) -> PassWork:
+        """The sum of this and `times` the other."""
+        costs = {*self.by_cost, *other.by_cost}
+        return PassWork(
+            {
+                cost: self.by_cost.get(cost, _NOTHING)
+                + other.by_cost.get(cost, _NOTHING).times(times)
+                for cost in costs
+            }
+        )
+
+
+def pass_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassTime:
+    """The time of a call of one of the spec's graphs at its target's rates."""
+    return pass_work(config, spec, bucket).milliseconds(rates_of(spec.target))
+
+
+def pass_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:
+    """The work of a call of one of the spec's graphs on one rank.
+
+    Graphs of one layer and of two are recorded; every further layer adds what the second one did.
+    """
+    models = [config] if spec.fused is None else [config, parse_config(spec.fused.config)]
+    least = _work_at(spec, bucket, [replace(model, layers=1) for model in models])
+    total = least
+    for place, model in enumerate(models):
+        deeper = [replace(other, layers=1 + (place == i)) for i, other in enumerate(models)]
+        layer = _work_at(spec, bucket, deeper).plus(least, -1)
+        total = total.plus(layer, model.layers - 1)
+    return total
+
+
+def work_of(recording: Recording) -> PassWork:
+    """The work of a recorded call, by cost."""
+    found: defaultdict[str, OpWork] = defaultdict(OpWork)
+    for op in recording.ops:
+        work = op_work(op)
+        if work != _NOTHING:
+            found[cost_of(op)] += work
+    return PassWork(dict(found))
+
+
+def cost_of(op: Op) -> str:
+    """Which of COSTS an operation belongs to, by its kind and the functions that asked for it."""
+    kind = KINDS[op.name]
+    if kind == "collective":
+        return "collectives"
+    if kind == "top_k":
+        return "top-k"
+    if any("noise" in name or "threefry" in name for name in op.trail):
+        return "noise"
+    if any(":Attention." in name for name in op.trail):
+        return "attention"
+    if any("model/sampler.py" in name or name.endswith(":logits") for name in op.trail):
+        return "logits"
+    return "norms"
+
+
+def _work_at(spec: CompileSpec, bucket: Bucket, models: Sequence[ModelConfig]) -> PassWork:
+    draft = models[1] if spec.fused is not None else None
+    return work_of(record_bucket(models[0], spec, bucket, draft))

@@ -1,0 +1,132 @@
+"""One rank's graph of a spec on the meta device, as the Neuron builder lays it out, and the
+operations of a call of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compile.build.parallel import parallel_config, parallel_layers
+from compile.ops.recording import Recording, record
+from compile.spec import CompileSpec
+from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.backends.neuron_sdk import Sdk
+from inference.model.config import ModelConfig, parse_config
+from inference.model.decoder import Decoder
+from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
+from inference.model.sampler import add_in_halves
+from inference.model.verify_graph import StatefulGraph, example_inputs
+
+
+def _all_reduce(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _all_gather(x: Tensor, ranks: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] * ranks))
+
+
+def _named() -> Any:
+    """The collectives as operations of torch, on the meta device."""
+    library: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
+    library.define("all_reduce(Tensor x) -> Tensor")
+    library.define("all_gather(Tensor x, int ranks) -> Tensor")
+    library.impl("all_reduce", _all_reduce, "Meta")
+    library.impl("all_gather", _all_gather, "Meta")
+    return library
+
+
+_LIBRARY = _named()  # its operations are there while it is held
+
+
+def record_bucket(
+    config: ModelConfig, spec: CompileSpec, bucket: Bucket, draft: ModelConfig | None = None
+) -> Recording:
+    """The operations of a call of one of the spec's graphs on one rank.
+
+    draft: the model that drafts in the graph (default: that of the spec, where it has one)
+    """
+    if draft is None and spec.fused is not None:
+        draft = parse_config(spec.fused.config)
+    with torch.device("meta"):
+        if isinstance(bucket, RoundBucket):
+            inputs = round_inputs(bucket)
+        elif isinstance(bucket, DraftBucket):
+            inputs = draft_inputs(bucket)
+        else:
+            inputs = example_inputs(bucket)
+        graph = _graph(config, spec, bucket, draft)
+    inputs = {name: tensor.to("meta") for name, tensor in inputs.items()}
+    return record(graph.requires_grad_(False).eval(), inputs)
+
+
+def _graph(
+    config: ModelConfig, spec: CompileSpec, bucket: Bucket, draft: ModelConfig | None
+) -> nn.Module:
+    decoder, caches = _decoder(config, spec), _caches(config, spec)
+    if spec.fused is None or draft is None:
+        return StatefulGraph(decoder, *caches, bucket.levels, add_in_halves)
+    both = (*caches, *_caches(draft, spec))
+    return StatefulRoundGraph(decoder, _decoder(draft, spec), both, spec.fused.shape, add_in_halves)
+
+
+def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:
+    ranks, dtype = spec.tensor_parallel, getattr(torch, spec.dtype)
+    decoder = Decoder(
+        parallel_config(config, ranks),
+        spec.sequence_length,
+        spec.vocabulary,
+        parallel_layers(_meta_sdk(ranks), dtype),
+    )
+    for parameter in decoder.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return decoder.to("meta")
+
+
+def _caches(config: ModelConfig, spec: CompileSpec) -> tuple[Tensor, Tensor]:
+    dealt = parallel_config(config, spec.tensor_parallel)
+    heads = dealt.kv_heads // spec.tensor_parallel
+    shape = (dealt.layers, spec.rows, heads, spec.cache_slots, dealt.head_dim)
+    dtype = getattr(torch, spec.dtype)
+    return torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+
+
+def _meta_sdk(ranks: int) -> Sdk:
+    """One rank's share of each parallel layer, with collectives in the places where NxD has them:
+    sums in float32, and gathers along the last axis.
+    """
+
+    def gathered(x: Tensor) -> Tensor:
+        return torch.ops.outrider.all_gather(x, ranks) if ranks > 1 else x
+
+    class Column(nn.Linear):
+        def __init__(
+            self, inputs: int, outputs: int, *, bias: bool, gather_output: bool, **_: Any
+        ) -> None:
+            super().__init__(inputs, outputs // ranks, bias)
+            self._gather = gather_output
+
+        def forward(self, x: Tensor) -> Tensor:
+            return gathered(super().forward(x)) if self._gather else super().forward(x)
+
+    class Row(nn.Linear):
+        def __init__(self, inputs: int, outputs: int, *, bias: bool, **_: Any) -> None:
+            super().__init__(inputs // ranks, outputs, bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            part = nn.functional.linear(x, self.weight)
+            if ranks > 1:
+                part = torch.ops.outrider.all_reduce(part.float()).to(x.dtype)
+            return part if self.bias is None else part + self.bias
+
+    class Embedding(nn.Embedding):
+        def __init__(self, ids: int, size: int, **_: Any) -> None:
+            super().__init__(ids, size // ranks)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return gathered(super().forward(ids))
+
+    return Sdk(None, None, None, None, None, Column, Row, Embedding)

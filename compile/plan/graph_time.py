@@ -1,0 +1,91 @@
+"""Seconds of a call of a graph, for the plan that is printed and the planner that chooses graphs.
+
+A Neuron target's are those of compile/ops. A CPU's are those of 20 GB/s and 50 GFLOPS, which is two
+cores of a cloud machine in round numbers: they serve to compare graphs, not to forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from compile.ops.engines import rates_of
+from compile.ops.pass_time import pass_work
+from compile.plan.memory import graph_work, work
+from compile.plan.workload import CallShape
+from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from inference.artifact import Bucket
+from inference.model.config import ModelConfig
+
+_CPU_BYTES, _CPU_FLOPS = 20e9, 50e9  # a second
+_TIMES_WIDER = 4  # from one number of nodes that the planner has recorded to the next
+
+
+class GraphTime(NamedTuple):
+    """Seconds of one call."""
+
+    seconds: float
+    slower: float | None  # at the rate that the fastest published Neuron target reaches
+    bound: str  # what takes most of it
+
+
+def graph_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> GraphTime:
+    """The time of a call of one of the spec's graphs."""
+    if spec.target == "cpu":
+        call = graph_work(config, spec, bucket)
+        arithmetic, traffic = call.flops / _CPU_FLOPS, call.moved / _CPU_BYTES
+        longest = max(arithmetic, traffic)
+        return GraphTime(longest, None, "compute" if arithmetic > traffic else "memory")
+    counted, rates = pass_work(config, spec, bucket), rates_of(spec.target)
+    time, slower = counted.milliseconds(rates), counted.milliseconds(rates, rates.observed).total
+    return GraphTime(time.total / 1e3, slower / 1e3, time.largest)
+
+
+def call_cost(config: ModelConfig, spec: CompileSpec) -> Callable[[CallShape], float]:
+    """Seconds of a call of any shape, for the planner. On a Neuron target trees are sampled where
+    the spec has sampled graphs. On a CPU arithmetic and memory traffic add up, so that every padded
+    node counts.
+    """
+
+    def cpu(shape: CallShape) -> float:
+        picks = 1 if shape.prefill else shape.nodes
+        call = work(config, spec, shape.rows, shape.nodes, shape.slots, picks)
+        return call.flops / _CPU_FLOPS + call.moved / _CPU_BYTES
+
+    def neuron(shape: CallShape) -> float:
+        nodes, least, per_slot = lines(shape.prefill, shape.rows)
+        fixed, slope = (float(np.interp(shape.nodes, nodes, line)) for line in (least, per_slot))
+        return fixed + slope * shape.slots
+
+    @cache
+    def lines(prefill: bool, rows: int) -> tuple[list[int], list[float], list[float]]:
+        """Numbers of nodes, and for each the seconds at no slot and those of a slot. What lies
+        between is on straight lines.
+        """
+        nodes, few, many = _widths(spec, prefill), min(64, spec.capacity - 1), spec.capacity
+        times = [[seconds(prefill, rows, node, slots) for slots in (few, many)] for node in nodes]
+        slopes = [(there - here) / (many - few) for here, there in times]
+        fixed = [here - few * slope for (here, _), slope in zip(times, slopes, strict=True)]
+        return nodes, fixed, slopes
+
+    def seconds(prefill: bool, rows: int, nodes: int, slots: int) -> float:
+        if prefill:
+            bucket = prefill_bucket(rows, nodes, slots, spec.junk)
+        else:
+            sampled = any(graph.sampled for graph in spec.buckets)
+            bucket = verify_bucket(rows, nodes, slots, spec.junk, sampled=sampled)
+        return graph_time(config, spec, bucket).seconds
+
+    return cpu if spec.target == "cpu" else neuron
+
+
+def _widths(spec: CompileSpec, prefill: bool) -> list[int]:
+    """1, 4, 16, ... and the most nodes that the spec's graphs for prompts, or for trees, have."""
+    most = max(bucket.nodes for bucket in spec.buckets if (bucket.nodes > bucket.picks) == prefill)
+    widths = [1]
+    while widths[-1] < most:
+        widths.append(min(_TIMES_WIDER * widths[-1], most))
+    return widths

@@ -1,0 +1,143 @@
+"""The time of a compiled pass: what others measured is predicted, and nothing costs less for being
+larger.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.known_passes import KNOWN, Known, predicted
+from compile.ops.__main__ import main
+from compile.ops.engines import FITTED, digest, rates_of
+from compile.ops.op_work import OpWork, op_work
+from compile.ops.pass_time import COSTS, PassTime, pass_time, pass_work, work_of
+from compile.ops.rank_graph import record_bucket
+from compile.ops.recording import record
+from compile.spec import CompileSpec, verify_bucket
+from inference.model.config import read_config
+from tests.support.repository import ROOT
+
+SHAPES = ROOT / "docs/shapes"
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.what)
+def test_passes_that_others_measured_are_predicted_within_fifteen_percent(known: Known) -> None:
+    assert predicted(known).total == pytest.approx(known.milliseconds, rel=0.15)
+
+
+def test_the_constants_are_frozen() -> None:
+    """Whoever changes one fits all anew, to what was measured (benchmarks/known_passes.py), and
+    makes the figures of docs/neuron-pass.md and the bundled profiles again.
+    """
+    assert digest() == "0b032636c13f6899"
+
+
+def spec(rows: int) -> CompileSpec:
+    bucket = verify_bucket(rows, 64, 4160, 4160, sampled=True)
+    return CompileSpec("m", "trn1", 128_256, (bucket,), rows, 4096, 64, "bfloat16", 2)
+
+
+@cache
+def time_of(rows: int, nodes: int, slots: int, *, sampled: bool) -> PassTime:
+    config = read_config(SHAPES / "llama-3.1-8b")
+    bucket = verify_bucket(rows, nodes, slots, 4160, sampled=sampled)
+    return pass_time(config, spec(rows), bucket)
+
+
+def test_the_weights_of_an_8b_model_take_27_6_ms_at_the_documented_rate() -> None:
+    config = read_config(SHAPES / "llama-3.1-8b")
+    work = pass_work(config, spec(1), verify_bucket(1, 1, 2112, 4160, sampled=False))
+    floor = work.milliseconds(rates_of("trn1"), rates_of("trn1").dma)
+    assert floor.costs["weights"] == pytest.approx(27.6, abs=0.05)
+
+
+def test_every_cost_is_named_and_they_add_up() -> None:
+    time = time_of(1, 16, 2112, sampled=True)
+    assert tuple(time.costs) == COSTS
+    assert time.total == pytest.approx(sum(time.costs.values()))
+    assert time.largest == "weights"
+
+
+def test_larger_graphs_take_longer_and_only_sampled_ones_draw() -> None:
+    base = time_of(1, 16, 2112, sampled=False)
+    for larger in ((4, 16, 2112), (1, 64, 2112), (1, 16, 4160)):
+        assert time_of(*larger, sampled=False).total > base.total
+    drawn = time_of(1, 16, 2112, sampled=True)
+    assert drawn.total > base.total
+    assert base.costs["noise"] == base.costs["top-k"] == 0.0
+
+
+def test_a_slower_stream_makes_the_whole_pass_slower() -> None:
+    config, bucket = (
+        read_config(SHAPES / "llama-3.2-1b"),
+        verify_bucket(1, 8, 256, 256, sampled=False),
+    )
+    small = CompileSpec("m", "trn1", 128_256, (bucket,), 1, 248, 8, "bfloat16", 2)
+    work = pass_work(config, small, bucket)
+    assert (
+        work.milliseconds(rates_of("trn1"), rates_of("trn1").observed).total
+        > work.milliseconds(rates_of("trn1")).total
+        > work.milliseconds(rates_of("trn2")).total
+    )
+
+
+def test_the_work_of_a_deep_graph_is_that_of_its_layers() -> None:
+    config, bucket = (
+        read_config(SHAPES / "llama-3.2-1b"),
+        verify_bucket(1, 8, 256, 256, sampled=False),
+    )
+    small = CompileSpec("m", "trn1", 128_256, (bucket,), 1, 248, 8, "bfloat16", 2)
+    whole = work_of(record_bucket(config, small, bucket))
+    extended = pass_work(config, small, bucket)
+    for name, work in whole.by_cost.items():
+        for field in ("weights", "cache", "vector", "scalar", "tensor", "collectives"):
+            assert getattr(extended.by_cost[name], field) == pytest.approx(getattr(work, field))
+
+
+class Weighed(nn.Module):
+    """One operation of each engine, on sizes whose cycles are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(256, 128))
+
+    def forward(self, x: Tensor) -> Tensor:  # [4, 128]
+        products = x @ self.weight.T  # two tiles, of which each takes 64 cycles at least
+        raised = torch.exp(products)  # 1024 elements are 8 a lane
+        torch.topk(raised, 16)  # two rounds of two passes over 256 elements
+        return raised + products  # two operands
+
+
+def test_an_operations_cycles_are_the_documented_ones() -> None:
+    with torch.device("meta"):
+        recording = record(Weighed().half(), {"x": torch.empty(4, 128, dtype=torch.float16)})
+    works = {op.name: op_work(op) for op in recording.ops if not op.view}
+    assert all(op_work(op) == OpWork() for op in recording.ops if op.view)
+    assert works["mm"] == OpWork(weights=256 * 128 * 2, tensor=2 * 64)
+    assert works["exp"] == OpWork(scalar=8 + 100)
+    assert works["topk"] == OpWork(vector=2 * (2 * 256 + 100))
+    assert works["add"] == OpWork(vector=2 * 8 + 100)
+
+
+def test_float32_products_take_four_times_as_long() -> None:
+    cycles = []
+    for dtype in (torch.bfloat16, torch.float32):
+        with torch.device("meta"):
+            recording = record(Weighed().to(dtype), {"x": torch.empty(4, 128, dtype=dtype)})
+        cycles.append(sum(op_work(op).tensor for op in recording.ops))
+    assert cycles[1] == 4 * cycles[0] > 0
+
+
+def test_the_command_prints_a_line_for_each_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(SHAPES / "llama-3.2-1b"), "--target", "trn1", "--rows", "1"]
+    sizes = ["--tree_nodes", "2", "--max_tree_nodes", "2", "--slots", "2050"]
+    assert main(["times", *flags, *sizes]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert all(cost in head for cost in COSTS)
+    assert len(lines) == 5
+    assert sum(" 4.0 " in line for line in lines) == len(lines)
+    assert FITTED.host == 4e-3
