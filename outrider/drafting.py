@@ -19,12 +19,12 @@ from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from inference.order import Pace
 from outrider.completion import Complete, Completion, Request, Show, complete
 from outrider.explain import Explainer
+from outrider.live_text import silent
 from outrider.models import PREFILL_NODES, Checkpoint, load_model
 from outrider.options.groups import DeviceOptions, TreeOptions
 from outrider.options.roles import DraftRole
 from outrider.pools import GrowingPool, learned_file, rounds
 from outrider.profiles import user_profiles
-from outrider.report import silent
 from outrider.wishes import read_aims
 
 if TYPE_CHECKING:

@@ -21,12 +21,13 @@ from outrider.artifacts import artifact_length, load_artifact, open_artifact, wi
 from outrider.completion import Complete, Completion, Request, Show, complete, new_completion
 from outrider.connecting import connect_target, print_models
 from outrider.drafting import Sides, drafting
+from outrider.live_text import silent
 from outrider.models import Checkpoint, find_draft, find_target, find_tokenizer, load_model
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
 from outrider.prompts import make_requests, read_prompts
 from outrider.purse import Purse, open_purse
-from outrider.report import account, silent
 from outrider.running import run
+from outrider.summary import account
 from outrider.wishes import read_prices, read_wish
 
 
