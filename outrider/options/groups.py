@@ -13,7 +13,7 @@ from typing_extensions import Self
 from inference.cost.accounting import COSTS, ENERGIES
 from inference.cost.objective import read_knob
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
-from outrider.options.group import Also, Bare, Group, Shown
+from outrider.options.group import Also, Group, Shown
 from outrider.options.values import (
     Count,
     Device,
@@ -78,7 +78,7 @@ class DeviceOptions(Group, title="models and devices"):
 
 
 class BatchOptions(Group, title="models and devices"):
-    batch: Count = 4
+    batch: Annotated[Count, Also("rows")] = 4
     """texts at once: rows of the target, prompts of a file made at the same time"""
 
 
@@ -110,7 +110,7 @@ class TextOptions(Group, title="text"):
     prompt: str | None = None
     """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
     front where it defines one"""
-    prompt_text: File | None = None
+    prompt_text: Annotated[File, Also("prompt_file")] | None = None
     """one prompt a line, - for standard input; --batch of them at once"""
     chat: bool = False
     """apply the model's chat template to the prompt"""
@@ -128,8 +128,8 @@ class TextOptions(Group, title="text"):
     """one JSON object a prompt on stdout, and nothing else there"""
     color: Literal["auto", "always", "never"] = "auto"
     """mark in the text what was guessed; auto: on a terminal, unless NO_COLOR is set"""
-    profile: Annotated[Directory, Bare(".")] | None = None
-    """write outrider-profile.csv and .json into DIR (without DIR: here)"""
+    profile: Directory | None = None
+    """write outrider-profile.csv and .json into DIR"""
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
