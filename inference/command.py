@@ -10,7 +10,8 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -153,8 +154,33 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
 
 
 def say(line: str) -> None:
-    """Print a message to stderr; stdout is for the command's results."""
+    """Tell the user something, on stderr; stdout is for the command's results."""
+    _hearers[-1](line, True)
+
+
+def glance(line: str) -> None:
+    """Tell the user how things are at this moment; the next such line takes its place."""
+    _hearers[-1](line, False)
+
+
+def _print(line: str, _lasting: bool) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+Hear = Callable[[str, bool], None]
+"""Hears a message, and whether it is to stay."""
+
+_hearers: list[Hear] = [_print]
+
+
+@contextmanager
+def told_to(hear: Hear) -> Iterator[None]:
+    """All that is said within this context, on any thread, goes to `hear`."""
+    _hearers.append(hear)
+    try:
+        yield
+    finally:
+        _hearers.remove(hear)
 
 
 def printable(text: str) -> str:

@@ -84,7 +84,7 @@ def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[
 
     def complete_growing(request: Request, show: Show, cancelled: Event) -> Completion:
         explainer = Explainer(
-            pool.round_trip, aims.terms, aims.wish.objective, streamed=show is not silent
+            pool.round_trip, aims.terms, aims.wish.objective, named=show is silent
         )
         with pool.proposer() as proposer:
             done = complete(
@@ -98,7 +98,7 @@ def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[
                 tell=explainer.tell if options.explain else None,
             )
         if options.explain:
-            explainer.say(done)
+            explainer.conclude(done)
         return done
 
     try:
