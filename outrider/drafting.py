@@ -78,7 +78,7 @@ def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[
 
     aims, target, checkpoint = read_aims(options, rates), sides.target, sides.checkpoint
     model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
-    profile = user_profiles().draft(checkpoint, model, sides.length)
+    profile = user_profiles(options).draft(checkpoint, model, sides.length)
     learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
     pool = GrowingPool(model, profile, target, aims, learned)
 

@@ -17,6 +17,7 @@ from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free
+from inference.backends import RoundModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.engine import Engine
@@ -35,7 +36,7 @@ from outrider.models import (
 )
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
-from outrider.profiles import user_profiles
+from outrider.profiles import Unfinished, user_profiles
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
     model, checkpoint = loaded.model, loaded.checkpoint
+    times, unfinished = _times(options, loaded, profile)
     legacy = options.device == "neuron-legacy"
     where = describe(model.device) + ", chains only" * legacy
     description = Description(
@@ -142,7 +144,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         dtype=loaded.dtype,
         device=profile.label(f"{checkpoint.name} on {where}") if profile else where,
         stop_ids=checkpoint.config.stop_ids,
-        times=tuple(_times(loaded, profile, afresh=options.calibrate).items()),
+        times=tuple(times.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
     )
     served = TimedModel(model, profile) if profile else model
@@ -153,11 +155,13 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=description.vocabulary,
         waiting=options.waiting,
-        times=dict(description.times),
+        times=times,
         branches=not legacy,
         host=drafts.host if drafts else None,
         graphs=drafts.graphs if drafts else None,
     )
+    if unfinished is not None:
+        unfinished.go_on(engine)
     return Served(engine, drafts.description if drafts else description)
 
 
@@ -209,11 +213,16 @@ def _load_artifact(options: ServingRole) -> _Loaded:
     )
 
 
-def _times(loaded: _Loaded, emulated: TimeProfile | None, *, afresh: bool) -> dict[Shape, float]:
-    """Seconds of a forward by shape: the profile of an emulated device, else what an earlier start
-    kept, else (or with `afresh`) measured now.
+def _times(
+    options: ServingRole, loaded: _Loaded, emulated: TimeProfile | None
+) -> tuple[dict[Shape, float], Unfinished | None]:
+    """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
+    an emulated device, else what an earlier start kept, else measured.
     """
     if emulated is not None:
-        return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
+        return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes), None
+    if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel):
+        options = options.but(measure_first=not options.calibrate)  # it keeps more than slots
+    profiles = user_profiles(options)
     name, length, nodes = loaded.checkpoint.name, loaded.sequence_length, loaded.max_tree_nodes
-    return user_profiles(afresh=afresh).target(name, loaded.made_from, loaded.model, length, nodes)
+    return profiles.target(name, loaded.made_from, loaded.model, length, nodes)

@@ -20,7 +20,7 @@ NAMES = tuple(one.name for one in ARCHITECTURES)
 ON_THIS_MACHINE = tuple(one.name for one in ARCHITECTURES if one.on_this_machine)
 UNUSED = (
     "gamma", "tree_nodes", "tree_depth", "tree_rates", "pace", "offline", "baseline", "as_json",
-    "profile", "calibrate", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
+    "profile", "calibrate", "measure_first", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
     "max_joules_per_token", "explain",
 )  # fmt: skip
 """Flags of role draft that have no meaning in a comparison."""

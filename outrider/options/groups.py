@@ -102,6 +102,15 @@ class CalibrateOptions(Group, title="models and devices"):
     calibrate: bool = False
     """measure the models of this role afresh (a draft: and the link, if a target answers), print
     and keep what was found, and end"""
+    measure_first: bool = False
+    """measure all times before the first text; otherwise a target measures while nobody asks, and a
+    draft only for a moment"""
+
+    @model_validator(mode="after")
+    def _measured_once(self) -> Self:
+        if self.calibrate and self.measure_first:
+            raise ValueError("--calibrate measures all times, as --measure_first does: give one")
+        return self
 
 
 class TextOptions(Group, title="text"):

@@ -33,6 +33,8 @@ class ServingRole(
 
     @model_validator(mode="after")
     def _what_is_measured(self) -> Self:
+        if self.measure_first and self.emulate:
+            raise ValueError("--emulate states the times that --measure_first measures: give one")
         if self.calibrate and self.emulate:
             raise ValueError("--calibrate measures a target, --emulate states its times: give one")
         if self.calibrate and self.models:
