@@ -104,7 +104,7 @@ def check_free(address: Address) -> None:
         socket.create_server(address, family=family).close()
     except OSError as error:
         raise InvalidRequest(
-            f"cannot listen on {address}: {error.strerror} (--port 0 lets the system choose a port)"
+            f"cannot listen on {address}: {error.strerror}; port 0 lets the system choose one"
         ) from error
 
 

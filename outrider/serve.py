@@ -4,6 +4,7 @@ clients, and serve it until a signal.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -62,9 +63,12 @@ def serve(options: ServingRole) -> int:
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)
     check_free(Address(options.host, options.port))
+    if options.metrics_port is not None:
+        check_free(Address(options.metrics_host, options.metrics_port))
+    begun, target = time.perf_counter(), load_target(options)
+    ready = partial(_say_ready, target.description, time.perf_counter() - begun)
     with observed(options, options.usd_per_hour) as statistics:
-        target = replace(load_target(options), listener=statistics)
-        serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)
+        serve_target(replace(target, listener=statistics), ready, options.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
@@ -77,10 +81,10 @@ def _calibrate(options: ServingRole) -> int:
     return 0
 
 
-def _say_ready(description: Description, bound: Address) -> None:
+def _say_ready(description: Description, seconds: float, bound: Address) -> None:
     length = description.sequence_length
     limits = f"rows {description.rows}, sequence length {length}, {description.device}"
-    say(f"{READY}{bound} ({limits}); Ctrl-C ends")
+    say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
 
 
 def load_target(options: ServingRole) -> Target:

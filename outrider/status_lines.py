@@ -5,17 +5,29 @@ Every move is relative to the cursor, so nothing need be known of the text or of
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import TextIO
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from inference.command import say
+
+if TYPE_CHECKING:
+    from inference.model.checkpoint import Loading
 
 _SAVE, _RESTORE, _DOWN, _UP, _ERASE = "\x1b7", "\x1b8", "\x1bD", "\x1bM", "\x1b[J"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 MOST = 8
 """Lines that are shown at once."""
+
+LARGE = 200e6
+"""Bytes from which a model's loading is announced where no progress can be shown."""
+
+_EVERY = 0.1  # seconds between two states that are shown
 
 
 def takes_status(stream: TextIO) -> bool:
@@ -58,22 +70,42 @@ class StatusLines:
         return f"{room}{_SAVE}{styled}{_RESTORE}"
 
 
-class Status:
-    """Status lines on stderr while something is loaded: one state replaces another. Where stderr is
-    no terminal nothing is shown.
+class LoadingStatus:
+    """A context that shows how far a model is loaded, in a status line on stderr. Where stderr is
+    no terminal, a large model gets one line at the beginning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name, self._begun, self._shown = name, time.perf_counter(), -math.inf
         self._lines = StatusLines(dim=False) if takes_status(sys.stderr) else None
 
-    def show(self, line: str) -> None:
-        self._write(line)
+    def __enter__(self) -> Callable[[Loading], None]:
+        return self._tell
 
-    def close(self) -> None:
-        """Remove the line."""
-        self._write()
+    def __exit__(self, *_error: object) -> None:
+        if self._lines is not None:
+            self._write()
+
+    def _tell(self, loading: Loading) -> None:
+        first, now = self._shown < 0, time.perf_counter() - self._begun
+        if self._lines is None:
+            if first and loading.size > LARGE:
+                files = f"{loading.files} files, " * (loading.files > 1)
+                say(f"loading {self._name}: {files}{loading.size / 1e9:.1f} GB")
+        elif now - self._shown >= _EVERY:
+            self._write(self._words(loading, now))
+        else:
+            return
+        self._shown = now
+
+    def _words(self, loading: Loading, seconds: float) -> str:
+        file = f"file {loading.file} of {loading.files}, " * (loading.files > 1)
+        left = seconds * (loading.size - loading.read) / loading.read if loading.read else None
+        done = f"{loading.read / 1e9:.2f} of {loading.size / 1e9:.2f} GB"
+        wait = "" if left is None else f", {left:.0f} s left"
+        return f"loading {self._name}: {file}{done}{wait}"
 
     def _write(self, *lines: str) -> None:
-        if self._lines is not None:
-            sys.stderr.write(self._lines.erased() + self._lines.drawn(lines))
-            sys.stderr.flush()
+        assert self._lines is not None
+        sys.stderr.write(self._lines.erased() + self._lines.drawn(lines))
+        sys.stderr.flush()

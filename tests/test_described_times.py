@@ -240,8 +240,8 @@ def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
 
 def _text(engine: Engine, prompt: list[int]) -> list[int]:
     session = LocalSession(engine)
-    order = Decode(len(prompt) + 6, frozenset())
-    steps = list(decode(prompt, SamplingParams(), session, order, []))
+    order = Decode(len(prompt) + 30, frozenset())
+    steps = list(decode(prompt, SamplingParams(1.0, seed=3), session, order, []))
     session.close()
     engine.step()
     return [token for step in steps for token in step.tokens]

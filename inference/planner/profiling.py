@@ -101,10 +101,7 @@ class Survey:
         return self.times()
 
     def times(self) -> dict[Shape, float]:
-        """Return the seconds of a call by shape.
-
-        They are medians, or values of a fitted line where nothing was measured.
-        """
+        """Return the seconds by shape: medians, or a fitted line where nothing was measured."""
         line = ForwardTimes()
         for shape, seconds in self._measured.items():
             line.record(*shape, seconds)
@@ -143,11 +140,10 @@ class Survey:
 
 
 def survey_draft(model: Model, length: int, width: int) -> Survey:
-    """Measure ranking 1, 2, 4, ... up to `width` siblings in one call, in shapes of one row.
+    """Measure ranking 1, 2, 4, ... up to `width` siblings, as far as the model takes them, in one
+    call of one row.
 
     length: positions of the model, which is the longest sequence that it was loaded for
-
-    Widths beyond what the model takes are left out.
     """
     widths = _doublings(min(width, model.max_nodes, model.capacity))
     return Survey(
@@ -324,20 +320,24 @@ def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, f
     if not os.path.exists(path):  # a path that may not be looked at is none
         return None
     try:
-        kept = read_record(read_json(path, InvalidRequest), _Kept)
-        if (kept.schema, kept.subject) != (SCHEMA, subject):
-            raise InvalidRequest(f"{path} is not this model's profile")
+        return read_profile(path)[1]
     except InvalidRequest as error:
         tell(f"a kept profile is not used ({error}): it is measured again")
         return None
-    return {(rows, nodes): seconds for rows, nodes, seconds in kept.seconds}
+
+
+def read_profile(path: Path) -> tuple[Subject, dict[Shape, float]]:
+    """Return a kept file's subject and seconds; raise InvalidRequest where it is spoilt."""
+    kept = read_record(read_json(path, InvalidRequest), _Kept)
+    if kept.schema != SCHEMA or path.name != kept.subject.path(path.parent).name:
+        raise InvalidRequest(f"{path} is not this model's profile")
+    return kept.subject, {(rows, nodes): seconds for rows, nodes, seconds in kept.seconds}
 
 
 def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]) -> Path | None:
     """Write the seconds, by shape, to the subject's file; return its path.
 
-    The file is written whole or not at all. Returns None where the directory cannot be written to:
-    the caller has the times anyway.
+    Returns None where the directory cannot be written to: the caller has the times anyway.
     """
     kept = _Kept(SCHEMA, subject, tuple((*shape, seconds) for shape, seconds in times.items()))
     path = subject.path(directory)

@@ -62,7 +62,8 @@ EXAMPLES = """examples:
   python main.py --role fused_target                                  target and draft on one host
   python main.py --role fused_client --prompt "def main():"           ask such a host
   python main.py --role make-cert --host HOST --out certificates      a self-signed pair for --tls_*
-  python main.py --role make-key --name alice --keys_file keys.json   a key for a client"""
+  python main.py --role make-key --name alice --keys_file keys.json   a key for a client
+  python main.py --role profiles                                      times that are kept"""
 
 
 class _Start(GeneralOptions):

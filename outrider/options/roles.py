@@ -133,6 +133,14 @@ class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
         return self
 
 
+class ProfilesRole(groups.GeneralOptions, title="general"):
+    """list the times that are kept of models on this machine, or remove them"""
+
+    role: Literal["profiles"] = "profiles"
+    clear: bool = False
+    """remove them"""
+
+
 ROLES: dict[str, type[groups.GeneralOptions]] = {
     "target": TargetRole,
     "draft": DraftRole,
@@ -142,6 +150,7 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "verify_draft": VerifyDraftRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
+    "profiles": ProfilesRole,
 }
 """Every role by its name."""
 
