@@ -41,7 +41,10 @@ WIDEST = 64
 
 
 QUICK_SECONDS = 0.5
-"""Seconds that are spent on measuring before the first text; the first call is not counted."""
+"""Seconds of measuring before the first text. A first call of this length is all that is made."""
+
+IDLE_SECONDS = 20.0
+"""Seconds of measuring while nobody has a session."""
 
 IDLE_CALL_SECONDS = 1.0
 """Seconds that a call takes at most which is made while nobody has a session: a client that comes
@@ -73,7 +76,8 @@ class Unfinished(NamedTuple):
     def go_on(self, engine: Engine) -> None:
         """Let the engine measure the rest while nobody has a session, and take the result."""
         survey, rows = self.survey, range(engine.model.rows)
-        survey.first_free, survey.longest = engine.first_free, IDLE_CALL_SECONDS
+        survey.first_free = engine.first_free
+        survey.most, survey.longest = IDLE_SECONDS, IDLE_CALL_SECONDS
 
         def advance() -> bool:
             if max(map(engine.first_free, rows)) + self.nodes > engine.model.capacity:
@@ -140,7 +144,7 @@ class Profiles:
             self.tell(f"measuring {place.what} on {place.subject.device}")
             times = survey.run(self.tell)
         else:
-            times = survey.run(self.tell, QUICK_SECONDS)
+            times = survey.run(lambda progress: None, QUICK_SECONDS)
         if survey.done:
             place.keep(survey)
         return times

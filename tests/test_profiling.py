@@ -247,6 +247,16 @@ def test_a_survey_that_is_broken_off_estimates_the_rest_and_goes_on_call_by_call
     assert (4, 64) not in model.calls
 
 
+def test_where_the_first_call_takes_long_it_is_the_only_one_before_the_rest_is_measured(
+    clocked: Callable[..., Clocked],
+) -> None:
+    model = clocked(lambda rows, nodes: 0.1, first=100.0)
+    survey = survey_target(model, LENGTH, 1, 4)
+    assert list(survey.run(ignored, 0.5).values()) == pytest.approx([10.0] * 4)
+    assert model.calls == [(1, 1)]
+    assert survey.run(ignored)[1, 1] == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(("capacity", "length"), [(20, 256), (200, 20), (10, 10)])
 def test_a_model_with_few_slots_or_positions_is_measured_with_the_context_it_has(
     capacity: int, length: int

@@ -54,8 +54,7 @@ call may be slow: medians ignore it.
 RANKED = 8
 """Children that a profiled call of the draft ranks at each node."""
 
-PROGRESS_SECONDS = 1.0
-SCHEMA = 1  # of a kept profile
+PROGRESS_SECONDS, SCHEMA = 1.0, 1  # between two lines of progress; of a kept profile
 
 Tell = Callable[[str], None]
 
@@ -74,8 +73,8 @@ class Survey:
         call: Callable[[Shape], object],
         between: Collection[Shape] = (),
     ) -> None:
-        self.spent = 0.0  # seconds, without the first call
-        self.longest = math.inf  # seconds of a call; longer ones are estimated
+        self.spent, self._first = 0.0, -1.0  # seconds without the first call, and of it
+        self.most, self.longest = MOST_SECONDS, math.inf  # seconds in all, and of one call
         self.first_free: Callable[[int], int] = lambda row: 0  # slot from which on a row is empty
         self.done = False
         self._shapes, self._call, self._between = shapes, call, between
@@ -93,7 +92,9 @@ class Survey:
         tell: hears of progress
         """
         told = time.perf_counter()
-        while not (self.done or (self._measured and self.spent >= seconds)):
+        while not (
+            self.done or self._first >= seconds or (self._measured and self.spent >= seconds)
+        ):
             self.advance()
             if time.perf_counter() - told > PROGRESS_SECONDS:
                 told = time.perf_counter()
@@ -103,7 +104,7 @@ class Survey:
     def times(self) -> dict[Shape, float]:
         """Return the seconds by shape: medians, or a fitted line where nothing was measured."""
         line = ForwardTimes()
-        for shape, seconds in self._measured.items():
+        for shape, seconds in (self._measured or {self._shapes[0]: self._first}).items():
             line.record(*shape, seconds)
         times = _smooth(
             {one: self._measured.get(one) or line.seconds(*one) for one in self._shapes}
@@ -113,11 +114,11 @@ class Survey:
 
     def _made(self) -> Iterator[None]:
         """Make the calls; a median needs TRUSTED of them, with fewer the last one counts."""
-        self._seconds(self._shapes[0])  # brings the weights in
+        self._first = self._seconds(self._shapes[0])  # brings the weights in
         self.spent = 0.0
         yield
         for index, shape in enumerate(self._shapes):
-            left = MOST_SECONDS - self.spent
+            left = self.most - self.spent
             if self._measured and _dearest(self._measured, shape) > min(left, self.longest):
                 continue
             share, samples = left / (len(self._shapes) - index), list[float]()
