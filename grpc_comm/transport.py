@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from typing import NamedTuple
 
@@ -103,8 +104,9 @@ def check_free(address: Address) -> None:
     try:
         socket.create_server(address, family=family).close()
     except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
         raise InvalidRequest(
-            f"cannot listen on {address}: {error.strerror}; port 0 lets the system choose one"
+            f"cannot listen on {address}: {why}; port 0 lets the system choose one"
         ) from error
 
 

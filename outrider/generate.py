@@ -37,11 +37,11 @@ def draft(options: DraftRole) -> int:
         print_models(options)
         return 0
     prompts, checkpoint = read_prompts(options), find_draft(options)
-    tokenizer = checkpoint.tokenizer
+    tokenizer, stated = checkpoint.tokenizer, read_prices(options, 0.0)
     with connect_target(options, tokenizer, checkpoint.name) as target:
         length = session_length(options.sequence_length, checkpoint, target)
         requests = make_requests(options, prompts, tokenizer, length, target.description.stop_ids)
-        stated = read_prices(options, target.description.usd_per_hour)
+        stated = stated or read_prices(options, target.description.usd_per_hour)
         rates = stated.rates if stated is not None else None
         purse = open_purse(options, stated)
         told = partial(account, purse=purse, wish=read_wish(options, rates))

@@ -295,6 +295,7 @@ BAD_INPUT = {
         "max_position_embeddings",
     ),
     "unserved device": (["--prompt", "x", "--device", "neuron"], "neuron"),
+    "unpriced instance": (["--prompt", "x", "--instance", "trn9.foo", "--no_live"], "trn9.foo"),
     "chat without template": (["--prompt", "x", "--chat"], "chat template"),
 }
 
@@ -309,6 +310,7 @@ def test_bad_input_gets_one_clear_line_and_a_non_zero_exit(
     assert out == ""
     assert len(errors) == 1
     assert words in errors[0]
+    assert "indexing errors" not in err
 
 
 def test_where_no_target_listens_the_address_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,10 @@ from outrider.options.values import Objective
 ROOT = Path(__file__).parents[1]
 FLAGS = [flag for name, flag in all_flags().items() if name != "role"]
 START = {"config", "print_config", "role"}
+WITH_ANOTHER = {
+    "metrics_host", "tls_cert", "tls_key", "region", "pricing", "no_live", "tensor_parallel",
+    "batch",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +164,7 @@ def test_a_flag_is_refused_in_every_role_where_it_does_nothing(
 def test_a_flag_is_taken_in_every_role_that_has_it(role: str) -> None:
     for flag in flags_of(ROLES[role]).values():
         given = {flag.name: True if flag.kind is bool else a_value(flag)[-1]}
-        if flag.name in START | {"metrics_host", "tls_cert", "tls_key"} or role == "make-key":
+        if flag.name in START | WITH_ANOTHER or role == "make-key":
             continue
         assert ROLES[role](**given) != ROLES[role]() or flag.field.default is not None
 
@@ -178,6 +182,9 @@ def test_a_flag_is_taken_in_every_role_that_has_it(role: str) -> None:
         (["--port", "1"], ["--role is needed", "target", "draft"]),
         (["--role", "draft", "--batch"], ["--batch"]),
         (["--role", "make-key"], ["--name", "--keys_file"]),
+        (["--role", "draft", "--region", "eu-west-1"], ["--region", "--instance"]),
+        (["--role", "target", "--tensor_parallel", "4"], ["--device neuron-legacy"]),
+        (["--role", "verify_target", "--batch", "8"], ["one text"]),
     ],
 )
 def test_a_slip_gets_one_line_that_names_what_was_meant(
@@ -213,7 +220,10 @@ def test_a_change_is_checked_as_well() -> None:
 def test_other_names_and_dashes_are_the_same_flag() -> None:
     for words in (["--speculation-length", "3"], ["--speculation_length=3"], ["--gamma", "3"]):
         assert parse(["--role", "draft", *words]) == DraftRole(gamma=3)
-    assert parse(["--role", "target", "--tp_degree", "4"]) == TargetRole(tensor_parallel=4)
+    legacy = ["--role", "target", "--device", "neuron-legacy"]
+    assert parse([*legacy, "--tp_degree", "4"]) == TargetRole(
+        device="neuron-legacy", tensor_parallel=4
+    )
     assert parse(["--role", "target", "--rows", "2"]) == TargetRole(batch=2)
     assert parse(["--role", "draft", "--prompt_file", "a"]) == DraftRole(prompt_text="a")
 

@@ -97,6 +97,12 @@ class LegacyOptions(TargetOptions):
     tensor_parallel: Annotated[Count, Also("tp_degree")] = 2
     """--device neuron-legacy: NeuronCores that share the target"""
 
+    @model_validator(mode="after")
+    def _legacy_only(self) -> Self:
+        if self.given(LegacyOptions) and self.device != "neuron-legacy":
+            raise ValueError("--tensor_parallel is for --device neuron-legacy")
+        return self
+
 
 class CalibrateOptions(Group, title="models and devices"):
     calibrate: bool = False
@@ -208,6 +214,9 @@ class HourlyOptions(Group, title="prices and limits"):
     million tokens, idle time included"""
 
 
+_OF_INSTANCE = ("--region", "--pricing", "--no_live")
+
+
 class PriceOptions(HourlyOptions):
     """What the target, traffic and electricity cost."""
 
@@ -236,6 +245,9 @@ class PriceOptions(HourlyOptions):
     def _one_price(self) -> Self:
         if self.instance is not None and self.usd_per_hour is not None:
             raise ValueError("--instance and --usd_per_hour both price the target: give one")
+        about = [name for name in self.given(PriceOptions) if name in _OF_INSTANCE]
+        if about and self.instance is None:
+            raise ValueError(f"{about[0]} says how --instance is priced: give that, too")
         return self
 
 

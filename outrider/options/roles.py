@@ -102,6 +102,12 @@ class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyO
 
     role: Literal["verify_target"] = "verify_target"
 
+    @model_validator(mode="after")
+    def _one_text_at_a_time(self) -> Self:
+        if self.given(groups.BatchOptions) and self.device != "neuron":
+            raise ValueError("--batch is for --device neuron here: one text is made at a time")
+        return self
+
 
 class VerifyDraftRole(
     groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, groups.DraftModelOptions
