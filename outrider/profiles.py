@@ -86,7 +86,8 @@ class Unfinished(NamedTuple):
             if survey.done:
                 engine.when_idle = lambda: False
                 engine.take_profile(survey.times())
-                self.place.keep(survey)
+                if survey.telling:  # else another start, on a quieter machine, tells more
+                    self.place.keep(survey)
             return True
 
         engine.when_idle = advance

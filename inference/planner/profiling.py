@@ -101,6 +101,11 @@ class Survey:
                 tell(f"measured {len(self._measured)} of {len(self._shapes)} shapes")
         return self.times()
 
+    @property
+    def telling(self) -> bool:
+        """Whether half of the shapes were measured, so that the rest can be estimated."""
+        return 2 * len(self._measured) >= len(self._shapes)
+
     def times(self) -> dict[Shape, float]:
         """Return the seconds by shape: medians, or a fitted line where nothing was measured."""
         line = ForwardTimes()
@@ -153,15 +158,11 @@ def survey_draft(model: Model, length: int, width: int) -> Survey:
     )
 
 
-def survey_target(
-    model: Model,
-    length: int,
-    rows: int,
-    nodes: int,
-) -> Survey:
+def survey_target(model: Model, length: int, rows: int, nodes: int) -> Survey:
     """Measure a forward by its padded shape, up to `rows` rows of `nodes` nodes.
 
     length: positions of the model
+
     1, 2, 4, ... rows and nodes are measured. 3, 6, 12, ... nodes are interpolated, where they are a
     shape of their own. Shapes beyond what the model takes are left out.
     """
@@ -212,9 +213,8 @@ def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
 
 
 def ascending(values: Sequence[float]) -> list[float]:
-    """Return the nearest non-decreasing sequence by the sum of absolute differences.
-
-    One outlier then moves no other value far.
+    """Return the nearest non-decreasing sequence by the sum of absolute differences, in which one
+    outlier moves no other value far.
     """
     runs: list[list[float]] = []
     for value in values:
@@ -225,9 +225,7 @@ def ascending(values: Sequence[float]) -> list[float]:
 
 
 def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
-    """Upper estimate of a call's seconds: the largest measured call's, scaled up by the nodes
-    computed.
-    """
+    """Upper estimate of a call's seconds: the largest measured one's, scaled up by nodes."""
     largest = max(measured, key=np.prod)
     return float(measured[largest] * max(1.0, np.prod(shape) / np.prod(largest)))
 
