@@ -106,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             target_model=given.model,
             dtype=given.dtype,
             emulate=given.emulate,
+            measure_first=not given.emulate,
             threads=given.threads,
             batch=1,
             device="cpu",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.ec2_prices import InstanceOffer, Price, PriceFile, Pricing, TransferPrice
 from deploy.pricing import PriceChain, Unpriced, open_prices
-from inference.command import FAILED, add_flags, option, run_command
+from inference.command import FAILED, Parser, add_flags, option, run_command
 from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest
 from inference.json_file import read_json
@@ -162,9 +162,7 @@ def _print_table(shown: PricesShown, tokens_per_second: float | None) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> PricesOptions:
-    parser = argparse.ArgumentParser(
-        prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False
-    )
+    parser = Parser(prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     prices = commands.add_parser(
         "prices",
@@ -178,7 +176,10 @@ def parse(arguments: Sequence[str] | None) -> PricesOptions:
         allow_abbrev=False,
     )
     add_flags(PricesOptions, prices)
-    return PricesOptions(**vars(parser.parse_args(arguments)))
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        prices.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return PricesOptions(**vars(given))
 
 
 if __name__ == "__main__":

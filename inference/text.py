@@ -43,7 +43,7 @@ class Tokenizer:
         if not prompt:
             raise InvalidRequest("the prompt is empty")
         if not chat:
-            return [int(token) for token in self._tokenizer.encode(prompt)]
+            return [int(token) for token in self._tokenizer.encode(prompt, verbose=False)]
         if not self._tokenizer.chat_template:
             raise InvalidRequest(
                 "--chat needs a model with a chat template: this tokenizer has none"
@@ -52,7 +52,8 @@ class Tokenizer:
         text = self._tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=False
         )
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+        ids = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return [int(token) for token in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""

@@ -28,7 +28,7 @@ def calibrate(options: DraftRole) -> int:
     model = load_model(
         options, checkpoint, rows=1, sequence_length=length, spare=WIDEST, max_nodes=PREFILL_NODES
     )
-    times = user_profiles(afresh=True).draft(checkpoint, model, length)
+    times = user_profiles(options).draft(checkpoint, model, length)
     print(
         f"draft {checkpoint.name} on {describe(model.device)}: milliseconds of a call by the nodes "
         "that it ranks"

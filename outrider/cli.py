@@ -12,6 +12,7 @@ from outrider.options.roles import (
     FusedClientRole,
     MakeCertRole,
     MakeKeyRole,
+    ProfilesRole,
     ServingRole,
     VerifyDraftRole,
     VerifyTargetRole,
@@ -38,6 +39,10 @@ def _run(options: GeneralOptions) -> int:
         from outrider.credentials import make_key
 
         return make_key(options)
+    if isinstance(options, ProfilesRole):
+        from outrider.kept_profiles import profiles
+
+        return profiles(options)
     if isinstance(options, DraftRole) and options.calibrate:
         from outrider.calibrate import calibrate
 

@@ -19,12 +19,12 @@ from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from inference.order import Pace
 from outrider.completion import Complete, Completion, Request, Show, complete
 from outrider.explain import Explainer
+from outrider.live_text import silent
 from outrider.models import PREFILL_NODES, Checkpoint, load_model
 from outrider.options.groups import DeviceOptions, TreeOptions
 from outrider.options.roles import DraftRole
 from outrider.pools import GrowingPool, learned_file, rounds
 from outrider.profiles import user_profiles
-from outrider.report import silent
 from outrider.wishes import read_aims
 
 if TYPE_CHECKING:
@@ -78,13 +78,13 @@ def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[
 
     aims, target, checkpoint = read_aims(options, rates), sides.target, sides.checkpoint
     model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
-    profile = user_profiles().draft(checkpoint, model, sides.length)
+    profile = user_profiles(options).draft(checkpoint, model, sides.length)
     learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
     pool = GrowingPool(model, profile, target, aims, learned)
 
     def complete_growing(request: Request, show: Show, cancelled: Event) -> Completion:
         explainer = Explainer(
-            pool.round_trip, aims.terms, aims.wish.objective, streamed=show is not silent
+            pool.round_trip, aims.terms, aims.wish.objective, named=show is silent
         )
         with pool.proposer() as proposer:
             done = complete(
@@ -98,7 +98,7 @@ def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[
                 tell=explainer.tell if options.explain else None,
             )
         if options.explain:
-            explainer.say(done)
+            explainer.conclude(done)
         return done
 
     try:

@@ -21,12 +21,13 @@ from outrider.artifacts import artifact_length, load_artifact, open_artifact, wi
 from outrider.completion import Complete, Completion, Request, Show, complete, new_completion
 from outrider.connecting import connect_target, print_models
 from outrider.drafting import Sides, drafting
+from outrider.live_text import silent
 from outrider.models import Checkpoint, find_draft, find_target, find_tokenizer, load_model
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
 from outrider.prompts import make_requests, read_prompts
 from outrider.purse import Purse, open_purse
-from outrider.report import account, silent
 from outrider.running import run
+from outrider.summary import account
 from outrider.wishes import read_prices, read_wish
 
 
@@ -36,11 +37,11 @@ def draft(options: DraftRole) -> int:
         print_models(options)
         return 0
     prompts, checkpoint = read_prompts(options), find_draft(options)
-    tokenizer = checkpoint.tokenizer
+    tokenizer, stated = checkpoint.tokenizer, read_prices(options, 0.0)
     with connect_target(options, tokenizer, checkpoint.name) as target:
         length = session_length(options.sequence_length, checkpoint, target)
         requests = make_requests(options, prompts, tokenizer, length, target.description.stop_ids)
-        stated = read_prices(options, target.description.usd_per_hour)
+        stated = stated or read_prices(options, target.description.usd_per_hour)
         rates = stated.rates if stated is not None else None
         purse = open_purse(options, stated)
         told = partial(account, purse=purse, wish=read_wish(options, rates))

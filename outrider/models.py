@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from outrider.options.groups import (
 )
 from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOptions
 from outrider.options.values import DEVICES, is_device
+from outrider.status_lines import LoadingStatus
 
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
@@ -132,13 +134,16 @@ def load_model(
         return _load_legacy(options, checkpoint, sequence_length)
     device = pick_device(options.device)
     dtype = options.dtype or ("float32" if checkpoint.embedded else None)
-    decoder = load_decoder(
-        checkpoint.directory,
-        positions=sequence_length,
-        vocabulary=checkpoint.tokenizer.vocabulary,
-        dtype=DTYPES[dtype] if dtype else None,
-        device=device,
-    )
+    begun = time.perf_counter()
+    with LoadingStatus(checkpoint.name) as tell:
+        decoder = load_decoder(
+            checkpoint.directory,
+            positions=sequence_length,
+            vocabulary=checkpoint.tokenizer.vocabulary,
+            dtype=DTYPES[dtype] if dtype else None,
+            device=device,
+            tell=tell,
+        )
     parameters = sum(parameter.numel() for parameter in decoder.parameters())
     if device.type == "cpu":
         set_threads(options.threads, parameters)
@@ -147,7 +152,8 @@ def load_model(
     )
     precision = str(model.dtype).removeprefix("torch.")
     say(
-        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on {describe(device)}"
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
+        f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
     )
     return model
 

@@ -4,12 +4,10 @@ first use and kept.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -18,25 +16,81 @@ from inference.command import say
 from inference.planner.profiling import (
     CONTEXT,
     Subject,
+    Survey,
     Tell,
     keep_profile,
     load_profile,
-    profile_draft,
-    profile_target,
+    survey_draft,
+    survey_target,
 )
 from inference.times import Shape
 from outrider.models import Checkpoint, describe
+from outrider.options.groups import CalibrateOptions
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from inference.backends.compiled import CompiledModel
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
+    from inference.engine.engine import Engine
 
     Measurable = EagerModel | CompiledModel | LegacyNeuronModel
 
 WIDEST = 64
 """Nodes of the widest call of a draft that is profiled."""
+
+
+QUICK_SECONDS = 0.5
+"""Seconds of measuring before the first text. A first call of this length is all that is made."""
+
+IDLE_SECONDS = 20.0
+"""Seconds of measuring while nobody has a session."""
+
+IDLE_CALL_SECONDS = 1.0
+"""Seconds that a call takes at most which is made while nobody has a session: a client that comes
+then waits for its end.
+"""
+
+
+class _Place(NamedTuple):
+    """Where a profile is kept."""
+
+    directory: Path
+    subject: Subject
+    what: str  # the model, in words
+    tell: Tell
+
+    def keep(self, survey: Survey) -> None:
+        path = keep_profile(self.directory, self.subject, survey.times())
+        kept = f"kept in {path}" if path else f"not kept: {self.directory} cannot be written to"
+        self.tell(f"measured {self.what} in {survey.spent:.1f} s, {kept}")
+
+
+class Unfinished(NamedTuple):
+    """What is left to measure of a target, while it serves."""
+
+    survey: Survey
+    place: _Place
+    nodes: int  # of the widest call
+
+    def go_on(self, engine: Engine) -> None:
+        """Let the engine measure the rest while nobody has a session, and take the result."""
+        survey, rows = self.survey, range(engine.model.rows)
+        survey.first_free = engine.first_free
+        survey.most, survey.longest = IDLE_SECONDS, IDLE_CALL_SECONDS
+
+        def advance() -> bool:
+            if max(map(engine.first_free, rows)) + self.nodes > engine.model.capacity:
+                return False
+            survey.advance()
+            if survey.done:
+                engine.when_idle = lambda: False
+                engine.take_profile(survey.times())
+                if survey.telling:  # else another start, on a quieter machine, tells more
+                    self.place.keep(survey)
+            return True
+
+        engine.when_idle = advance
 
 
 @dataclass(frozen=True)
@@ -46,6 +100,7 @@ class Profiles:
     directory: Path
     tell: Tell  # hears of progress, a line at a time
     afresh: bool = False  # measure, whatever is kept
+    whole: bool = False  # measure all before anything else is done
 
     def draft(self, checkpoint: Checkpoint, model: Measurable, length: int) -> dict[int, float]:
         """Seconds of a draft call by width, for DraftTimes.
@@ -54,52 +109,52 @@ class Profiles:
         """
         from inference.model.checkpoint import fingerprint
 
-        width = min(WIDEST, model.max_nodes)
-        subject = _subject(
-            "draft", model, length, fingerprint(checkpoint.directory), rows=1, nodes=width
-        )
-        times = self._times(
-            subject,
-            f"the draft {checkpoint.name}",
-            lambda: _in_one_row(profile_draft(model, length, width, self.tell)),
-        )
+        width, made_from = min(WIDEST, model.max_nodes), fingerprint(checkpoint.directory)
+        subject = _subject("draft", model, length, made_from, rows=1, nodes=width)
+        place = self._place(subject, f"the draft {checkpoint.name}")
+        survey = survey_draft(model, length, width)
+        times = self._times(place, survey)
+        if not survey.done:
+            self.tell(f"some times of {place.what} are estimated; --calibrate measures all")
         return {nodes: seconds for (_, nodes), seconds in times.items()}
 
     def target(
         self, name: str, made_from: str, model: Measurable, length: int, nodes: int
-    ) -> dict[Shape, float]:
-        """Seconds of a forward by rows and by nodes of each row, for TargetTimes.
+    ) -> tuple[dict[Shape, float], Unfinished | None]:
+        """Seconds of a forward by rows and by nodes of each row, for TargetTimes, and what is left
+        to measure.
 
         made_from: fingerprint of its weights, and of its artefact
         """
         subject = _subject("target", model, length, made_from, rows=model.rows, nodes=nodes)
-        return self._times(
-            subject,
-            f"the target {name}",
-            lambda: profile_target(model, length, model.rows, nodes, self.tell),
-        )
+        place = self._place(subject, f"the target {name}")
+        survey = survey_target(model, length, model.rows, nodes)
+        times = self._times(place, survey)
+        return times, None if survey.done else Unfinished(survey, place, nodes)
 
-    def _times(
-        self, subject: Subject, what: str, measure: Callable[[], dict[Shape, float]]
-    ) -> dict[Shape, float]:
-        kept = None if self.afresh else load_profile(self.directory, subject, self.tell)
+    def _place(self, subject: Subject, what: str) -> _Place:
+        return _Place(self.directory, subject, what, self.tell)
+
+    def _times(self, place: _Place, survey: Survey) -> dict[Shape, float]:
+        """The times that are kept, else what can be measured before anything else is done."""
+        kept = None if self.afresh else load_profile(self.directory, place.subject, self.tell)
         if kept is not None:
+            survey.done = True
             return kept
-        self.tell(f"measuring {what} on {subject.device}")
-        start = time.perf_counter()
-        times = measure()
-        path = keep_profile(self.directory, subject, times)
-        took = time.perf_counter() - start
-        self.tell(
-            f"measured in {took:.1f} s, "
-            + (f"kept in {path}" if path else f"not kept: {self.directory} cannot be written to")
-        )
+        if self.afresh or self.whole:
+            self.tell(f"measuring {place.what} on {place.subject.device}")
+            times = survey.run(self.tell)
+        else:
+            times = survey.run(lambda progress: None, QUICK_SECONDS)
+        if survey.done:
+            place.keep(survey)
         return times
 
 
-def user_profiles(*, afresh: bool = False) -> Profiles:
+def user_profiles(options: CalibrateOptions) -> Profiles:
     """The profiles in this user's cache. Progress is printed on stderr."""
-    return Profiles(cache_directory("profiles"), say, afresh)
+    directory = cache_directory("profiles")
+    return Profiles(directory, say, options.calibrate, options.measure_first)
 
 
 def _subject(
@@ -134,7 +189,3 @@ def _processor() -> str:
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
         "unknown processor",
     )
-
-
-def _in_one_row(seconds: dict[int, float]) -> dict[Shape, float]:
-    return {(1, width): each for width, each in seconds.items()}

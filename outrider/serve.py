@@ -4,6 +4,7 @@ clients, and serve it until a signal.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,8 @@ from grpc_comm.server.server import Target
 from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
-from grpc_comm.transport import Address
+from grpc_comm.transport import Address, check_free
+from inference.backends import RoundModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.engine import Engine
@@ -35,7 +37,7 @@ from outrider.models import (
 )
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
-from outrider.profiles import user_profiles
+from outrider.profiles import Unfinished, user_profiles
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from inference.backends.compiled import CompiledModel
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
-    from outrider.fused import Drafts
+    from outrider.draft_beside import Drafts
 
     Beside = Callable[[Model, Description], Drafts]
 
@@ -60,9 +62,13 @@ def serve(options: ServingRole) -> int:
     security = server_security(options)  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)
+    check_free(Address(options.host, options.port))
+    if options.metrics_port is not None:
+        check_free(Address(options.metrics_host, options.metrics_port))
+    begun, target = time.perf_counter(), load_target(options)
+    ready = partial(_say_ready, target.description, time.perf_counter() - begun)
     with observed(options, options.usd_per_hour) as statistics:
-        target = replace(load_target(options), listener=statistics)
-        serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)
+        serve_target(replace(target, listener=statistics), ready, options.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
@@ -75,10 +81,10 @@ def _calibrate(options: ServingRole) -> int:
     return 0
 
 
-def _say_ready(description: Description, bound: Address) -> None:
+def _say_ready(description: Description, seconds: float, bound: Address) -> None:
     length = description.sequence_length
     limits = f"rows {description.rows}, sequence length {length}, {description.device}"
-    say(f"{READY}{bound} ({limits}); Ctrl-C ends")
+    say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
 
 
 def load_target(options: ServingRole) -> Target:
@@ -112,7 +118,7 @@ def load_target(options: ServingRole) -> Target:
 
 
 def _load_with_draft(options: ServingRole) -> Served:
-    from outrider.fused import with_draft
+    from outrider.draft_beside import with_draft
 
     assert isinstance(options, FusedTargetRole)
     return load_served(options, partial(with_draft, options))
@@ -127,6 +133,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
     model, checkpoint = loaded.model, loaded.checkpoint
+    times, unfinished = _times(options, loaded, profile)
     legacy = options.device == "neuron-legacy"
     where = describe(model.device) + ", chains only" * legacy
     description = Description(
@@ -141,7 +148,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         dtype=loaded.dtype,
         device=profile.label(f"{checkpoint.name} on {where}") if profile else where,
         stop_ids=checkpoint.config.stop_ids,
-        times=tuple(_times(loaded, profile, afresh=options.calibrate).items()),
+        times=tuple(times.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
     )
     served = TimedModel(model, profile) if profile else model
@@ -152,11 +159,13 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=description.vocabulary,
         waiting=options.waiting,
-        times=dict(description.times),
+        times=times,
         branches=not legacy,
         host=drafts.host if drafts else None,
         graphs=drafts.graphs if drafts else None,
     )
+    if unfinished is not None:
+        unfinished.go_on(engine)
     return Served(engine, drafts.description if drafts else description)
 
 
@@ -208,11 +217,16 @@ def _load_artifact(options: ServingRole) -> _Loaded:
     )
 
 
-def _times(loaded: _Loaded, emulated: TimeProfile | None, *, afresh: bool) -> dict[Shape, float]:
-    """Seconds of a forward by shape: the profile of an emulated device, else what an earlier start
-    kept, else (or with `afresh`) measured now.
+def _times(
+    options: ServingRole, loaded: _Loaded, emulated: TimeProfile | None
+) -> tuple[dict[Shape, float], Unfinished | None]:
+    """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
+    an emulated device, else what an earlier start kept, else measured.
     """
     if emulated is not None:
-        return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
+        return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes), None
+    if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel):
+        options = options.but(measure_first=not options.calibrate)  # it keeps more than slots
+    profiles = user_profiles(options)
     name, length, nodes = loaded.checkpoint.name, loaded.sequence_length, loaded.max_tree_nodes
-    return user_profiles(afresh=afresh).target(name, loaded.made_from, loaded.model, length, nodes)
+    return profiles.target(name, loaded.made_from, loaded.model, length, nodes)

@@ -14,6 +14,7 @@ from tests.support.repository import ROOT
 
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("*.py"))
+OF_EVERY_ROOM = {"__init__.py", "conftest.py"}
 OF_THEIR_OWN = {"support", "xla"}
 """Directories of tests that are no room: what tests share, and what needs another torch."""
 
@@ -24,7 +25,7 @@ def test_every_room_of_tests_is_a_room_of_the_product() -> None:
 
 
 def test_a_test_file_has_a_name_of_its_own() -> None:
-    names = Counter(path.name for path in FILES if path.name != "__init__.py")
+    names = Counter(path.name for path in FILES if path.name not in OF_EVERY_ROOM)
     assert [name for name, files in names.items() if files > 1] == []
 
 

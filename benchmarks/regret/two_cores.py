@@ -26,6 +26,7 @@ from inference.text import Tokenizer
 from inference.times import TargetTimes
 from outrider.link import LinkShape, shaped_link
 from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.options.groups import CalibrateOptions
 from outrider.options.roles import DraftRole
 from outrider.profiles import user_profiles
 from outrider.spawn import started
@@ -124,7 +125,9 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
             spare=_ROOM,
             max_nodes=PREFILL_NODES,
         )
-        here = user_profiles().draft(checkpoint, draft, SEQUENCE_LENGTH)
+        here = user_profiles(CalibrateOptions(measure_first=True)).draft(
+            checkpoint, draft, SEQUENCE_LENGTH
+        )
         words = (
             f"Target {Path(description.model).name} on core {theirs}, with "
             f"{Path(description.draft_model).name} beside it; draft "
@@ -173,4 +176,5 @@ def _target_flags(chosen: Chosen) -> list[str]:
         "max_tree_nodes": 1 + MOST_NODES,
         "sequence_length": SEQUENCE_LENGTH,
     }
-    return [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    return ["--measure_first", *given]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
@@ -110,7 +111,8 @@ class Watch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._console, self._usd_per_hour, self._clock = console, usd_per_hour, clock
-        self._statistics, self._window = statistics, Window(clock())
+        self._begun = clock()
+        self._statistics, self._window = statistics, Window(self._begun)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -131,9 +133,24 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Say goodbye with the totals."""
         self._stopped.set()
         self._thread.join()
+        if error is not None:
+            return
+        totals, seconds = Totals.of(self._statistics), self._clock() - self._begun
+        self._console.print(
+            f"the target has ended: {totals.tokens:.0f} tokens in {totals.forwards:.0f} forwards, "
+            f"{seconds:.0f} s after its start",
+            soft_wrap=True,
+            highlight=False,
+        )
 
     def _run(self) -> None:
         if self._console.is_terminal:

@@ -41,7 +41,9 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         async with self._guarded(context, key):
             served = await self._state.catalogue.served(request.model)
         now = replace(
-            self._state.limited(served.description, key), sessions=len(served.engine.sessions)
+            self._state.limited(served.description, key),
+            sessions=len(served.engine.sessions),
+            times=tuple(served.engine.profile.items()) or served.description.times,
         )
         return translate.write_description(now, self._state.catalogue.names)
 

@@ -35,6 +35,11 @@ class Roster:
         return list(self._sessions)
 
     @property
+    def empty(self) -> bool:
+        """Whether no session is open."""
+        return not self._sessions
+
+    @property
     def line(self) -> list[Session]:
         """Sessions that want a row and have none, in the order in which they get one.
 

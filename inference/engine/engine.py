@@ -73,10 +73,22 @@ class Engine(Reception):
         super().__init__(Roster(model, waiting), sequence_length, vocabulary, clock)
         self.model, self.max_tree_nodes = model, max_tree_nodes
         self.on_event: Callable[[EngineEvent], None] = ignore  # on the thread of the forwards
+        # makes a short call of the model while nobody has a session; whether it made one
+        self.when_idle: Callable[[], bool] = lambda: False
+        self.profile = dict(times or {})
         self._host, self._graphs = host, graphs
         self._turns = Turns(model, TargetTimes(times), max_tree_nodes, branches=branches)
         self._running = False
         self._step_began: float | None = None
+
+    def take_profile(self, times: Mapping[Shape, float]) -> None:
+        """Expect these seconds of a forward from now on. On the thread of the forwards."""
+        self.profile = dict(times)
+        self._turns.times = TargetTimes(times)
+
+    def first_free(self, row: int) -> int:
+        """The slot of a row from which on it holds nothing. On the thread of the forwards."""
+        return self._roster.pool.first_free(row)
 
     # Forwards.
 
@@ -85,7 +97,7 @@ class Engine(Reception):
         self._running = True
         try:
             while not stopped.is_set():
-                if not self.step():
+                if not self.step() and not (self._roster.empty and self.when_idle()):
                     with self._lock:
                         seconds = self._idle_seconds(self._clock())
                         if not stopped.is_set() and (seconds is None or seconds > 0):

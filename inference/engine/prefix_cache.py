@@ -58,6 +58,10 @@ class RowPool:
         """Tokens cached in rows that no session holds."""
         return sum(len(row.tokens) for row in self._rows if not row.held)
 
+    def first_free(self, index: int) -> int:
+        """The slot of a row from which on it holds nothing."""
+        return self._rows[index].slots.high_water
+
     def take(self, tokens: Sequence[int], sharing: str) -> Row | None:
         """Take a free row for a sequence, with the longest cached prefix of its tokens.
 

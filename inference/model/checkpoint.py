@@ -7,10 +7,10 @@ half fits is refused.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +27,15 @@ _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.mode
 _OTHER_FORMATS = ["consolidated*.safetensors"]
 _IGNORED = ("rotary_emb.inv_freq",)
 _SAMPLE = 1 << 16
+
+
+class Loading(NamedTuple):
+    """How far the weights of a checkpoint are read."""
+
+    file: int  # that is read now, counted from 1
+    files: int
+    read: int  # bytes
+    size: int  # bytes of all files
 
 
 def find_model(name: str, *, weights: bool = True) -> Path:
@@ -81,12 +90,14 @@ def load_decoder(
     vocabulary: int,
     dtype: torch.dtype | None,
     device: torch.device,
+    tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Decoder:
     """Load a Decoder with the directory's weights.
 
     positions: how many positions the rotary table covers
     vocabulary: ids of the tokenizer
     dtype: None for the checkpoint's own
+    tell: hears how far it is, before each tensor
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """
@@ -105,7 +116,7 @@ def load_decoder(
     with torch.device("meta"):
         decoder = Decoder(config, positions, vocabulary)
     missing = dict(decoder.named_parameters())
-    for name, tensor in _tensors(directory):
+    for name, tensor in _tensors(directory, tell):
         if name.endswith(_IGNORED) or (config.tied and name == "lm_head.weight"):
             continue
         parameter = missing.pop(name, None)
@@ -138,11 +149,16 @@ def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:
     setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
 
 
-def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    for path in weight_files(directory):
+def _tensors(directory: Path, tell: Callable[[Loading], None]) -> Iterator[tuple[str, Tensor]]:
+    paths, read = weight_files(directory), 0
+    size = sum(path.stat().st_size for path in paths)
+    for at, path in enumerate(paths, 1):
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                yield name, file.get_tensor(name)
+                tell(Loading(at, len(paths), read, size))
+                tensor = file.get_tensor(name)
+                yield name, tensor
+                read += tensor.nbytes
 
 
 @contextmanager

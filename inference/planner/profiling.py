@@ -1,23 +1,23 @@
-"""Measures a model's calls on this machine before it serves: tables of seconds for planning. They
+"""Measures a model's calls on this machine: tables of seconds for planning. They
 are kept on disk, one file for each subject, so that nothing is measured twice on a machine.
 
 DraftTimes and TargetTimes take these tables. A call of more nodes in as many rows never takes less
 time. Where a busy machine made it look so, the nearest monotone table is taken.
 
 Nothing is prefilled and no sequence is touched. Calls read whatever keys lie in the first CONTEXT
-slots and write to slots behind them. Whoever takes a row later overwrites these before reading
-them. All calls are greedy. Not yet run on CUDA or Neuron hardware.
+slots and write to slots behind them, and behind those that hold anything. Whoever takes a row later
+overwrites these before reading them. All calls are greedy. Not yet run on CUDA or Neuron hardware.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median, median_low
@@ -54,32 +54,112 @@ call may be slow: medians ignore it.
 RANKED = 8
 """Children that a profiled call of the draft ranks at each node."""
 
-PROGRESS_SECONDS = 1.0
-SCHEMA = 1  # of a kept profile
+PROGRESS_SECONDS, SCHEMA = 1.0, 1  # between two lines of progress; of a kept profile
 
 Tell = Callable[[str], None]
 
 
-def profile_draft(model: Model, length: int, width: int, tell: Tell) -> dict[int, float]:
-    """Return the seconds of ranking 1, 2, 4, ... up to `width` siblings in one call.
+class Survey:
+    """Measures a model's calls by shape, a call at a time, the smallest shape first.
+
+    shapes: what the calls are called in the result, in the order in which they are measured
+    call: makes the call of a shape
+    between: shapes that are interpolated
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        call: Callable[[Shape], object],
+        between: Collection[Shape] = (),
+    ) -> None:
+        self.spent, self._first = 0.0, -1.0  # seconds without the first call, and of it
+        self.most, self.longest = MOST_SECONDS, math.inf  # seconds in all, and of one call
+        self.first_free: Callable[[int], int] = lambda row: 0  # slot from which on a row is empty
+        self.done = False
+        self._shapes, self._call, self._between = shapes, call, between
+        self._measured: dict[Shape, float] = {}
+        self._calls = self._made()
+
+    def advance(self) -> None:
+        """Make one call, or find that all is measured that there is time for."""
+        if next(self._calls, self) is self:
+            self.done = True
+
+    def run(self, tell: Tell, seconds: float = math.inf) -> dict[Shape, float]:
+        """Make calls until all is measured, or so many seconds are spent; return the times.
+
+        tell: hears of progress
+        """
+        told = time.perf_counter()
+        while not (
+            self.done or self._first >= seconds or (self._measured and self.spent >= seconds)
+        ):
+            self.advance()
+            if time.perf_counter() - told > PROGRESS_SECONDS:
+                told = time.perf_counter()
+                tell(f"measured {len(self._measured)} of {len(self._shapes)} shapes")
+        return self.times()
+
+    @property
+    def telling(self) -> bool:
+        """Whether half of the shapes were measured, so that the rest can be estimated."""
+        return 2 * len(self._measured) >= len(self._shapes)
+
+    def times(self) -> dict[Shape, float]:
+        """Return the seconds by shape: medians, or a fitted line where nothing was measured."""
+        line = ForwardTimes()
+        for shape, seconds in (self._measured or {self._shapes[0]: self._first}).items():
+            line.record(*shape, seconds)
+        times = _smooth(
+            {one: self._measured.get(one) or line.seconds(*one) for one in self._shapes}
+        )
+        times |= {shape: _middle(times, shape) for shape in self._between if shape not in times}
+        return dict(sorted(times.items()))
+
+    def _made(self) -> Iterator[None]:
+        """Make the calls; a median needs TRUSTED of them, with fewer the last one counts."""
+        self._first = self._seconds(self._shapes[0])  # brings the weights in
+        self.spent = 0.0
+        yield
+        for index, shape in enumerate(self._shapes):
+            left = self.most - self.spent
+            if self._measured and _dearest(self._measured, shape) > min(left, self.longest):
+                continue
+            share, samples = left / (len(self._shapes) - index), list[float]()
+            while not samples or (
+                len(samples) < CALLS
+                and sum(samples) + samples[-1] < share
+                and not (len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS)
+            ):
+                samples.append(self._seconds(shape))
+                trusted = len(samples) >= TRUSTED
+                self._measured[shape] = median(samples) if trusted else samples[-1]
+                yield
+
+    def _seconds(self, shape: Shape) -> float:
+        start = time.perf_counter()
+        self._call(shape)
+        seconds = time.perf_counter() - start
+        self.spent += seconds
+        return seconds
+
+
+def survey_draft(model: Model, length: int, width: int) -> Survey:
+    """Measure ranking 1, 2, 4, ... up to `width` siblings, as far as the model takes them, in one
+    call of one row.
 
     length: positions of the model, which is the longest sequence that it was loaded for
-
-    Widths beyond what the model takes are left out.
     """
-    widths = list(_doublings(min(width, model.max_nodes, model.capacity)))
-    measured = _measure(
+    widths = _doublings(min(width, model.max_nodes, model.capacity))
+    return Survey(
         [(1, size) for size in widths],
         lambda shape: model.rank([_siblings(model, length, shape[1])], RANKED),
-        tell,
     )
-    return {size: seconds for (_, size), seconds in measured.items()}
 
 
-def profile_target(
-    model: Model, length: int, rows: int, nodes: int, tell: Tell
-) -> dict[Shape, float]:
-    """Return the seconds of a forward by its padded shape, up to `rows` rows of `nodes` nodes.
+def survey_target(model: Model, length: int, rows: int, nodes: int) -> Survey:
+    """Measure a forward by its padded shape, up to `rows` rows of `nodes` nodes.
 
     length: positions of the model
 
@@ -92,17 +172,18 @@ def profile_target(
         for row in _doublings(rows)
         for node in reversed(list(_doublings(nodes)))
     }
-    measured = _measure(
-        sorted(shapes), lambda shape: model.choose(_chains(model, length, *shapes[shape])), tell
-    )
     between = {
         model.padded(row, 3 * node // 2)
         for row in _doublings(rows)
         for node in _doublings(nodes)
         if node > 1 and 3 * node // 2 < nodes
     }
-    measured |= {shape: _middle(measured, shape) for shape in between - measured.keys()}
-    return dict(sorted(measured.items()))
+    survey = Survey(
+        sorted(shapes),
+        lambda shape: model.choose(_chains(model, length, *shapes[shape], survey.first_free)),
+        between,
+    )
+    return survey
 
 
 def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
@@ -122,32 +203,6 @@ def _doublings(most: int) -> Iterator[int]:
     yield most
 
 
-def _measure(
-    shapes: Sequence[Shape], call: Callable[[Shape], object], tell: Tell
-) -> dict[Shape, float]:
-    """Return the seconds of a call by shape, for shapes in the order given, the smallest first.
-
-    They are medians, or values of a fitted line where there is no time to measure.
-    """
-    call(shapes[0])  # brings the weights in
-    start = told = time.perf_counter()
-    measured: dict[Shape, float] = {}
-    for index, shape in enumerate(shapes):
-        left = start + MOST_SECONDS - time.perf_counter()
-        if measured and _dearest(measured, shape) > left:
-            continue
-        measured[shape] = _median_seconds(partial(call, shape), left / (len(shapes) - index))
-        if time.perf_counter() - told > PROGRESS_SECONDS:
-            told = time.perf_counter()
-            tell(f"measured {len(measured)} of {len(shapes)} shapes")
-    line = ForwardTimes()
-    for shape, seconds in measured.items():
-        line.record(*shape, seconds)
-    return _smooth(
-        {shape: measured[shape] if shape in measured else line.seconds(*shape) for shape in shapes}
-    )
-
-
 def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
     """Return the nearest times that never fall with more nodes, for each number of rows."""
     smooth: dict[Shape, float] = {}
@@ -158,9 +213,8 @@ def _smooth(seconds: dict[Shape, float]) -> dict[Shape, float]:
 
 
 def ascending(values: Sequence[float]) -> list[float]:
-    """Return the nearest non-decreasing sequence by the sum of absolute differences.
-
-    One outlier then moves no other value far.
+    """Return the nearest non-decreasing sequence by the sum of absolute differences, in which one
+    outlier moves no other value far.
     """
     runs: list[list[float]] = []
     for value in values:
@@ -171,32 +225,9 @@ def ascending(values: Sequence[float]) -> list[float]:
 
 
 def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
-    """Upper estimate of a call's seconds: the largest measured call's, scaled up by the nodes
-    computed.
-    """
+    """Upper estimate of a call's seconds: the largest measured one's, scaled up by nodes."""
     largest = max(measured, key=np.prod)
     return float(measured[largest] * max(1.0, np.prod(shape) / np.prod(largest)))
-
-
-def _median_seconds(call: Callable[[], object], share: float) -> float:
-    """Return the median seconds of as many calls as fit into `share` seconds, at least one.
-
-    With fewer than TRUSTED calls the last one counts.
-    """
-    samples = [_seconds(call)]
-    while (
-        len(samples) < CALLS
-        and sum(samples) + samples[-1] < share
-        and not (len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS)
-    ):
-        samples.append(_seconds(call))
-    return median(samples) if len(samples) >= TRUSTED else samples[-1]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def _middle(measured: dict[Shape, float], shape: Shape) -> float:
@@ -208,15 +239,17 @@ def _middle(measured: dict[Shape, float], shape: Shape) -> float:
     return float(np.interp(shape[1], nodes, seconds))
 
 
-def _chains(model: Model, length: int, rows: int, nodes: int) -> list[Segment]:
+def _chains(
+    model: Model, length: int, rows: int, nodes: int, first_free: Callable[[int], int]
+) -> list[Segment]:
     """Return a chain of `nodes` nodes in each of the first `rows` rows, chosen at every node.
 
     Every target can compute it.
     """
     context = min(CONTEXT, model.capacity - nodes, length - nodes)
-    at = np.arange(context, context + nodes, dtype=np.int32)
+    at, mask = np.arange(context, context + nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
     return [
-        _segment(row, context, at, at, np.tri(nodes, dtype=np.bool_), contexts=1)
+        _segment(row, context, at + max(first_free(row) - context, 0), at, mask, contexts=1)
         for row in range(rows)
     ]
 
@@ -286,20 +319,24 @@ def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, f
     if not os.path.exists(path):  # a path that may not be looked at is none
         return None
     try:
-        kept = read_record(read_json(path, InvalidRequest), _Kept)
-        if (kept.schema, kept.subject) != (SCHEMA, subject):
-            raise InvalidRequest(f"{path} is not this model's profile")
+        return read_profile(path)[1]
     except InvalidRequest as error:
         tell(f"a kept profile is not used ({error}): it is measured again")
         return None
-    return {(rows, nodes): seconds for rows, nodes, seconds in kept.seconds}
+
+
+def read_profile(path: Path) -> tuple[Subject, dict[Shape, float]]:
+    """Return a kept file's subject and seconds; raise InvalidRequest where it is spoilt."""
+    kept = read_record(read_json(path, InvalidRequest), _Kept)
+    if kept.schema != SCHEMA or path.name != kept.subject.path(path.parent).name:
+        raise InvalidRequest(f"{path} is not this model's profile")
+    return kept.subject, {(rows, nodes): seconds for rows, nodes, seconds in kept.seconds}
 
 
 def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]) -> Path | None:
     """Write the seconds, by shape, to the subject's file; return its path.
 
-    The file is written whole or not at all. Returns None where the directory cannot be written to:
-    the caller has the times anyway.
+    Returns None where the directory cannot be written to: the caller has the times anyway.
     """
     kept = _Kept(SCHEMA, subject, tuple((*shape, seconds) for shape, seconds in times.items()))
     path = subject.path(directory)

@@ -18,11 +18,12 @@ from outrider.compare.compare_options import CompareOptions, TextsOptions
 from outrider.compare.readings import Account, open_account
 from outrider.completion import Request
 from outrider.connecting import connect_target
+from outrider.draft_beside import with_draft
 from outrider.drafting import load_draft
-from outrider.fused import with_draft
 from outrider.generate import session_length
 from outrider.link import LinkShape, shaped_link
 from outrider.models import Checkpoint, find_draft
+from outrider.options.groups import CalibrateOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
 from outrider.prompts import make_requests, read_prompts
@@ -112,7 +113,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         )
         room = max(ROOM, *(one.most_ranked for one in (*options.chains, *options.trees)))
         draft = load_draft(common, checkpoint, 1, length, room, room)
-        times = user_profiles().draft(checkpoint, draft, length)
+        times = user_profiles(CalibrateOptions(measure_first=True)).draft(checkpoint, draft, length)
         account = open_account(common, stated, whole=target is not None, emulated=bool(profile))
         yield Testbed(
             options,
@@ -140,6 +141,7 @@ def read_positions(options: CompareOptions, stated: Stated | None) -> list[Aims]
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
     """Start a target, with a draft beside it where fused is compared."""
     flags = ["--device", options.target_device or options.draft.device, "--batch", "1"]
+    flags += [] if profile else ["--measure_first"]
     given = {name: getattr(options.draft, name) for name in OF_TARGET} | {"emulate": profile}
     for name, value in given.items():
         flags += [] if value is None else [f"--{name}", str(value)]
@@ -150,5 +152,5 @@ def _local(common: TextsOptions, length: int) -> Engine:
     """An engine with the target's model in this process, and a draft beside it."""
     shared = ("model", "target_model", "draft_model", "device", "dtype", "threads")
     given = {name: getattr(common, name) for name in shared}
-    own = FusedTargetRole(**given, sequence_length=length, batch=1)
+    own = FusedTargetRole(**given, sequence_length=length, batch=1, measure_first=True)
     return load_served(own, partial(with_draft, own)).engine

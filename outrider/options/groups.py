@@ -13,7 +13,7 @@ from typing_extensions import Self
 from inference.cost.accounting import COSTS, ENERGIES
 from inference.cost.objective import read_knob
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
-from outrider.options.group import Also, Bare, Group, Shown
+from outrider.options.group import Also, Group, Shown
 from outrider.options.values import (
     Count,
     Device,
@@ -78,7 +78,7 @@ class DeviceOptions(Group, title="models and devices"):
 
 
 class BatchOptions(Group, title="models and devices"):
-    batch: Count = 4
+    batch: Annotated[Count, Also("rows")] = 4
     """texts at once: rows of the target, prompts of a file made at the same time"""
 
 
@@ -97,11 +97,26 @@ class LegacyOptions(TargetOptions):
     tensor_parallel: Annotated[Count, Also("tp_degree")] = 2
     """--device neuron-legacy: NeuronCores that share the target"""
 
+    @model_validator(mode="after")
+    def _legacy_only(self) -> Self:
+        if self.given(LegacyOptions) and self.device != "neuron-legacy":
+            raise ValueError("--tensor_parallel is for --device neuron-legacy")
+        return self
+
 
 class CalibrateOptions(Group, title="models and devices"):
     calibrate: bool = False
     """measure the models of this role afresh (a draft: and the link, if a target answers), print
     and keep what was found, and end"""
+    measure_first: bool = False
+    """measure all times before the first text; otherwise a target measures while nobody asks, and a
+    draft only for a moment"""
+
+    @model_validator(mode="after")
+    def _measured_once(self) -> Self:
+        if self.calibrate and self.measure_first:
+            raise ValueError("--calibrate measures all times, as --measure_first does: give one")
+        return self
 
 
 class TextOptions(Group, title="text"):
@@ -110,7 +125,7 @@ class TextOptions(Group, title="text"):
     prompt: str | None = None
     """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
     front where it defines one"""
-    prompt_text: File | None = None
+    prompt_text: Annotated[File, Also("prompt_file")] | None = None
     """one prompt a line, - for standard input; --batch of them at once"""
     chat: bool = False
     """apply the model's chat template to the prompt"""
@@ -128,8 +143,8 @@ class TextOptions(Group, title="text"):
     """one JSON object a prompt on stdout, and nothing else there"""
     color: Literal["auto", "always", "never"] = "auto"
     """mark in the text what was guessed; auto: on a terminal, unless NO_COLOR is set"""
-    profile: Annotated[Directory, Bare(".")] | None = None
-    """write outrider-profile.csv and .json into DIR (without DIR: here)"""
+    profile: Directory | None = None
+    """write outrider-profile.csv and .json into DIR"""
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
@@ -199,6 +214,9 @@ class HourlyOptions(Group, title="prices and limits"):
     million tokens, idle time included"""
 
 
+_OF_INSTANCE = ("--region", "--pricing", "--no_live")
+
+
 class PriceOptions(HourlyOptions):
     """What the target, traffic and electricity cost."""
 
@@ -227,6 +245,9 @@ class PriceOptions(HourlyOptions):
     def _one_price(self) -> Self:
         if self.instance is not None and self.usd_per_hour is not None:
             raise ValueError("--instance and --usd_per_hour both price the target: give one")
+        about = [name for name in self.given(PriceOptions) if name in _OF_INSTANCE]
+        if about and self.instance is None:
+            raise ValueError(f"{about[0]} says how --instance is priced: give that, too")
         return self
 
 

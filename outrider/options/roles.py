@@ -33,6 +33,8 @@ class ServingRole(
 
     @model_validator(mode="after")
     def _what_is_measured(self) -> Self:
+        if self.measure_first and self.emulate:
+            raise ValueError("--emulate states the times that --measure_first measures: give one")
         if self.calibrate and self.emulate:
             raise ValueError("--calibrate measures a target, --emulate states its times: give one")
         if self.calibrate and self.models:
@@ -100,6 +102,12 @@ class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyO
 
     role: Literal["verify_target"] = "verify_target"
 
+    @model_validator(mode="after")
+    def _one_text_at_a_time(self) -> Self:
+        if self.given(groups.BatchOptions) and self.device != "neuron":
+            raise ValueError("--batch is for --device neuron here: one text is made at a time")
+        return self
+
 
 class VerifyDraftRole(
     groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, groups.DraftModelOptions
@@ -131,6 +139,14 @@ class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
         return self
 
 
+class ProfilesRole(groups.GeneralOptions, title="general"):
+    """list the times that are kept of models on this machine, or remove them"""
+
+    role: Literal["profiles"] = "profiles"
+    clear: bool = False
+    """remove them"""
+
+
 ROLES: dict[str, type[groups.GeneralOptions]] = {
     "target": TargetRole,
     "draft": DraftRole,
@@ -140,6 +156,7 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "verify_draft": VerifyDraftRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
+    "profiles": ProfilesRole,
 }
 """Every role by its name."""
 

@@ -290,6 +290,7 @@ BAD_INPUT = {
         "max_position_embeddings",
     ),
     "unserved device": (["--prompt", "x", "--device", "neuron"], "neuron"),
+    "unpriced instance": (["--prompt", "x", "--instance", "trn9.foo", "--no_live"], "trn9.foo"),
     "chat without template": (["--prompt", "x", "--chat"], "chat template"),
 }
 
@@ -304,6 +305,7 @@ def test_bad_input_gets_one_clear_line_and_a_non_zero_exit(
     assert out == ""
     assert len(errors) == 1
     assert words in errors[0]
+    assert "indexing errors" not in err
 
 
 def test_where_no_target_listens_the_address_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -436,6 +438,8 @@ def test_a_target_ends_cleanly_on_a_signal(number: signal.Signals) -> None:
 
 
 def test_a_port_in_use_is_refused_in_words(capsys: pytest.CaptureFixture[str], port: str) -> None:
+    """Before anything is loaded."""
     code, _, err = run(capsys, "--role", "target", "--port", port)
+    (line,) = err.splitlines()
     assert code == 1
-    assert "port in use" in err
+    assert f"127.0.0.1:{port}: Address already in use" in line

@@ -19,13 +19,18 @@ from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES, PROTOCOL_VERSION
+from inference.decode import decode
 from inference.drafters.model_proposer import ROOM
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch
+from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, TargetTimes
 from outrider.cli import main
 from outrider.completion import Request, complete
+from outrider.live_text import silent
 from outrider.models import PREFILL_NODES, find_draft, load_model
 from outrider.options import parse
 from outrider.options.groups import DeviceOptions, DraftModelOptions
@@ -33,9 +38,9 @@ from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.pools import GrowingPool
 from outrider.probing import PROBES, link_times, probe_link
 from outrider.profiles import Profiles
-from outrider.report import silent
 from outrider.serve import load_target
 from outrider.wishes import SPEED_ALONE
+from tests.support.hostile import eventually
 from tests.support.wire_fixtures import LOOPBACK, describe, opened, successor_engine
 
 TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
@@ -209,6 +214,46 @@ def test_a_target_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert load_target(options).description.times == first
     assert "measuring" not in capsys.readouterr().err
+
+
+def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("outrider.profiles.QUICK_SECONDS", 0.0)
+    target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4, sequence_length=512))
+    engine = target.engine
+    early, prompt = engine.profile, list(range(3, 300))
+    texts = [_text(engine, prompt)]
+    while engine.when_idle():
+        texts.append(_text(engine, prompt))  # from the prefix that the row has kept
+    assert len(texts) > 3
+    assert texts == texts[:1] * len(texts)
+    assert not any(seconds == 0 for seconds in engine.profile.values())
+    assert engine.profile.keys() == early.keys()
+    assert engine.profile != early
+    with BackgroundServer(target) as server, connect(str(server.address)) as connection:
+        assert dict(connection.description.times) == pytest.approx(engine.profile)
+    (kept,) = (tmp_path / "outrider" / "profiles").iterdir()
+    seconds = {(rows, nodes): each for rows, nodes, each in json.loads(kept.read_text())["seconds"]}
+    assert seconds == engine.profile
+
+
+def _text(engine: Engine, prompt: list[int]) -> list[int]:
+    session = LocalSession(engine)
+    order = Decode(len(prompt) + 30, frozenset())
+    steps = list(decode(prompt, SamplingParams(1.0, seed=3), session, order, []))
+    session.close()
+    engine.step()
+    return [token for step in steps for token in step.tokens]
+
+
+def test_an_idle_target_measures_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("outrider.profiles.QUICK_SECONDS", 0.0)
+    target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4))
+    with BackgroundServer(target):
+        eventually(lambda: (tmp_path / "outrider" / "profiles").exists())
 
 
 def test_calibrate_prints_and_keeps_what_it_measured(

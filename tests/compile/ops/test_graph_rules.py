@@ -139,7 +139,7 @@ def test_old_style_operations_are_caught_with_their_size_and_line(
 ) -> None:
     found = [one for one in violations(run) if one.rule == rule]
     assert found
-    assert all(one.where.startswith("tests/test_graph_rules.py:") for one in found)
+    assert all(one.where.startswith("tests/compile/ops/test_graph_rules.py:") for one in found)
     assert all("[" in one.what for one in found)
 
 

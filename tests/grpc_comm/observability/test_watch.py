@@ -161,6 +161,7 @@ def test_it_shows_itself_until_it_is_told_to_stop(
     Service(statistics).open([1, 2])
     with watch:
         assert seen.wait(WAIT)
+    assert "the target has ended: 0 tokens in " in screen.file.getvalue().splitlines()[-1]
     assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
 
 

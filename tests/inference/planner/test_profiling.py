@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from inference.backends import Ranked, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.timed import find_profile
@@ -24,15 +24,16 @@ from inference.planner.profiling import (
     CONTEXT,
     MOST_SECONDS,
     Subject,
+    Tell,
     ascending,
     emulated_target,
     keep_profile,
     load_profile,
-    profile_draft,
-    profile_target,
+    survey_draft,
+    survey_target,
 )
 from inference.sampling import SamplingParams
-from inference.times import TargetTimes
+from inference.times import Shape, TargetTimes
 from inference.tree import IntArray, TokenTree
 from tests.support.models import TINY, tiny_model
 
@@ -103,10 +104,21 @@ def ignored(line: str) -> None:
     """Progress."""
 
 
+def draft_times(model: Model, length: int, width: int) -> dict[int, float]:
+    times = survey_draft(model, length, width).run(ignored)
+    return {nodes: seconds for (_, nodes), seconds in times.items()}
+
+
+def target_times(
+    model: Model, length: int, rows: int, nodes: int, tell: Tell = ignored
+) -> dict[Shape, float]:
+    return survey_target(model, length, rows, nodes).run(tell)
+
+
 def test_a_draft_is_measured_by_width_and_slow_first_calls_do_not_count(
     clocked: Callable[..., Clocked],
 ) -> None:
-    times = profile_draft(clocked(lambda rows, nodes: 0.010 + 0.001 * nodes), LENGTH, 20, ignored)
+    times = draft_times(clocked(lambda rows, nodes: 0.010 + 0.001 * nodes), LENGTH, 20)
     assert times == pytest.approx({1: 0.011, 2: 0.012, 4: 0.014, 8: 0.018, 16: 0.026, 20: 0.030})
 
 
@@ -114,7 +126,7 @@ def test_a_target_is_measured_by_rows_and_nodes_with_the_sizes_between(
     clocked: Callable[..., Clocked],
 ) -> None:
     model = clocked(lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
-    times = profile_target(model, LENGTH, 4, 16, ignored)
+    times = target_times(model, LENGTH, 4, 16)
     assert sorted({nodes for _, nodes in times}) == [1, 2, 3, 4, 6, 8, 12, 16]
     assert times == pytest.approx(
         {
@@ -129,7 +141,7 @@ def test_a_target_is_measured_by_rows_and_nodes_with_the_sizes_between(
 def test_a_target_that_pads_is_described_by_the_shapes_it_computes(
     clocked: Callable[..., Clocked],
 ) -> None:
-    times = profile_target(
+    times = target_times(
         clocked(lambda rows, nodes: 0.001 * nodes, sizes=(8, 32)), LENGTH, 1, 32, ignored
     )
     assert times == pytest.approx({(1, 8): 0.008, (1, 32): 0.032})
@@ -142,14 +154,14 @@ def test_a_disturbance_while_few_nodes_were_measured_does_not_make_them_dearer_t
     model = clocked(
         lambda rows, nodes: 0.0207 if (rows, nodes) == (1, 2) else 0.010 * rows + 0.0003 * nodes
     )
-    times = profile_target(model, LENGTH, 2, 16, ignored)
+    times = target_times(model, LENGTH, 2, 16)
     assert [times[1, nodes] for nodes in (1, 2, 4, 8, 16)] == pytest.approx(
         [0.0103, 0.0112, 0.0112, 0.0124, 0.0148]
     )
     assert [times[2, nodes] for nodes in (1, 2, 4, 8, 16)] == pytest.approx(
         [0.0203, 0.0206, 0.0212, 0.0224, 0.0248]
     )
-    assert list(profile_draft(model, LENGTH, 16, ignored).values()) == pytest.approx(
+    assert list(draft_times(model, LENGTH, 16).values()) == pytest.approx(
         [0.0103, 0.0112, 0.0112, 0.0124, 0.0148]
     )
 
@@ -171,7 +183,7 @@ def test_a_slow_model_is_measured_as_far_as_there_is_time_and_the_rest_is_estima
 ) -> None:
     told: list[str] = []
     model = clocked(lambda rows, nodes: 0.3 + 0.05 * rows * nodes, first=1.0)
-    times = profile_target(model, LENGTH, 4, 64, told.append)
+    times = target_times(model, LENGTH, 4, 64, told.append)
     assert model.now < MOST_SECONDS + 2
     assert (4, 64) not in model.calls
     assert times[4, 64] == pytest.approx(13.1)
@@ -182,14 +194,14 @@ def test_a_model_of_which_one_call_exhausts_the_time_is_called_twice(
     clocked: Callable[..., Clocked],
 ) -> None:
     model = clocked(lambda rows, nodes: 60.0)
-    assert set(profile_draft(model, LENGTH, 4, ignored).values()) == {60.0}
+    assert set(draft_times(model, LENGTH, 4).values()) == {60.0}
     assert model.calls == [(1, 1), (1, 1)]
 
 
 def test_measuring_leaves_nothing_behind_that_a_sequence_would_read() -> None:
     measured, fresh = tiny_model(rows=2), tiny_model(rows=2)
-    assert set(profile_target(measured, 256, 2, 16, ignored)) > {(1, 2), (2, 16)}
-    assert set(profile_draft(measured, 256, 16, ignored)) == {1, 2, 4, 8, 16}
+    assert set(target_times(measured, 256, 2, 16)) > {(1, 2), (2, 16)}
+    assert set(draft_times(measured, 256, 16)) == {1, 2, 4, 8, 16}
     tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
     chosen = []
     for model in (measured, fresh):
@@ -197,6 +209,52 @@ def test_measuring_leaves_nothing_behind_that_a_sequence_would_read() -> None:
         sequence.extend(list(range(40)))
         chosen.append(sequence.choose(tree).tolist())
     assert chosen[0] == chosen[1]
+
+
+def test_measuring_beside_what_is_kept_leaves_it_as_it_was() -> None:
+    measured, fresh = tiny_model(rows=2), tiny_model(rows=2)
+    chosen = []
+    for model in (measured, fresh):
+        sequences = [ModelSequence(model, row, SamplingParams()) for row in range(2)]
+        for row, sequence in enumerate(sequences):
+            sequence.extend(list(range(row, row + 60)))
+        survey = survey_target(model, 40, 2, 8)  # reads a context of 32 slots
+        survey.first_free = lambda row: 60
+        if model is measured:
+            survey.run(ignored)
+        tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
+        chosen.append([sequence.choose(tree).tolist() for sequence in sequences])
+    assert chosen[0] == chosen[1]
+
+
+def test_a_survey_that_is_broken_off_estimates_the_rest_and_goes_on_call_by_call(
+    clocked: Callable[..., Clocked],
+) -> None:
+    model = clocked(lambda rows, nodes: 0.1 + 0.01 * rows * nodes, first=1.0)
+    survey = survey_target(model, LENGTH, 4, 64)
+    early = survey.run(ignored, 0.3)
+    assert not survey.done
+    assert model.now < 1.0
+    assert set(early) == set(survey_target(model, LENGTH, 4, 64).times().keys())
+    survey.longest = 0.5
+    before = len(model.calls)
+    while not survey.done:
+        now = model.now
+        survey.advance()
+        assert model.now - now <= 0.5
+    assert len(model.calls) > before
+    assert survey.times()[1, 16] == pytest.approx(0.26)
+    assert (4, 64) not in model.calls
+
+
+def test_where_the_first_call_takes_long_it_is_the_only_one_before_the_rest_is_measured(
+    clocked: Callable[..., Clocked],
+) -> None:
+    model = clocked(lambda rows, nodes: 0.1, first=100.0)
+    survey = survey_target(model, LENGTH, 1, 4)
+    assert list(survey.run(ignored, 0.5).values()) == pytest.approx([10.0] * 4)
+    assert model.calls == [(1, 1)]
+    assert survey.run(ignored)[1, 1] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("capacity", "length"), [(20, 256), (200, 20), (10, 10)])
@@ -210,8 +268,8 @@ def test_a_model_with_few_slots_or_positions_is_measured_with_the_context_it_has
         capacity=capacity,
         max_nodes=16,
     )
-    assert max(profile_draft(model, length, 64, ignored)) == min(capacity, 16)
-    assert max(profile_target(model, length, 2, 64, ignored)) == (2, least)
+    assert max(draft_times(model, length, 64)) == min(capacity, 16)
+    assert max(target_times(model, length, 2, 64)) == (2, least)
 
 
 def test_an_emulated_target_is_described_by_its_profile() -> None:

@@ -20,6 +20,10 @@ from tests.support.repository import ROOT
 
 FLAGS = [flag for name, flag in all_flags().items() if name != "role"]
 START = {"config", "print_config", "role"}
+WITH_ANOTHER = {
+    "metrics_host", "tls_cert", "tls_key", "region", "pricing", "no_live", "tensor_parallel",
+    "batch",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +117,20 @@ def test_what_is_wrong_in_the_environment_is_named_by_its_variable(
     assert "OUTRIDER_BATCH none: a whole number" in refused(capsys, "--role", "target")
 
 
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("OUTRIDER_BATSH", "is no flag; did you mean OUTRIDER_BATCH?"),
+        ("OUTRIDER_NO_BETS", "is gone: the draft never waits"),
+    ],
+)
+def test_a_variable_that_no_role_reads_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, words: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert f"{variable} {words}" in refused(capsys, "--role", "target")
+
+
 def test_the_printed_configuration_says_where_values_come_from_and_can_be_read_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -146,7 +164,7 @@ def test_a_flag_is_refused_in_every_role_where_it_does_nothing(
 def test_a_flag_is_taken_in_every_role_that_has_it(role: str) -> None:
     for flag in flags_of(ROLES[role]).values():
         given = {flag.name: True if flag.kind is bool else a_value(flag)[-1]}
-        if flag.name in START | {"metrics_host", "tls_cert", "tls_key"} or role == "make-key":
+        if flag.name in START | WITH_ANOTHER or role == "make-key":
             continue
         assert ROLES[role](**given) != ROLES[role]() or flag.field.default is not None
 
@@ -160,9 +178,13 @@ def test_a_flag_is_taken_in_every_role_that_has_it(role: str) -> None:
         (["--role", "draft", "--pace", "wiat"], ["--pace wiat", "did you mean wait?"]),
         (["--role", "target", "--dtype", "float23"], ["did you mean float32?"]),
         (["--role", "target", "serve"], ["serve"]),
+        (["draft", "--prompt", "x"], ["draft", "did you mean --role draft?"]),
         (["--port", "1"], ["--role is needed", "target", "draft"]),
         (["--role", "draft", "--batch"], ["--batch"]),
         (["--role", "make-key"], ["--name", "--keys_file"]),
+        (["--role", "draft", "--region", "eu-west-1"], ["--region", "--instance"]),
+        (["--role", "target", "--tensor_parallel", "4"], ["--device neuron-legacy"]),
+        (["--role", "verify_target", "--batch", "8"], ["one text"]),
     ],
 )
 def test_a_slip_gets_one_line_that_names_what_was_meant(
@@ -198,11 +220,19 @@ def test_a_change_is_checked_as_well() -> None:
 def test_other_names_and_dashes_are_the_same_flag() -> None:
     for words in (["--speculation-length", "3"], ["--speculation_length=3"], ["--gamma", "3"]):
         assert parse(["--role", "draft", *words]) == DraftRole(gamma=3)
-    assert parse(["--role", "target", "--tp_degree", "4"]) == TargetRole(tensor_parallel=4)
+    legacy = ["--role", "target", "--device", "neuron-legacy"]
+    assert parse([*legacy, "--tp_degree", "4"]) == TargetRole(
+        device="neuron-legacy", tensor_parallel=4
+    )
+    assert parse(["--role", "target", "--rows", "2"]) == TargetRole(batch=2)
+    assert parse(["--role", "draft", "--prompt_file", "a"]) == DraftRole(prompt_text="a")
 
 
-def test_a_profile_without_a_directory_is_written_here() -> None:
-    assert parse(["--role", "draft", "--profile"]) == DraftRole(profile=".")
+def test_a_profile_is_written_where_it_is_told_and_nowhere_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert parse(["--role", "draft", "--profile", "there"]) == DraftRole(profile="there")
+    assert "--profile" in refused(capsys, "--role", "draft", "--profile")
 
 
 # --- what is shown

@@ -56,7 +56,7 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
         spare=ROOM,
         max_nodes=PREFILL_NODES,
     )
-    times = user_profiles(afresh=options.calibrate).draft(checkpoint, draft, length)
+    times = user_profiles(options).draft(checkpoint, draft, length)
     host = Host(draft, partial(_knowledge, times, description), room=ROOM)
     told = replace(description, draft_model=checkpoint.name, draft_times=tuple(times.items()))
     return Drafts(told, host=host)

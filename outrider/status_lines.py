@@ -1,0 +1,111 @@
+"""Lines below the cursor of a terminal, which leave the text above and the cursor where they are.
+
+Every move is relative to the cursor, so nothing need be known of the text or of its wrapping.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from inference.command import say
+
+if TYPE_CHECKING:
+    from inference.model.checkpoint import Loading
+
+_SAVE, _RESTORE, _DOWN, _UP, _ERASE = "\x1b7", "\x1b8", "\x1bD", "\x1bM", "\x1b[J"
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+MOST = 8
+"""Lines that are shown at once."""
+
+LARGE = 200e6
+"""Bytes from which a model's loading is announced where no progress can be shown."""
+
+_EVERY = 0.1  # seconds between two states that are shown
+
+
+def takes_status(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
+def columns() -> int:
+    """Columns of the terminal at this moment."""
+    return shutil.get_terminal_size().columns
+
+
+class StatusLines:
+    """The control sequences that draw and erase the lines; whoever writes text sends them along."""
+
+    def __init__(self, dim: bool) -> None:
+        self._dim = dim
+        self._drawn = False
+
+    def erased(self) -> str:
+        """The sequence that removes the lines."""
+        drawn, self._drawn = self._drawn, False
+        return f"{_SAVE}{_DOWN}\r{_ERASE}{_RESTORE}" if drawn else ""
+
+    def drawn(self, lines: Sequence[str]) -> str:
+        """The sequence that shows the last of these lines below the cursor. At the bottom of the
+        screen it scrolls first.
+        """
+        from rich.cells import set_cell_size
+
+        width, height = shutil.get_terminal_size()
+        shown = list(lines)[-max(min(MOST, height - 2), 0) :] if height > 2 else []
+        if not shown:
+            return ""
+        self._drawn = True
+        room = _DOWN * len(shown) + _UP * len(shown)
+        cut = [set_cell_size(line, width - 1).rstrip() for line in shown]
+        below = "".join(f"{_DOWN}\r{line}" for line in cut)
+        styled = f"{_DIM}{below}{_PLAIN}" if self._dim else below
+        return f"{room}{_SAVE}{styled}{_RESTORE}"
+
+
+class LoadingStatus:
+    """A context that shows how far a model is loaded, in a status line on stderr. Where stderr is
+    no terminal, a large model gets one line at the beginning.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._begun, self._shown = name, time.perf_counter(), -math.inf
+        self._lines = StatusLines(dim=False) if takes_status(sys.stderr) else None
+
+    def __enter__(self) -> Callable[[Loading], None]:
+        return self._tell
+
+    def __exit__(self, *_error: object) -> None:
+        if self._lines is not None:
+            self._write()
+
+    def _tell(self, loading: Loading) -> None:
+        first, now = self._shown < 0, time.perf_counter() - self._begun
+        if self._lines is None:
+            if first and loading.size > LARGE:
+                files = f"{loading.files} files, " * (loading.files > 1)
+                say(f"loading {self._name}: {files}{loading.size / 1e9:.1f} GB")
+        elif now - self._shown >= _EVERY:
+            self._write(self._words(loading, now))
+        else:
+            return
+        self._shown = now
+
+    def _words(self, loading: Loading, seconds: float) -> str:
+        file = f"file {loading.file} of {loading.files}, " * (loading.files > 1)
+        left = seconds * (loading.size - loading.read) / loading.read if loading.read else None
+        done = f"{loading.read / 1e9:.2f} of {loading.size / 1e9:.2f} GB"
+        wait = "" if left is None else f", {left:.0f} s left"
+        return f"loading {self._name}: {file}{done}{wait}"
+
+    def _write(self, *lines: str) -> None:
+        assert self._lines is not None
+        sys.stderr.write(self._lines.erased() + self._lines.drawn(lines))
+        sys.stderr.flush()

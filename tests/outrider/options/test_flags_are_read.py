@@ -1,0 +1,75 @@
+"""Every flag of a role is read by it; the few that need another flag are refused without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpc_comm.server.server import BackgroundServer
+from inference.errors import InvalidRequest
+from outrider.cli import _run
+from outrider.options import ROLES
+from outrider.options.group import Group, flags_of
+from outrider.options.roles import FusedTargetRole
+from outrider.serve import load_target
+
+START = {"role", "config", "print_config", "debug"}
+WITH_ANOTHER: dict[str, dict[str, Any]] = {
+    "draft": {"region": "eu-west-1", "pricing": "spot", "no_live": True},
+    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
+    "fused_target": {"metrics_host": "0.0.0.0"},
+    "verify_target": {"tensor_parallel": 4, "batch": 8},
+}
+TEXT = {"prompt": "x", "max_new_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    target = load_target(FusedTargetRole(port=0, batch=1, max_tree_nodes=8))
+    with BackgroundServer(target) as server:
+        yield server.address.port
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_reads_its_flags(
+    role: str, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("outrider.serve.serve_target", lambda *_given: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    client = {**TEXT, "port": port}
+    runs: dict[str, list[dict[str, Any]]] = {
+        "draft": [client, {**client, "pace": "wait"}],
+        "fused_client": [client],
+        "verify_target": [TEXT],
+        "verify_draft": [TEXT],
+        "target": [{"port": 0}],
+        "fused_target": [{"port": 0}],
+        "make-cert": [{"out": str(tmp_path / "certificates")}],
+        "make-key": [{"name": "a", "keys_file": str(tmp_path / "keys.json")}],
+        "profiles": [{}],
+    }
+    options = [ROLES[role](**given) for given in runs[role]]
+    read: set[str] = set()
+    original = Group.__getattribute__
+
+    def noting(self: Group, name: str) -> Any:
+        read.add(name)
+        return original(self, name)
+
+    monkeypatch.setattr(Group, "__getattribute__", noting)
+    for given in options:
+        _run(given)  # type: ignore[arg-type]
+    monkeypatch.undo()
+    fields = {name for name in ROLES[role].model_fields if name not in START}
+    assert fields - read == set(WITH_ANOTHER.get(role, {}))
+
+
+@pytest.mark.parametrize("role", WITH_ANOTHER)
+def test_a_flag_that_needs_another_is_refused_without_it(role: str) -> None:
+    for name, value in WITH_ANOTHER[role].items():
+        assert name in flags_of(ROLES[role])
+        with pytest.raises(InvalidRequest):
+            ROLES[role](**{name: value})

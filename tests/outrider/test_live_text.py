@@ -1,0 +1,92 @@
+"""What is said while a text is made stands below it on a terminal, and never within it."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.command import glance, say
+from outrider.completion import Piece
+from outrider.live_text import LiveText
+from tests.support.terminal import Terminal
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text as it stands on a terminal."""
+    screen = Terminal(width, 200)
+    screen.write(text)
+    return screen.everything
+
+
+TEXTS = {
+    "lines": "def f(x):\n    return x\n\nprint(f(3))\n" * 4,
+    "long lines": "a line that is longer than the terminal is wide, twice over\n" * 4,
+    "full width": ("x" * 20 + "y" * 20 + "\n") * 3,
+    "wide letters": "日本語のテキストは幅が広いので折り返し\n" * 4,
+    "tabs": "\tif x:\n\t\treturn\n" * 5,
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_a_text_is_whole_whatever_is_said_while_it_is_made(terminal: Terminal, text: str) -> None:
+    text = text.expandtabs(8)
+    with terminal, LiveText(coloured=True) as show:
+        for at, letter in enumerate(text):
+            show(Piece(letter, accepted=True))
+            if at % 3 == 0:
+                glance(f"{at} 語 and more than fits into the width\nsecond\nthird")
+        say("it went away")
+    assert terminal.everything == wrapped(f"{text}\nit went away", 20)
+
+
+def test_the_latest_state_stands_below_the_text(terminal: Terminal) -> None:
+    with terminal, LiveText(coloured=False) as show:
+        assert terminal.shown[1] == "waiting for the fir"
+        show(Piece("some\nte", accepted=True))
+        glance("first")
+        glance("second, longer than the screen")
+        show(Piece("xt", accepted=False))
+        assert terminal.shown == ["some", "text", "second, longer than", "", "", ""]
+    assert terminal.everything == "some\ntext"
+
+
+def test_a_changed_width_is_followed(terminal: Terminal) -> None:
+    with terminal, LiveText(coloured=False) as show:
+        show(Piece("text", accepted=True))
+        terminal.width = 12
+        glance("longer than twelve")
+        assert terminal.shown[:2] == ["text", "longer than"]
+
+
+def test_what_the_draft_says_alone_stands_below_until_the_target_is_back(
+    terminal: Terminal,
+) -> None:
+    with terminal, LiveText(coloured=True) as show:
+        show(Piece("verified", accepted=True))
+        show(Piece(" guess\nand more", accepted=False, verified=False))
+        assert [line.strip() for line in terminal.shown[:4]] == [
+            "verified", "the target is away;", "guess", "and more"
+        ]  # fmt: skip
+        show(Piece(" text", accepted=True))
+        assert terminal.shown[:2] == ["verified text", ""]
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_told_after_the_text(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with terminal, LiveText(coloured=False) as show:
+        show(Piece("a te", accepted=True))
+        say("it went away")
+        show(Piece("xt", accepted=True))
+    assert terminal.everything == "a text\nit went away"
+
+
+def test_what_is_no_terminal_is_told_at_once_and_on_stderr_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with LiveText(coloured=False) as show:
+        show(Piece("te", accepted=True))
+        say("it went away")
+        assert capsys.readouterr() == ("te", "it went away\n")
+        show(Piece("xt", accepted=True))
+    assert capsys.readouterr() == ("xt\n", "")

@@ -1,0 +1,80 @@
+"""What is shown while a model is loaded, and what is kept of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inference.model.checkpoint import Loading
+from outrider.cli import main
+from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.options.groups import DeviceOptions, DraftModelOptions
+from outrider.status_lines import LoadingStatus
+from tests.support.terminal import Terminal
+
+
+def load() -> None:
+    load_model(
+        DeviceOptions(),
+        find_draft(DraftModelOptions()),
+        rows=1,
+        sequence_length=64,
+        spare=8,
+        max_nodes=PREFILL_NODES,
+    )
+
+
+def test_a_terminal_shows_file_bytes_and_time_left_while_it_loads(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.width = 100
+    seconds = iter([0.0, 1.0, 1.01, 4.0])
+    monkeypatch.setattr("outrider.status_lines.time.perf_counter", lambda: next(seconds))
+    with terminal, LoadingStatus("a model") as tell:
+        tell(Loading(1, 3, 0, 8_000_000_000))
+        assert terminal.shown[1] == "loading a model: file 1 of 3, 0.00 of 8.00 GB"
+        tell(Loading(1, 3, 1, 8_000_000_000))  # too soon
+        tell(Loading(2, 3, 4_000_000_000, 8_000_000_000))
+        assert terminal.shown[1] == "loading a model: file 2 of 3, 4.00 of 8.00 GB, 4 s left"
+    assert terminal.everything == ""
+
+
+def test_a_loaded_model_leaves_one_line(terminal: Terminal) -> None:
+    terminal.width = 100
+    with terminal:
+        load()
+    assert re.fullmatch(r"outrider-embedded-draft: .* loaded in [0-9.]+ s", terminal.everything)
+
+
+def test_elsewhere_a_large_model_is_announced_and_a_small_one_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load()
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    with LoadingStatus("a model") as tell:
+        for read in (0, 1, 2):
+            tell(Loading(1, 3, read, 8_000_000_000))
+    assert capsys.readouterr().err == "loading a model: 3 files, 8.0 GB\n"
+
+
+def test_kept_profiles_are_listed_and_removed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = tmp_path / "outrider" / "profiles"
+    assert main(["--role", "draft", "--calibrate", "--port", "1"]) == 0
+    (directory / "spoilt.json").write_text("{")
+    capsys.readouterr()
+    assert main(["--role", "profiles"]) == 0
+    said = capsys.readouterr()
+    draft, spoilt = said.out.splitlines()
+    assert re.search(
+        r"draft-\w+.json: .* float32 on cpu .* ms for 1 row of 1 nodes, 7 times", draft
+    )
+    assert spoilt.startswith("spoilt.json: spoilt")
+    assert said.err == f"profiles kept in {directory}: 2\n"
+    assert main(["--role", "profiles", "--clear"]) == 0
+    assert capsys.readouterr().err == f"profiles removed from {directory}: 2\n"
+    assert list(directory.iterdir()) == []
