@@ -43,13 +43,13 @@ class Sender:
         self.drained = False
 
     def wake(self) -> None:
-        """Say that there may be something to write. Called from any thread."""
-        self._loop.call_soon_threadsafe(self._woken.set)
+        """Say that there may be something to write. Called on the event loop."""
+        self._woken.set()
 
     def leave(self, message: pb.GoAway) -> None:
         """Tell the client to go elsewhere, once it has what the forward in hand brings."""
         self._leaving = message
-        self._woken.set()
+        self.wake()
 
     async def run(self, opened: pb.Opened) -> None:
         """Write until the session is drained; raise what ended it."""
