@@ -59,6 +59,7 @@ class Selection:
         positions = _gathered([one.positions for one in columns], places)
         above = [one.above[own] for one, own in zip(columns, places, strict=True)]
         parents = _gathered([one.seats for one in columns], above)
+        parents[every >= np.array(sizes)[:, None]] = 0  # padding
         parents[:, 0] = -1
         trees = trees_of(tokens, parents, positions - positions[:, :1], sizes)
         return [
