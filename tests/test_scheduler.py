@@ -199,25 +199,6 @@ def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
     assert sizes_of(turns(flat).next(trees(line))) == [3]  # and a token of the target's own
 
 
-def test_who_is_usually_put_ahead_is_lent_a_token_when_its_guesses_have_missed() -> None:
-    """Among many sessions somebody's always have, and all rows would stay narrow."""
-    ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
-    assert sizes_of(planned.next(trees(*ready))) == [16] * 4
-    ready[0].candidates.advance([9])
-    assert sizes_of(planned.next(trees(*ready))) == [1, 16, 16, 16]
-    ready[0].bank(-0.6)
-    assert sizes_of(planned.next(trees(*ready))) == [1] * 4
-
-
-def test_who_has_no_candidates_is_lent_nothing() -> None:
-    ready, planned = [session(*[0.9] * 15) for _ in range(3)], turns(neuron, sizes=(1, 16, 32))
-    for _ in range(9):
-        assert sizes_of(planned.next(trees(session(), *ready))) == [1] * 4
-    lone = session()
-    for _ in range(9):
-        assert sizes_of(planned.next(trees(lone, *ready))) == [1] * 4
-
-
 def test_room_is_what_could_be_worth_computing() -> None:
     ready = session(0.9)
     for curve, sizes, room in ((flat, (), 31), (neuron, (1, 16, 32), 31)):

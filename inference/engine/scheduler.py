@@ -23,11 +23,6 @@ from inference.times import KEPT, TRUSTED, Shape, TargetTimes
 LEAST_RATE = 0.98
 """Part of its root-only rate that every session keeps at least."""
 
-LOAN, GAIN_WEIGHT = 1.0, 0.2
-"""Tokens that a session may be behind its root-only rate while wide forwards usually put it ahead,
-and the weight of the latest forward in what is usual.
-"""
-
 LEAST_GAIN = 1.02
 """Factor in tokens a second by which a wider forward must win, because measured times are noisy."""
 
@@ -184,17 +179,8 @@ class Turns:
         since, most = self._explore.get(self._padded(len(ready), 1)[0], (0, FIRST_EXPLORE))
         if since >= most:
             return 1
-        values = selection.values()
-        wish = plan_width(values, np.full(len(ready), np.inf), self.seconds, self._most)
-        if wish == 1:
-            return 1
-        root_only = max(self.seconds(len(ready), 1), 1e-9)
-        owed = LEAST_RATE * self.seconds(len(ready), wish) / root_only
-        ahead = values[:, :wish].sum(axis=1) - owed
-        for session, tokens in zip(ready, ahead.tolist(), strict=True):
-            session.gain += GAIN_WEIGHT * (tokens - session.gain)
-        banked = [one.banked + (LOAN if one.gain > 0 else 0.0) for one in ready]
-        return plan_width(values, np.array(banked), self.seconds, self._most)
+        banked = np.array([session.banked for session in ready])
+        return plan_width(selection.values(), banked, self.seconds, self._most)
 
     def _useful_width(self, rows: int) -> int:
         """The widest forward that would pay if all candidates were accepted."""

@@ -66,7 +66,6 @@ class Session:
     row, sequence: where its keys are; None while it waits for a row.
     acknowledged: tokens that its client is known to have.
     banked: tokens that it is ahead of its root-only rate.
-    gain: tokens by which a forward as wide as pays for all together usually puts it ahead.
     room: candidates that a forward takes from it at present.
     """
 
@@ -94,7 +93,7 @@ class Session:
         self.detached = False  # its client has no open stream
         self.tree_nodes: int | None = None  # nodes in one forward, if fewer than the engine's
         self._drained = self._in_forward = False
-        self.spent, self.banked, self.gain, self.room = Spent(), 0.0, 0.0, 0
+        self.spent, self.banked, self.room = Spent(), 0.0, 0
         self.ready_since = self.got_row = 0.0
         self.streams = Streams(self.candidates)
         self._next_at, self._rate, self._last_at = 0.0, 0.0, 0.0
