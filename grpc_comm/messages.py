@@ -55,13 +55,12 @@ def read_nodes(message: pb.Nodes) -> Nodes:
     numbers = range(message.first, message.first + count)
     if numbers.stop >= 2**32:
         raise InvalidRequest("a stream has used up its numbers")
-    if any(back > number for number, back in zip(numbers, message.parents, strict=True)):
-        raise InvalidRequest("a node's parent has a number before its own, from 0")
+    proposals = list[Proposal]()
     described = zip(numbers, message.parents, message.tokens, message.chances, strict=True)
-    proposals = [
-        Proposal(number, number - back if back else BASE, token, _CHANCES[chance])
-        for number, back, token, chance in described
-    ]
+    for number, back, token, chance in described:
+        if back > number:
+            raise InvalidRequest("a node's parent has a number before its own, from 0")
+        proposals.append(Proposal(number, number - back if back else BASE, token, _CHANCES[chance]))
     return Nodes(message.base, proposals, message.proposer)
 
 

@@ -108,11 +108,14 @@ class _Columns:
     above: place of the node's parent.
     positions: position of the node's token in the text.
     ranks: minus the logarithm of the node's value (the product of the chances on its path).
+    seats: index of the node in the latest forward that held it.
     marks: [size] the node's mark; NOWHERE at an empty place.
     """
 
     def __init__(self) -> None:
-        self.tokens, self.above, self.positions = (np.zeros(64, dtype=np.int32) for _ in range(3))
+        self.tokens, self.above, self.positions, self.seats = (
+            np.zeros(64, dtype=np.int32) for _ in range(4)
+        )
         self.ranks = np.full(64, NOBODY)
         self.marks: list[Mark] = []
         self._free: list[int] = []
@@ -145,9 +148,9 @@ class _Columns:
 
     def _grow(self) -> None:
         more = len(self.ranks)
-        self.tokens, self.above, self.positions = (
+        self.tokens, self.above, self.positions, self.seats = (
             np.concatenate([column, np.zeros(more, dtype=np.int32)])
-            for column in (self.tokens, self.above, self.positions)
+            for column in (self.tokens, self.above, self.positions, self.seats)
         )
         self.ranks = np.concatenate([self.ranks, np.full(more, NOBODY)])
 
@@ -207,6 +210,11 @@ class CandidateTree:
             at = number % REMEMBERED_NUMBERS
             numbers[at], marks[at] = number, mark
         return Dropped(late, self._shed() if self.live > self._most else 0)
+
+    @property
+    def places(self) -> int:
+        """Places in the arrays that are, or were, in use."""
+        return len(self.columns.marks)
 
     def ranks(self) -> NDArray[np.float64]:  # [size]
         """Rank of each place: the root's is the lowest, NOBODY marks an empty place."""

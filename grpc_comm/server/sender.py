@@ -32,6 +32,8 @@ class Sender:
     owner: whether the session ends with this stream when the target goes away
     """
 
+    _reminder: asyncio.TimerHandle  # wakes run() when a sign of life may be due
+
     def __init__(
         self, engine: Engine, session: Session, stream: int, cursor: int, send: Send, *, owner: bool
     ) -> None:
@@ -43,24 +45,28 @@ class Sender:
         self.drained = False
 
     def wake(self) -> None:
-        """Say that there may be something to write. Called from any thread."""
-        self._loop.call_soon_threadsafe(self._woken.set)
+        """Say that there may be something to write. Called on the event loop."""
+        self._woken.set()
 
     def leave(self, message: pb.GoAway) -> None:
         """Tell the client to go elsewhere, once it has what the forward in hand brings."""
         self._leaving = message
-        self._woken.set()
+        self.wake()
 
     async def run(self, opened: pb.Opened) -> None:
         """Write until the session is drained; raise what ended it."""
         await self._send(pb.ServerMessage(opened=opened))
         self._engine.listen(self._session, self._stream, self.wake)
-        self._woken.set()
-        while not self.drained:
-            await self._news()
-            if self._leaving is not None:
-                await self._go_away(self._leaving)
-            await self._tell()
+        self._remind()
+        try:
+            while not self.drained:
+                await self._woken.wait()
+                self._woken.clear()
+                if self._leaving is not None:
+                    await self._go_away(self._leaving)
+                await self._tell()
+        finally:
+            self._reminder.cancel()
 
     async def until_open(self, opening: Future[Opened]) -> Opened:
         """Wait until the prompt is prefilled, and send the client signs of life meanwhile."""
@@ -74,15 +80,13 @@ class Sender:
                 await self._tell()
         return prefilled.result()
 
-    async def _news(self) -> None:
-        """Wait until there may be something to write, or a sign of life is due."""
-        due = self._spoke_at + HEARTBEAT_SECONDS
-        timer = self._loop.call_at(due, self._woken.set)
-        try:
-            await self._woken.wait()
-        finally:
-            timer.cancel()
-        self._woken.clear()
+    def _remind(self) -> None:
+        """Wake the writer now, and again whenever a sign of life may be due."""
+        self.wake()
+        now, due = self._loop.time(), self._spoke_at + HEARTBEAT_SECONDS
+        self._reminder = self._loop.call_at(
+            due if due > now else now + HEARTBEAT_SECONDS, self._remind
+        )
 
     async def _go_away(self, message: pb.GoAway) -> None:
         self._leaving = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from grpc_comm.keys import Key
@@ -26,17 +27,16 @@ class ServerState:
         self.catalogue, self.leases, self.emit = catalogue, leases, emit
         self.draining = False
         self._share_prefixes = share_prefixes
-        self._allowances: dict[str, Allowance] = {}  # by the names of keys
+        self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
 
     def charge(self, key: Key, message: pb.ClientMessage) -> float:
         """Return the seconds by which a message exceeds its key's rate; 0 where it may be worked
         on.
         """
         share = max(self.leases.count(key.name), 1)
-        allowance = self._allowances.setdefault(key.name, Allowance())
         most_nodes = key.nodes_per_second or NODES_PER_SECOND * share
         nodes = len(message.nodes.tokens) * NODES_PER_SECOND * share / most_nodes
-        return allowance.charge(nodes, message.ByteSize(), share)
+        return self._allowances[key.name].charge(nodes, message.ByteSize(), share)
 
     def limited(self, description: Description, key: Key) -> Description:
         """Return the description with this key's limits."""

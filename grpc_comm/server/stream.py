@@ -243,7 +243,7 @@ class Stream:
         """Apply the key's present limits if they have changed. Raises LimitExceeded where they
         are exceeded.
         """
-        if self.key == self._heeded:
+        if self.key is self._heeded:
             return
         self._keep_to_limits(held)
         length, limit = held.session.length, held.session.limit

@@ -28,7 +28,7 @@ from inference.engine.forward import (
     ignore,
     prepare,
 )
-from inference.engine.frontend import Reception
+from inference.engine.frontend import Reception, call_all
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.host import Host
 from inference.engine.scheduler import Turns, Wanting
@@ -141,8 +141,7 @@ class Engine(Reception):
             opened = [one for one in self._roster.on_rows if one.opening and not one.missing]
             tell += [self._answer_opening(session, begun) for session in opened]
             ready = self._wanting(begun).decoding if self._host is not None else ()
-        for call in tell:
-            call()
+        call_all(tell)
         if self._host is not None:
             self._host.work(ready, self._turns.seconds(max(len(ready), 1), 1), self)
         made = self._make_forward(self._clock())
@@ -175,8 +174,7 @@ class Engine(Reception):
             shares, failed = prepare(turn, self._graphs)
             tell = [call for session, error in failed for call in self._fail(session, error)]
             self._in_hand = bool(shares)
-        for call in tell:
-            call()
+        call_all(tell)
         if shares:
             ask = self._graphs.asked(turn) if self._graphs else self.model.choose
             self._forward(shares, ask, begun)
@@ -197,10 +195,10 @@ class Engine(Reception):
             owed = self._turns.owed(padded, len(shares), took.seconds)
             for share, result, part in zip(shares, results, parts, strict=True):
                 tell += self._settle(share, result, took, part, owed)
-        for call in tell:
-            call()
-        seconds = self._clock() - begun - (ended - started)
-        self.on_event(took.told(seconds))
+            listeners = [wake for share in shares for wake in share.session.streams.listeners]
+        call_all(tell)
+        self.on_event(took.told(self._clock() - begun - (ended - started)))
+        self._wake(listeners)
 
     def _settle(
         self, share: Share, result: IntArray | Exception, took: Took, part: float, owed: float
@@ -218,7 +216,7 @@ class Engine(Reception):
         if commit is None:
             return []
         session.bank(len(commit.tokens) - owed)
-        return [partial(self.on_event, commit), *session.streams.listeners]
+        return [partial(self.on_event, commit)]
 
     def _answer_opening(self, session: Session, now: float) -> Tell:
         opening = session.opening
@@ -250,5 +248,4 @@ class Engine(Reception):
             for session in self._roster.sessions:
                 session.closed = session.closed or Unavailable("the target has stopped")
             tell = self._bury()
-        for call in tell:
-            call()
+        call_all(tell)

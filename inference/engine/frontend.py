@@ -22,6 +22,12 @@ from inference.order import Decode, Opened, Progress
 from inference.sampling import SamplingParams
 
 
+def call_all(calls: Sequence[Tell]) -> None:
+    """Make each of the calls, on this thread."""
+    for call in calls:
+        call()
+
+
 class Reception:
     """The open sessions of an engine, on rows and in line, and what clients may ask of them.
 
@@ -31,6 +37,7 @@ class Reception:
     sequence_length: tokens that a session may have, prompt included.
     vocabulary: ids that the tokenizer knows; valid ids are below it.
     clock: returns seconds.
+    hand_over: makes the calls of listeners, those of one forward together. Not under the lock.
     """
 
     def __init__(
@@ -41,6 +48,9 @@ class Reception:
         self._lock = threading.Condition()  # guards the roster, its rows and its sessions
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
         self._in_hand = False  # a forward is running: closed sessions keep their rows
+        self.hand_over: Callable[[Sequence[Tell]], object] = (
+            call_all  # calls listeners, all at once
+        )
 
     def open(
         self,
@@ -96,7 +106,7 @@ class Reception:
 
         Raises InvalidRequest for more tokens than the session has.
         """
-        self._change(session, partial(session.acknowledge, length))
+        self._apply(session, partial(session.acknowledge, length))
 
     def join(self, session: Session) -> int:
         """Begin a stream of proposals; returns its id."""
@@ -117,7 +127,7 @@ class Reception:
             return session.append(stream, nodes)
 
     def listen(self, session: Session, stream: int, wake: Tell) -> None:
-        """Call `wake` on any thread at each progress and at the session's end.
+        """Call `wake` by hand_over() at each progress and at the session's end.
 
         The calls stop when the stream leaves.
         """
@@ -157,8 +167,7 @@ class Reception:
             session.closed = session.closed or Unavailable("the session is closed")
             tell = [] if self._in_hand else self._bury()
             self._lock.notify_all()
-        for call in tell:
-            call()
+        call_all(tell)
 
     # Counts and listings.
 
@@ -197,8 +206,8 @@ class Reception:
         with self._lock:
             return len(self._roster.line)
 
-    def _change(self, session: Session, change: Tell) -> None:
-        """Apply a client's change to its session, then wake the engine and the listeners.
+    def _apply(self, session: Session, change: Tell) -> list[Tell]:
+        """Apply a client's change to its session and wake the engine; returns the listeners.
 
         Raises the error that closed the session.
         """
@@ -207,10 +216,16 @@ class Reception:
                 raise session.closed
             change()
             session.stands_by(self._clock())
-            listeners = session.streams.listeners
             self._lock.notify_all()
-        for wake in listeners:
-            wake()
+            return session.streams.listeners
+
+    def _change(self, session: Session, change: Tell) -> None:
+        """Apply a client's change that its readers should hear of."""
+        self._wake(self._apply(session, change))
+
+    def _wake(self, listeners: Sequence[Tell]) -> None:
+        if listeners:
+            self.hand_over(listeners)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if len(ids) and not 0 <= min(ids) <= max(ids) < self.vocabulary:
@@ -234,4 +249,4 @@ class Reception:
         tell: list[Tell] = []
         if opening is not None:
             tell.append(lambda: opening.future.set_exception(error))
-        return [*tell, *session.streams.listeners]
+        return [*tell, partial(self._wake, session.streams.listeners)]

@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 from inference.accept import Verdict
 from inference.candidates import NOBODY, PLACE, CandidateTree
 from inference.engine.calibration import Claims
-from inference.tree import TokenTree, trees_of
+from inference.tree import IntArray, TokenTree, trees_of
 
 T = TypeVar("T", bound=np.generic)
 
 FloatArray = NDArray[np.float64]
 Places = NDArray[np.intp]
+
+CACHED = 16_000
+"""Nodes of trees that are looked through at once. Larger arrays leave the processor's cache, and
+take fresh pages of memory in each forward, which is dearer than the work itself.
+"""
 
 
 class Selection:
@@ -45,26 +50,21 @@ class Selection:
 
     def snapshots(self, width: int) -> list[Snapshot]:
         """One snapshot per row, of its first `width` nodes."""
-        sizes, places = np.minimum(self.sizes, width), self._places[:, :width]
+        sizes, places = np.minimum(self.sizes, width).tolist(), list(self._places[:, :width])
+        every = np.arange(len(places[0]), dtype=np.int32)
         columns = [tree.columns for tree in self._trees]
-        tokens, above, positions = (
-            np.take_along_axis(_stacked(arrays, 0), places, axis=1)
-            for arrays in (
-                [one.tokens for one in columns],
-                [one.above for one in columns],
-                [one.positions for one in columns],
-            )
-        )
-        every = np.arange(places.shape[1], dtype=np.int32)
-        own = np.where(every < sizes[:, None], places, -1)  # padding: the extra last column
-        index = np.zeros((len(places), 1 + max(len(one.ranks) for one in columns)), dtype=np.int32)
-        np.put_along_axis(index, own, np.broadcast_to(every, own.shape), axis=1)
-        parents = np.take_along_axis(index, above, axis=1)
+        for one, own, size in zip(columns, places, sizes, strict=True):
+            one.seats[own[:size]] = every[:size]
+        tokens = _gathered([one.tokens for one in columns], places)
+        positions = _gathered([one.positions for one in columns], places)
+        above = [one.above[own] for one, own in zip(columns, places, strict=True)]
+        parents = _gathered([one.seats for one in columns], above)
+        parents[every >= np.array(sizes)[:, None]] = 0  # padding
         parents[:, 0] = -1
-        trees = trees_of(tokens, parents, positions - positions[:, :1], sizes.tolist())
+        trees = trees_of(tokens, parents, positions - positions[:, :1], sizes)
         return [
-            Snapshot(tree, row[: len(nodes)], nodes)
-            for tree, row, nodes in zip(self._trees, places, trees, strict=True)
+            Snapshot(tree, own[:size], nodes)
+            for tree, own, size, nodes in zip(self._trees, places, sizes, trees, strict=True)
         ]
 
 
@@ -76,15 +76,9 @@ def best_of(
     most: [trees] nodes of each at most, the root included.
     depths: [trees] levels below the root of each at most.
     """
-    ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
-    limits = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
-    if any(limit < tree.deepest for limit, tree in zip(limits, trees, strict=True)):
-        positions = _stacked([tree.columns.positions for tree in trees], 0)[:, : ranks.shape[1]]
-        ranks[positions > np.array(limits)[:, None]] = NOBODY
-    wanted = min(max(most), ranks.shape[1])
-    bounds = np.partition(ranks, wanted - 1, axis=1)[:, wanted - 1, None]
-    rows, places = np.divmod(np.flatnonzero((ranks <= bounds) & (ranks < NOBODY)), ranks.shape[1])
-    return _sorted(trees, ranks, rows, places, np.array(most))
+    found = [_leading(trees[part], most[part], depths[part]) for part in _parts(trees)]
+    counts, places, ranks = (np.concatenate(column) for column in zip(*found, strict=True))
+    return _sorted(trees, counts, places, ranks, np.array(most))
 
 
 def lines_of(
@@ -95,13 +89,13 @@ def lines_of(
     most: [trees] nodes of each at most, the root included.
     depths: [trees] levels below the root of each at most.
     """
-    ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
     lines = [
         _line(tree, min(nodes, depth + 1))
         for tree, nodes, depth in zip(trees, most, depths, strict=True)
     ]
-    rows = np.repeat(np.arange(len(trees)), [len(line) for line in lines])
-    return _sorted(trees, ranks, rows, np.concatenate(lines), np.array(most))
+    ranks = [tree.ranks()[line] for tree, line in zip(trees, lines, strict=True)]
+    counts = np.array([len(line) for line in lines])
+    return _sorted(trees, counts, np.concatenate(lines), np.concatenate(ranks), np.array(most))
 
 
 def _line(tree: CandidateTree, most: int) -> list[int]:
@@ -112,26 +106,59 @@ def _line(tree: CandidateTree, most: int) -> list[int]:
     return line
 
 
+def _parts(trees: Sequence[CandidateTree]) -> list[slice]:
+    """Parts of the trees whose columns together are small enough for the processor's cache."""
+    size = max(CACHED // max(tree.places for tree in trees), 1)
+    return [slice(start, start + size) for start in range(0, len(trees), size)]
+
+
+def _leading(
+    trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
+) -> tuple[Places, Places, FloatArray]:
+    """The best nodes of each tree in no order: [trees] their number, [n] places, [n] ranks.
+
+    A tree may have more nodes than `most` allows, if it is smaller than others or ranks are equal.
+    """
+    ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
+    limits = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
+    if any(limit < tree.deepest for limit, tree in zip(limits, trees, strict=True)):
+        positions = _stacked([tree.columns.positions for tree in trees], 0)[:, : ranks.shape[1]]
+        ranks[positions > np.array(limits)[:, None]] = NOBODY
+    wanted = min(max(most), ranks.shape[1])
+    bounds = np.partition(ranks, wanted - 1, axis=1)[:, wanted - 1, None]
+    leading = np.flatnonzero((ranks <= bounds) & (ranks < NOBODY))
+    rows, places = np.divmod(leading, ranks.shape[1])
+    return np.bincount(rows, minlength=len(trees)), places, ranks.ravel()[leading]
+
+
 def _sorted(
-    trees: Sequence[CandidateTree], ranks: FloatArray, rows: Places, places: Places, most: Places
+    trees: Sequence[CandidateTree],
+    counts: Places,
+    places: Places,
+    ranks: FloatArray,
+    most: Places,
 ) -> Selection:
     """The selection of the given nodes, in order of rank.
 
-    rows, places: [n] row and place of each node, ordered by row.
+    counts: [trees] number of nodes of each tree.
+    places, ranks: [n] of the first tree's nodes, then of the second's, and so on.
     most: [trees] nodes of each row at most.
     """
-    sizes = np.bincount(rows, minlength=len(trees))
-    filled = np.arange(sizes.max()) < sizes[:, None]
+    filled = np.arange(counts.max()) < counts[:, None]
     own_ranks, own_places = np.full(filled.shape, NOBODY), np.zeros(filled.shape, dtype=np.intp)
-    own_ranks[filled], own_places[filled] = ranks[rows, places], places
+    own_ranks[filled], own_places[filled] = ranks, places
     order = own_ranks.argsort(axis=1, kind="stable")
-    sizes = np.minimum(sizes, most)  # nodes of equal rank may exceed the bound
     return Selection(
         trees,
         np.take_along_axis(own_places, order, axis=1),
         np.take_along_axis(own_ranks, order, axis=1),
-        sizes,
+        np.minimum(counts, most),
     )
+
+
+def _gathered(columns: Sequence[IntArray], places: Sequence[Places]) -> IntArray:
+    """What the columns hold at these places: one row for each column."""
+    return np.array([column[own] for column, own in zip(columns, places, strict=True)])
 
 
 def _stacked(columns: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [columns, longest]

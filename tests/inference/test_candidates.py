@@ -245,6 +245,21 @@ def test_many_sessions_are_each_answered_as_if_alone(
             assert_same(snapshot.tree, own.snapshots(width)[0].tree)
 
 
+def test_what_an_earlier_forward_held_changes_no_later_one() -> None:
+    """Places of its nodes are taken by others, whose parents have other indices now."""
+    small, large = planted(), planted()
+    star = Nodes(ROOT, [Proposal(number, BASE, 100 + number, 0.5) for number in range(20)])
+    small.append(1, star, believed)
+    large.append(1, star, believed)
+    assert len(snapshot_of(small).tree) == 21
+    small.advance([119])
+    chain = [Proposal(20 + step, 19 + step if step else BASE, 200, 0.5) for step in range(20)]
+    small.append(1, Nodes(ROOT + 1, chain), believed)
+    lone, wide = best_of([small, large], [1, 3], [9, 9]).snapshots(3)
+    assert_same(lone.tree, snapshot_of(small, 1).tree)
+    assert_same(wide.tree, snapshot_of(large, 3).tree)
+
+
 def assert_same(tree: TokenTree, other: TokenTree) -> None:
     for name in ("tokens", "parents", "depths", "mask"):
         np.testing.assert_array_equal(getattr(tree, name), getattr(other, name))
