@@ -108,7 +108,7 @@ def _fused_builder(
         from compile.build.cpu_fused import FusedCpuBuilder
 
         return FusedCpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
-    from compile.build.neuron_fused import FusedNeuronBuilder
+    from compile.build.neuron_fused_builder import FusedNeuronBuilder
 
     return FusedNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from compile.build.build import Source, build_artifact
-from compile.build.neuron_fused import FusedNeuronBuilder
+from compile.build.neuron_fused_builder import FusedNeuronBuilder
 from compile.fused_smoke import smoke
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import DraftBucket, FusedPart, RoundBucket, read_manifest
