@@ -93,7 +93,7 @@ def _builder(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckp
         from compile.build.cpu import CpuBuilder
 
         return CpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
-    from compile.build.neuron import NeuronBuilder
+    from compile.build.neuron_builder import NeuronBuilder
 
     return NeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
 

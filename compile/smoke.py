@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from compile.build.build import build_artifact, read_source
-from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS, aim, compiler_flags, render
 from compile.probe import VECTORS, check_noise
 from compile.spec import DTYPES, CompileSpec, least_nodes, verify_bucket

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from compile.build.build import Source, build_artifact
-from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_builder import NeuronBuilder
 from compile.spec import verify_bucket
 from inference.backends import Model
 from inference.backends.cuda import CudaModel

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from compile.__main__ import main as compile_main
-from compile.build.neuron import NeuronBuilder, check_routes
+from compile.build.neuron_builder import NeuronBuilder, check_routes
 from compile.build.neuron_cache import neuron_artifact
 from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
 from compile.spec import prefill_bucket, verify_bucket

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from compile.build.build import Say, build_artifact, read_source, read_stage
-from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_builder import NeuronBuilder
 from compile.plan.memory import check_fits, footprint, gib
 from compile.plan.report import describe
 from compile.spec import CompileSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_builder import NeuronBuilder
 from compile.build.parallel import parallel_config
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
