@@ -28,7 +28,7 @@ import torch
 
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, compile_graph, graph_constants
-from compile.build.openvino import OpenVinoBuilder
+from compile.build.openvino_builder import OpenVinoBuilder
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model, Segment

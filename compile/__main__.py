@@ -84,7 +84,7 @@ def _say_if_pushed(store: str, planned: Manifest) -> None:
 def _builder(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint) -> Builder:
     """The builder for the spec. Builders are imported here, because each needs its own compiler."""
     if spec.dtype == "int8":
-        from compile.build.openvino import OpenVinoBuilder
+        from compile.build.openvino_builder import OpenVinoBuilder
 
         return OpenVinoBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
     if spec.fused is not None:

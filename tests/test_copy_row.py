@@ -65,7 +65,7 @@ def timed(checkpoint: Path, folder: Path) -> Model:
 
 def openvino(checkpoint: Path, folder: Path) -> Model:
     pytest.importorskip("openvino", reason="outrider[openvino] is not installed")
-    from compile.build.openvino import OpenVinoBuilder
+    from compile.build.openvino_builder import OpenVinoBuilder
     from inference.backends.openvino import load_openvino
 
     checkpoint = write_checkpoint(folder / "wide", hidden_size=64, intermediate_size=96)
