@@ -152,7 +152,7 @@ def _out(options: CompileOptions) -> Path:
 def _spec_of(options: CompileOptions) -> tuple[CompileSpec, BuildCheckpoint]:
     """The spec, checked against the device's memory, and its checkpoint. Prints the plan."""
     from compile.plan.memory import check_fits
-    from compile.plan.report import describe
+    from compile.plan.plan_report import describe
     from compile.request import find_checkpoint, make_request
 
     checkpoint = find_checkpoint(options)

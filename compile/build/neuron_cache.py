@@ -17,7 +17,7 @@ from pathlib import Path
 from compile.build.build import Say, build_artifact, read_source, read_stage
 from compile.build.neuron_builder import NeuronBuilder
 from compile.plan.memory import check_fits, footprint, gib
-from compile.plan.report import describe
+from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, read_manifest
 from inference.errors import BadArtifact
