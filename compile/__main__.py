@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compile.options import CompileOptions, parse
+from compile.compile_options import CompileOptions, parse
 from inference.command import run_command
 from inference.errors import InvalidRequest
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import inference
-from compile.options import CompileOptions
+from compile.compile_options import CompileOptions
 from compile.plan.buckets import (
     CHUNK,
     Sizes,

@@ -107,7 +107,7 @@ def test_a_flag_that_is_gone_says_what_replaced_it(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("library", ["torch", "transformers", "numpy", "boto3"])
 def test_the_command_line_of_compile_starts_without_heavy_libraries(library: str) -> None:
     code = (
-        "import sys; from compile.__main__ import main; from compile.options import parse; "
+        "import sys; from compile.__main__ import main; from compile.compile_options import parse; "
         f"sys.exit({library!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compile import options as compiling
+from compile import compile_options as compiling
 from compile import smoke
 from deploy import __main__ as deploying
 from outrider import options as running
@@ -21,7 +21,7 @@ from outrider.wishes import read_prices
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
-    "compile/options.py",
+    "compile/compile_options.py",
     "deploy/__main__.py",
     "outrider/compare/options.py",
     "outrider/options/command.py",

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import inference
-from compile.options import CompileOptions
+from compile.compile_options import CompileOptions
 from compile.plan.buckets import Sizes, samplings_of, slots_of
 from compile.plan.workload import Limits
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
