@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import compile.__main__ as command_line
+from compile.build import builders
 from compile.build.build import Builder
+from compile.plan.first_graphs import first_graphs
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
 from inference.errors import BadArtifact, InvalidRequest
-from tests.artifacts import FakeBuilder, build, small_spec
+from tests.artifacts import LIMITS, FakeBuilder, build, small_spec
 
 NAMES = [bucket.name for bucket in small_spec().buckets]
 EVERYTHING = ["weights", *NAMES, "joint"]
@@ -70,6 +72,19 @@ def test_another_graph_is_added_to_those_that_are_there(tmp_path: Path) -> None:
     manifest = build(tmp_path / "out", builder, replace(spec, buckets=(*spec.buckets, more)))
     assert builder.asked == [more.name, "joint"]
     assert more in manifest.buckets
+
+
+def test_the_first_graphs_are_completed_without_building_them_again(tmp_path: Path) -> None:
+    whole, first = small_spec(), FakeBuilder()
+    quick = first_graphs(whole, LIMITS)
+    build(tmp_path / "out", first, quick)
+    assert first.asked == ["weights", *(bucket.name for bucket in quick.graphs), "joint"]
+    rest = FakeBuilder()
+    manifest = build(tmp_path / "out", rest, whole)
+    lacking = [bucket.name for bucket in whole.graphs if bucket not in quick.graphs]
+    assert lacking
+    assert rest.asked == [*lacking, "joint"]
+    assert manifest.files == build(tmp_path / "fresh").files
 
 
 @pytest.mark.parametrize(
@@ -191,9 +206,10 @@ def test_the_command_line_builds_pushes_and_pulls(
         built.extend(spec.buckets)
         return FakeBuilder()
 
-    monkeypatch.setattr(command_line, "_builder", fake)
+    monkeypatch.setattr(builders, "builder_of", fake)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
-    sizes = ["--rows", "1", "--tree_nodes", "4", "--slots", "256", "--sampling", "greedy"]
+    sizes = ["--rows", "1", "--tree_sizes", "4", "--slots", "256", "--sampling", "greedy"]
     assert command_line.main(["--target", "cpu", "--out", out, *sizes, "--push", store]) == 0
     manifest = read_manifest(Path(out))
     assert [bucket.name for bucket in manifest.buckets] == [bucket.name for bucket in built]

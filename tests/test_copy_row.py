@@ -14,6 +14,7 @@ import torch
 
 from compile.build.build import Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
+from compile.build.progress import LineProgress
 from compile.spec import verify_bucket
 from inference.backends import Model
 from inference.backends.cuda import CudaModel
@@ -81,7 +82,8 @@ def openvino(checkpoint: Path, folder: Path) -> Model:
     )
     builder = OpenVinoBuilder(spec, checkpoint, VOCABULARY)
     return load_openvino(
-        folder, build_artifact(spec, source, builder, folder, command="test", say=print)
+        folder,
+        build_artifact(spec, source, builder, folder, command="test", progress=LineProgress(print)),
     )
 
 

@@ -71,7 +71,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("artifact")
-    sizes = ["--prefill_nodes", "16", "--tree_nodes", f"2,{NODES}", "--slots", "64,128"]
+    sizes = ["--prompt_chunks", "16", "--tree_sizes", f"2,{NODES}", "--slots", "64,128"]
     assert compile_main(["--model", str(source), *FLAGS, *sizes, "--out", str(out)]) == 0
     return out
 
@@ -172,9 +172,9 @@ def test_families_build_and_equal_their_rounded_float_model(
         tmp_path / "model", num_hidden_layers=1, **SIZES | overrides
     )
     sizes = [
-        "--prefill_nodes",
+        "--prompt_chunks",
         "16",
-        "--tree_nodes",
+        "--tree_sizes",
         "8",
         "--slots",
         "128",

@@ -43,6 +43,8 @@ _COMPILERS_AT_ONCE = 4
 class NeuronBuilder:
     """A Builder (compile/build/build.py) for Neuron targets."""
 
+    workers = 1  # graphs are compiled together, by `finish`
+
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         self.target, self._tools = spec.target, Toolchain(spec)
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary

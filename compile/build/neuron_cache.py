@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from compile.build.build import Say, build_artifact, read_source, read_stage
+from compile.build.build import build_artifact, read_source
 from compile.build.neuron_builder import NeuronBuilder
+from compile.build.progress import LineProgress, Say
+from compile.build.stages import read_stage
 from compile.plan.memory import check_fits, footprint, gib
 from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
@@ -50,7 +52,7 @@ def neuron_artifact(
         f"building it in {directory}",
     ):
         say(line)
-    build_artifact(spec, source, builder, directory, command=command, say=say)
+    build_artifact(spec, source, builder, directory, command=command, progress=LineProgress(say))
     return directory
 
 
