@@ -147,6 +147,13 @@ class CompileOptions:
         _STORE,
         metavar="HEX",
     )
+    graph_store: str | None = option(
+        None,
+        "Neuron: take compiled graphs from this store and put new ones there (a directory or "
+        "s3://BUCKET/PREFIX); name only one that you trust, graphs are executable code",
+        _STORE,
+        metavar="STORE",
+    )
     dry_run: bool = option(False, "print the plan, memory and roofline times, and build nothing")
     verbose: bool = option(False, "show what the compilers and libraries say")
     debug: bool = option(False, "show the traceback of an error")

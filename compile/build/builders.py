@@ -13,6 +13,8 @@ from compile.plan.draft import draft_directory
 from compile.plan.memory import footprint
 from compile.request import BuildCheckpoint
 from compile.spec import CompileSpec
+from compile.store import open_store
+from inference.cache_directory import cache_directory
 
 if TYPE_CHECKING:
     from compile.build.build import Builder
@@ -50,11 +52,16 @@ def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildChec
 def _neuron_builder(
     options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint
 ) -> Builder:
+    from compile.build.neff_cache import NeffCache
+
+    store = None if options.graph_store is None else open_store(options.graph_store)
+    cache = NeffCache(cache_directory("neuron_graphs"), store)
     made_of = (spec, checkpoint.directory, checkpoint.vocabulary)
     if spec.fused is None:
         from compile.build.neuron_builder import NeuronBuilder
 
-        return NeuronBuilder(*made_of)
+        return NeuronBuilder(*made_of, cache=cache, workers=options.workers)
     from compile.build.neuron_fused_builder import FusedNeuronBuilder
 
-    return FusedNeuronBuilder(*made_of, draft_directory(options))
+    draft = draft_directory(options)
+    return FusedNeuronBuilder(*made_of, draft, cache=cache, workers=options.workers)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from compile.build.build import build_artifact, read_source
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.progress import LineProgress, Say
-from compile.build.stages import read_stage
+from compile.build.progress import JOINT, LineProgress, Say
+from compile.build.stages import STATE, read_stage
 from compile.plan.memory import check_fits, footprint, gib
 from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
@@ -71,7 +71,7 @@ def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Ite
     earlier = sorted(_earlier(cache))
     if earlier:
         yield (
-            f"time: compiling took {earlier[0]:.0f} to {earlier[-1]:.0f} s for the "
+            f"time: building took {earlier[0]:.0f} to {earlier[-1]:.0f} s for the "
             f"{len(earlier)} artefacts built here before"
         )
     else:
@@ -89,9 +89,9 @@ def _complete(directory: Path) -> bool:
 
 
 def _earlier(cache: Path) -> Iterator[float]:
-    """Seconds of the joint stage, in which graphs are compiled, of every artefact in the cache."""
-    for path in cache.glob("*/.build/joint.json"):
+    """Seconds of all stages of every complete artefact in the cache."""
+    for joint in cache.glob(f"*/{STATE}/{JOINT}.json"):
         try:
-            yield read_stage(path).seconds
+            yield sum(read_stage(path).seconds for path in joint.parent.glob("*.json"))
         except BadArtifact:
             continue
