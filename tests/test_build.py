@@ -207,6 +207,7 @@ def test_the_command_line_builds_pushes_and_pulls(
         return FakeBuilder()
 
     monkeypatch.setattr(builders, "builder_of", fake)
+    monkeypatch.setattr(command_line, "quiet_libraries", lambda: None)  # it stays so
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
     sizes = ["--rows", "1", "--tree_sizes", "4", "--slots", "256", "--sampling", "greedy"]
