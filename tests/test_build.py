@@ -87,6 +87,16 @@ def test_the_first_graphs_are_completed_without_building_them_again(tmp_path: Pa
     assert manifest.files == build(tmp_path / "fresh").files
 
 
+def test_an_artefact_can_be_served_while_graphs_are_added_to_it(tmp_path: Path) -> None:
+    whole = small_spec()
+    manifest = build(tmp_path / "out", None, first_graphs(whole, LIMITS))
+    lacking = [bucket.name for bucket in whole.graphs if bucket not in manifest.buckets]
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "out", FakeBuilder(broken=lacking[-1]), whole)
+    assert read_manifest(tmp_path / "out") == manifest
+    check_files(tmp_path / "out", manifest)
+
+
 @pytest.mark.parametrize(
     ("builder", "spec"),
     [

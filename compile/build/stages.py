@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from compile.build.progress import BuildProgress
+from compile.build.progress import WEIGHTS, BuildProgress
 from inference.artifact import MANIFEST, hash_files
 from inference.errors import BadArtifact
 from inference.file_model import Number, Record, Text, read_record
@@ -57,7 +57,8 @@ class Stages:
             self.progress.present(name)
             return files
         self.progress.started(name)
-        (self.directory / MANIFEST).unlink(missing_ok=True)
+        if path.is_file() or name == WEIGHTS:  # a manifest does not cover a graph that is new
+            (self.directory / MANIFEST).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         start = time.perf_counter()
         files = _hash_made(self.directory, name, make())
