@@ -25,7 +25,8 @@ import torch
 from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, compile_graph, graph_constants
-from compile.build.openvino import OpenVinoBuilder
+from compile.build.openvino_builder import OpenVinoBuilder
+from compile.build.progress import LineProgress
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model
@@ -76,7 +77,7 @@ def compiled_model(
         builder,
         directory,
         command="python -m benchmarks.compiled",
-        say=lambda line: print(line, flush=True),
+        progress=LineProgress(lambda line: print(line, flush=True)),
     )
     seconds = time.perf_counter() - start
     del builder  # and its copy of the model

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compile.options import CompileOptions, parse
-from inference.command import run_command
-from inference.errors import InvalidRequest
+from compile.build.quiet import quiet_libraries
+from compile.compile_options import CompileOptions, parse
+from inference.cache_directory import cache_directory
+from inference.command import run_command, say
 
 if TYPE_CHECKING:
-    from compile.build.build import Builder
-    from compile.request import BuildCheckpoint
-    from compile.spec import CompileSpec
+    from compile.build.kept_times import KeptTimes
+    from compile.build.progress import BuildProgress
+    from compile.request import BuildCheckpoint, BuildRequest
     from inference.artifact import Manifest
 
 
@@ -35,13 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
     if options.pull:
         _pull(options)
-    elif options.target is None and options.push:
-        _push(options)
     elif options.target is None:
-        raise InvalidRequest("--target is needed: cpu, trn1, inf2 or trn2 (--help shows examples)")
+        _push(options)
     elif options.dry_run:
-        _spec_of(options)
+        _request_of(options)
     else:
+        if not options.verbose:
+            quiet_libraries()
         _build(options, arguments)
         if options.push:
             _push(options)
@@ -50,21 +52,44 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
 
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
     from compile.build.build import build_artifact, planned_manifest, read_source
+    from compile.build.builders import builder_of
+    from compile.build.kept_times import KeptTimes
     from inference.artifact import MANIFEST
 
-    out = _out(options)
-    spec, checkpoint = _spec_of(options)
-    source = read_source(checkpoint.directory)
-    builder = _builder(options, spec, checkpoint)
+    out, (request, checkpoint) = _out(options), _request_of(options)
+    spec, source = request.spec, read_source(checkpoint.directory)
+    builder = builder_of(options, spec, checkpoint)
     if options.push and not (out / MANIFEST).is_file():
         _say_if_pushed(options.push, planned_manifest(spec, source, builder))
     command = shlex.join(["python", "-m", "compile", *arguments])
-    manifest = build_artifact(spec, source, builder, out, command=command, say=_say)
+    kept = KeptTimes.of(cache_directory("build_times"), spec, source.model_fingerprint)
+    with _progress(kept) as progress:
+        manifest = build_artifact(spec, source, builder, out, command=command, progress=progress)
     if spec.fused is not None:
         from compile.fused_smoke import smoke
 
-        print(smoke(out, manifest, _say))
+        print(smoke(out, manifest, say))
     print(f"{out}: complete, digest {manifest.digest()}")
+    if request.lacking:
+        print(f"it lacks {len(request.lacking)} graphs, which {_completing(arguments)} adds")
+
+
+@contextmanager
+def _progress(kept: KeptTimes) -> Iterator[BuildProgress]:
+    """A live bar where stderr is a terminal, else lines."""
+    from compile.build.progress import LineProgress, LiveProgress
+
+    if not sys.stderr.isatty():
+        yield LineProgress(say, kept)
+        return
+    with LiveProgress(kept).shown() as live:
+        yield live
+
+
+def _completing(arguments: Sequence[str]) -> str:
+    """The command that builds what --quick left out."""
+    kept = [word for word in arguments if word != "--quick"]
+    return shlex.join(["python", "-m", "compile", *kept])
 
 
 def _say_if_pushed(store: str, planned: Manifest) -> None:
@@ -75,42 +100,10 @@ def _say_if_pushed(store: str, planned: Manifest) -> None:
 
     digest = find(planned, open_store(store))
     if digest:
-        _say(
+        say(
             "the same was built and pushed before: in place of building, python -m compile --pull "
             f"{shlex.quote(store)} --digest {digest} --out DIR"
         )
-
-
-def _builder(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint) -> Builder:
-    """The builder for the spec. Builders are imported here, because each needs its own compiler."""
-    if spec.dtype == "int8":
-        from compile.build.openvino import OpenVinoBuilder
-
-        return OpenVinoBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
-    if spec.fused is not None:
-        return _fused_builder(options, spec, checkpoint)
-    if spec.target == "cpu":
-        from compile.build.cpu import CpuBuilder
-
-        return CpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
-    from compile.build.neuron import NeuronBuilder
-
-    return NeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary)
-
-
-def _fused_builder(
-    options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint
-) -> Builder:
-    from compile.plan.draft import draft_directory
-
-    draft = draft_directory(options)
-    if spec.target == "cpu":
-        from compile.build.cpu_fused import FusedCpuBuilder
-
-        return FusedCpuBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
-    from compile.build.neuron_fused import FusedNeuronBuilder
-
-    return FusedNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, draft)
 
 
 def _push(options: CompileOptions) -> None:
@@ -118,7 +111,7 @@ def _push(options: CompileOptions) -> None:
 
     assert options.push is not None
     out = _out(options)
-    pushed = push(out, open_store(options.push), _say)
+    pushed = push(out, open_store(options.push), say)
     if pushed.first != pushed.digest:
         print(
             f"the same was built and pushed before, as {pushed.first}: prefer that one, so that "
@@ -134,42 +127,46 @@ def _pull(options: CompileOptions) -> None:
     from compile.store import open_store, pull
 
     assert options.pull is not None
-    if options.digest is None:
-        raise InvalidRequest(
-            "--pull needs --digest, the one that --push printed: an artefact is executable code, "
-            "nothing is taken on trust"
-        )
-    manifest = pull(open_store(options.pull), options.digest, _out(options), _say)
+    assert options.digest is not None, "the options were checked"
+    manifest = pull(open_store(options.pull), options.digest, _out(options), say)
     print(f"{options.out}: {manifest.model} for {manifest.target}, every file checked")
 
 
 def _out(options: CompileOptions) -> Path:
-    if not options.out:
-        raise InvalidRequest("--out is needed: the directory of the artefact")
+    assert options.out is not None, "the options were checked"
     return Path(options.out)
 
 
-def _spec_of(options: CompileOptions) -> tuple[CompileSpec, BuildCheckpoint]:
-    """The spec, checked against the device's memory, and its checkpoint. Prints the plan."""
+def _request_of(options: CompileOptions) -> tuple[BuildRequest, BuildCheckpoint]:
+    """What is to be built, checked against the device's memory, and its checkpoint. Prints the
+    plan.
+    """
+    from compile.plan.first_graphs import purposes
     from compile.plan.memory import check_fits
-    from compile.plan.report import describe
+    from compile.plan.plan_report import describe
     from compile.request import find_checkpoint, make_request
 
     checkpoint = find_checkpoint(options)
     request = make_request(options, checkpoint)
-    need = check_fits(checkpoint.config, request.spec)
-    print(
+    spec, lacking = request.spec, request.lacking
+    need = check_fits(checkpoint.config, spec)
+    lines = [
         *request.explanation,
-        *describe(request.spec, checkpoint.config, need),
+        *describe(spec, checkpoint.config, need),
         "",
-        sep="\n",
-        flush=True,
-    )
-    return request.spec, checkpoint
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        "what each graph is for:",
+        *purposes(spec, spec.graphs),
+    ]
+    if lacking:
+        lines += [
+            "",
+            f"left out by --quick ({len(lacking)} graphs; larger ones serve in their place, "
+            "slower):",
+            *purposes(spec, lacking),
+            "the same command without --quick adds them to the same directory",
+        ]
+    print(*lines, "", sep="\n", flush=True)
+    return request, checkpoint
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import inference
-from compile.options import CompileOptions
+from compile.compile_options import CompileOptions
 from compile.plan.buckets import (
     CHUNK,
     Sizes,
@@ -17,15 +17,19 @@ from compile.plan.buckets import (
     samplings_of,
 )
 from compile.plan.draft import fused_part
+from compile.plan.first_graphs import first_graphs
 from compile.plan.memory import check_fits
 from compile.plan.search import BuildBudget
 from compile.plan.workload import Limits, read_load
-from compile.spec import CompileSpec, check_positive, least_nodes, takes_all_rows
+from compile.spec import CompileSpec, least_nodes, takes_all_rows
+from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config
 
 _EMBEDDED = Path(inference.__file__).parent / "data" / "target"
 _DEFAULT_SEQUENCE_LENGTH = 2048
+_SMALL_VOCABULARY = 4096
+"""Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class BuildRequest:
 
     spec: CompileSpec
     explanation: tuple[str, ...]
+    lacking: tuple[Bucket, ...] = ()  # graphs that --quick left out
 
 
 def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
@@ -67,12 +72,14 @@ def _vocabulary(directory: Path) -> int:
 
 
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
-    """What is to be built. The graphs are those of the given sizes, or planned for --load."""
+    """What is to be built. The graphs are those of the given sizes, or planned for --load; with
+    --quick, the first of them.
+    """
     sizes = Sizes(
-        options.sizes("prefill_nodes"),
-        options.sizes("tree_nodes"),
+        options.sizes("prompt_chunks"),
+        options.sizes("tree_sizes"),
         options.sizes("slots"),
-        options.sampling,
+        options.sampling or _sampling(checkpoint.vocabulary),
     )
     limits = _limits(options, checkpoint, sizes)
     spec = CompileSpec(
@@ -88,16 +95,33 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
         compiler_flags=options.compiler_flags,
         fused=fused_part(options, limits, sizes, checkpoint.directory),
     )
-    if options.load is None:
-        return BuildRequest(spec, ())
-    if sizes.trees or sizes.slots:
-        raise InvalidRequest("--load chooses the sizes: leave out --tree_nodes and --slots")
+    request = BuildRequest(spec, ())
+    if options.load is not None:
+        request = _planned(options, checkpoint, spec, limits, sizes.sampling)
+    if not options.quick:
+        return request
+    first = first_graphs(request.spec, limits)
+    lacking = tuple(graph for graph in request.spec.graphs if graph not in first.graphs)
+    return BuildRequest(first, request.explanation, lacking)
+
+
+def _planned(
+    options: CompileOptions,
+    checkpoint: BuildCheckpoint,
+    spec: CompileSpec,
+    limits: Limits,
+    sampling: str,
+) -> BuildRequest:
+    """The spec with the graphs that serve --load best."""
     check_fits(checkpoint.config, spec)
-    budget = _budget(options)
-    load = read_load(Path(options.load))
+    budget, load = _budget(options, sampling), read_load(Path(options.load or ""))
     planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
-    buckets = buckets_of(planned.plan.shapes, limits, options.sampling)
+    buckets = buckets_of(planned.plan.shapes, limits, sampling)
     return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
+
+
+def _sampling(vocabulary: int) -> str:
+    return "sampled" if vocabulary <= _SMALL_VOCABULARY else "both"
 
 
 def _directory(options: CompileOptions) -> Path:
@@ -112,8 +136,6 @@ def _directory(options: CompileOptions) -> Path:
 
 def _limits(options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes) -> Limits:
     length = _sequence_length(options, checkpoint)
-    for name in ("rows", "max_tree_nodes", "graphs"):
-        check_positive(name, getattr(options, name))
     return Limits(
         options.rows,
         min(max(sizes.prefill or (CHUNK,)), length),
@@ -140,15 +162,10 @@ def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> in
     return asked
 
 
-def _budget(options: CompileOptions) -> BuildBudget:
-    samplings = len(samplings_of(options.sampling))
-    if options.compile_minutes is None:
+def _budget(options: CompileOptions, sampling: str) -> BuildBudget:
+    samplings = len(samplings_of(sampling))
+    if options.compile_minutes is None or options.graph_minutes is None:
         return BuildBudget(options.graphs, samplings=samplings)
-    if options.graph_minutes is None:
-        raise InvalidRequest(
-            "--compile_minutes needs --graph_minutes: what one graph takes, as an earlier build "
-            "printed it"
-        )
     seconds = options.graph_minutes * 60
     return BuildBudget(
         options.graphs,

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 
 from compile.build.build import build_artifact, read_source
-from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS, aim, compiler_flags, render
+from compile.build.progress import LineProgress
 from compile.probe import VECTORS, check_noise
 from compile.spec import DTYPES, CompileSpec, least_nodes, verify_bucket
 from inference.accept import accept_match
@@ -135,7 +136,7 @@ def _smoke(options: argparse.Namespace) -> int:
         NeuronBuilder(spec, directory, spec.vocabulary),
         out,
         command="python -m compile.smoke",
-        say=_say,
+        progress=LineProgress(_say),
     )
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")
     check_files(out, manifest)

@@ -13,6 +13,9 @@ from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2")
 DTYPES = ("float32", "bfloat16", "float16", "int8")
+SAMPLINGS = ("both", "greedy", "sampled")
+"""Which graphs for trees are built."""
+
 MAX_LEVELS = 16
 """Depths that a verify graph makes noise for; fewer where its trees have fewer nodes."""
 

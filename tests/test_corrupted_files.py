@@ -16,6 +16,7 @@ import pytest
 
 from compile.build.build import build_artifact
 from compile.build.neuron_cache import cost_of_building
+from compile.build.progress import LineProgress
 from compile.plan.workload import read_load
 from deploy.ec2_prices import (
     InstanceOffer,
@@ -483,5 +484,10 @@ def test_a_checkpoint_whose_config_is_spoilt_is_not_built_from(tmp_path: Path) -
     ):
         read_config(source.directory)
     assert build_artifact(
-        small_spec(), source, FakeBuilder(), tmp_path / "out", command="", say=lambda line: None
+        small_spec(),
+        source,
+        FakeBuilder(),
+        tmp_path / "out",
+        command="",
+        progress=LineProgress(lambda line: None),
     )

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from compile import options as compiling
+from compile import compile_options as compiling
 from compile import smoke
 from deploy import __main__ as deploying
 from outrider import options as running
@@ -20,7 +20,7 @@ from tests.support.repository import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
-    "compile/options.py",
+    "compile/compile_options.py",
     "deploy/__main__.py",
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",

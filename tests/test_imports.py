@@ -98,7 +98,7 @@ def test_a_heavy_library_is_imported_at_home_only(library: str) -> None:
 
 LIGHT = {
     "outrider.cli": {"torch", "transformers", "grpc", "numpy"},
-    "compile.__main__, compile.options": {"torch", "transformers", "numpy", "boto3"},
+    "compile.__main__, compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
     "deploy.__main__, deploy.pricing": {"torch", "numpy", "boto3"},
     "grpc_comm.client.connection, inference.decode, inference.drafters.tree_policies": {"torch"},
 }

@@ -1,28 +1,27 @@
 """Builds an artefact directory from a spec, stage by stage, through a Builder. A finished stage is
 not built again.
 
-Stages are the weights, each graph, and what needs all graphs. `.build/` in the directory remembers
-what each stage was made from, and the hashes of its files. The manifest is written last. It is
+Stages are the weights, each graph, and what needs all graphs. The manifest is written last. It is
 removed before anything that it covers is changed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
+from compile.build.progress import JOINT, WEIGHTS, BuildProgress
+from compile.build.stages import STATE, Stages, hash_of
 from compile.spec import CompileSpec
 from inference.artifact import (
     MANIFEST,
@@ -34,13 +33,9 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.errors import BadArtifact, InvalidRequest
-from inference.file_model import Number, Record, Text, read_record
-from inference.json_file import read_json
 from inference.whole_file import write_whole
 
-_STATE = ".build"
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-Say = Callable[[str], None]
 
 
 class Builder(Protocol):
@@ -52,13 +47,14 @@ class Builder(Protocol):
     """
 
     target: str
+    workers: int  # graphs that are built at once
 
     def prepare(self, directory: Path) -> list[str]:
         """Write what all graphs share (the weights), once, before the first graph."""
         ...
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Build one of spec.graphs."""
+        """Build one of spec.graphs. It is called from as many threads as there are `workers`."""
         ...
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
@@ -76,20 +72,6 @@ class Builder(Protocol):
     def flags(self) -> Mapping[str, str]:
         """The compiler flags in force, the spec's included."""
         ...
-
-
-@dataclass(frozen=True)
-class Stage(Record):
-    """The record of a finished stage. It lies beside the artefact."""
-
-    key: Text  # hash of what it was made from
-    files: Mapping[Text, Text]  # path -> SHA-256
-    seconds: Number
-
-
-def read_stage(path: Path) -> Stage:
-    """The record of a stage, from its file. Raises BadArtifact."""
-    return read_record(read_json(path, BadArtifact), Stage)
 
 
 @dataclass(frozen=True)
@@ -120,10 +102,16 @@ def read_source(directory: Path) -> Source:
 
 
 def build_artifact(
-    spec: CompileSpec, source: Source, builder: Builder, directory: Path, *, command: str, say: Say
+    spec: CompileSpec,
+    source: Source,
+    builder: Builder,
+    directory: Path,
+    *,
+    command: str,
+    progress: BuildProgress,
 ) -> Manifest:
-    """Build what is not built yet; `say` gets a line a stage. A complete artefact stays as it is.
-    Raises InvalidRequest, naming the process, while another one builds in the directory.
+    """Build what is not built yet. A complete artefact stays as it is. Raises InvalidRequest,
+    naming the process, while another one builds in the directory.
     """
     if builder.target != spec.target:
         raise InvalidRequest(f"a builder for {builder.target} was given a spec for {spec.target}")
@@ -131,26 +119,52 @@ def build_artifact(
         raise InvalidRequest("no graphs are asked for")
     _make_room(directory)
     with building_alone(directory):
-        return _build(spec, source, builder, directory, command, say)
+        return _build(spec, source, builder, directory, command, progress)
 
 
 def _build(
-    spec: CompileSpec, source: Source, builder: Builder, directory: Path, command: str, say: Say
+    spec: CompileSpec,
+    source: Source,
+    builder: Builder,
+    directory: Path,
+    command: str,
+    progress: BuildProgress,
 ) -> Manifest:
     with_ = _MadeWith.by(builder)
-    stages = _Stages(directory, _base_key(spec, source, with_), len(spec.graphs) + 2, say)
+    names = [bucket.name for bucket in spec.graphs]
+    progress.planned([WEIGHTS, *names, JOINT], builder.workers)
+    stages = Stages(directory, _base_key(spec, source, with_), progress)
     copied = {"copied": hash_files(source.directory, _present(source))}
-    files = dict(
-        stages.run(
-            "weights",
-            copied,
-            lambda: [*_copy_tokenizer(source, directory), *builder.prepare(directory)],
-        )
+    files = stages.run(
+        WEIGHTS,
+        copied,
+        lambda: [*_copy_tokenizer(source, directory), *builder.prepare(directory)],
     )
-    for bucket in spec.graphs:
-        files |= stages.run(bucket.name, asdict(bucket), _graph(builder, bucket, directory))
-    files |= stages.run("joint", {"files": files}, lambda: builder.finish(directory, spec.graphs))
+    for made in _build_graphs(spec.graphs, builder, stages):
+        files |= made
+    files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
     return _write_once(directory, _manifest(spec, source, with_, files, command))
+
+
+def _build_graphs(
+    buckets: Sequence[Bucket], builder: Builder, stages: Stages
+) -> list[dict[str, str]]:
+    """The files of every graph. After a failure no further graph is begun."""
+
+    def run(bucket: Bucket) -> dict[str, str]:
+        return stages.run(
+            bucket.name, asdict(bucket), lambda: builder.build(bucket, stages.directory)
+        )
+
+    if builder.workers == 1:
+        return [run(bucket) for bucket in buckets]
+    with ThreadPoolExecutor(builder.workers) as pool:
+        running = [pool.submit(run, bucket) for bucket in buckets]
+        try:
+            return [each.result() for each in running]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
@@ -163,7 +177,7 @@ def building_alone(directory: Path) -> Iterator[None]:
     """Hold the directory's lock. Raises InvalidRequest naming the process that holds it. A lock is
     never stale: the system releases it when its process ends.
     """
-    lock, holder = FileLock(directory / _STATE / "lock"), directory / _STATE / "holder"
+    lock, holder = FileLock(directory / STATE / "lock"), directory / STATE / "holder"
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
@@ -195,51 +209,9 @@ class _MadeWith:
         return cls(dict(builder.versions()), dict(builder.host()), dict(builder.flags()))
 
 
-@dataclass
-class _Stages:
-    """Runs a stage, unless it was run from the same inputs and its files are still there."""
-
-    directory: Path
-    base: str
-    total: int
-    say: Say
-    done: int = field(default=0)
-
-    def run(
-        self, name: str, made_from: Mapping[str, Any], make: Callable[[], Iterable[str]]
-    ) -> dict[str, str]:
-        """Run the stage if needed. Returns its files: path -> SHA-256."""
-        self.done += 1
-        label = f"[{self.done}/{self.total}] {name}"
-        key, path = (
-            _hash({"base": self.base, **made_from}),
-            self.directory / _STATE / f"{name}.json",
-        )
-        files = _finished(self.directory, path, key)
-        if files is not None:
-            self.say(f"{label}: already built")
-            return files
-        self.say(f"{label} ...")
-        (self.directory / MANIFEST).unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
-        start = time.perf_counter()
-        files = _hash_made(self.directory, name, make())
-        seconds = time.perf_counter() - start
-        write_whole(path, json.dumps(asdict(Stage(key, files, round(seconds, 3)))) + "\n")
-        self.say(
-            f"{label}: {seconds:.1f} s, "
-            f"{sum((self.directory / file).stat().st_size for file in files) / 1e6:.2f} MB"
-        )
-        return files
-
-
-def _graph(builder: Builder, bucket: Bucket, directory: Path) -> Callable[[], list[str]]:
-    return lambda: builder.build(bucket, directory)
-
-
 def _make_room(directory: Path) -> None:
     try:
-        for name in (_STATE, "graphs", "weights"):
+        for name in (STATE, "graphs", "weights"):
             (directory / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidRequest(f"--out {directory} cannot be written: {error.strerror}") from error
@@ -266,7 +238,7 @@ def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
     }
     if spec.fused is not None:
         settings["draft"] = spec.fused.fingerprint
-    return _hash(
+    return hash_of(
         {
             "spec": settings,
             "model": source.model_fingerprint,
@@ -274,30 +246,6 @@ def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
             **asdict(with_),
         }
     )
-
-
-def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
-    """Files of a stage that was made from the same inputs and is unchanged. None: it has to be
-    run.
-    """
-    try:
-        stage = read_stage(path)
-        made = stage.key == key and hash_files(directory, stage.files) == stage.files
-    except (BadArtifact, OSError):
-        return None
-    return dict(stage.files) if made else None
-
-
-def _hash_made(directory: Path, stage: str, names: Iterable[str]) -> dict[str, str]:
-    names = list(names)
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise BadArtifact(f"{stage}: the builder named {missing[0]}, which it did not write")
-    return hash_files(directory, names)
-
-
-def _hash(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _manifest(

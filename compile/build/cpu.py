@@ -41,6 +41,9 @@ ALWAYS: Mapping[str, object] = {
     "aot_inductor.package_constants_in_so": False,  # one set of weights for all graphs
     # as many threads as torch has when it serves, not when it was compiled
     "cpp.dynamic_threads": True,
+    # headers are compiled ahead for many graphs; for a few it takes longer than it saves
+    "cpp_cache_precompile_headers": False,
+    "aot_inductor.precompile_headers": False,
 }
 
 
@@ -60,6 +63,7 @@ class CpuBuilder:
     """A Builder (compile/build/build.py) for the CPU of this machine."""
 
     target = "cpu"
+    workers = 1  # inductor compiles one graph at a time
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         self.spec, self._checkpoint, self.vocabulary = spec, checkpoint_directory, vocabulary

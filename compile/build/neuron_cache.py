@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from compile.build.build import Say, build_artifact, read_source, read_stage
-from compile.build.neuron import NeuronBuilder
+from compile.build.build import build_artifact, read_source
+from compile.build.neuron_builder import NeuronBuilder
+from compile.build.progress import JOINT, LineProgress, Say
+from compile.build.stages import STATE, read_stage
 from compile.plan.memory import check_fits, footprint, gib
-from compile.plan.report import describe
+from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, read_manifest
 from inference.errors import BadArtifact
@@ -50,7 +52,7 @@ def neuron_artifact(
         f"building it in {directory}",
     ):
         say(line)
-    build_artifact(spec, source, builder, directory, command=command, say=say)
+    build_artifact(spec, source, builder, directory, command=command, progress=LineProgress(say))
     return directory
 
 
@@ -69,7 +71,7 @@ def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Ite
     earlier = sorted(_earlier(cache))
     if earlier:
         yield (
-            f"time: compiling took {earlier[0]:.0f} to {earlier[-1]:.0f} s for the "
+            f"time: building took {earlier[0]:.0f} to {earlier[-1]:.0f} s for the "
             f"{len(earlier)} artefacts built here before"
         )
     else:
@@ -87,9 +89,9 @@ def _complete(directory: Path) -> bool:
 
 
 def _earlier(cache: Path) -> Iterator[float]:
-    """Seconds of the joint stage, in which graphs are compiled, of every artefact in the cache."""
-    for path in cache.glob("*/.build/joint.json"):
+    """Seconds of all stages of every complete artefact in the cache."""
+    for joint in cache.glob(f"*/{STATE}/{JOINT}.json"):
         try:
-            yield read_stage(path).seconds
+            yield sum(read_stage(path).seconds for path in joint.parent.glob("*.json"))
         except BadArtifact:
             continue

@@ -11,7 +11,14 @@ from itertools import product
 from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, plan, serving
 from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
-from compile.spec import CompileSpec, least_nodes, prefill_bucket, takes_all_rows, verify_bucket
+from compile.spec import (
+    SAMPLINGS,
+    CompileSpec,
+    least_nodes,
+    prefill_bucket,
+    takes_all_rows,
+    verify_bucket,
+)
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
@@ -19,8 +26,9 @@ from inference.model.config import ModelConfig
 CHUNK = 256
 """Prompt tokens in one call, by default."""
 _STEP = 64
-_SAMPLINGS = {"both": (False, True), "greedy": (False,), "sampled": (True,)}
-SAMPLINGS = tuple(_SAMPLINGS)
+_SHORT_CACHE = 1536
+"""Caches of up to so many slots are always read whole: reading half of one saves little."""
+_SAMPLINGS = dict(zip(SAMPLINGS, ((False, True), (False,), (True,)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class Planned:
 def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     """Every combination of the given sizes, and what the limits need besides.
 
-    Defaults are half the cache and all of it; the target alone, a tree of 16 and the largest tree.
+    Defaults are half the cache and all of it, or a short cache whole; the target alone, a tree of
+    16 and the largest tree.
     Where a graph need not have all rows, also one session at a time.
     """
     capacity = limits.capacity
@@ -56,7 +65,7 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     trees = sizes.trees or (least, min(most, max(least, 16)), most)
     _check_sizes("--slots", slots, capacity)
-    _check_sizes("--tree_nodes", trees, most)
+    _check_sizes("--tree_sizes", trees, most)
     rows = limits.rows if limits.all_rows else 1
     shapes = {
         CallShape(True, rows, nodes, size)
@@ -72,7 +81,11 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
 
 def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
     """The numbers of cache slots that graphs read."""
-    return sizes.slots or (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
+    if sizes.slots is not None:
+        return sizes.slots
+    if capacity <= _SHORT_CACHE:
+        return (capacity,)
+    return (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
 
 
 def plan_graphs(
@@ -116,8 +129,7 @@ def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tu
 
 
 def samplings_of(sampling: str) -> tuple[bool, ...]:
-    if sampling not in _SAMPLINGS:
-        raise InvalidRequest(f"--sampling {sampling}: one of {', '.join(SAMPLINGS)} is needed")
+    """Whether the graphs of a tree's shape are sampled, for one of SAMPLINGS."""
     return _SAMPLINGS[sampling]
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import inference
-from compile.options import CompileOptions
+from compile.compile_options import CompileOptions
 from compile.plan.buckets import Sizes, samplings_of, slots_of
 from compile.plan.workload import Limits
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
@@ -23,11 +23,6 @@ def draft_directory(options: CompileOptions) -> Path:
     one.
     """
     if options.draft_model is None:
-        if options.model is not None:
-            raise InvalidRequest(
-                f"--fused needs --draft_model: the draft that is to stand beside {options.model}, "
-                "with the same tokenizer"
-            )
         return _EMBEDDED
     from inference.model.checkpoint import find_model
 
@@ -43,7 +38,6 @@ def fused_part(
     A dry run reads the draft's config.json alone.
     """
     if not options.fused:
-        _check_unfused(options)
         return None
     directory, shape, capacity = draft_directory(options), options.drafted, limits.capacity
     positions = read_config(directory).max_positions
@@ -69,14 +63,6 @@ def fused_part(
             for rows, slots, sampled in rounds
         ),
     )
-
-
-def _check_unfused(options: CompileOptions) -> None:
-    for name in ("draft_model", "speculation_length", "draft_tree"):
-        if getattr(options, name) is not None:
-            raise InvalidRequest(
-                f"--{name} is of the draft beside the target: it goes with --fused"
-            )
 
 
 def _fingerprint(draft: Path, target: Path) -> str:

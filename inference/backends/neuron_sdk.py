@@ -79,6 +79,43 @@ def load_sdk() -> Sdk:
     )
 
 
+class BuildUnits(NamedTuple):
+    """The functions and records with which graphs are traced and compiled one by one."""
+
+    trace: Any
+    compile: Any
+    compile_wlo: Any
+    compile_layout_transformer: Any
+    mark_weights_for_wlo: Any
+    apply_layout_transformation: Any
+    compilation_artifacts: Any
+    wlo_artifacts: Any
+    layout_transformer_artifacts: Any
+
+
+def load_build_units() -> BuildUnits:
+    """Import what builds graphs. Raises MissingExtra where the packages lack it."""
+    try:
+        functions = import_module("neuronx_distributed.trace.functions")
+        hlo = import_module("neuronx_distributed.trace.hlo_utils")
+        records = import_module("neuronx_distributed.trace.model_builder_utils")
+    except ImportError as error:
+        raise MissingExtra(
+            f"neuronx-distributed has no functions to trace and compile with ({error}). {_WHICH}"
+        ) from error
+    return BuildUnits(
+        functions.trace,
+        functions.compile,
+        functions.compile_wlo,
+        functions.compile_layout_transformer,
+        hlo.mark_weights_for_wlo,
+        hlo.apply_layout_transformation,
+        records.CompilationArtifacts,
+        records.WLOArtifacts,
+        records.LayoutTransformerArtifacts,
+    )
+
+
 def sdk_versions() -> dict[str, str]:
     """Return the version of each package and of their SDK, without importing them.
 

@@ -3,7 +3,7 @@
 It is a CompiledModel whose graphs share one decoder of dynamic shapes. OpenVINO computes logits,
 new keys and new values; inference/model/sampler.py makes the choice. The caches are bound, not
 copied. OpenVINO compiles for the CPU that loads it. The artefact is checked on the CPU that builds
-it (compile/build/openvino.py).
+it (compile/build/openvino_builder.py).
 """
 
 from __future__ import annotations

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.buckets import LLAMA_8B, LOADS
+from compile import request
 from compile.__main__ import main
+from compile.compile_options import parse
+from tests.support.repository import ROOT
 
 
 def test_a_dry_run_prints_the_plan_and_builds_nothing(
@@ -53,39 +59,54 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(
     assert "Would fit: --sequence_length" in capsys.readouterr().err
 
 
+DRY = ["--target", "cpu", "--dry_run"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "--target is needed"),
         (["--target", "cpu"], "--out is needed"),
-        (
-            ["--target", "cpu", "--dry_run", "--tree_nodes", "4,x"],
-            "--tree_nodes 4,x: whole numbers",
-        ),
-        (
-            ["--target", "cpu", "--dry_run", "--tree_nodes", "65"],
-            "--tree_nodes 65: sizes lie between 1 and 64",
-        ),
-        (["--target", "cpu", "--dry_run", "--slots", "0"], "--slots 0: sizes of at least 1"),
-        (
-            ["--target", "cpu", "--dry_run", "--sampling", "some"],
-            "--sampling some: one of both, greedy, sampled",
-        ),
-        (["--target", "cpu", "--dry_run", "--sequence_length", "9999"], "takes 2 to 1024"),
-        (["--target", "cpu", "--dry_run", "--load", "gone.json"], "gone.json cannot be read"),
-        (
-            ["--target", "cpu", "--dry_run", "--load", "x", "--slots", "64"],
-            "--load chooses the sizes",
-        ),
-        (
-            ["--target", "cpu", "--dry_run", "--load", "x", "--compile_minutes", "5"],
-            "--compile_minutes needs --graph_minutes",
-        ),
-        (["--target", "cpu", "--dry_run", "--flag", "=3"], "--flag =3"),
+        ([*DRY, "--tree_sizes", "4,x"], "--tree_sizes 4,x: whole numbers"),
+        ([*DRY, "--tree_sizes", "65"], "--tree_sizes 65: sizes lie between 1 and 64"),
+        ([*DRY, "--slots", "0"], "--slots 0: sizes of at least 1"),
+        ([*DRY, "--sampling", "some"], "invalid choice: 'some'"),
+        ([*DRY, "--rows", "0"], "--rows 0: at least 1"),
+        ([*DRY, "--workers", "0"], "--workers 0: at least 1"),
+        ([*DRY, "--sequence_length", "1"], "--sequence_length 1: at least 2"),
+        ([*DRY, "--tensor_parallel", "2"], "the cpu target is not sharded"),
+        ([*DRY, "--load", "x", "--slots", "64"], "--load chooses the sizes"),
+        ([*DRY, "--compile_minutes", "5"], "--compile_minutes needs --graph_minutes"),
+        ([*DRY, "--graph_minutes", "0"], "--graph_minutes 0.0: more than 0"),
+        ([*DRY, "--flag", "=3"], "--flag =3"),
+        ([*DRY, "--gamma", "4"], "it goes with --fused"),
+        ([*DRY, "--fused", "--gamma", "0"], "a round drafts one token at least"),
+        ([*DRY, "--fused", "--model", "x"], "--fused needs --draft_model"),
+        (["--target", "trn1", "--dry_run", "--dtype", "int8"], "int8 is for cpu"),
         (["--pull", "somewhere", "--out", "x"], "--pull needs --digest"),
     ],
 )
-def test_bad_flags_get_one_line(
+def test_wrong_flags_are_told_before_anything_is_loaded(
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request, "find_checkpoint", None)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*DRY, "--sequence_length", "9999"], "takes 2 to 1024"),
+        ([*DRY, "--load", "gone.json"], "gone.json cannot be read"),
+    ],
+)
+def test_what_the_model_or_a_file_refuses_gets_one_line(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
@@ -95,7 +116,46 @@ def test_bad_flags_get_one_line(
     assert error.count("\n") == 1
 
 
+def test_the_embedded_models_plan_is_a_few_graphs_and_says_what_each_is_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(DRY) == 0
+    shown = capsys.readouterr().out
+    assert "6 graphs" in shown
+    purposes = shown.split("what each graph is for:\n")[1]
+    assert purposes.count("\n") == 7
+    assert "the target alone, one session, any temperature" in purposes
+    assert "prompts, 256 tokens a call, one session" in purposes
+
+
+@pytest.mark.parametrize("more", [[], ["--fused"], ["--target", "trn1"], ["--sampling", "greedy"]])
+def test_quick_builds_the_first_graphs_of_the_whole_plan_and_names_the_others(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = [
+        request.make_request(options, request.find_checkpoint(options))
+        for options in (parse([*DRY, *more]), parse([*DRY, *more, "--quick"]))
+    ]
+    whole, quick = (each.spec for each in requests)
+    assert set(quick.graphs) < set(whole.graphs)
+    assert set(quick.graphs) | set(requests[1].lacking) == set(whole.graphs)
+    assert len(quick.buckets) == 3
+    assert replace(quick, buckets=whole.buckets, fused=whole.fused) == whole
+    assert main([*DRY, *more, "--quick"]) == 0
+    assert f"left out by --quick ({len(requests[1].lacking)} graphs" in capsys.readouterr().out
+
+
 def test_a_flag_that_is_gone_says_what_replaced_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--target", "trn1", "--trace", "--dry-run"])
-    assert "--trace is gone" in capsys.readouterr().err
+    for flag in ("trace", "batch", "prefill_nodes", "tree_nodes"):
+        with pytest.raises(SystemExit):
+            main(["--target", "trn1", f"--{flag}", "--dry-run"])
+        assert f"--{flag} is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers", "numpy", "boto3"])
+def test_the_command_line_of_compile_starts_without_heavy_libraries(library: str) -> None:
+    code = (
+        "import sys; from compile.__main__ import main; from compile.compile_options import parse; "
+        f"sys.exit({library!r} in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

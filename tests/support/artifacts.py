@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compile.build.build import Source, build_artifact
+from compile.build.progress import LineProgress
 from compile.plan.buckets import Sizes, graphs_of
 from compile.plan.workload import Limits
 from compile.spec import CompileSpec
@@ -27,6 +28,7 @@ class FakeBuilder:
     """
 
     target: str = "cpu"
+    workers: int = 1
     broken: str = ""
     version: str = "1"
     asked: list[str] = field(default_factory=list)
@@ -89,7 +91,12 @@ def build(
     """An artefact in `directory`, from a checkpoint beside it."""
     source = checkpoint(directory.parent / "checkpoint")
     return build_artifact(
-        spec or small_spec(), source, builder or FakeBuilder(), directory, command="a test", say=say
+        spec or small_spec(),
+        source,
+        builder or FakeBuilder(),
+        directory,
+        command="a test",
+        progress=LineProgress(say),
     )
 
 

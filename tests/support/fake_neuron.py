@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import fake_ranks
+from tests.support import fake_build_units, fake_ranks
 from tests.support.fake_nxd import ModelBuilder, NxDModel
 
 VERSIONS = {
@@ -60,6 +60,9 @@ class Neuron:
     busy: bool = False
     foreign_package: bool = False
     compiler_fails: str = ""
+    stalls_at: str = ""  # the graph at which the compiler never ends
+    layout_changes: bool = True  # the compiler has a better layout of weights than the given one
+    compiled: list[str] = field(default_factory=list)  # graphs that the compiler was run for
     versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))
     calls: list[str] = field(default_factory=list)
     saved: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +90,7 @@ class Neuron:
         from inference.backends import neuron_sdk
 
         lay_out(patch, folder, self.versions, device=self.device)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # nothing was compiled here before
         self._platform: str | None = None
         self.nxd_model = type("NxDModel", (NxDModel,), {"neuron": self})
         modules = self.modules()
@@ -110,9 +114,13 @@ class Neuron:
             NxDParallelState=fake_ranks.NxDParallelState,
             shard_checkpoint=fake_ranks.shard_checkpoint,
         )
+        functions = fake_build_units.FakeFunctions(self)
         return {
             "torch_neuronx": types.SimpleNamespace(),
             "neuronx_distributed": nxd,
+            "neuronx_distributed.trace.functions": functions,
+            "neuronx_distributed.trace.hlo_utils": functions,
+            "neuronx_distributed.trace.model_builder_utils": fake_build_units,
             "neuronx_distributed.parallel_layers.layers": fake_ranks,
             "neuronx_distributed.utils.model_utils": types.SimpleNamespace(
                 init_on_device=fake_ranks.init_on_device

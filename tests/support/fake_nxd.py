@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.fake_hlo import program_of
 from tests.support.fake_ranks import Group, as_rank, current_group
 
 BOUNDARY = (torch.int32, torch.float32)
@@ -229,6 +230,25 @@ class NxDModel:
         self._weights: list[dict[str, Tensor]] | None = None
         self.states: list[dict[str, Tensor]] = []
         self._running = threading.Lock()
+        self._layout = (
+            ""
+            if layout_transformer is None
+            else layout_transformer.construct_layout_transformer_object(world_size)
+        )
+
+    def add(self, key: str, trace_artifacts: Any, compilation_artifacts: Any) -> NxDModel:
+        neff = json.loads(compilation_artifacts.get_neff_bytes())
+        traced: Traced = trace_artifacts.flattener
+        if neff["program"] != program_of(trace_artifacts.hlo):
+            raise RuntimeError(f"the NEFF of {key} was compiled from another graph")
+        if trace_artifacts.weight_name_to_idx and neff["layout"] != self._layout:
+            raise RuntimeError(f"{key} was compiled for weights in another layout")
+        first = next(iter(self._graphs.values()), traced)
+        assert traced.parameters == first.parameters, "a different signature"
+        assert traced.states.keys() <= first.states.keys(), "states are those of the first graph"
+        assert key not in self._graphs, f"{key} is added twice"
+        self._graphs[key] = traced
+        return self
 
     def _with(self, graphs: dict[str, Traced]) -> NxDModel:
         self._graphs = dict(graphs)
@@ -370,7 +390,7 @@ class NxDModel:
 
     def save(self, path_to_save: str, save_weights: bool = False) -> None:
         assert not save_weights, "weights are kept in files of their own"
-        key = uuid.uuid4().hex
+        key = uuid.uuid4().hex  # the program itself is kept by the fake machine
         self.neuron.saved[key] = (self.world_size, self._graphs)
         Path(path_to_save).write_text(json.dumps({"fake": key}), encoding="utf-8")
 

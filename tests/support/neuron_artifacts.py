@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from compile.build.build import Source, build_artifact
-from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_builder import NeuronBuilder
+from compile.build.progress import LineProgress
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, Manifest
 from inference.backends.eager import EagerModel
@@ -60,7 +61,7 @@ def build(
         builder(spec, checkpoint, spec.vocabulary),
         directory,
         command="test",
-        say=lines.append,
+        progress=LineProgress(lines.append),
     )
 
 

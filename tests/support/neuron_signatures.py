@@ -18,6 +18,34 @@ SIGNATURES = {
         "(world_size, start_rank=None, local_ranks_size=None, "
         "state_initializer=None, layout_transformer=None)"
     ),
+    "neuronx_distributed.NxDModel.add": "(self, key, trace_artifacts, compilation_artifacts)",
+    "neuronx_distributed.trace.functions.trace": (
+        "(model, args=None, kwargs=None, spmd=True, preserve_parameters=True, "
+        "weights_to_skip_layout_optimization=None)"
+    ),
+    "neuronx_distributed.trace.functions.compile": (
+        "(hlo_module, metaneff, compiler_workdir=None, compiler_args=None, key=None)"
+    ),
+    "neuronx_distributed.trace.functions.compile_wlo": (
+        "(hlo_module, metaneff, compiler_workdir=None, compiler_args=None, key=None)"
+    ),
+    "neuronx_distributed.trace.functions.compile_layout_transformer": (
+        "(wlo_artifacts, priority_model_weight_name_to_idx, compiler_workdir=None, "
+        "logical_nc_config=1)"
+    ),
+    "neuronx_distributed.trace.hlo_utils.mark_weights_for_wlo": (
+        "(trace_artifacts, weights_to_skip_layout_optimization=None)"
+    ),
+    "neuronx_distributed.trace.hlo_utils.apply_layout_transformation": (
+        "(trace_artifacts, priority_model_trace_artifacts, wlo_artifacts, key=None)"
+    ),
+    "neuronx_distributed.trace.model_builder_utils.CompilationArtifacts": "(neff_filepath)",
+    "neuronx_distributed.trace.model_builder_utils.WLOArtifacts": (
+        "(neff_filepath, wrapped_neff_hlo_filepath=None)"
+    ),
+    "neuronx_distributed.trace.model_builder_utils.LayoutTransformerArtifacts": (
+        "(hlo_filepath, neff_filepath, metaneff_filepath)"
+    ),
     "neuronx_distributed.NxDModel.get_available_keys": "(self)",
     "neuronx_distributed.NxDModel.set_weights": "(self, sharded_checkpoint)",
     "neuronx_distributed.NxDModel.to_neuron": "(self)",

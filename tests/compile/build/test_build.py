@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import compile.__main__ as command_line
+from compile.build import builders
 from compile.build.build import Builder
+from compile.plan.first_graphs import first_graphs
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
 from inference.errors import BadArtifact, InvalidRequest
-from tests.support.artifacts import FakeBuilder, build, small_spec
+from tests.support.artifacts import LIMITS, FakeBuilder, build, small_spec
 from tests.support.repository import ROOT
 
 NAMES = [bucket.name for bucket in small_spec().buckets]
@@ -71,6 +73,29 @@ def test_another_graph_is_added_to_those_that_are_there(tmp_path: Path) -> None:
     manifest = build(tmp_path / "out", builder, replace(spec, buckets=(*spec.buckets, more)))
     assert builder.asked == [more.name, "joint"]
     assert more in manifest.buckets
+
+
+def test_the_first_graphs_are_completed_without_building_them_again(tmp_path: Path) -> None:
+    whole, first = small_spec(), FakeBuilder()
+    quick = first_graphs(whole, LIMITS)
+    build(tmp_path / "out", first, quick)
+    assert first.asked == ["weights", *(bucket.name for bucket in quick.graphs), "joint"]
+    rest = FakeBuilder()
+    manifest = build(tmp_path / "out", rest, whole)
+    lacking = [bucket.name for bucket in whole.graphs if bucket not in quick.graphs]
+    assert lacking
+    assert rest.asked == [*lacking, "joint"]
+    assert manifest.files == build(tmp_path / "fresh").files
+
+
+def test_an_artefact_can_be_served_while_graphs_are_added_to_it(tmp_path: Path) -> None:
+    whole = small_spec()
+    manifest = build(tmp_path / "out", None, first_graphs(whole, LIMITS))
+    lacking = [bucket.name for bucket in whole.graphs if bucket not in manifest.buckets]
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "out", FakeBuilder(broken=lacking[-1]), whole)
+    assert read_manifest(tmp_path / "out") == manifest
+    check_files(tmp_path / "out", manifest)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +217,11 @@ def test_the_command_line_builds_pushes_and_pulls(
         built.extend(spec.buckets)
         return FakeBuilder()
 
-    monkeypatch.setattr(command_line, "_builder", fake)
+    monkeypatch.setattr(builders, "builder_of", fake)
+    monkeypatch.setattr(command_line, "quiet_libraries", lambda: None)  # it stays so
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
-    sizes = ["--rows", "1", "--tree_nodes", "4", "--slots", "256", "--sampling", "greedy"]
+    sizes = ["--rows", "1", "--tree_sizes", "4", "--slots", "256", "--sampling", "greedy"]
     assert command_line.main(["--target", "cpu", "--out", out, *sizes, "--push", store]) == 0
     manifest = read_manifest(Path(out))
     assert [bucket.name for bucket in manifest.buckets] == [bucket.name for bucket in built]

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from compile.__main__ import main as compile_main
-from compile.build.neuron import NeuronBuilder, check_routes
+from compile.build.neuron_builder import NeuronBuilder, check_routes
 from compile.build.neuron_cache import neuron_artifact
 from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
 from compile.spec import prefill_bucket, verify_bucket
@@ -43,7 +43,8 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     Neuron().install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
     check_files(tmp_path / "a", manifest)
-    graphs = {f"graphs/{bucket.name}.json" for bucket in FEW} | {COPY_RECORD, PACKAGE}
+    graphs = {f"graphs/{bucket.name}.{kind}" for bucket in FEW for kind in ("json", "log.txt")}
+    graphs |= {COPY_RECORD, PACKAGE}
     assert {name for name in manifest.files if name.startswith("graphs/")} == graphs
     ranks = [
         load_file(tmp_path / "a" / f"weights/tp{rank}_sharded_checkpoint.safetensors")
@@ -59,6 +60,9 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     assert manifest.host == {"family": "trn1", "logical_cores": "1", "interface": "model_builder"}
     record = json.loads((tmp_path / "a" / f"graphs/{FEW[0].name}.json").read_text())
     assert record["inputs"]["tree_mask"] == ["int32", [ROWS, TREE, TREE]]
+    assert record["instructions"]["parameter"] == len(record["inputs"])
+    log = (tmp_path / "a" / f"graphs/{FEW[1].name}.log.txt").read_text()
+    assert f"compiled {FEW[1].name} with" in log
     assert json.loads((tmp_path / "a" / COPY_RECORD).read_text())["inputs"] == {
         "rows": ["int32", [ROWS]]
     }

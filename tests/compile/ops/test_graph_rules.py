@@ -208,12 +208,12 @@ def test_bounds_of_integers_hold_what_a_call_can_make() -> None:
 
 def test_the_command_names_what_is_open_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(SHAPES / "llama-3.2-1b"), "--target", "trn1", "--rows", "1"]
-    sizes = ["--tree_nodes", "1,2", "--max_tree_nodes", "2", "--slots", "2050"]
+    sizes = ["--tree_sizes", "1,2", "--max_tree_nodes", "2", "--slots", "2050"]
     assert main(["rules", *flags, *sizes, "--sampling", "greedy"]) == int(bool(OPEN))
     shown = capsys.readouterr().out
     assert "verify_b1_t1_s2050_greedy: " in shown
     assert all(rule in shown for rule, function in OPEN if "_written" in function)
-    assert main(["rules", "--model", str(SHAPES / "llama-3.2-1b")]) == 1
+    assert main(["rules", "--model", str(SHAPES / "llama-3.2-1b"), "--target", "cpu"]) == 1
     assert "--target is needed" in capsys.readouterr().err
     assert main([]) == 1
     assert "rules|times" in capsys.readouterr().err

@@ -134,7 +134,7 @@ def test_float32_products_take_four_times_as_long() -> None:
 
 def test_the_command_prints_a_line_for_each_graph(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(SHAPES / "llama-3.2-1b"), "--target", "trn1", "--rows", "1"]
-    sizes = ["--tree_nodes", "2", "--max_tree_nodes", "2", "--slots", "2050"]
+    sizes = ["--tree_sizes", "2", "--max_tree_nodes", "2", "--slots", "2050"]
     assert main(["times", *flags, *sizes]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert all(cost in head for cost in COSTS)

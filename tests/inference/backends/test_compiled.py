@@ -21,6 +21,7 @@ import torch
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, check_compiler
 from compile.build.equivalence import check_equivalence, check_row_independence
+from compile.build.progress import LineProgress
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
@@ -92,7 +93,7 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
             CpuBuilder(spec, source, vocabulary),
             out,
             command="test",
-            say=print,
+            progress=LineProgress(print),
         )
         yield out
 

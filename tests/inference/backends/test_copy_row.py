@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from compile.build.build import Source, build_artifact
-from compile.build.neuron import NeuronBuilder
+from compile.build.neuron_builder import NeuronBuilder
+from compile.build.progress import LineProgress
 from compile.spec import verify_bucket
 from inference.backends import Model
 from inference.backends.cuda import CudaModel
@@ -55,7 +56,7 @@ def timed(checkpoint: Path, folder: Path) -> Model:
 
 def openvino(checkpoint: Path, folder: Path) -> Model:
     pytest.importorskip("openvino", reason="outrider[openvino] is not installed")
-    from compile.build.openvino import OpenVinoBuilder
+    from compile.build.openvino_builder import OpenVinoBuilder
     from inference.backends.openvino import load_openvino
 
     checkpoint = write_checkpoint(folder / "wide", hidden_size=64, intermediate_size=96)
@@ -71,7 +72,8 @@ def openvino(checkpoint: Path, folder: Path) -> Model:
     )
     builder = OpenVinoBuilder(spec, checkpoint, VOCABULARY)
     return load_openvino(
-        folder, build_artifact(spec, source, builder, folder, command="test", say=print)
+        folder,
+        build_artifact(spec, source, builder, folder, command="test", progress=LineProgress(print)),
     )
 
 

@@ -17,6 +17,7 @@ from compile.__main__ import main as compile_main
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu_fused import FusedCpuBuilder
 from compile.build.fused_equivalence import check_round, check_round_independence, random_round
+from compile.build.progress import LineProgress
 from compile.fused_smoke import smoke
 from compile.spec import CompileSpec, verify_bucket
 from grpc_comm.client.connection import connect
@@ -99,7 +100,7 @@ def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -
             FusedCpuBuilder(spec, source, vocabulary, draft),
             out,
             command="test",
-            say=print,
+            progress=LineProgress(print),
         )
         yield out
 

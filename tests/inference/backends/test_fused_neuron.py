@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from compile.build.build import Source, build_artifact
-from compile.build.neuron_fused import FusedNeuronBuilder
+from compile.build.neuron_fused_builder import FusedNeuronBuilder
+from compile.build.progress import LineProgress
 from compile.fused_smoke import smoke
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import DraftBucket, FusedPart, RoundBucket, read_manifest
@@ -82,7 +83,12 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
     builder = FusedNeuronBuilder(spec, target, VOCABULARY, draft)
     source = Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,))
     manifest = build_artifact(
-        spec, source, builder, folder / "artifact", command="test", say=lambda line: None
+        spec,
+        source,
+        builder,
+        folder / "artifact",
+        command="test",
+        progress=LineProgress(lambda line: None),
     )
     model = load_neuron(folder / "artifact", manifest, lambda line: None)
     assert isinstance(model, NeuronFusedModel)

@@ -18,7 +18,7 @@ pytest.importorskip("openvino", reason="outrider[openvino] is not installed")
 import inference.backends.openvino as backend
 from compile.__main__ import main as compile_main
 from compile.build.equivalence import INT8, check_equivalence, check_row_independence
-from compile.build.openvino import OpenVinoBuilder, matrices, to_int8
+from compile.build.openvino_builder import OpenVinoBuilder, matrices, to_int8
 from compile.plan.memory import footprint
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import read_manifest, write_manifest
@@ -72,7 +72,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("artifact")
-    sizes = ["--prefill_nodes", "16", "--tree_nodes", f"2,{NODES}", "--slots", "64,128"]
+    sizes = ["--prompt_chunks", "16", "--tree_sizes", f"2,{NODES}", "--slots", "64,128"]
     assert compile_main(["--model", str(source), *FLAGS, *sizes, "--out", str(out)]) == 0
     return out
 
@@ -173,9 +173,9 @@ def test_families_build_and_equal_their_rounded_float_model(
         tmp_path / "model", num_hidden_layers=1, **SIZES | overrides
     )
     sizes = [
-        "--prefill_nodes",
+        "--prompt_chunks",
         "16",
-        "--tree_nodes",
+        "--tree_sizes",
         "8",
         "--slots",
         "128",
@@ -248,7 +248,7 @@ def test_the_artefact_serves_in_a_process_that_has_neither_model_source_nor_repo
         "import sys\n"
         "from outrider.cli import main\n"
         "code = main(sys.argv[1:])\n"
-        "unwanted = ('inference.model.decoder', 'compile.build.openvino')\n"
+        "unwanted = ('inference.model.decoder', 'compile.build.openvino_builder')\n"
         "loaded = [name for name in unwanted if name in sys.modules]\n"
         "loaded += [name for name in sys.modules if name.startswith('openvino_telemetry') and "
         "sys.modules[name]]\n"

@@ -8,8 +8,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compile.spec import DTYPES, TARGETS
-from inference.command import Parser, add_flags, add_gone, option
+from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_positive
+from inference.command import USAGE, Parser, add_flags, add_gone, option
 from inference.errors import InvalidRequest
 from inference.tree_shape import Branches
 
@@ -52,13 +52,24 @@ class CompileOptions:
         choices=DTYPES,
     )
     tensor_parallel: int = option(
-        1, "NeuronCores that share the model (default: %(default)s)", _TARGET
+        1, "NeuronCores that share the model (default: %(default)s)", _TARGET, "tp_degree"
     )
     flag: tuple[str, ...] = option(
         (),
         "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1",
         _TARGET,
         metavar="NAME[=VALUE]",
+    )
+    workers: int | None = option(
+        None,
+        "graphs compiled at once (default: what cores and free memory allow)",
+        _TARGET,
+    )
+    quick: bool = option(
+        False,
+        "build only the few graphs without which nothing can be served; the same command without "
+        "--quick adds the others",
+        _TARGET,
     )
     fused: bool = option(
         False,
@@ -84,22 +95,27 @@ class CompileOptions:
         _FUSED,
         metavar="N,...",
     )
-    prefill_nodes: str | None = option(
+    prompt_chunks: str | None = option(
         None, "prompt tokens in one call (default: 256)", _SIZES, metavar="N,..."
     )
-    tree_nodes: str | None = option(
+    tree_sizes: str | None = option(
         None,
-        "tree sizes, roots included (default: the target alone, 16, the largest)",
+        "nodes of trees, roots included (default: the target alone, 16, the largest)",
         _SIZES,
         metavar="N,...",
     )
     slots: str | None = option(
-        None, "cache slots that are read (default: half of them, all)", _SIZES, metavar="N,..."
-    )
-    sampling: str = option(
-        "both",
-        "greedy graphs, sampled ones (they take temperature 0 too), or both (default: %(default)s)",
+        None,
+        "cache slots that are read (default: half of them and all; a short cache whole)",
         _SIZES,
+        metavar="N,...",
+    )
+    sampling: str | None = option(
+        None,
+        "greedy graphs, sampled ones (they take temperature 0 too), or both (default: both; "
+        "sampled where the vocabulary is small)",
+        _SIZES,
+        choices=SAMPLINGS,
     )
     load: str | None = option(
         None,
@@ -131,8 +147,97 @@ class CompileOptions:
         _STORE,
         metavar="HEX",
     )
+    graph_store: str | None = option(
+        None,
+        "Neuron: take compiled graphs from this store and put new ones there (a directory or "
+        "s3://BUCKET/PREFIX); name only one that you trust, graphs are executable code",
+        _STORE,
+        metavar="STORE",
+    )
     dry_run: bool = option(False, "print the plan, memory and computed times, and build nothing")
+    verbose: bool = option(False, "show what the compilers and libraries say")
     debug: bool = option(False, "show the traceback of an error")
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "max_tree_nodes", "tensor_parallel", "graphs", "workers"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        for name in ("compile_minutes", "graph_minutes"):
+            minutes = getattr(self, name)
+            if minutes is not None and not 0 < minutes < float("inf"):
+                raise InvalidRequest(f"--{name} {minutes}: more than 0 is needed")
+        self._check_sizes()
+        self._check_draft()
+        self._check_load()
+        _ = self.compiler_flags
+
+    def _check_sizes(self) -> None:
+        """Check what can be told of the sizes without a model."""
+        length = self.sequence_length
+        if length is not None and length < 2:
+            raise InvalidRequest(f"--sequence_length {length}: at least 2 tokens are needed")
+        self.sizes("prompt_chunks")
+        self.sizes("slots")
+        for size in self.sizes("tree_sizes") or ():
+            if size > self.max_tree_nodes:
+                raise InvalidRequest(
+                    f"--tree_sizes {size}: sizes lie between 1 and {self.max_tree_nodes} "
+                    "(--max_tree_nodes)"
+                )
+        if self.device == "cpu" and self.tensor_parallel != 1:
+            raise InvalidRequest(
+                f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave "
+                "it at 1"
+            )
+        if self.device != "cpu" and self.dtype == "int8":
+            raise InvalidRequest(
+                f"--dtype int8: {self.device} takes float32, bfloat16 or float16; int8 is for cpu"
+            )
+
+    def _check_draft(self) -> None:
+        """Check the flags of the draft beside the target."""
+        if self.fused:
+            if self.draft_model is None and self.model is not None:
+                raise InvalidRequest(
+                    f"--fused needs --draft_model: the draft that is to stand beside {self.model}, "
+                    "with the same tokenizer"
+                )
+            if self.dtype == "int8":
+                raise InvalidRequest(
+                    "--fused is for float32, bfloat16 or float16: leave out --dtype int8"
+                )
+            _ = self.drafted
+            return
+        for name in ("draft_model", "speculation_length", "draft_tree"):
+            if getattr(self, name) is not None:
+                raise InvalidRequest(
+                    f"--{name} is of the draft beside the target: it goes with --fused"
+                )
+
+    def _check_load(self) -> None:
+        """Check the flags that go with --load, or that it excludes."""
+        if self.load is not None and (self.tree_sizes or self.slots):
+            raise InvalidRequest("--load chooses the sizes: leave out --tree_sizes and --slots")
+        if self.compile_minutes is not None and self.graph_minutes is None:
+            raise InvalidRequest(
+                "--compile_minutes needs --graph_minutes: what one graph takes, as an earlier "
+                "build printed it"
+            )
+
+    def check_command(self) -> None:
+        """Check that the flags say what is to be done: build, print the plan, push or pull."""
+        if self.pull is not None:
+            if self.digest is None:
+                raise InvalidRequest(
+                    "--pull needs --digest, the one that --push printed: an artefact is executable "
+                    "code, nothing is taken on trust"
+                )
+        elif self.target is None and self.push is None:
+            raise InvalidRequest(
+                "--target is needed: cpu, trn1, inf2 or trn2 (--help shows examples)"
+            )
+        if self.out is None and not self.dry_run:
+            raise InvalidRequest("--out is needed: the directory of the artefact")
 
     @property
     def device(self) -> str:
@@ -200,6 +305,8 @@ where it stopped."""
 _EXAMPLES = """examples:
   python -m compile --target cpu --out artefact                    the model that ships here, for
                                                                    this machine
+  python -m compile --target cpu --quick --out artefact            its first graphs, in a minute;
+                                                                   the line above adds the rest
   python -m compile --model DIR --target trn1 --dry-run            what would be built, and whether
                                                                    it fits; builds nothing
   python -m compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
@@ -212,7 +319,9 @@ _EXAMPLES = """examples:
 
 
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
-    """Options from a command line. argparse answers --help and usage errors."""
+    """Options from a command line, checked. What is wrong with it is one line, and the exit code
+    is 2.
+    """
     parser = Parser(
         prog="python -m compile",
         description=_DESCRIPTION,
@@ -222,8 +331,16 @@ def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     )
     add_flags(CompileOptions, parser)
     add_gone(parser, "trace", "one core is built for as several are, with --tensor_parallel 1")
+    add_gone(parser, "batch", "it is called --rows")
+    add_gone(parser, "prefill_nodes", "it is called --prompt_chunks")
+    add_gone(parser, "tree_nodes", "it is called --tree_sizes")
     given = vars(parser.parse_args(arguments))
-    return CompileOptions(
-        **{name: value for name, value in given.items() if value is not None}
-        | {"flag": tuple(given["flag"] or ())}
-    )
+    try:
+        options = CompileOptions(
+            **{name: value for name, value in given.items() if value is not None}
+            | {"flag": tuple(given["flag"] or ())}
+        )
+        options.check_command()
+    except InvalidRequest as error:
+        parser.exit(USAGE, f"{parser.prog}: error: {error}\n")
+    return options

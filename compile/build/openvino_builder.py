@@ -47,6 +47,7 @@ class OpenVinoBuilder:
     """A Builder (compile/build/build.py) for int8 on the CPU of this machine."""
 
     target = "cpu"
+    workers = 1
 
     def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
         if spec.compiler_flags:

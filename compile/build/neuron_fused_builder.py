@@ -10,7 +10,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from compile.build.neuron import NeuronBuilder
+from compile.build.neff_cache import NeffCache
+from compile.build.neuron_builder import NeuronBuilder
 from compile.build.parallel import parallel_config
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
@@ -26,9 +27,16 @@ class FusedNeuronBuilder(NeuronBuilder):
     """
 
     def __init__(
-        self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int, draft_directory: Path
+        self,
+        spec: CompileSpec,
+        checkpoint_directory: Path,
+        vocabulary: int,
+        draft_directory: Path,
+        *,
+        cache: NeffCache | None = None,
+        workers: int | None = None,
     ) -> None:
-        super().__init__(spec, checkpoint_directory, vocabulary)
+        super().__init__(spec, checkpoint_directory, vocabulary, cache=cache, workers=workers)
         if spec.fused is None:
             raise InvalidRequest("a builder for fused graphs was given a spec without a draft")
         self._shape, self._draft_checkpoint = spec.fused.shape, draft_directory

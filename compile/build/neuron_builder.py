@@ -1,30 +1,35 @@
-"""Builds a target for trn1, inf2 or trn2 with NxD Core's ModelBuilder (V2): weights divided by
-rank, all graphs in one file.
+"""Builds a target for trn1, inf2 or trn2 with NxD Core: weights divided by rank, graphs compiled
+one by one, all graphs in one file.
 
 It needs AWS's packages and no device. The graphs keep their caches as state, which is reassigned
 out of place. Graphs are told apart by the names and shapes of their inputs. Written against the
-documented interface and run through a strict stand-in (tests/support/fake_neuron.py); not yet run
-on hardware.
+source of NxD Core and run through a strict stand-in (tests/support/fake_neuron.py); not yet run on
+hardware.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from compile.build.free_memory import processors, workers_within
+from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
+from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
 from compile.build.parallel import parallel_config, parallel_layers, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
+from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
@@ -37,18 +42,35 @@ from inference.whole_file import write_whole
 Stateful = StatefulGraph | StatefulRoundGraph
 """The module from which all graphs of a package are made."""
 
-_COMPILERS_AT_ONCE = 4
+_COMPILER = 16 << 30
+"""Bytes that one compiler may take."""
+
+_OPTIMISATION = ("-O", "--optlevel")
 
 
 class NeuronBuilder:
-    """A Builder (compile/build/build.py) for Neuron targets."""
+    """A Builder (compile/build/build.py) for Neuron targets.
 
-    def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
+    cache: compiled graphs of earlier builds (default: those in the user's cache directory)
+    workers: compilers at once (default: half the processors, as far as their memory is free)
+    """
+
+    def __init__(
+        self,
+        spec: CompileSpec,
+        checkpoint_directory: Path,
+        vocabulary: int,
+        *,
+        cache: NeffCache | None = None,
+        workers: int | None = None,
+    ) -> None:
         self.target, self._tools = spec.target, Toolchain(spec)
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
         self._config = read_config(checkpoint_directory)
         self._dealt = parallel_config(self._config, spec.tensor_parallel)
         self._dtype = DTYPES[spec.dtype]
+        self._cache = cache or NeffCache(cache_directory("neuron_graphs"))
+        self.workers = workers or workers_within(max(1, processors() // 2), _COMPILER)
 
     def prepare(self, directory: Path) -> list[str]:
         """Write the weights, one file a rank."""
@@ -68,47 +90,60 @@ class NeuronBuilder:
         return [SHARD.format(rank) for rank in range(spec.tensor_parallel)]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Write what the graph will be: the names, shapes and types by which calls find it. All
-        graphs are compiled together, by `finish`.
+        """Compile one graph, unless an earlier build did. Write what it takes and consists of, and
+        the compiler's log; the graph itself is kept in the cache for `finish`.
         """
-        return [
-            self._record(
-                directory,
-                f"graphs/{bucket.name}.json",
-                self._inputs(bucket),
-                {"levels": bucket.levels},
-            )
-        ]
+        call = self._call(bucket)
+        graph = self._graphs.compiled(call)
+        more = {"levels": bucket.levels, "instructions": dict(graph.instructions)}
+        files = [self._record(directory, f"graphs/{bucket.name}.json", call, more)]
+        return files + self._log(directory, bucket.name, graph)
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Trace and compile every graph into one package, without weights. With several rows there
-        is also a graph that copies a row.
+        """Put every graph into one package, without weights. With several rows there is also a
+        graph that copies a row.
         """
         check_routes(buckets)
-        with self._tools.working() as work, self._ranks():
-            model = self._compile(buckets, work)
-            (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
-            model.save(str(directory / PACKAGE), save_weights=False)
-        copying = (
-            [self._record(directory, COPY_RECORD, copy_inputs(self._spec.rows), {})]
-            if self._spec.rows > 1
-            else []
-        )
-        return [PACKAGE, *copying]
+        calls, records = [self._call(bucket) for bucket in buckets], []
+        if self._spec.rows > 1:
+            copy = GraphCall(COPY, copy_inputs(self._spec.rows), None, self._tools.flags)
+            calls.append(copy)
+            records.append(self._record(directory, COPY_RECORD, copy, {}))
+        model = self._graphs.package(calls, self._spec.tensor_parallel)
+        (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
+        model.save(str(directory / PACKAGE), save_weights=False)
+        return [PACKAGE, *records]
 
-    def _record(
-        self,
-        directory: Path,
-        name: str,
-        inputs: Mapping[str, torch.Tensor],
-        more: Mapping[str, Any],
-    ) -> str:
+    @cached_property
+    def _graphs(self) -> NeuronGraphs:
+        hot = hot_graph(self._spec)
+        return NeuronGraphs(
+            self._tools,
+            self._cache,
+            lambda: self._graph("cpu"),
+            self._ranks,
+            self.versions()["neuronx-cc"],
+            None if hot is None else self._call(hot),
+        )
+
+    def _call(self, bucket: Bucket) -> GraphCall:
+        flags = graph_flags(self._tools.flags, self._spec, bucket)
+        return GraphCall(bucket.name, self._inputs(bucket), bucket.levels, flags)
+
+    def _log(self, directory: Path, name: str, graph: CompiledCall) -> list[str]:
+        """Copy the compiler's log into the artefact. Returns its name there."""
+        if graph.log is None:
+            return []
+        shutil.copyfile(graph.log, directory / f"graphs/{name}.log.txt")
+        return [f"graphs/{name}.log.txt"]
+
+    def _record(self, directory: Path, name: str, call: GraphCall, more: Mapping[str, Any]) -> str:
         """Write what a graph takes. Returns the file's name."""
         described = {
             name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-            for name, tensor in inputs.items()
+            for name, tensor in call.inputs.items()
         }
-        record = {"inputs": described, **more, "flags": render(self._tools.flags)}
+        record = {"inputs": described, **more, "flags": render(call.flags)}
         write_whole(directory / name, json.dumps(record, indent=1) + "\n")
         return name
 
@@ -193,23 +228,29 @@ class NeuronBuilder:
             shape, dtype=self._dtype, device=device
         )
 
-    @torch.no_grad()
-    def _compile(self, buckets: Sequence[Bucket], work: Path) -> Any:
-        """An NxDModel of all graphs, which share one module, one set of weights and one state."""
-        graph = self._graph("cpu")
-        builder = self._tools.sdk.model_builder(graph)
-        for bucket in buckets:
-            graph.levels = bucket.levels
-            builder.trace(kwargs=self._inputs(bucket), tag=bucket.name)
-        names = [bucket.name for bucket in buckets]
-        if self._spec.rows > 1:
-            builder.trace(kwargs=copy_inputs(self._spec.rows), tag=COPY)
-            names.append(COPY)
-        arguments = dict.fromkeys(names, render(self._tools.flags))
-        workers = max(1, min(_COMPILERS_AT_ONCE, (os.cpu_count() or 1) // 2))
-        return builder.compile(
-            compiler_workdir=str(work), compiler_args=arguments, max_workers=workers
-        )
+
+def graph_flags(flags: Mapping[str, str], spec: CompileSpec, bucket: Bucket) -> dict[str, str]:
+    """The compiler's flags for one graph. Prompts are compiled at -O1 unless the spec says
+    otherwise: their calls are large, and the compiler's further passes take long on them.
+    """
+    asked = any(flag.startswith(_OPTIMISATION) for flag in spec.compiler_flags)
+    if asked or bucket.picks == bucket.nodes:
+        return dict(flags)
+    return {flag: value for flag, value in flags.items() if not flag.startswith("-O")} | {"-O1": ""}
+
+
+def hot_graph(spec: CompileSpec) -> Bucket | None:
+    """The graph for which the weights are laid out: the largest tree over the whole cache, with
+    sampling where there is. A plan of these rows always has it, so a graph added later leaves the
+    layout as it is.
+
+    None where weights stay as they are: on trn2, whose two-core layout is unproven, and beside a
+    draft, whose weights this graph does not read.
+    """
+    if spec.target == "trn2" or spec.fused is not None:
+        return None
+    trees = [bucket for bucket in spec.buckets if bucket.picks == bucket.nodes]
+    return max(trees, key=lambda bucket: (bucket.nodes, bucket.slots, bucket.sampled))
 
 
 def check_routes(buckets: Sequence[Bucket]) -> None:

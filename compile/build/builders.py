@@ -1,0 +1,67 @@
+"""Chooses the builder of a spec. Each is imported when it is chosen, because each needs its own
+compiler.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from compile.build.free_memory import processors, workers_within
+from compile.compile_options import CompileOptions
+from compile.plan.draft import draft_directory
+from compile.plan.memory import footprint
+from compile.request import BuildCheckpoint
+from compile.spec import CompileSpec
+from compile.store import open_store
+from inference.cache_directory import cache_directory
+
+if TYPE_CHECKING:
+    from compile.build.build import Builder
+
+_COMPILER = 2 << 30
+"""Bytes that a process needs for its libraries and its C++ compiler, besides the weights."""
+
+
+def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint) -> Builder:
+    """The builder for the spec. For CPU it builds graphs in several processes where they fit."""
+    if spec.target != "cpu":
+        return _neuron_builder(options, spec, checkpoint)
+    made_of = (spec, checkpoint.directory, checkpoint.vocabulary)
+    if spec.dtype == "int8":
+        from compile.build.openvino_builder import OpenVinoBuilder
+
+        return OpenVinoBuilder(*made_of)
+    from compile.build.graph_processes import InProcesses
+
+    quiet = not options.verbose
+    weights = footprint(checkpoint.config, spec).weights
+    # the model, and its graph's results beside those of the compiled graph
+    workers = options.workers or workers_within(processors(), 2 * weights + _COMPILER)
+    workers = min(workers, len(spec.graphs))
+    if spec.fused is None:
+        from compile.build.cpu import CpuBuilder
+
+        return InProcesses(partial(CpuBuilder, *made_of), workers, quiet=quiet)
+    from compile.build.cpu_fused import FusedCpuBuilder
+
+    draft = draft_directory(options)
+    return InProcesses(partial(FusedCpuBuilder, *made_of, draft), workers, quiet=quiet)
+
+
+def _neuron_builder(
+    options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint
+) -> Builder:
+    from compile.build.neff_cache import NeffCache
+
+    store = None if options.graph_store is None else open_store(options.graph_store)
+    cache = NeffCache(cache_directory("neuron_graphs"), store)
+    made_of = (spec, checkpoint.directory, checkpoint.vocabulary)
+    if spec.fused is None:
+        from compile.build.neuron_builder import NeuronBuilder
+
+        return NeuronBuilder(*made_of, cache=cache, workers=options.workers)
+    from compile.build.neuron_fused_builder import FusedNeuronBuilder
+
+    draft = draft_directory(options)
+    return FusedNeuronBuilder(*made_of, draft, cache=cache, workers=options.workers)

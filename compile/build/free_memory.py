@@ -1,0 +1,29 @@
+"""How many graphs may be compiled at once on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_MEMORY = Path("/proc/meminfo")
+
+
+def free_memory() -> int:
+    """Bytes that programs can still have, without what the system would give up for them."""
+    try:
+        for line in _MEMORY.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def workers_within(most: int, need: int) -> int:
+    """How many workers of `need` bytes each fit the free memory; `most` at most, one at least."""
+    return max(1, min(most, free_memory() // need))

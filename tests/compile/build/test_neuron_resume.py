@@ -1,0 +1,229 @@
+"""A Neuron build compiles each graph once: after a kill, for one more graph, on other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from compile.build import free_memory
+from compile.build.neff_cache import NeffCache, hlo_digest, unit_key
+from compile.build.neuron_builder import NeuronBuilder, hot_graph
+from compile.store import DiskObjects
+from inference.artifact import MANIFEST, Bucket, check_files
+from inference.backends.neuron import COPY
+from inference.backends.neuron_loading import load_neuron
+from inference.errors import BadArtifact
+from tests.support.fake_hlo import Lowering
+from tests.support.fake_neuron import Neuron
+from tests.support.neuron_artifacts import FEW, MORE, build, spec_of
+from tests.support.repository import ROOT
+
+NAMES = [bucket.name for bucket in MORE]
+
+KILLED = """
+import sys
+from functools import partial
+from pathlib import Path
+import pytest
+from compile.build.neuron_builder import NeuronBuilder
+from tests.support.fake_neuron import Neuron
+from tests.support.neuron_artifacts import MORE, build, spec_of
+folder, checkpoint, stalls_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+Neuron(stalls_at=stalls_at).install(pytest.MonkeyPatch(), folder / "packages")
+build(folder / "artefact", checkpoint, spec_of(1, MORE), partial(NeuronBuilder, workers=1))
+"""
+
+
+def hot(buckets: Sequence[Bucket] = MORE) -> str:
+    graph = hot_graph(spec_of(1, buckets))
+    assert graph is not None
+    return graph.name
+
+
+def killed_at(folder: Path, checkpoint: Path, graph: str) -> None:
+    """A build in another process, which is killed while its compiler is at this graph."""
+    command = [sys.executable, "-c", KILLED, str(folder), str(checkpoint), graph]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == f"compiling {graph}\n"
+        other.kill()
+
+
+def record_of(artefact: Path, graph: str) -> Mapping[str, object]:
+    record: Mapping[str, object] = json.loads((artefact / f"graphs/{graph}.json").read_text())
+    return record
+
+
+def test_a_build_that_is_killed_goes_on_with_the_graph_it_was_at(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
+) -> None:
+    at = NAMES[5]
+    killed_at(tmp_path, checkpoint, at)
+    assert not (tmp_path / "artefact" / MANIFEST).exists()
+    neuron = Neuron()
+    neuron.install(monkeypatch, tmp_path / "again")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "packages" / "cache"))
+    one_by_one = partial(NeuronBuilder, workers=1)
+    manifest = build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), one_by_one)
+    # the graph that the weights are laid out for was the first
+    assert neuron.compiled == [*(name for name in NAMES[5:] if name != hot()), COPY]
+    check_files(tmp_path / "artefact", manifest)
+    load_neuron(tmp_path / "artefact", manifest, lambda line: None)
+
+
+def test_one_graph_more_compiles_one_graph(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    neuron = Neuron().install(monkeypatch, packages)
+    build(tmp_path / "a", checkpoint, spec_of(1, MORE[1:]))
+    before = len(neuron.compiled)
+    manifest = build(tmp_path / "a", checkpoint, spec_of(1, MORE))
+    assert neuron.compiled[before:] == [NAMES[0]]
+    load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_a_failure_at_a_later_graph_keeps_the_earlier_ones(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    neuron = Neuron().install(monkeypatch, packages)
+    build(tmp_path / "a", checkpoint, spec_of(1, FEW))
+    neuron.compiler_fails = "[NCC_EVRF007] too many instructions"
+    with pytest.raises(BadArtifact, match="NCC_EVRF007"):
+        build(tmp_path / "a", checkpoint, spec_of(1, (*FEW, MORE[0])))
+    neuron.compiler_fails, before = "", len(neuron.compiled)
+    build(tmp_path / "a", checkpoint, spec_of(1, (*FEW, MORE[0])))
+    assert neuron.compiled[before:] == [MORE[0].name]
+
+
+def test_a_graph_that_was_spoilt_in_the_cache_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    neuron = Neuron().install(monkeypatch, packages)
+    build(tmp_path / "a", checkpoint, spec_of(1))
+    for log in (packages / "cache" / "outrider" / "neuron_graphs").glob("*/log-neuron-cc.txt"):
+        if "prefill" in log.read_text():
+            (log.parent / "graph.neff").write_text("{}")
+    before = len(neuron.compiled)
+    build(tmp_path / "b", checkpoint, spec_of(1))
+    assert neuron.compiled[before:] == [FEW[1].name]
+
+
+def test_another_machine_takes_the_graphs_from_the_store(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    neuron = Neuron().install(monkeypatch, packages)
+    for machine in ("one", "two"):
+        cache = NeffCache(tmp_path / machine, DiskObjects(tmp_path / "store"))
+        builder = partial(NeuronBuilder, cache=cache)
+        build(tmp_path / f"artefact-{machine}", checkpoint, spec_of(1), builder)
+    assert len(neuron.compiled) == len(set(neuron.compiled)) == len(FEW) + 2  # layout and copy
+
+
+def test_a_store_whose_file_was_changed_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    store = DiskObjects(tmp_path / "store")
+    build(
+        tmp_path / "a",
+        checkpoint,
+        spec_of(1),
+        partial(NeuronBuilder, cache=NeffCache(tmp_path / "one", store)),
+    )
+    for path in (tmp_path / "store" / "files").iterdir():
+        path.write_text("{}")
+    with pytest.raises(BadArtifact, match="a SHA-256 differs"):
+        build(
+            tmp_path / "b",
+            checkpoint,
+            spec_of(1),
+            partial(NeuronBuilder, cache=NeffCache(tmp_path / "two", store)),
+        )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_graphs_compiled_at_once_are_those_compiled_in_turn(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, workers: int
+) -> None:
+    neuron = Neuron().install(monkeypatch, packages)
+    spec = spec_of(2, MORE)
+    manifest = build(tmp_path / "a", checkpoint, spec, partial(NeuronBuilder, workers=workers))
+    assert sorted(neuron.compiled) == sorted([*NAMES, COPY, "layout_opt"])
+    load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_prompts_are_compiled_at_o1_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    Neuron().install(monkeypatch, packages)
+    build(tmp_path / "a", checkpoint, spec_of(1))
+    flags = [str(record_of(tmp_path / "a", bucket.name)["flags"]) for bucket in FEW]
+    assert [words.split()[-1] for words in flags] == ["-O2", "-O1"]
+    build(tmp_path / "b", checkpoint, spec_of(1, compiler_flags={"--optlevel": "3"}))
+    flags = [str(record_of(tmp_path / "b", bucket.name)["flags"]) for bucket in FEW]
+    assert [words.split()[-1] for words in flags] == ["-O3", "-O3"]
+
+
+@pytest.mark.parametrize("changes", [True, False])
+@pytest.mark.parametrize("target", ["trn1", "inf2", "trn2"])
+def test_weights_are_laid_out_for_the_largest_tree_but_not_on_trn2(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    target: str,
+    changes: bool,
+) -> None:
+    neuron = Neuron(layout_changes=changes).install(monkeypatch, packages)
+    manifest = build(tmp_path / "a", checkpoint, spec_of(1, target=target))
+    (packages / "product_name").write_text(f"{target}.2xlarge\n")
+    assert ("layout_opt" in neuron.compiled) == (changes and target != "trn2")
+    if target != "trn2":
+        assert neuron.compiled[0] == hot(FEW)
+    load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_a_graph_that_is_added_later_leaves_the_layout_as_it_is() -> None:
+    assert hot(MORE) == hot(MORE[3:]) == FEW[0].name
+    assert hot_graph(replace(spec_of(1), target="trn2")) is None
+
+
+def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:
+    lowering, operations = Lowering(), [("parameter", "f32[2]"), ("add", "f32[2]")]
+    one, again = lowering.module(operations), lowering.module(operations)
+    assert one.SerializeToString() != again.SerializeToString()
+    assert hlo_digest(one) == hlo_digest(again)
+    other = lowering.module([("parameter", "f32[2]"), ("multiply", "f32[2]")])
+    turned = lowering.module(operations)
+    turned.computations[0].instructions[1].operand_ids[:] = []
+    marked = lowering.module(operations)
+    marked.frontend_attributes = "transposable_weight_idx"
+    assert len({hlo_digest(each) for each in (one, other, turned, marked)}) == 4
+    keys = {
+        unit_key(*parts)
+        for parts in (
+            ("graph", one, "-O2", "2.26"),
+            ("layout", one, "-O2", "2.26"),
+            ("graph", one, "-O1", "2.26"),
+            ("graph", one, "-O2", "2.27"),
+        )
+    }
+    assert len(keys) == 4
+
+
+def test_as_many_compilers_run_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(free_memory, "free_memory", lambda: 40 * gib)
+    assert free_memory.workers_within(8, 16 * gib) == 2
+    assert free_memory.workers_within(1, 16 * gib) == 1
+    monkeypatch.setattr(free_memory, "free_memory", lambda: gib)
+    assert free_memory.workers_within(8, 16 * gib) == 1
+    assert 0 < free_memory.processors() <= (os.cpu_count() or 1)

@@ -1,0 +1,249 @@
+"""Stand-in for the functions and records with which NxD Core traces and compiles graph by graph.
+
+A NEFF is a text that says which program it was compiled from, for which layout of the weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from tests.support.fake_hlo import Lowering, append, program_of
+from tests.support.fake_nxd import (
+    Operations,
+    Traced,
+    check_boundary,
+    check_flags,
+    check_signature,
+    no_in_place,
+    route_of,
+)
+from tests.support.fake_ranks import current_group
+
+LAYOUT = "weight-layout"
+MARK = "transposable_weight_idx"
+
+
+class Recorder(Operations):
+    """Notes the operations and which parameters they read."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._names = {id(each): name for name, each in module.named_parameters()}
+        self.operations: list[tuple[str, str]] = []
+        self.read: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs or {})):
+            if id(leaf) in self._names:
+                self.read.setdefault(self._names[id(leaf)], len(self.read))
+        out = super().__torch_dispatch__(func, types_, args, kwargs)
+        shapes = [
+            f"{each.dtype}{list(each.shape)}"
+            for each in tree_leaves(out)
+            if isinstance(each, Tensor)
+        ]
+        self.operations.append((str(func), " ".join(shapes)))
+        return out
+
+
+class Metaneff:
+    def SerializeToString(self) -> bytes:
+        return b"metaneff"
+
+
+class TraceArtifacts:
+    def __init__(
+        self, hlo: Any, traced: Traced, weight_name_to_idx: dict[str, int], params: list[str]
+    ) -> None:
+        self.hlo, self.metaneff, self.flattener, self.packer = hlo, Metaneff(), traced, None
+        self.weight_name_to_idx, self.weight_names_to_skip = weight_name_to_idx, set[str]()
+        self.model_params = params
+
+
+class CompilationArtifacts:
+    def __init__(self, neff_filepath: str) -> None:
+        self.neff_filepath = neff_filepath
+
+    def get_neff_bytes(self) -> bytes:
+        return Path(self.neff_filepath).read_bytes()
+
+
+class WLOArtifacts(CompilationArtifacts):
+    def __init__(self, neff_filepath: str, wrapped_neff_hlo_filepath: str | None = None) -> None:
+        super().__init__(neff_filepath)
+        self.wrapped_neff_hlo_filepath = wrapped_neff_hlo_filepath
+
+
+class LayoutTransformerArtifacts:
+    def __init__(self, hlo_filepath: str, neff_filepath: str, metaneff_filepath: str) -> None:
+        for path in (hlo_filepath, neff_filepath, metaneff_filepath):
+            assert Path(path).is_file(), path
+        self.hlo_filepath, self.neff_filepath = hlo_filepath, neff_filepath
+        self.metaneff_filepath = metaneff_filepath
+
+    def construct_layout_transformer_object(self, local_ranks_size: int) -> str:
+        layout: str = json.loads(Path(self.neff_filepath).read_bytes())["layout"]
+        return layout
+
+
+class FakeFunctions:
+    """neuronx_distributed.trace.functions and hlo_utils on one fake machine."""
+
+    def __init__(self, neuron: Any) -> None:
+        self._neuron, self._lowering = neuron, Lowering()
+
+    def trace(
+        self,
+        model: Any,
+        args: Any = None,
+        kwargs: Any = None,
+        spmd: bool = True,
+        preserve_parameters: bool = True,
+        weights_to_skip_layout_optimization: Any = None,
+    ) -> TraceArtifacts:
+        assert args is None, "inputs are given by name"
+        assert spmd, "MPMD tracing is not supported"
+        if not kwargs:
+            raise ValueError("At least one input tensor must be provided via args or kwargs")
+        for layer in model.modules():
+            assert getattr(layer, "group", current_group()) is current_group(), (
+                "a layer belongs to the parallel state in which it was made"
+            )
+        signature = check_signature(model.forward)
+        check_boundary(kwargs)
+        unknown = set(kwargs) - set(signature.parameters)
+        if unknown:
+            raise ValueError(f"Found unexpected keys in kwargs: {unknown}")
+        ordered = {name: kwargs[name] for name in signature.parameters if name in kwargs}
+        module = copy.deepcopy(model)
+        for parameter in module.parameters():  # the weights' values must not matter
+            parameter.data = torch.zeros_like(parameter)
+        with Recorder(module) as recorder, no_in_place(module) as changed:
+            out = module(**ordered)
+        check_boundary({"output": out})
+        states = {name: (tensor.shape, tensor.dtype) for name, tensor in changed.items()}
+        names = list(signature.parameters)
+        traced = Traced(copy.deepcopy(model), route_of(ordered), tuple(ordered), states, names)
+        inputs = [("parameter", str(list(tensor.shape))) for tensor in ordered.values()]
+        hlo = self._lowering.module([*inputs, *recorder.operations])
+        return TraceArtifacts(hlo, traced, recorder.read, names)
+
+    def compile(
+        self,
+        hlo_module: Any,
+        metaneff: Any,
+        compiler_workdir: Any = None,
+        compiler_args: Any = None,
+        key: Any = None,
+    ) -> CompilationArtifacts:
+        assert not hlo_module.frontend_attributes, "a marked graph is compiled by compile_wlo"
+        folder = self._compile(
+            hlo_module, compiler_workdir, compiler_args, key, layout_of(hlo_module)
+        )
+        return CompilationArtifacts(str(folder / "graph.neff"))
+
+    def compile_wlo(
+        self,
+        hlo_module: Any,
+        metaneff: Any,
+        compiler_workdir: Any = None,
+        compiler_args: Any = None,
+        key: Any = None,
+    ) -> WLOArtifacts:
+        assert hlo_module.frontend_attributes == MARK, "weights have to be marked first"
+        layout = hashlib.sha256(json.dumps(program_of(hlo_module)).encode()).hexdigest()[:8]
+        if not self._neuron.layout_changes:
+            folder = self._compile(hlo_module, compiler_workdir, compiler_args, key, "")
+            return WLOArtifacts(str(folder / "graph.neff"), None)
+        folder = self._compile(hlo_module, compiler_workdir, compiler_args, key, layout)
+        (folder / "wrapped_neff.hlo").write_text(layout)
+        return WLOArtifacts(str(folder / "graph.neff"), str(folder / "wrapped_neff.hlo"))
+
+    def compile_layout_transformer(
+        self,
+        wlo_artifacts: Any,
+        priority_model_weight_name_to_idx: Any,
+        compiler_workdir: Any = None,
+        logical_nc_config: int = 1,
+    ) -> LayoutTransformerArtifacts | None:
+        if not priority_model_weight_name_to_idx:
+            raise ValueError("Required compile_layout_transformer arguments missing")
+        if wlo_artifacts.wrapped_neff_hlo_filepath is None:
+            return None
+        self._neuron.compiled.append("layout_opt")
+        folder = Path(compiler_workdir) / "layout_opt" / str(time.time_ns())
+        folder.mkdir(parents=True)
+        layout = Path(wlo_artifacts.wrapped_neff_hlo_filepath).read_text()
+        (folder / "graph.neff").write_text(json.dumps({"layout": layout}))
+        (folder / "graph.hlo").write_text(layout)
+        (folder / "metaneff.pb").write_bytes(b"metaneff")
+        return LayoutTransformerArtifacts(
+            *(str(folder / name) for name in ("graph.hlo", "graph.neff", "metaneff.pb"))
+        )
+
+    def mark_weights_for_wlo(
+        self, trace_artifacts: Any, weights_to_skip_layout_optimization: Any = None
+    ) -> None:
+        assert not trace_artifacts.hlo.frontend_attributes, "marked twice"
+        marked = type(trace_artifacts.hlo)()
+        marked.CopyFrom(trace_artifacts.hlo)
+        marked.frontend_attributes = MARK
+        trace_artifacts.hlo = marked
+
+    def apply_layout_transformation(
+        self,
+        trace_artifacts: Any,
+        priority_model_trace_artifacts: Any,
+        wlo_artifacts: Any,
+        key: Any = None,
+    ) -> None:
+        if not trace_artifacts.weight_name_to_idx:
+            raise RuntimeError(
+                f"Weight layout transformation failed for {key}: Weight name to index mapping is "
+                "empty"
+            )
+        assert not layout_of(trace_artifacts.hlo), "transformed twice"
+        if wlo_artifacts.wrapped_neff_hlo_filepath is None:
+            return
+        layout = Path(wlo_artifacts.wrapped_neff_hlo_filepath).read_text()
+        changed = type(trace_artifacts.hlo)()
+        changed.CopyFrom(trace_artifacts.hlo)
+        entry = changed.computations[-1]
+        append(entry, LAYOUT, layout, entry.instructions[-1].id + 1)
+        trace_artifacts.hlo = changed
+
+    def _compile(self, hlo: Any, work: Any, arguments: Any, key: str, layout: str) -> Path:
+        """Compile as neuronx-cc does: in a directory of its own, with a log."""
+        folder = Path(work) / key / str(time.time_ns())
+        folder.mkdir(parents=True)
+        (folder / "log-neuron-cc.txt").write_text(f"compiled {key} with {arguments}\n")
+        try:
+            self._neuron.check_platform()
+            check_flags(arguments, self._neuron.device)
+            if self._neuron.stalls_at == key:
+                print(f"compiling {key}", flush=True)
+                time.sleep(600)
+            if self._neuron.compiler_fails:
+                raise RuntimeError(self._neuron.compiler_fails)
+        except RuntimeError as error:
+            raise RuntimeError(f"Compilation failed for {key}") from error
+        self._neuron.compiled.append(key)
+        neff = {"program": program_of(hlo), "layout": layout}
+        (folder / "graph.neff").write_text(json.dumps(neff))
+        return folder
+
+
+def layout_of(hlo: Any) -> str:
+    """The layout of weights that a graph was transformed for."""
+    return "".join(
+        each.shape for each in hlo.computations[-1].instructions if each.opcode == LAYOUT
+    )
