@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: GeneralOptions) -> int:
     """Run the options' role. Roles are imported here: help needs no torch, a client no server."""
     if isinstance(options, ServingRole):
-        from outrider.serve import serve
+        from outrider.target import serve
 
         return serve(options)
     if isinstance(options, MakeCertRole):

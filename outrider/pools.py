@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
@@ -27,11 +28,16 @@ from outrider.wishes import Aims
 Make = Callable[[Model, int], Proposer]
 """A proposer on this row of the model."""
 
+Lent: TypeAlias = AbstractContextManager[Sequence[Proposer]]
+"""Proposers while they are lent to a text."""
+
 
 class Rows:
     """Lends the rows of a draft model as proposers, each to one text at a time. Calls that come at
     the same time are computed together.
     """
+
+    round_trip: float | None = None  # seconds of the link, where it was measured
 
     def __init__(self, model: Model, make: Make) -> None:
         shared = Together(model)
@@ -41,11 +47,18 @@ class Rows:
             self._free.put(proposer)
 
     @contextmanager
-    def proposer(self) -> Iterator[Proposer]:
-        """Lend a proposer. Waits until a row is free."""
-        proposer = self._free.get()
+    def lent(self) -> Iterator[Sequence[Proposer]]:
+        """Lend a proposer: one, or none where all rows are lent.
+
+        A text never waits for a draft. The target decodes it alone in that case.
+        """
         try:
-            yield proposer
+            proposer = self._free.get_nowait()
+        except Empty:
+            yield ()
+            return
+        try:
+            yield (proposer,)
         finally:
             self._free.put(proposer)
 

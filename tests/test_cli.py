@@ -23,8 +23,8 @@ from outrider.models import EMBEDDED, find_draft
 from outrider.options import ROLES, parse
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.prompts import make_requests
-from outrider.serve import load_target
 from outrider.spawn import target_process
+from outrider.target import load_target
 
 MAIN = Path(__file__).parents[1] / "main.py"
 PROMPT = "def read_lines(path):"
@@ -196,7 +196,7 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
     (request,) = make_requests(options, [PROMPT], tokenizer, 64, frozenset())
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
-        show(Piece("verified", accepted=False))
+        show(Piece("verified"))
         done = replace(new_completion(request), text="verified", token_ids=[7, 8])
         done.finish_reason = done.error = "the target\x1b[2J went away"
         raise Broken(Unavailable(done.error), done)

@@ -41,8 +41,8 @@ from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
-from outrider.serve import READY, load_target
 from outrider.spawn import role_environment
+from outrider.target import READY, load_target
 from tests.drafts import alone, growing, nudged, rounds, speculated
 from tests.equality import NearTies, assert_same_text
 from tests.models import write_checkpoint_with_tokenizer

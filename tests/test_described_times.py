@@ -33,7 +33,7 @@ from outrider.pools import GrowingPool
 from outrider.probing import PROBES, link_times, probe_link
 from outrider.profiles import Profiles
 from outrider.report import silent
-from outrider.serve import load_target
+from outrider.target import load_target
 from outrider.wishes import SPEED_ALONE
 from tests.wire_fixtures import LOOPBACK, describe, opened, successor_engine
 
@@ -190,7 +190,7 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
         assert not path.exists()  # nothing was learned
         with ExitStack() as stack:
             for index, most in enumerate(tokens):
-                proposer = stack.enter_context(pool.proposer())
+                (proposer,) = stack.enter_context(pool.lent())
                 request = Request(
                     index, "", tokenizer.encode("def main():"), SamplingParams(), most, frozenset()
                 )

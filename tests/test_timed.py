@@ -34,7 +34,7 @@ from inference.tree import IntArray, TokenTree
 from outrider.cli import main
 from outrider.options import ROLES
 from outrider.options.roles import ServingRole
-from outrider.serve import READY
+from outrider.target import READY
 from tests import pairs
 from tests.drafts import alone, growing, rounds, speculated
 from tests.wire_fixtures import Successor

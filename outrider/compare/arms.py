@@ -21,7 +21,7 @@ from inference.order import Pace
 from inference.text import Tokenizer
 from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
-from outrider.pools import GrowingPool, Rows, rounds
+from outrider.pools import GrowingPool, Lent, Rows, rounds
 from outrider.report import silent
 from outrider.wishes import SPEED_ALONE, Aims
 
@@ -142,8 +142,8 @@ def _across(
 
     def complete_one(request: Request) -> Completion:
         order, session = request.order(pace, beside=beside), bench.target.session()
-        with rows.proposer() if rows else nullcontext() as proposer:
-            proposers = [proposer] if proposer else []
+        lent: Lent = rows.lent() if rows else nullcontext(())
+        with lent as proposers:
             show, never = silent, Event()
             done = complete(request, session, proposers, bench.tokenizer, show, never, order=order)
         return replace(done, device=device)

@@ -26,8 +26,8 @@ from outrider.models import Checkpoint, find_draft
 from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
 from outrider.prompts import make_requests, read_prompts
-from outrider.serve import load_served
 from outrider.spawn import StartedTarget, started
+from outrider.target import load_served
 from outrider.wishes import Aims, Stated, read_aims, read_prices
 
 PROMPTS = (

@@ -55,21 +55,16 @@ class FusedTargetRole(groups.DraftModelOptions, ServingRole):
     role: Literal["fused_target"] = "fused_target"
 
 
-class DraftRole(
+class ClientRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
     groups.GoalOptions,
     groups.TreeOptions,
-    groups.BaselineOptions,
-    groups.TextOptions,
-    groups.CalibrateOptions,
     groups.BatchOptions,
     groups.DeviceOptions,
     groups.DraftModelOptions,
 ):
-    """make text: draft here, verify at a target"""
-
-    role: Literal["draft"] = "draft"
+    """Options of the roles that draft here and verify at a target."""
 
     @model_validator(mode="after")
     def _rounds_have_no_goal(self) -> Self:
@@ -80,6 +75,12 @@ class DraftRole(
                 "give one of them"
             )
         return self
+
+
+class DraftRole(groups.BaselineOptions, groups.TextOptions, groups.CalibrateOptions, ClientRole):
+    """make text: draft here, verify at a target"""
+
+    role: Literal["draft"] = "draft"
 
 
 class FusedClientRole(

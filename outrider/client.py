@@ -1,0 +1,152 @@
+"""A client of a target: the connection, the draft that stays loaded, and what texts cost.
+
+Commands that make text with a target stand on `Client.complete`, which any number of threads may
+call. A text gets a row of the draft if one is free. Otherwise the target makes it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from threading import Event, Lock
+
+from grpc_comm.client.connection import Connection
+from inference.decode import TargetSession
+from inference.order import Pace
+from inference.text import Tokenizer
+from outrider.completion import Completion, Request, Show, Tell, complete, new_completion
+from outrider.connecting import connect_target
+from outrider.drafting import Sides, draft_rows
+from outrider.models import Checkpoint, find_directory, find_draft
+from outrider.options.roles import ClientRole
+from outrider.pools import Lent, Rows
+from outrider.purse import open_purse
+from outrider.wishes import read_aims, read_prices
+
+
+class Client:
+    """A target, and a draft on this machine where `checkpoint` names one. See open_client().
+
+    tokenizer: the one of both models
+    length: longest text in tokens, prompt and output together
+    purse: counts what all texts took, and holds what they may cost
+    aims: what drafting is to keep small
+    """
+
+    def __init__(
+        self,
+        options: ClientRole,
+        target: Connection,
+        tokenizer: Tokenizer,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.target, self.tokenizer = target, tokenizer
+        self._options, self._checkpoint = options, checkpoint
+        self.length = target.description.sequence_length
+        if checkpoint is not None:
+            self.length = min(self.length, checkpoint.sequence_length(options.sequence_length))
+        stated = read_prices(options, target.description.usd_per_hour)
+        self.purse = open_purse(options, stated)
+        self.aims = read_aims(options, stated.rates if stated is not None else None)
+        self._rows: Rows | None = None
+        self._loading, self._stack = Lock(), ExitStack()
+
+    @property
+    def model(self) -> str:
+        """The target's name."""
+        return self.target.description.model
+
+    @property
+    def draft(self) -> str | None:
+        """The name of the draft here, else of the one beside the target; None without a draft."""
+        if self._checkpoint is not None:
+            return self._checkpoint.name
+        return self.target.description.draft_model or None
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds of the link; None before the draft was loaded, and for synchronous rounds."""
+        return self._rows.round_trip if self._rows is not None else None
+
+    def load(self, rows: int | None = None) -> None:
+        """Load the draft, where there is one. Idempotent; without it the first text does this.
+
+        rows: texts that it drafts for at the same time; --batch of them if not given
+        """
+        with self._loading:
+            if self._checkpoint is None or self._rows is not None:
+                return
+            sides = Sides(self._checkpoint, self.target, rows or self._options.batch, self.length)
+            self._rows = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
+
+    def complete(
+        self,
+        request: Request,
+        show: Show,
+        cancelled: Event,
+        tell: Tell | None = None,
+        session: TargetSession | None = None,
+    ) -> Completion:
+        """Make the text of a request, paid from the purse. Raises Broken.
+
+        No text begins once the purse is empty. Other arguments are those of
+        outrider.completion.complete().
+
+        session: one with the target that was wrapped to watch it; a new one if not given
+        """
+        self.load()
+        if self.purse.empty:
+            return replace(new_completion(request), finish_reason="spent", usd=0.0)
+        options, description = self._options, self.target.description
+        lent: Lent = self._rows.lent() if self._rows is not None else nullcontext(())
+        with self.purse.text() as tab, lent as proposers:
+            done = complete(
+                replace(request, tab=tab),
+                session or self.target.session(),
+                proposers,
+                self.tokenizer,
+                show,
+                cancelled,
+                order=request.order(
+                    Pace.WAIT if options.waits else Pace.GO_ON,
+                    beside=self._checkpoint is None and bool(description.draft_model),
+                ),
+                offline=options.offline == "draft" and bool(proposers),
+                tell=tell,
+            )
+        done.device = description.device
+        return done
+
+    def alone(self, request: Request, show: Show, cancelled: Event) -> Completion:
+        """Make the target-only text of a request, which nobody pays from the purse."""
+        session = self.target.session()
+        done = complete(request, session, (), self.tokenizer, show, cancelled)
+        done.device = self.target.description.device
+        return done
+
+    def close(self) -> None:
+        """Let the draft go, and keep what it learned. No text may be in the making."""
+        self._stack.close()
+
+
+@contextmanager
+def open_client(options: ClientRole, *, drafts: bool = True) -> Iterator[Client]:
+    """Connect to the target that the options name. The draft is loaded by Client.load().
+
+    drafts: with a draft model here; otherwise only the tokenizer is read. Raises Mismatch where the
+    tokenizers of both sides differ.
+    """
+    checkpoint = find_draft(options) if drafts else None
+    tokenizer = (
+        checkpoint.tokenizer
+        if checkpoint is not None
+        else Tokenizer(find_directory(options.draft_name, "draft", weights=False))
+    )
+    name = checkpoint.name if checkpoint is not None else "the tokenizer here"
+    with connect_target(options, tokenizer, name) as target:
+        client = Client(options, target, tokenizer, checkpoint)
+        try:
+            yield client
+        finally:
+            client.close()
