@@ -9,9 +9,7 @@ from threading import Event
 from types import TracebackType
 from typing import Any
 
-from inference.proposer import NOBODY
 from outrider.client import open_client
-from outrider.completion import Piece
 from outrider.generation import (
     Generation,
     GenerationStream,

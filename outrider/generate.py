@@ -22,11 +22,12 @@ from outrider.client import Client, open_client
 from outrider.completion import Completion, Request, Show, complete
 from outrider.connecting import connect_target, print_models
 from outrider.explain import Explainer
+from outrider.live_text import silent
 from outrider.models import Checkpoint, find_draft, find_target, find_tokenizer, load_model
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
 from outrider.prompts import make_requests, read_prompts
-from outrider.report import account, silent
 from outrider.running import run
+from outrider.summary import account
 
 
 def draft(options: DraftRole) -> int:

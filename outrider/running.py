@@ -15,8 +15,9 @@ from pathlib import Path
 from inference.command import INTERRUPTED, printable, say
 from inference.errors import OutriderError
 from outrider.completion import Broken, Complete, Completion, Request, Show, new_completion
+from outrider.live_text import LiveText, silent
 from outrider.options.groups import TextOptions
-from outrider.report import LiveText, silent, summary, write_profile
+from outrider.summary import summary, write_profile
 
 
 def run(

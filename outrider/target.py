@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from inference.backends.compiled import CompiledModel
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
-    from outrider.fused import Drafts
+    from outrider.draft_beside import Drafts
 
     Beside = Callable[[Model, Description], Drafts]
 
@@ -112,7 +112,7 @@ def load_target(options: ServingRole) -> Target:
 
 
 def _load_with_draft(options: ServingRole) -> Served:
-    from outrider.fused import with_draft
+    from outrider.draft_beside import with_draft
 
     assert isinstance(options, FusedTargetRole)
     return load_served(options, partial(with_draft, options))

@@ -29,9 +29,9 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.completion import Broken, Completion, Piece, Request, complete
+from outrider.live_text import silent
 from outrider.models import EMBEDDED
 from outrider.purse import Purse
-from outrider.report import silent
 from tests.equality import NearTies, assert_same_text
 from tests.pairs import SEQUENCE_LENGTH, perturbed
 

@@ -25,6 +25,7 @@ from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, TargetTimes
 from outrider.cli import main
 from outrider.completion import Request, complete
+from outrider.live_text import silent
 from outrider.models import PREFILL_NODES, find_draft, load_model
 from outrider.options import parse
 from outrider.options.groups import DeviceOptions, DraftModelOptions
@@ -32,7 +33,6 @@ from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.pools import GrowingPool
 from outrider.probing import PROBES, link_times, probe_link
 from outrider.profiles import Profiles
-from outrider.report import silent
 from outrider.target import load_target
 from outrider.wishes import SPEED_ALONE
 from tests.wire_fixtures import LOOPBACK, describe, opened, successor_engine

@@ -30,9 +30,9 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.completion import Completion, Request, complete
+from outrider.live_text import silent
 from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
-from outrider.report import silent
 from outrider.target import load_target
 from tests.equality import NearTies, assert_same_text
 

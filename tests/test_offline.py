@@ -25,8 +25,8 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.completion import Broken, Completion, Piece, Request, complete
+from outrider.live_text import silent
 from outrider.models import EMBEDDED
-from outrider.report import silent
 from tests.pairs import SEQUENCE_LENGTH, decoder, engine, perturbed
 from tests.wire_fixtures import background
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from inference.errors import InvalidRequest, UnsupportedModel
+from outrider.live_text import LiveText
 from outrider.models import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
 from outrider.prompts import make_requests, read_prompts
-from outrider.report import LiveText
 from outrider.running import _coloured
 
 

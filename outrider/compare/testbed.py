@@ -18,8 +18,8 @@ from outrider.compare.arms import FUSED, Bench
 from outrider.compare.options import CompareOptions, TextsOptions
 from outrider.completion import Request
 from outrider.connecting import connect_target
+from outrider.draft_beside import with_draft
 from outrider.drafting import load_draft
-from outrider.fused import with_draft
 from outrider.generate import session_length
 from outrider.link import LinkShape, shaped_link
 from outrider.models import Checkpoint, find_draft

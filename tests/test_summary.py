@@ -14,7 +14,7 @@ from inference.cost.accounting import Rates
 from inference.cost.objective import Terms, Wish
 from outrider.completion import Completion
 from outrider.purse import Purse
-from outrider.report import account, summary
+from outrider.summary import account, summary
 
 RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
 TERMS = Terms(RATES, draft_watts=10.0, target_watts=100.0)
