@@ -137,11 +137,11 @@ class Completion:
 
 
 class Broken(OutriderError):
-    """An error ended a text. `done` is its record up to the error."""
+    """An error ended a text. `done` is its record up to the error, and `reason` the error."""
 
     def __init__(self, error: OutriderError, done: Completion) -> None:
         super().__init__(str(error))
-        self.done = done
+        self.reason, self.done = error, done
 
 
 Tell = Callable[[Completion], None]

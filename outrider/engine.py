@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from threading import Event
-from types import TracebackType
 from typing import Any
 
+from grpc_comm.security import server_security as check_security
+from grpc_comm.server.server import BackgroundServer
+from grpc_comm.transport import Address
 from outrider.client import open_client
 from outrider.generation import (
     Generation,
@@ -20,7 +22,9 @@ from outrider.generation import (
     make_request,
 )
 from outrider.live_text import silent
-from outrider.options.roles import ClientRole
+from outrider.models import server_security
+from outrider.options.roles import ClientRole, TargetRole
+from outrider.target import load_target
 
 
 class Engine:
@@ -82,10 +86,29 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class RunningTarget:
+    """A target that is served on threads of this process. A context manager.
+
+    address: HOST:PORT, with the port that was bound
+    """
+
+    def __init__(self, options: TargetRole) -> None:
+        security = server_security(options)
+        check_security(security, Address(options.host, options.port))
+        self._server = BackgroundServer(load_target(options))
+        self._grace = options.grace
+        self.address = str(self._server.address)
+
+    def close(self) -> None:
+        """End the target. Open sessions may go on for `grace` seconds. Idempotent."""
+        self._server.stop(self._grace)
+
+    def __enter__(self) -> RunningTarget:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         self.close()

@@ -141,8 +141,7 @@ def generate(
     try:
         done = client.complete(request, take, cancelled, tell, session)
     except Broken as error:
-        assert isinstance(error.__cause__, OutriderError), "Broken wraps what ended the text"
-        raise error.__cause__ from None
+        raise error.reason from None
     rest = strings.finish()
     if rest:
         parts.append(rest)
