@@ -12,6 +12,7 @@ from outrider.options.roles import (
     FusedClientRole,
     MakeCertRole,
     MakeKeyRole,
+    ServeRole,
     ServingRole,
     VerifyDraftRole,
     VerifyTargetRole,
@@ -30,6 +31,10 @@ def _run(options: GeneralOptions) -> int:
         from outrider.target import serve
 
         return serve(options)
+    if isinstance(options, ServeRole):
+        from outrider.serve.run import serve_http
+
+        return serve_http(options)
     if isinstance(options, MakeCertRole):
         from outrider.credentials import make_cert
 

@@ -83,6 +83,14 @@ class DraftRole(groups.BaselineOptions, groups.TextOptions, groups.CalibrateOpti
     role: Literal["draft"] = "draft"
 
 
+class ServeRole(network.HttpOptions, ClientRole):
+    """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
+
+    role: Literal["serve"] = "serve"
+    target_only: bool = False
+    """load no draft here; a draft beside the target is used where there is one"""
+
+
 class FusedClientRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
@@ -135,6 +143,7 @@ class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
 ROLES: dict[str, type[groups.GeneralOptions]] = {
     "target": TargetRole,
     "draft": DraftRole,
+    "serve": ServeRole,
     "fused_target": FusedTargetRole,
     "fused_client": FusedClientRole,
     "verify_target": VerifyTargetRole,

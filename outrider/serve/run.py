@@ -1,0 +1,89 @@
+"""Role serve: connects, loads the draft, and listens for HTTP until a signal."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from grpc_comm.transport import Address
+from inference.command import say
+from inference.errors import InvalidRequest
+from outrider.client import Client, open_client
+from outrider.connecting import print_models
+from outrider.options.roles import ServeRole
+from outrider.serve.access import allowed_hosts, read_keys
+from outrider.serve.app import create_app
+from outrider.serve.texts import Texts
+
+SERVING = "serving "
+"""Start of the stderr line with the server's address. It is printed once requests are taken."""
+
+GRACE_SECONDS = 5
+"""Seconds that open answers may go on after the first signal."""
+
+
+def serve_http(options: ServeRole) -> int:
+    """Serve until a signal. Returns 0."""
+    if options.list_models:
+        print_models(options)
+        return 0
+    keys = read_keys(Path(options.api_keys) if options.api_keys else None)
+    address = Address(options.http_host, options.http_port)
+    drafts = not options.target_only
+    with listening(address) as bound, open_client(options, drafts=drafts) as client:
+        client.load()
+        app = create_app(
+            Texts(client, options.most_texts),
+            keys,
+            hosts=allowed_hosts(options.http_host),
+            origins=options.origins.split(",") if options.origins else (),
+        )
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            ssl_certfile=options.http_cert,
+            ssl_keyfile=options.http_key,
+        )
+        _Server(config, _said(options, client, bound)).run([bound])
+    return 0
+
+
+def listening(address: Address) -> socket.socket:
+    """A socket bound to the address. Raises InvalidRequest where that fails."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address.host, address.port))
+    except OSError as error:
+        bound.close()
+        raise InvalidRequest(
+            f"cannot listen on {address}: {error.strerror or error}; --http_port 0 takes a free "
+            "port"
+        ) from error
+    return bound
+
+
+def _said(options: ServeRole, client: Client, bound: socket.socket) -> str:
+    """The line that names the address, for people and for programs that start this one."""
+    scheme = "https" if options.http_cert else "http"
+    address = Address(options.http_host, bound.getsockname()[1])
+    drafting = f"drafted by {client.draft}" if client.draft else "without a draft"
+    return f"{SERVING}{scheme}://{address}/v1 ({client.model}, {drafting}); Ctrl-C ends"
+
+
+class _Server(uvicorn.Server):
+    """A server that says a line once it takes requests."""
+
+    def __init__(self, config: uvicorn.Config, line: str) -> None:
+        super().__init__(config)
+        self._line = line
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        say(self._line)
