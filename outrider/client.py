@@ -13,6 +13,7 @@ from threading import Event, Lock
 
 from grpc_comm.client.connection import Connection
 from inference.decode import TargetSession
+from inference.errors import InvalidRequest
 from inference.order import Pace
 from inference.text import Tokenizer
 from outrider.completion import Completion, Request, Show, Tell, complete, new_completion
@@ -20,7 +21,7 @@ from outrider.connecting import connect_target
 from outrider.drafting import Sides, draft_rows
 from outrider.models import Checkpoint, find_directory, find_draft
 from outrider.options.roles import ClientRole
-from outrider.pools import Lent, Rows
+from outrider.pools import AnyRows, GrowingPool, Lent
 from outrider.purse import open_purse
 from outrider.wishes import read_aims, read_prices
 
@@ -48,8 +49,9 @@ class Client:
             self.length = min(self.length, checkpoint.sequence_length(options.sequence_length))
         stated = read_prices(options, target.description.usd_per_hour)
         self.purse = open_purse(options, stated)
-        self.aims = read_aims(options, stated.rates if stated is not None else None)
-        self._rows: Rows | None = None
+        self._rates = stated.rates if stated is not None else None
+        self.aims = read_aims(options, self._rates)
+        self._rows: AnyRows | None = None
         self._loading, self._stack = Lock(), ExitStack()
 
     @property
@@ -67,7 +69,22 @@ class Client:
     @property
     def round_trip(self) -> float | None:
         """Seconds of the link; None before the draft was loaded, and for synchronous rounds."""
-        return self._rows.round_trip if self._rows is not None else None
+        return self._rows.round_trip if isinstance(self._rows, GrowingPool) else None
+
+    def steer(self, knob: str) -> None:
+        """Weigh cost against speed as --cs does, also in texts that are being made.
+
+        Raises InvalidRequest for no such position, without a price of the target, and where nothing
+        can be steered.
+        """
+        aims = read_aims(self._options.but(cs=knob), self._rates)
+        self.load()
+        if not isinstance(self._rows, GrowingPool):
+            raise InvalidRequest(
+                "--cs steers a draft on this machine that never waits: here is none"
+            )
+        self.aims = aims
+        self._rows.steer(aims)
 
     def load(self, rows: int | None = None) -> None:
         """Load the draft, where there is one. Idempotent; without it the first text does this.

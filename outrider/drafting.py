@@ -16,7 +16,7 @@ from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from outrider.models import PREFILL_NODES, Checkpoint, load_model
 from outrider.options.groups import DeviceOptions, TreeOptions
 from outrider.options.roles import ClientRole
-from outrider.pools import GrowingPool, Rows, learned_file, rounds
+from outrider.pools import AnyRows, GrowingPool, learned_file, rounds
 from outrider.profiles import user_profiles
 from outrider.wishes import Aims
 
@@ -37,13 +37,13 @@ class Sides(NamedTuple):
     length: int  # longest text, prompt and output together
 
 
-def draft_rows(options: ClientRole, sides: Sides, aims: Aims) -> AbstractContextManager[Rows]:
+def draft_rows(options: ClientRole, sides: Sides, aims: Aims) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
     return _in_rounds(options, sides) if options.waits else _growing(options, sides, aims)
 
 
 @contextmanager
-def _in_rounds(options: ClientRole, sides: Sides) -> Iterator[Rows]:
+def _in_rounds(options: ClientRole, sides: Sides) -> Iterator[AnyRows]:
     """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
     ranked = policy.most_ranked
@@ -52,7 +52,7 @@ def _in_rounds(options: ClientRole, sides: Sides) -> Iterator[Rows]:
 
 
 @contextmanager
-def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[Rows]:
+def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]:
     """Rows that never wait. What they learned about the pair is kept at the end."""
     from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
 

@@ -200,9 +200,13 @@ class GenerationStream(Iterator[Piece]):
             raise InvalidRequest("the text is not finished: iterate over the stream to its end")
         return self._result
 
-    def close(self) -> None:
-        """End the text where it is. Idempotent."""
+    def end(self) -> None:
+        """End the text where it is. The iteration goes on to what was made until then."""
         self._cancelled.set()
+
+    def close(self) -> None:
+        """End the text, and wait for its thread. Idempotent."""
+        self.end()
         self._thread.join()
 
     def __next__(self) -> Piece:

@@ -133,7 +133,7 @@ def read_setting(text: str) -> Policy:
 
 
 def _across(
-    bench: Bench, rows: Rows | None = None, pace: Pace = Pace.GO_ON, *, beside: bool = False
+    bench: Bench, rows: AnyRows | None = None, pace: Pace = Pace.GO_ON, *, beside: bool = False
 ) -> Complete:
     """Complete over the link, with these rows' proposers drafting here. The record names the
     target's device.

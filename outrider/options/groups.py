@@ -104,16 +104,9 @@ class CalibrateOptions(Group, title="models and devices"):
     and keep what was found, and end"""
 
 
-class TextOptions(Group, title="text"):
-    """Which texts are made, and how they are shown."""
+class SamplingOptions(Group, title="text"):
+    """How texts are made, and how they are shown."""
 
-    prompt: str | None = None
-    """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
-    front where it defines one"""
-    prompt_text: File | None = None
-    """one prompt a line, - for standard input; --batch of them at once"""
-    chat: bool = False
-    """apply the model's chat template to the prompt"""
     max_new_tokens: Count = 128
     """tokens to make at most"""
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
@@ -124,12 +117,8 @@ class TextOptions(Group, title="text"):
     """0 is off"""
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
     """prompt i uses seed + i (default: random, printed)"""
-    as_json: bool = Field(default=False, alias="json")
-    """one JSON object a prompt on stdout, and nothing else there"""
     color: Literal["auto", "always", "never"] = "auto"
     """mark in the text what was guessed; auto: on a terminal, unless NO_COLOR is set"""
-    profile: Annotated[Directory, Bare(".")] | None = None
-    """write outrider-profile.csv and .json into DIR (without DIR: here)"""
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
@@ -138,6 +127,22 @@ class TextOptions(Group, title="text"):
 
     def sampling(self, seed: int) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_k, self.top_p, seed).on_the_wire()
+
+
+class TextOptions(SamplingOptions):
+    """Which texts are made, and how they are shown."""
+
+    prompt: str | None = None
+    """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
+    front where it defines one"""
+    prompt_text: File | None = None
+    """one prompt a line, - for standard input; --batch of them at once"""
+    chat: bool = False
+    """apply the model's chat template to the prompt"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON object a prompt on stdout, and nothing else there"""
+    profile: Annotated[Directory, Bare(".")] | None = None
+    """write outrider-profile.csv and .json into DIR (without DIR: here)"""
 
 
 class BaselineOptions(Group, title="text"):

@@ -83,6 +83,18 @@ class DraftRole(groups.BaselineOptions, groups.TextOptions, groups.CalibrateOpti
     role: Literal["draft"] = "draft"
 
 
+class ChatRole(groups.SamplingOptions, ClientRole):
+    """chat in the terminal: draft here, verify at a target"""
+
+    role: Literal["chat"] = "chat"
+    target_only: bool = False
+    """load no draft here; a draft beside the target is used where there is one"""
+    system: str | None = None
+    """the system message"""
+    load: File | None = None
+    """go on with a conversation that was saved in this file"""
+
+
 class ServeRole(network.HttpOptions, ClientRole):
     """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
 
@@ -143,6 +155,7 @@ class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
 ROLES: dict[str, type[groups.GeneralOptions]] = {
     "target": TargetRole,
     "draft": DraftRole,
+    "chat": ChatRole,
     "serve": ServeRole,
     "fused_target": FusedTargetRole,
     "fused_client": FusedClientRole,
