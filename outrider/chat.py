@@ -100,7 +100,7 @@ class Chat:
         say(told(made))
 
     def _make(self) -> Generation:
-        options, ended = self._options, Event()
+        options = self._options
         given = Parameters(
             options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
         )

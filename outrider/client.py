@@ -104,6 +104,8 @@ class Client:
         cancelled: Event,
         tell: Tell | None = None,
         session: TargetSession | None = None,
+        *,
+        alone: bool = False,
     ) -> Completion:
         """Make the text of a request, paid from the purse. Raises Broken.
 
@@ -111,12 +113,15 @@ class Client:
         outrider.completion.complete().
 
         session: one with the target that was wrapped to watch it; a new one if not given
+        alone: target-only; no draft proposes anything
         """
         self.load()
         if self.purse.empty:
             return replace(new_completion(request), finish_reason="spent", usd=0.0)
         options, description = self._options, self.target.description
-        lent: Lent = self._rows.lent() if self._rows is not None else nullcontext(())
+        here = self._rows if not alone else None
+        beside = self._checkpoint is None and bool(description.draft_model) and not alone
+        lent: Lent = here.lent() if here is not None else nullcontext(())
         with self.purse.text() as tab, lent as proposers:
             done = complete(
                 replace(request, tab=tab),
@@ -126,20 +131,12 @@ class Client:
                 show,
                 cancelled,
                 order=request.order(
-                    Pace.WAIT if options.waits else Pace.GO_ON,
-                    beside=self._checkpoint is None and bool(description.draft_model),
+                    Pace.WAIT if options.waits and not alone else Pace.GO_ON, beside=beside
                 ),
                 offline=options.offline == "draft" and bool(proposers),
                 tell=tell,
             )
         done.device = description.device
-        return done
-
-    def alone(self, request: Request, show: Show, cancelled: Event) -> Completion:
-        """Make the target-only text of a request, which nobody pays from the purse."""
-        session = self.target.session()
-        done = complete(request, session, (), self.tokenizer, show, cancelled)
-        done.device = self.target.description.device
         return done
 
     def close(self) -> None:

@@ -119,12 +119,14 @@ def generate(
     cancelled: Event,
     tell: Tell | None = None,
     session: TargetSession | None = None,
+    *,
+    alone: bool = False,
 ) -> Generation:
     """Make the text of a request, up to a stop string. Raises the error that ended it.
 
     show: receives the pieces
     cancelled: ends the text when it is set; a stop string sets it, too
-    tell, session: as of Client.complete()
+    tell, session, alone: as of Client.complete()
     """
     strings, parts = StopStrings(stop), list[str]()
 
@@ -139,7 +141,7 @@ def generate(
             show(piece._replace(text=text))
 
     try:
-        done = client.complete(request, take, cancelled, tell, session)
+        done = client.complete(request, take, cancelled, tell, session, alone=alone)
     except Broken as error:
         raise error.reason from None
     rest = strings.finish()

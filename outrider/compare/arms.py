@@ -22,7 +22,7 @@ from inference.text import Tokenizer
 from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
 from outrider.live_text import silent
-from outrider.pools import GrowingPool, Lent, Rows, rounds
+from outrider.pools import AnyRows, GrowingPool, Lent, rounds
 from outrider.wishes import SPEED_ALONE, Aims
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,20 +16,21 @@ from starlette.responses import JSONResponse, Response
 from grpc_comm.client.connection import CONNECT_SECONDS
 from inference.errors import OutriderError
 from outrider.serve.access import KeyCheck
-from outrider.serve.failures import add_failures
+from outrider.serve.desk import Desk
+from outrider.serve.failures import ApiError, add_failures
 from outrider.serve.openai_routes import openai_routes
-from outrider.serve.texts import Texts
+from outrider.serve.page_routes import add_page, page_routes
 from outrider.version import outrider_version
 
 
 def create_app(
-    texts: Texts,
+    desk: Desk,
     keys: Sequence[str] = (),
     *,
     hosts: Sequence[str] = ("*",),
     origins: Sequence[str] = (),
 ) -> FastAPI:
-    """The application that answers with this client's texts.
+    """The application that answers with texts of the target in use.
 
     keys: one of them is needed for every route but /health; none: open
     hosts: names by which the server may be called
@@ -38,7 +40,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        texts.close()
+        await asyncio.to_thread(desk.close, "the server ends")
 
     app = FastAPI(
         title="Outrider",
@@ -49,8 +51,9 @@ def create_app(
     )
     add_failures(app)
     checked = [Depends(KeyCheck(keys))]
-    app.include_router(openai_routes(texts), dependencies=checked)
-    _add_health(app, texts)
+    app.include_router(openai_routes(desk), dependencies=checked)
+    app.include_router(page_routes(desk), dependencies=checked)
+    _add_health(app, desk)
 
     @app.get("/version", dependencies=checked)
     async def version() -> dict[str, str]:
@@ -58,8 +61,10 @@ def create_app(
 
     @app.get("/metrics", dependencies=checked)
     async def metrics() -> Response:
+        texts = await desk.get()
         return Response(texts.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
+    add_page(app)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     if origins:
         app.add_middleware(
@@ -68,14 +73,15 @@ def create_app(
     return app
 
 
-def _add_health(app: FastAPI, texts: Texts) -> None:
+def _add_health(app: FastAPI, desk: Desk) -> None:
     """/health: 200 while the target answers, else 503 with the reason."""
 
     @app.get("/health")
-    def health() -> Response:
+    async def health() -> Response:
         try:
-            texts.client.target.probe(CONNECT_SECONDS)
-        except OutriderError as error:
+            texts = await desk.get()
+            await asyncio.to_thread(texts.client.target.probe, CONNECT_SECONDS)
+        except (ApiError, OutriderError) as error:
             content: dict[str, Any] = {"status": "target unavailable", "reason": str(error)}
             return JSONResponse(content, 503)
         return JSONResponse({"status": "ok"})

@@ -18,6 +18,7 @@ from inference.sampling import random_seed
 from outrider.completion import Request as TextOrder
 from outrider.generation import Generation, make_request
 from outrider.serve.answers import FINISHED, Answer
+from outrider.serve.desk import Desk
 from outrider.serve.failures import ApiError, api_error
 from outrider.serve.requests import ChatRequest, CompletionRequest, TextRequest
 from outrider.serve.texts import Texts
@@ -33,35 +34,39 @@ LEFT = 499
 """Status of an answer that nobody waits for any more."""
 
 
-def openai_routes(texts: Texts) -> APIRouter:
-    """Routes below /v1 that answer with this target's texts."""
+def openai_routes(desk: Desk) -> APIRouter:
+    """Routes below /v1 that answer with the texts of the target in use."""
     router = APIRouter(prefix="/v1")
-    model = {
+
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_described(await desk.get())]}
+
+    @router.get("/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        texts = await desk.get()
+        _check_model(texts, name)
+        return _described(texts)
+
+    @router.post("/chat/completions")
+    async def chat(asked: ChatRequest, http: Request) -> Response:
+        return await _answer(await desk.get(), asked, http, chat=True)
+
+    @router.post("/completions")
+    async def completions(asked: CompletionRequest, http: Request) -> Response:
+        return await _answer(await desk.get(), asked, http, chat=False)
+
+    return router
+
+
+def _described(texts: Texts) -> dict[str, Any]:
+    return {
         "id": texts.client.model,
         "object": "model",
         "created": 0,
         "owned_by": "outrider",
         "max_model_len": texts.client.length,
     }
-
-    @router.get("/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model]}
-
-    @router.get("/models/{name:path}")
-    async def one_model(name: str) -> dict[str, Any]:
-        _check_model(texts, name)
-        return model
-
-    @router.post("/chat/completions")
-    async def chat(asked: ChatRequest, http: Request) -> Response:
-        return await _answer(texts, asked, http, chat=True)
-
-    @router.post("/completions")
-    async def completions(asked: CompletionRequest, http: Request) -> Response:
-        return await _answer(texts, asked, http, chat=False)
-
-    return router
 
 
 async def _answer(

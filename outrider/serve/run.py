@@ -9,13 +9,12 @@ import uvicorn
 
 from grpc_comm.transport import Address
 from inference.command import say
-from inference.errors import InvalidRequest
-from outrider.client import Client, open_client
+from inference.errors import InvalidRequest, Unavailable
 from outrider.connecting import print_models
 from outrider.options.roles import ServeRole
 from outrider.serve.access import allowed_hosts, read_keys
 from outrider.serve.app import create_app
-from outrider.serve.texts import Texts
+from outrider.serve.desk import Desk
 
 SERVING = "serving "
 """Start of the stderr line with the server's address. It is printed once requests are taken."""
@@ -30,12 +29,14 @@ def serve_http(options: ServeRole) -> int:
         print_models(options)
         return 0
     keys = read_keys(Path(options.api_keys) if options.api_keys else None)
-    address = Address(options.http_host, options.http_port)
-    drafts = not options.target_only
-    with listening(address) as bound, open_client(options, drafts=drafts) as client:
-        client.load()
+    desk = Desk(options)
+    with listening(Address(options.http_host, options.http_port)) as bound:
+        try:
+            desk.open()
+        except Unavailable as error:  # it may come later, or be named on the page
+            say(f"note: {error}; it is looked for at every request")
         app = create_app(
-            Texts(client, options.most_texts),
+            desk,
             keys,
             hosts=allowed_hosts(options.http_host),
             origins=options.origins.split(",") if options.origins else (),
@@ -49,7 +50,7 @@ def serve_http(options: ServeRole) -> int:
             ssl_certfile=options.http_cert,
             ssl_keyfile=options.http_key,
         )
-        _Server(config, _said(options, client, bound)).run([bound])
+        _Server(config, _said(desk, bound)).run([bound])
     return 0
 
 
@@ -69,12 +70,13 @@ def listening(address: Address) -> socket.socket:
     return bound
 
 
-def _said(options: ServeRole, client: Client, bound: socket.socket) -> str:
+def _said(desk: Desk, bound: socket.socket) -> str:
     """The line that names the address, for people and for programs that start this one."""
-    scheme = "https" if options.http_cert else "http"
-    address = Address(options.http_host, bound.getsockname()[1])
-    drafting = f"drafted by {client.draft}" if client.draft else "without a draft"
-    return f"{SERVING}{scheme}://{address}/v1 ({client.model}, {drafting}); Ctrl-C ends"
+    scheme = "https" if desk.options.http_cert else "http"
+    address = Address(desk.options.http_host, bound.getsockname()[1])
+    client = desk.texts.client if desk.texts is not None else None
+    who = f"{client.model}, drafted by {client.draft or 'nobody'}" if client else "no target yet"
+    return f"{SERVING}{scheme}://{address}/v1 ({who}); Ctrl-C ends"
 
 
 class _Server(uvicorn.Server):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from threading import Event
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from inference.errors import Busy, OutriderError
 from outrider.client import Client
@@ -20,8 +20,14 @@ RETRY_SECONDS = 1.0
 """When a client may ask again after all threads were taken."""
 
 
-_Item: TypeAlias = Piece | Generation | OutriderError
-_Put: TypeAlias = Callable[[_Item], None]
+Part = TypeVar("Part")
+"""What a job hands over while it makes a text, such as a piece of it."""
+
+Job: TypeAlias = Callable[[Callable[[Part], None], Event], Generation]
+"""Makes a text: hands parts over, and ends when the event is set."""
+
+Parts: TypeAlias = AsyncGenerator[tuple[int, Part | Generation], None]
+"""Parts of several texts as they come, each with the index of its job."""
 
 
 class Texts:
@@ -31,34 +37,32 @@ class Texts:
         self.client, self.most, self.running = client, most, 0
         self.metrics = TextMetrics(client.model)
         self._threads = ThreadPoolExecutor(most, "text")
+        self._ends = set[Event]()
 
-    async def pieces(
-        self, requests: Sequence[Request], stop: Sequence[str]
-    ) -> AsyncGenerator[tuple[int, Piece | Generation], None]:
-        """Yield pieces of all texts as they come, each with the index of its request.
+    async def run(self, jobs: Sequence[Job[Part]]) -> Parts[Part]:
+        """Run jobs on threads. Yield what they hand over, each with the index of its job.
 
-        Each text ends with its Generation. Leaving the iteration ends all texts at once. Raises
-        Busy, before anything begins, and the error that ended a text.
+        Each job ends with its Generation. Leaving the iteration ends all jobs at once. Raises Busy,
+        before anything begins, and the error that ended a job.
         """
-        if self.running + len(requests) > self.most:
+        if self.running + len(jobs) > self.most:
             raise Busy(
-                f"{self.running} of {self.most} texts are being made, {len(requests)} more were "
+                f"{self.running} of {self.most} texts are being made, {len(jobs)} more were "
                 "asked for: ask again later",
                 RETRY_SECONDS,
             )
-        loop = asyncio.get_running_loop()
-        queue = asyncio.Queue[tuple[int, _Item]]()
+        loop, ends = asyncio.get_running_loop(), [Event() for _ in jobs]
+        queue = asyncio.Queue[tuple[int, Part | Generation | OutriderError]]()
 
-        def put(index: int, item: _Item) -> None:
+        def put(index: int, item: Part | Generation | OutriderError) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, (index, item))
 
-        ends = [Event() for _ in requests]
-        for index, (request, end) in enumerate(zip(requests, ends, strict=True)):
+        self._ends.update(ends)
+        for index, (job, end) in enumerate(zip(jobs, ends, strict=True)):
             self._count(1)
-            put_one = partial(put, index)
-            making = loop.run_in_executor(self._threads, self._make, request, stop, put_one, end)
+            making = loop.run_in_executor(self._threads, _made, job, partial(put, index), end)
             making.add_done_callback(self._ended)
-        unfinished = len(requests)
+        unfinished = len(jobs)
         try:
             while unfinished:
                 index, item = await queue.get()
@@ -69,6 +73,11 @@ class Texts:
         finally:
             for end in ends:
                 end.set()
+            self._ends.difference_update(ends)
+
+    def pieces(self, requests: Sequence[Request], stop: Sequence[str]) -> Parts[Piece]:
+        """Yield pieces of the texts as they come, as run() does."""
+        return self.run([partial(generate, self.client, request, stop) for request in requests])
 
     async def whole(self, requests: Sequence[Request], stop: Sequence[str]) -> list[Generation]:
         """The finished texts, in the order of the requests. Errors are those of pieces()."""
@@ -79,21 +88,14 @@ class Texts:
                     found[index] = item
         return [found[index] for index in range(len(requests))]
 
-    def close(self) -> None:
-        """Wait for the texts in the making, which their requests have ended."""
-        self._threads.shutdown()
+    def end_all(self) -> None:
+        """End all texts in the making."""
+        for end in list(self._ends):
+            end.set()
 
-    def _make(
-        self, request: Request, stop: Sequence[str], put: _Put, end: Event
-    ) -> Generation | None:
-        """Make a text on this thread. Returns None for one that an error ended."""
-        try:
-            made = generate(self.client, request, stop, put, end)
-        except OutriderError as error:
-            put(error)
-            return None
-        put(made)
-        return made
+    def close(self) -> None:
+        """Wait for the texts that were ended."""
+        self._threads.shutdown()
 
     def _ended(self, making: asyncio.Future[Generation | None]) -> None:
         self._count(-1)
@@ -104,3 +106,16 @@ class Texts:
     def _count(self, more: int) -> None:
         self.running += more
         self.metrics.running.set(self.running)
+
+
+def _made(
+    job: Job[Part], put: Callable[[Part | Generation | OutriderError], None], end: Event
+) -> Generation | None:
+    """Run a job on this thread. Returns None for one that an error ended."""
+    try:
+        made = job(put, end)
+    except OutriderError as error:
+        put(error)
+        return None
+    put(made)
+    return made
