@@ -35,6 +35,8 @@ from numpy.typing import NDArray
 
 from benchmarks.agreement import TEMPERATURES, Agreement, load
 from inference.drafters.tree_policies import edge_values
+from inference.errors import InvalidRequest
+from inference.json_file import Json
 from inference.planner.acceptance import (
     FEATURES,
     KINDS,
@@ -180,15 +182,16 @@ def predict(record: dict[str, Any], texts: Iterable[Text], learning: bool) -> It
     """Chances of the first K children at every position of each text; a learning model sees the
     texts one after the other.
     """
-    model = AcceptanceModel.from_record(record)
+    model = AcceptanceModel.read(Json(record, "this fit", InvalidRequest))
     for text in texts:
         chances = np.empty((len(text.depths), K))
         for index, (row, depth, taken) in enumerate(
             zip(text.of.scores[:, :K], text.depths, text.of.taken.tolist(), strict=True)
         ):
-            chances[index] = model.edges(row[None], [depth], text.of.greedy)[0]
+            tables = features(row[None], [depth], text.of.greedy)
+            chances[index] = model.edges_of(tables, row[None], text.of.greedy)[0]
             if learning:
-                model.observe(row, depth, text.of.greedy, taken if taken < K else None)
+                model.observe_path(tables, text.of.greedy, [taken if taken < K else None])
         yield chances
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compile.spec import DTYPES, TARGETS
-from inference.command import add_flags, add_gone, option
+from inference.command import Parser, add_flags, add_gone, option
 from inference.errors import InvalidRequest
 from inference.tree_shape import Branches
 
@@ -213,11 +213,12 @@ _EXAMPLES = """examples:
 
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     """Options from a command line. argparse answers --help and usage errors."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m compile",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add_flags(CompileOptions, parser)
     add_gone(parser, "trace", "one core is built for as several are, with --tensor_parallel 1")

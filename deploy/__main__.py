@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploy.prices import InstanceOffer, Price, PriceFile, Pricing, TransferPrice
 from deploy.pricing import PriceChain, Unpriced, open_prices
-from inference.command import FAILED, add_flag, run_command
+from inference.command import FAILED, Parser, add_flag, run_command
 from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest
 from inference.json_file import read_json
@@ -143,9 +143,7 @@ def _print_table(shown: PricesShown, tokens_per_second: float | None) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> PricesOptions:
-    parser = argparse.ArgumentParser(
-        prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False
-    )
+    parser = Parser(prog="python -m deploy", description="Targets on EC2.", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     prices = commands.add_parser(
         "prices",
@@ -186,7 +184,10 @@ def _parse(arguments: Sequence[str] | None) -> PricesOptions:
     )
     add("json", "one JSON object on stdout, in the form of a price file", action="store_true")
     add("debug", "show the traceback of an error", action="store_true")
-    return PricesOptions(**vars(parser.parse_args(arguments)))
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        prices.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return PricesOptions(**vars(given))
 
 
 if __name__ == "__main__":

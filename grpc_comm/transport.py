@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import NamedTuple
 
 from inference.errors import InvalidRequest
@@ -94,6 +95,17 @@ def check_port(port: int) -> int:
     if not 0 <= port <= _LAST_PORT:
         raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {port}")
     return port
+
+
+def check_free(address: Address) -> None:
+    """Raise InvalidRequest where nobody could listen now."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        socket.create_server(address, family=family).close()
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot listen on {address}: {error.strerror} (--port 0 lets the system choose a port)"
+        ) from error
 
 
 def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:

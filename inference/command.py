@@ -8,17 +8,50 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import field, fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from inference.errors import OutriderError
 
 FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
+_UNKNOWN = re.compile(r"unrecognized arguments: ([^ =]*)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a slip with one line, which names the flag or value that was meant."""
+
+    @property
+    def flags(self) -> set[str]:
+        """Every flag that the help names."""
+        return set(re.findall(r"--\w[\w-]*", self.format_help()))
+
+    def error(self, message: str) -> NoReturn:
+        choice, unknown = _CHOICE.search(message), _UNKNOWN.match(message)
+        meant = ""
+        if choice:
+            meant = nearest(choice[1], [name.strip(" '") for name in choice[2].split(",")])
+        elif unknown:
+            meant = nearest(unknown[1], self.flags)
+        self.exit(USAGE, f"{self.prog}: error: {message}{meant}\n")
+
+
+def nearest(name: str, names: Iterable[str], before: str = "") -> str:
+    """The end of an error about an unknown name: a similar name, where there is one.
+
+    before: what stands before that name
+    """
+    found = get_close_matches(name, names, 1)
+    return f"; did you mean {before}{found[0]}?" if found else ""
 
 
 def add_flag(
@@ -121,8 +154,33 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
 
 
 def say(line: str) -> None:
-    """Print a message to stderr; stdout is for the command's results."""
+    """Tell the user something, on stderr; stdout is for the command's results."""
+    _hearers[-1](line, True)
+
+
+def glance(line: str) -> None:
+    """Tell the user how things are at this moment; the next such line takes its place."""
+    _hearers[-1](line, False)
+
+
+def _print(line: str, _lasting: bool) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+Hear = Callable[[str, bool], None]
+"""Hears a message, and whether it is to stay."""
+
+_hearers: list[Hear] = [_print]
+
+
+@contextmanager
+def told_to(hear: Hear) -> Iterator[None]:
+    """All that is said within this context, on any thread, goes to `hear`."""
+    _hearers.append(hear)
+    try:
+        yield
+    finally:
+        _hearers.remove(hear)
 
 
 def printable(text: str) -> str:

@@ -17,11 +17,11 @@ from inference.cache_directory import cache_directory
 from inference.command import glance, printable, say
 from inference.errors import InvalidRequest, OutriderError
 from outrider.client import Client, open_client
-from outrider.completion import Completion
+from outrider.completion import Completion, Show
 from outrider.connecting import print_models
 from outrider.conversation import Conversation
 from outrider.generation import Generation, GenerationStream, Parameters, generate, make_request
-from outrider.live_text import LiveText, coloured
+from outrider.live_text import LiveText, is_coloured
 from outrider.options.roles import ChatRole
 
 HELP = """/stats          what the texts so far took
@@ -56,7 +56,7 @@ class Chat:
     def __init__(self, client: Client, options: ChatRole, conversation: Conversation) -> None:
         self.conversation, self._client, self._options = conversation, client, options
         self._texts = list[Generation]()
-        self._colour = coloured(options.color)
+        self._colour = is_coloured(options.color)
         self._commands: Mapping[str, Callable[[str], None]] = {
             "help": lambda _: say(HELP),
             "stats": lambda _: say(self._all_told()),
@@ -107,8 +107,8 @@ class Chat:
         request = make_request(self._client, self.conversation.messages, given)
         with LiveText(self._colour) as show:
 
-            def make(pieces: Callable[[object], None], end: Event) -> Generation:
-                return generate(self._client, request, (), pieces, end, _glance)
+            def make(put: Show, end: Event) -> Generation:
+                return generate(self._client, request, (), put, end, _glance)
 
             stream = GenerationStream(make)
             while True:

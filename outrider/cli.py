@@ -8,6 +8,7 @@ from inference.command import run_command
 from outrider.options import parse
 from outrider.options.groups import GeneralOptions
 from outrider.options.roles import (
+    ChatRole,
     DraftRole,
     FusedClientRole,
     MakeCertRole,
@@ -35,6 +36,10 @@ def _run(options: GeneralOptions) -> int:
         from outrider.serve.run import serve_http
 
         return serve_http(options)
+    if isinstance(options, ChatRole):
+        from outrider.chat import chat
+
+        return chat(options)
     if isinstance(options, MakeCertRole):
         from outrider.credentials import make_cert
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from inference.command import say
+from inference.command import glance, say
 from inference.cost.objective import Terms, price_words
 from outrider.completion import Completion
 
@@ -82,12 +82,12 @@ def explained(done: Completion, round_trip: float, terms: Terms | None, objectiv
 
 @dataclass
 class Explainer:
-    """Prints the explanation on stderr: when the limit changes, and at the end of the text."""
+    """Tells the explanation: when the limit changes, and at the end of the text."""
 
     round_trip: float
     terms: Terms | None
     objective: str
-    streamed: bool  # the text stands on the terminal, perhaps in the middle of a line
+    named: bool = False  # say which text it is about, beside others
     _limit: Limit | None = None
     _looked: int = field(default=0)
 
@@ -97,19 +97,17 @@ class Explainer:
             return
         self._looked = len(done.token_ids)
         if limit_of(done, self.round_trip) is not self._limit:
-            self.say(done)
+            glance(self._explained(done))
 
-    def say(self, done: Completion) -> None:
-        """Print the explanation of the record as it is."""
-        if not done.token_ids:
-            return
+    def conclude(self, done: Completion) -> None:
+        """Tell the explanation of the finished record."""
+        if done.token_ids:
+            say(self._explained(done))
+
+    def _explained(self, done: Completion) -> str:
         self._limit = limit_of(done, self.round_trip)
         said = explained(done, self.round_trip, self.terms, self.objective)
-        if self.streamed:
-            said = said if done.text.endswith("\n") else f"\n{said}"
-        else:
-            said = f"prompt {done.index}: {said}"
-        say(said)
+        return f"prompt {done.index}: {said}" if self.named else said
 
 
 def _price(done: Completion, terms: Terms | None, objective: str) -> str:

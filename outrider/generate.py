@@ -47,7 +47,7 @@ def draft(options: DraftRole) -> int:
             explainer = _explainer(options, client, show)
             done = client.complete(request, show, cancelled, explainer.tell if explainer else None)
             if explainer is not None:
-                explainer.say(done)
+                explainer.conclude(done)
             if options.baseline:
                 add_baseline(done, request, client.target, client.tokenizer, cancelled)
             return done
@@ -60,7 +60,7 @@ def _explainer(options: DraftRole, client: Client, show: Show) -> Explainer | No
     if not options.explain or client.round_trip is None:
         return None
     aims = client.aims
-    return Explainer(client.round_trip, aims.terms, aims.wish.objective, show is not silent)
+    return Explainer(client.round_trip, aims.terms, aims.wish.objective, named=show is silent)
 
 
 def fused_client(options: FusedClientRole) -> int:

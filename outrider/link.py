@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpc_comm.transport import Address, parse_address
-from inference.command import add_flag
+from inference.command import Parser, add_flag
 from inference.errors import OutriderError, Unavailable
 from outrider.link_proxy import LinkShape, run
 
@@ -90,7 +90,7 @@ def _flags(shape: LinkShape) -> list[str]:
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Address, Address, LinkShape]:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

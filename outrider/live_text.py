@@ -1,42 +1,125 @@
-"""Shows text on stdout while it is made."""
+"""Shows a text on stdout while it is made, and what is said meanwhile below it.
+
+Where both streams are a terminal, a line on stderr would stand within the text. So it is shown in
+status lines below the text, and printed after it. Elsewhere it goes to stderr at once.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import ExitStack
+from threading import Lock
+from types import TracebackType
 from unicodedata import category
 
+from inference.command import say, told_to
 from outrider.completion import Piece
+from outrider.status_lines import MOST, StatusLines, columns, takes_status
 
-_GREEN, _BOLD, _DIM, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_GREEN, _BOLD, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[0m"
+_WAITING = "waiting for the first token"
+_UNVERIFIED = "the target is away; the draft goes on, unverified:"
 
 
 class LiveText:
-    """Writes pieces to stdout as they come. On a terminal a control character is replaced by a
-    space.
+    """A context that writes pieces to stdout as they come. On a terminal a control character is
+    replaced by a space.
 
     Where `coloured`, tokens that the draft guessed are green and the target's own are bold.
-    Unverified text is shown on a terminal only, dim. The verified text then follows from the same
-    place.
+    Unverified text is shown on a terminal only, below the text, until the target is back.
     """
 
     def __init__(self, coloured: bool) -> None:
         self._coloured, self._terminal = coloured, sys.stdout.isatty()
-        self._unverified = False
+        self._status = StatusLines(coloured) if takes_status(sys.stdout) else None
+        self._below = self._terminal and sys.stderr.isatty()  # what is said would be in the text
+        self._said: list[str] = []  # to be printed after the text
+        self._now = [_WAITING]
+        self._guess, self._begun, self._column = "", False, 0
+        self._lock, self._stack = Lock(), ExitStack()
 
     def __call__(self, piece: Piece) -> None:
-        if not piece.verified:
-            self._unverified = self._unverified or bool(piece.text)
-            self._write(piece.text if self._terminal else "", _DIM)
-            return
-        if self._unverified and self._terminal:
-            sys.stdout.write("\n[the target is back; from where the dim text began:]\n")
-        self._unverified = False
-        self._write(piece.text, _GREEN if piece.accepted else _BOLD)
+        with self._lock:
+            if not piece.verified:
+                self._guess += piece.text
+                self._write("")
+                return
+            if not self._begun:
+                self._begun, self._now = True, []
+            self._guess = ""
+            colour = _GREEN if piece.accepted else _BOLD
+            text = _harmless(piece.text) if self._terminal else piece.text
+            self._write(text, colour if self._coloured and text else "")
 
-    def _write(self, text: str, colour: str) -> None:
-        shown = _harmless(text) if self._terminal else text
-        sys.stdout.write(f"{colour}{shown}{_PLAIN}" if self._coloured and shown else shown)
+    def __enter__(self) -> LiveText:
+        if self._below:
+            self._stack.enter_context(told_to(self._hear))
+            self._write("")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the text's line, and print what was said meanwhile."""
+        self._stack.close()
+        if kind is not None and issubclass(kind, BrokenPipeError):
+            return
+        with self._lock:
+            self._now, self._guess = [], ""
+            self._write("\n" * self._begun)
+        for said in self._said:
+            say(said)
+
+    def _hear(self, line: str, lasting: bool) -> None:
+        with self._lock:
+            if lasting:
+                self._said.append(line)
+            self._now = _harmless(line).splitlines()
+            self._write("")
+
+    def _write(self, text: str, colour: str = "") -> None:
+        """Write the text, and the status lines below it."""
+        shown = f"{colour}{text}{_PLAIN}" if colour else text
+        if self._status is None or not self._below:
+            sys.stdout.write(shown)
+        else:
+            lines = self._lines()
+            self._advance(text)
+            erased = self._status.erased()
+            full = self._column == columns()  # at the edge some terminals forget to wrap
+            below = "" if full else self._status.drawn(lines)
+            sys.stdout.write(f"{erased}{shown}{below}")
         sys.stdout.flush()
+
+    def _lines(self) -> list[str]:
+        if not self._guess:
+            return self._now
+        from rich.cells import chop_cells
+
+        width = columns() - 1
+        guess = [
+            part for line in _harmless(self._guess).split("\n") for part in chop_cells(line, width)
+        ]
+        return [_UNVERIFIED, *guess[1 - MOST :]]
+
+    def _advance(self, text: str) -> None:
+        """Follow the cursor's column."""
+        from rich.cells import cell_len
+
+        width = columns()
+        for letter in text:
+            if letter == "\n":
+                self._column = 0
+            elif letter == "\t":
+                self._column = min(self._column // 8 * 8 + 8, width - 1)
+            else:
+                cells = cell_len(letter)
+                wraps = self._column + cells > width
+                self._column = cells if wraps else self._column + cells
 
 
 def _harmless(text: str) -> str:
@@ -48,3 +131,10 @@ def _harmless(text: str) -> str:
 
 def silent(piece: Piece) -> None:
     """Shows nothing."""
+
+
+def is_coloured(asked: str) -> bool:
+    """Whether text is coloured: as --color asks, which is auto, always or never."""
+    if asked == "auto":
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return asked == "always"

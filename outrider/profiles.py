@@ -15,8 +15,15 @@ import torch
 
 from inference.cache_directory import cache_directory
 from inference.command import say
-from inference.planner.profile_cache import Subject, keep_profile, load_profile
-from inference.planner.profiling import CONTEXT, Tell, profile_draft, profile_target
+from inference.planner.profiling import (
+    CONTEXT,
+    Subject,
+    Tell,
+    keep_profile,
+    load_profile,
+    profile_draft,
+    profile_target,
+)
 from inference.times import Shape
 from outrider.models import Checkpoint, describe
 from outrider.version import outrider_version

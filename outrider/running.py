@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from inference.command import INTERRUPTED, printable, say
 from inference.errors import OutriderError
 from outrider.completion import Broken, Complete, Completion, Request, Show, new_completion
-from outrider.live_text import LiveText, silent
+from outrider.live_text import LiveText, is_coloured, silent
 from outrider.options.groups import TextOptions
 from outrider.summary import summary, write_profile
 
@@ -33,34 +32,52 @@ def run(
 
     told: further lines of the report
     """
-    cancelled = threading.Event()
-    streamed = len(requests) == 1 and not options.as_json
-    show = LiveText(_coloured(options.color)) if streamed else silent
-    start, finished = time.perf_counter(), list[Completion]()
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(_attempt, make, request, show, cancelled) for request in requests]
-        try:
-            for future in futures:
-                finished.append(future.result())
-                _show(options, finished[-1], len(requests))
-        except KeyboardInterrupt:
-            cancelled.set()
-            pool.shutdown(cancel_futures=True)
-            finished = [future.result() for future in futures if not future.cancelled()]
-            say("\ninterrupted")
-        except BrokenPipeError:  # nobody reads the texts any more
-            cancelled.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+    cancelled, start = threading.Event(), time.perf_counter()
+    tell = partial(_show, options, texts=len(requests))
+    if len(requests) == 1 and not options.as_json:
+        with LiveText(is_coloured(options.color)) as show:
+            finished = _all(partial(_attempt, make, show=show), requests, cancelled, workers)
+        for done in finished:
+            tell(done)
+    else:
+        attempt = partial(_attempt, make, show=silent)
+        finished = _all(attempt, requests, cancelled, workers, tell)
+    if cancelled.is_set():
+        say("interrupted")
     whole = [done for done in finished if not done.error]
     _report(options, whole, time.perf_counter() - start, told)
     return INTERRUPTED if cancelled.is_set() else int(len(whole) < len(finished))
 
 
-def _coloured(asked: str) -> bool:
-    if asked == "auto":
-        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return asked == "always"
+def _all(
+    attempt: Callable[..., Completion],
+    requests: Sequence[Request],
+    cancelled: threading.Event,
+    workers: int,
+    tell: Callable[[Completion], None] = lambda done: None,
+) -> list[Completion]:
+    """Complete all requests. Where the user interrupts, those that had begun end where they are.
+
+    tell: hears of each, in input order
+    """
+    finished: list[Completion] = []
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [
+            pool.submit(attempt, request=request, cancelled=cancelled) for request in requests
+        ]
+        try:
+            for future in futures:
+                finished.append(future.result())
+                tell(finished[-1])
+        except KeyboardInterrupt:
+            cancelled.set()
+            pool.shutdown(cancel_futures=True)
+            finished = [future.result() for future in futures if not future.cancelled()]
+        except BrokenPipeError:  # nobody reads the texts any more
+            cancelled.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return finished
 
 
 def _attempt(
@@ -79,11 +96,10 @@ def _show(options: TextOptions, done: Completion, texts: int) -> None:
     """Show a finished text. A single one was streamed, so it is not shown again."""
     if options.as_json:
         print(json.dumps(done.record()), flush=True)
-    elif not done.error or done.text:
-        if texts > 1:
+    else:
+        if texts > 1 and (done.text or not done.error):
             first = printable(done.prompt.strip().partition("\n")[0])
-            print(f"--- {done.index + 1}/{texts}: {first[:60]}\n{done.text}", end="")
-        print(flush=True)
+            print(f"--- {done.index + 1}/{texts}: {first[:60]}\n{done.text}", flush=True)
         if done.finish_reason == "unverified":
             say(
                 "the target did not come back; the draft alone went on, "

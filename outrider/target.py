@@ -16,7 +16,7 @@ from grpc_comm.server.server import Target
 from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
-from grpc_comm.transport import Address
+from grpc_comm.transport import Address, check_free
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.engine import Engine
@@ -60,6 +60,7 @@ def serve(options: ServingRole) -> int:
     security = server_security(options)  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)
+    check_free(Address(options.host, options.port))
     with observed(options, options.usd_per_hour) as statistics:
         target = replace(load_target(options), listener=statistics)
         serve_target(target, lambda bound: _say_ready(target.description, bound), options.grace)

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
+from inference.json_file import Json
 from inference.planner.acceptance import (
     RANKS,
     SHIPPED,
     AcceptanceModel,
+    FloatArray,
+    features,
     read_acceptance,
     write_acceptance,
 )
@@ -27,6 +30,23 @@ Scores = NDArray[np.float32]
 @pytest.fixture
 def model() -> AcceptanceModel:
     return read_acceptance()
+
+
+def edges(
+    model: AcceptanceModel, scores: Scores, depths: ArrayLike, greedy: bool
+) -> FloatArray:  # [m, k], [m] -> [m, k]
+    return model.edges_of(features(scores, depths, greedy), scores, greedy)
+
+
+def observe(
+    model: AcceptanceModel, scores: Scores, depth: int, greedy: bool, taken: int | None
+) -> None:
+    """Tell the model of one verdict. taken: rank of the target's token, if it is one of [k]."""
+    model.observe_path(features(scores[None], [depth], greedy), greedy, [taken])
+
+
+def made_of(record: dict[str, Any]) -> AcceptanceModel:
+    return AcceptanceModel.read(Json(record, "this record", InvalidRequest))
 
 
 def draw(generator: np.random.Generator, rows: int, k: int, greedy: bool) -> Scores:  # [rows, k]
@@ -53,9 +73,9 @@ def follow(
     Returns the mean error of what it then says.
     """
     for scores in draw(generator, rows, 4, greedy):
-        model.observe(scores, 0, greedy, 0 if generator.random() < law(scores) else None)
+        observe(model, scores, 0, greedy, 0 if generator.random() < law(scores) else None)
     fresh = draw(generator, 400, 4, greedy)
-    said = model.edges(fresh, np.zeros(400, dtype=int), greedy)[:, 0]
+    said = edges(model, fresh, np.zeros(400, dtype=int), greedy)[:, 0]
     return float(np.abs(said - [law(scores) for scores in fresh]).mean())
 
 
@@ -99,11 +119,11 @@ def test_every_row_is_a_chance_for_each_child_and_leaves_one_for_none(
     generator = np.random.default_rng(k)
     for scale in (1e-3, 1.0, 1e3):
         scores = -np.sort(-generator.normal(size=(16, k)) * scale, axis=1).astype(np.float32)
-        edges = model.edges(scores, generator.integers(0, 30, size=16), greedy)
-        assert edges.shape == (16, k)
-        assert np.isfinite(edges).all()
-        assert (edges >= 0).all()
-        assert (edges.sum(axis=1) < 1).all()
+        chances = edges(model, scores, generator.integers(0, 30, size=16), greedy)
+        assert chances.shape == (16, k)
+        assert np.isfinite(chances).all()
+        assert (chances >= 0).all()
+        assert (chances.sum(axis=1) < 1).all()
 
 
 def test_a_model_that_was_told_nonsense_still_gives_probabilities(model: AcceptanceModel) -> None:
@@ -111,19 +131,25 @@ def test_a_model_that_was_told_nonsense_still_gives_probabilities(model: Accepta
     for step in range(3000):
         k = int(generator.integers(1, 17))
         scores = -np.sort(generator.exponential(30, size=k)).astype(np.float32)
-        model.observe(
-            scores, step % 40, bool(step % 2), None if step % 3 else int(generator.integers(k))
+        observe(
+            model,
+            scores,
+            step % 40,
+            bool(step % 2),
+            None if step % 3 else int(generator.integers(k)),
         )
     for greedy in (True, False):
-        edges = model.edges(draw(generator, 16, 8, greedy), np.arange(16), greedy)
-        assert np.isfinite(edges).all()
-        assert (edges.sum(axis=1) < 1).all()
+        chances = edges(model, draw(generator, 16, 8, greedy), np.arange(16), greedy)
+        assert np.isfinite(chances).all()
+        assert (chances.sum(axis=1) < 1).all()
 
 
 def test_a_child_that_top_k_or_top_p_excludes_has_no_chance(model: AcceptanceModel) -> None:
-    edges = model.edges(np.array([[0.5, -0.5, -1e9, -1e9]], dtype=np.float32), [0], greedy=False)[0]
-    assert (edges[:2] > 0).all()
-    assert (edges[2:] == 0).all()
+    chances = edges(
+        model, np.array([[0.5, -0.5, -1e9, -1e9]], dtype=np.float32), [0], greedy=False
+    )[0]
+    assert (chances[:2] > 0).all()
+    assert (chances[2:] == 0).all()
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -133,10 +159,10 @@ def test_the_further_a_child_is_ahead_the_likelier_it_is(
     shares = np.array(
         [[share, (1 - share) / 2, (1 - share) / 4] for share in (0.4, 0.6, 0.8, 0.95, 0.99)]
     )
-    edges = model.edges(np.log(shares).astype(np.float32), np.zeros(5, dtype=int), greedy)
-    assert (np.diff(edges[:, 0]) > 0).all()
-    assert (np.diff(edges[:, 1]) < 0).all()
-    assert (edges[:, 0] > edges[:, 1]).all()
+    chances = edges(model, np.log(shares).astype(np.float32), np.zeros(5, dtype=int), greedy)
+    assert (np.diff(chances[:, 0]) > 0).all()
+    assert (np.diff(chances[:, 1]) < 0).all()
+    assert (chances[:, 0] > chances[:, 1]).all()
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -145,7 +171,7 @@ def test_how_many_children_are_asked_for_hardly_changes_what_is_said_of_the_firs
 ) -> None:
     scores = draw(np.random.default_rng(6), 200, 16, greedy)
     four, sixteen = (
-        model.edges(scores[:, :k], np.zeros(200, dtype=int), greedy)[:, 0] for k in (4, 16)
+        edges(model, scores[:, :k], np.zeros(200, dtype=int), greedy)[:, 0] for k in (4, 16)
     )
     assert np.abs(four - sixteen).mean() < 0.06
 
@@ -154,7 +180,7 @@ def test_average_rates_are_those_of_what_was_seen(model: AcceptanceModel) -> Non
     scores = draw(np.random.default_rng(7), 1, 3, True)[0]
     for _ in range(200):
         for taken in (0, 0, 0, 1, None):
-            model.observe(scores, 0, True, taken)
+            observe(model, scores, 0, True, taken)
     np.testing.assert_allclose(model.mean_edges(3), [0.6, 0.2, 0.0], atol=0.03)
 
 
@@ -167,14 +193,14 @@ def test_average_rates_do_not_count_ranks_that_were_not_asked_for(model: Accepta
     ):
         taken = step % 2
         named = 1 + step // 2 % 2
-        model.observe(scores[:named], 0, True, taken if taken < named else None)
+        observe(model, scores[:named], 0, True, taken if taken < named else None)
     np.testing.assert_allclose(model.mean_edges(2), [0.5, 0.5], atol=0.05)
 
 
 def test_average_rates_never_increase_and_leave_a_chance_for_none(model: AcceptanceModel) -> None:
     generator = np.random.default_rng(9)
     for scores in draw(generator, 400, 16, False):
-        model.observe(scores, 0, False, int(generator.choice([3, 7, 15])))
+        observe(model, scores, 0, False, int(generator.choice([3, 7, 15])))
     for k in range(1, RANKS + 1):
         rates = model.mean_edges(k)
         assert rates.shape == (k,)
@@ -192,13 +218,13 @@ def test_average_rates_of_other_widths_are_refused(model: AcceptanceModel, k: in
 def test_a_record_makes_the_same_model_again(model: AcceptanceModel, tmp_path: Path) -> None:
     generator = np.random.default_rng(10)
     for scores in draw(generator, 200, 5, True):
-        model.observe(scores, 1, bool(generator.integers(2)), int(generator.integers(5)))
+        observe(model, scores, 1, bool(generator.integers(2)), int(generator.integers(5)))
     file = tmp_path / "made" / "acceptance.json"
     write_acceptance(model, file)
     again, scores = read_acceptance(file), draw(generator, 16, 8, True)
     for greedy in (True, False):
         np.testing.assert_allclose(
-            again.edges(scores, np.arange(16), greedy), model.edges(scores, np.arange(16), greedy)
+            edges(again, scores, np.arange(16), greedy), edges(model, scores, np.arange(16), greedy)
         )
     np.testing.assert_allclose(again.mean_edges(8), model.mean_edges(8))
     assert [path.name for path in file.parent.iterdir()] == ["acceptance.json"]
@@ -207,7 +233,7 @@ def test_a_record_makes_the_same_model_again(model: AcceptanceModel, tmp_path: P
 def test_what_one_session_learnt_can_be_unlearnt_in_the_next(model: AcceptanceModel) -> None:
     for session in range(4):
         follow(model, np.random.default_rng(session), 1000, lambda scores: 0.95, True)
-        model = AcceptanceModel.from_record(model.to_record())
+        model = made_of(model.to_record())
     assert follow(model, np.random.default_rng(11), 600, lambda scores: 0.3, True) < 0.15
 
 
@@ -249,7 +275,7 @@ def changed(*path: str, to: Any) -> dict[str, Any]:
 )
 def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        AcceptanceModel.from_record(record)
+        made_of(record)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"version": 1}'])

@@ -81,7 +81,7 @@ def test_no_price_is_told_that_is_not_known(terms: Terms | None) -> None:
 def test_it_speaks_again_only_where_something_else_limits_the_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    explainer = Explainer(TRIP, None, "latency", streamed=False)
+    explainer = Explainer(TRIP, None, "latency")
     far = replace(MADE, lone_forwards=30)
     explainer.tell(MADE)
     explainer.tell(replace(MADE, token_ids=list(range(100 + AGAIN))))
@@ -92,16 +92,9 @@ def test_it_speaks_again_only_where_something_else_limits_the_text(
     assert Limit.LINK.value in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("streamed", "text", "begins"),
-    [
-        (True, "half a line", "\na token"),
-        (True, "a line\n", "a token"),
-        (False, "half a line", "prompt 0: a token"),
-    ],
-)
-def test_in_the_middle_of_a_streamed_line_a_new_one_is_begun(
-    capsys: pytest.CaptureFixture[str], streamed: bool, text: str, begins: str
+@pytest.mark.parametrize(("named", "begins"), [(False, "a token"), (True, "prompt 0: a token")])
+def test_beside_others_the_text_is_named(
+    capsys: pytest.CaptureFixture[str], named: bool, begins: str
 ) -> None:
-    Explainer(TRIP, None, "latency", streamed).say(replace(MADE, text=text))
+    Explainer(TRIP, None, "latency", named).conclude(MADE)
     assert capsys.readouterr().err.startswith(begins)

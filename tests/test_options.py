@@ -113,6 +113,20 @@ def test_what_is_wrong_in_the_environment_is_named_by_its_variable(
     assert "OUTRIDER_BATCH none: a whole number" in refused(capsys, "--role", "target")
 
 
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("OUTRIDER_BATSH", "is no flag; did you mean OUTRIDER_BATCH?"),
+        ("OUTRIDER_NO_BETS", "is gone: the draft never waits"),
+    ],
+)
+def test_a_variable_that_no_role_reads_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, words: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert f"{variable} {words}" in refused(capsys, "--role", "target")
+
+
 def test_the_printed_configuration_says_where_values_come_from_and_can_be_read_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -160,6 +174,7 @@ def test_a_flag_is_taken_in_every_role_that_has_it(role: str) -> None:
         (["--role", "draft", "--pace", "wiat"], ["--pace wiat", "did you mean wait?"]),
         (["--role", "target", "--dtype", "float23"], ["did you mean float32?"]),
         (["--role", "target", "serve"], ["serve"]),
+        (["draft", "--prompt", "x"], ["draft", "did you mean --role draft?"]),
         (["--port", "1"], ["--role is needed", "target", "draft"]),
         (["--role", "draft", "--batch"], ["--batch"]),
         (["--role", "make-key"], ["--name", "--keys_file"]),
@@ -199,10 +214,15 @@ def test_other_names_and_dashes_are_the_same_flag() -> None:
     for words in (["--speculation-length", "3"], ["--speculation_length=3"], ["--gamma", "3"]):
         assert parse(["--role", "draft", *words]) == DraftRole(gamma=3)
     assert parse(["--role", "target", "--tp_degree", "4"]) == TargetRole(tensor_parallel=4)
+    assert parse(["--role", "target", "--rows", "2"]) == TargetRole(batch=2)
+    assert parse(["--role", "draft", "--prompt_file", "a"]) == DraftRole(prompt_text="a")
 
 
-def test_a_profile_without_a_directory_is_written_here() -> None:
-    assert parse(["--role", "draft", "--profile"]) == DraftRole(profile=".")
+def test_a_profile_is_written_where_it_is_told_and_nowhere_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert parse(["--role", "draft", "--profile", "there"]) == DraftRole(profile="there")
+    assert "--profile" in refused(capsys, "--role", "draft", "--profile")
 
 
 # --- what is shown

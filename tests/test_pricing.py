@@ -481,8 +481,8 @@ def test_the_command_refuses_in_one_line(
 
 
 @pytest.mark.skipif(
-    "OUTRIDER_LIVE_AWS" not in os.environ,
-    reason="asks AWS: set OUTRIDER_LIVE_AWS=1, with credentials in ~/.aws",
+    "LIVE_AWS" not in os.environ,
+    reason="asks AWS: set LIVE_AWS=1, with credentials in ~/.aws",
 )
 def test_the_snapshot_is_near_what_aws_says_now(monkeypatch: pytest.MonkeyPatch) -> None:
     import pwd

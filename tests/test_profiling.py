@@ -20,12 +20,14 @@ from inference.backends.sequence import ModelSequence
 from inference.backends.timed import find_profile
 from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
-from inference.planner.profile_cache import Subject, keep_profile, load_profile
 from inference.planner.profiling import (
     CONTEXT,
     MOST_SECONDS,
+    Subject,
     ascending,
     emulated_target,
+    keep_profile,
+    load_profile,
     profile_draft,
     profile_target,
 )

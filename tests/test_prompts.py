@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from outrider.live_text import LiveText
+from outrider.live_text import LiveText, is_coloured
 from outrider.models import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
 from outrider.prompts import make_requests, read_prompts
-from outrider.running import _coloured
 
 
 class Piped(io.TextIOWrapper):
@@ -76,7 +75,7 @@ def test_colours_are_for_terminals_unless_the_user_says(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    assert _coloured(asked) == coloured
+    assert is_coloured(asked) == coloured
 
 
 def test_a_terminal_gets_no_control_characters_with_colours_or_without(

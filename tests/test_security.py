@@ -9,6 +9,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -144,22 +145,6 @@ def test_a_client_certificate_is_demanded_by_a_target_that_was_given_an_authorit
             connect(str(server.address), security=SecurityOptions(tls_ca=files.ca), timeout=2)
 
 
-@pytest.mark.parametrize("kind", ["plaintext", "another authority"])
-def test_a_client_that_does_not_trust_the_target_finds_none(
-    kind: str, files: CertificateFiles, tmp_path: Path
-) -> None:
-    with background(
-        successor_engine(), security=SecurityOptions(tls_cert=files.certificate, tls_key=files.key)
-    ) as server:
-        ours = (
-            SecurityOptions()
-            if kind == "plaintext"
-            else SecurityOptions(tls_ca=make_certificate(tmp_path, ["localhost"]).ca)
-        )
-        with pytest.raises(Unavailable, match="no Outrider target answers"):
-            connect(str(server.address), security=ours, timeout=2)
-
-
 @pytest.fixture(scope="module")
 def expired(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
     """A pair whose time ended 75 days ago."""
@@ -177,6 +162,32 @@ def expired(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
     return make_certificate(tmp_path_factory.mktemp("foreign"), ["localhost", "127.0.0.1"])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "advice"),
+    [
+        ("tls", "plaintext", "it speaks TLS: give --tls_ca FILE"),
+        ("plaintext", "tls", "it speaks no TLS: leave out --tls_ca"),
+        ("mutual tls", "tls", "it demands a certificate of its clients: give --tls_cert"),
+        ("tls", "another authority", "its certificate is refused: "),
+    ],
+)
+def test_a_client_that_speaks_otherwise_than_the_target_is_told_what_to_give(
+    theirs: str, ours: str, advice: str, files: CertificateFiles, foreign: CertificateFiles
+) -> None:
+    pair = SecurityOptions(tls_cert=files.certificate, tls_key=files.key)
+    kinds = {
+        "plaintext": SecurityOptions(),
+        "tls": pair if theirs == "tls" else SecurityOptions(tls_ca=files.ca),
+        "mutual tls": replace(pair, tls_ca=files.ca),
+        "another authority": SecurityOptions(tls_ca=foreign.ca),
+    }
+    with (
+        background(successor_engine(), security=kinds[theirs]) as server,
+        pytest.raises(Unavailable, match=f"answers at .*: {advice}"),
+    ):
+        connect(str(server.address), security=kinds[ours], timeout=2)
 
 
 def test_a_client_whose_certificate_is_expired_or_of_another_authority_is_refused(

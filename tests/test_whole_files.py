@@ -16,7 +16,7 @@ from deploy.prices import InstanceOffer, PriceCache
 from inference.artifact import read_manifest, write_manifest
 from inference.command import FAILED, run_command
 from inference.planner.acceptance import read_acceptance, write_acceptance
-from inference.planner.profile_cache import Subject, keep_profile
+from inference.planner.profiling import Subject, keep_profile
 from inference.whole_file import replacing, write_whole
 from tests.artifacts import build
 

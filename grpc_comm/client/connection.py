@@ -26,6 +26,7 @@ from grpc_comm.security import PLAINTEXT, SecurityOptions, channel_security
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, channel_options, parse_address
+from grpc_comm.unanswered import advice
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 
 CONNECT_SECONDS = 5.0
@@ -88,7 +89,7 @@ class Channel:
     """A gRPC channel to one target. Closed channels raise Unavailable."""
 
     def __init__(self, address: Address, security: SecurityOptions) -> None:
-        self.address = address
+        self.address, self._security = address, security
         credentials, self._metadata = channel_security(security, address)
         check_tls_files(security)
         options = channel_options(address)
@@ -122,8 +123,16 @@ class Channel:
                 if model
                 else f"no Outrider target answers at {self.address}"
             )
-            raise translate.status_error(error, meaning) from error
+            raise self._failure(error, meaning) from error
         return message
+
+    def _failure(self, error: grpc.RpcError, meaning: str) -> OutriderError:
+        """Return our error for a failed call, with what to do about it where that is known."""
+        failure = translate.status_error(error, meaning)
+        if not isinstance(failure, Unavailable):
+            return failure
+        known = advice(self.address, self._security)
+        return Unavailable(f"{meaning}: {known}") if known else failure
 
     def reach(self, seconds: float, given_up: threading.Event) -> None:
         """Wait until the channel is connected, for `seconds` at most; raise Unavailable.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,9 @@ SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
 
 _EXCLUDED = -1e8  # a score below: top-k or top-p leaves this token no chance
 _UNSEEN = 1e-4  # least mass of the tokens below those that were ranked greedily
-_FOLLOWING, _STEP = (
-    1.5,
-    2.0,
-    # perturbed scores beyond the last: how many more like the next one, and its distance in
-    # e**-score
-)
-_LEAST, _MOST = (
-    -40.0,
-    20.0,
-)  # scores beyond are excluded tokens, or no scores; log-probabilities plus noise lie between
+_FOLLOWING = 1.5  # how many more perturbed scores like the next one lie beyond the last
+_STEP = 2.0  # distance of that next one, in e**-score
+_LEAST, _MOST = -40.0, 20.0  # log-probabilities plus noise lie between; excluded tokens do not
 _SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain
 _DEEP = 8
 _STEEPEST = 12.0  # largest absolute log odds of a hazard
@@ -114,11 +107,8 @@ class Law:
     """
 
     def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
-        self._mean, self._certainty, self._worth = (
-            np.array(weights, dtype=np.float64),
-            np.array(precision, dtype=np.float64),
-            float(worth),
-        )
+        self._mean = np.array(weights, dtype=np.float64)
+        self._certainty, self._worth = np.array(precision, dtype=np.float64), float(worth)
         width = len(FEATURES)
         if self._mean.shape != (width,) or self._certainty.shape != (width, width):
             raise InvalidRequest(
@@ -140,10 +130,7 @@ class Law:
                 "positive worth"
             )
         self.weights, self._moved = self._mean, np.zeros(width)  # [F]
-        self._evidence, self._verdicts = (
-            np.zeros((width, width)),
-            0.0,
-        )  # precision and verdicts beyond the prior's
+        self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # beyond the prior's
 
     def learn(self, table: FloatArray, taken: NDArray[np.bool_], verdicts: int = 1) -> None:
         """Learn from verdicts: children reached [n, F], in order, and which were taken [n]."""
@@ -152,9 +139,8 @@ class Law:
             fading * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
         )
         self._verdicts = fading * self._verdicts + verdicts
-        faded = (1 - fading) * (
-            self._certainty @ self._moved
-        )  # forgotten evidence no longer holds the weights away from the prior's
+        # Forgotten evidence no longer holds the weights away from the prior's.
+        faded = (1 - fading) * (self._certainty @ self._moved)
         self._moved = self._moved - np.linalg.solve(
             self._certainty + self._evidence, faded + (chance - taken) @ table
         )
@@ -238,33 +224,18 @@ class AcceptanceModel:
         """laws: the law of sampled decoding, then the law of greedy decoding"""
         self._laws, self._rates = laws, rates
 
-    def edges(
-        self, scores: NDArray[np.float32], depths: ArrayLike, greedy: bool
-    ) -> FloatArray:  # [m, k], [m] -> [m, k]
-        """Probability that the target takes each child, given that it reaches the node.
-
-        depths: edges between the root and each of the m nodes
-        A row's sum is below 1. A child that top-k or top-p excludes has probability 0.
-        """
-        return self.edges_of(features(scores, depths, greedy), scores, greedy)
-
     def edges_of(
         self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
     ) -> FloatArray:  # [m, k, F], [m, k] -> [m, k]
-        """Return edges() for children whose features are given."""
-        chances = self._chances(tables, greedy)
+        """Probability that the target takes each child, given that it reaches the node.
+
+        tables: features() of the children
+
+        A row's sum is below 1. A child that top-k or top-p excludes has probability 0.
+        """
+        chances = broken(hazards(tables, self._laws[greedy].weights))
         chances[scores < _EXCLUDED] = 0
         return chances
-
-    def observe(
-        self, scores: NDArray[np.float32], depth: int, greedy: bool, taken: int | None
-    ) -> None:
-        """Learn one verdict at a node of this depth with scores [k].
-
-        taken: rank of the target's token, None where it is none of the k children
-        """
-        tables = features(scores[None], np.array([depth]), greedy)
-        self.observe_path(tables, greedy, [taken])
 
     def observe_path(
         self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
@@ -289,9 +260,6 @@ class AcceptanceModel:
             raise ValueError(f"rates of 1 to {RANKS} ranks are known: got k = {k}")
         return self._rates.edges(k)
 
-    def _chances(self, table: FloatArray, greedy: bool) -> FloatArray:  # [..., k, F] -> [..., k]
-        return broken(hazards(table, self._laws[greedy].weights))
-
     def to_record(self) -> dict[str, Any]:
         """Return what was learnt, as a prior for other sessions: plain values for JSON."""
         laws = {kind: law.to_record() for kind, law in zip(KINDS, self._laws, strict=True)}
@@ -303,16 +271,8 @@ class AcceptanceModel:
         }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> AcceptanceModel:
-        """Return the model that to_record described; other fields are ignored.
-
-        Raises InvalidRequest for a record that it cannot use.
-        """
-        return cls.read(Json(dict(record), "this acceptance record", InvalidRequest))
-
-    @classmethod
     def read(cls, record: Json) -> AcceptanceModel:
-        """Read a model from a file's contents."""
+        """Read what to_record() described; other fields are ignored. Raises InvalidRequest."""
         version, features = record.field("version"), record.field("features")
         if version.value != VERSION or features.value != list(FEATURES):
             version.refuse(f"an acceptance record of version {VERSION}")

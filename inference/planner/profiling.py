@@ -1,4 +1,5 @@
-"""Measures a model's calls on this machine before it serves: tables of seconds for planning.
+"""Measures a model's calls on this machine before it serves: tables of seconds for planning. They
+are kept on disk, one file for each subject, so that nothing is measured twice on a machine.
 
 DraftTimes and TargetTimes take these tables. A call of more nodes in as many rows never takes less
 time. Where a busy machine made it look so, the nearest monotone table is taken.
@@ -10,20 +11,31 @@ them. All calls are greedy. Not yet run on CUDA or Neuron hardware.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from statistics import median, median_low
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from inference.backends import Model, Segment
 from inference.backends.timed import TimeProfile
+from inference.errors import InvalidRequest
+from inference.file_model import Count, Positive, Record, read_record
+from inference.json_file import read_json
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, ForwardTimes, Shape
 from inference.tree import IntArray
+from inference.whole_file import write_whole
 
 CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""
@@ -43,6 +55,7 @@ RANKED = 8
 """Children that a profiled call of the draft ranks at each node."""
 
 PROGRESS_SECONDS = 1.0
+SCHEMA = 1  # of a kept profile
 
 Tell = Callable[[str], None]
 
@@ -88,13 +101,8 @@ def profile_target(
         for node in _doublings(nodes)
         if node > 1 and 3 * node // 2 < nodes
     }
-    return dict(
-        sorted(
-            (
-                measured | {shape: _middle(measured, shape) for shape in between - measured.keys()}
-            ).items()
-        )
-    )
+    measured |= {shape: _middle(measured, shape) for shape in between - measured.keys()}
+    return dict(sorted(measured.items()))
 
 
 def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
@@ -218,10 +226,8 @@ def _siblings(model: Model, length: int, width: int) -> Segment:
     own.
     """
     context = min(CONTEXT, model.capacity - width, length - 1)
-    slots, positions = (
-        np.arange(context, context + width, dtype=np.int32),
-        np.full(width, context, dtype=np.int32),
-    )
+    slots = np.arange(context, context + width, dtype=np.int32)
+    positions = np.full(width, context, dtype=np.int32)
     return _segment(0, context, slots, positions, np.eye(width, dtype=np.bool_), contexts=width)
 
 
@@ -240,3 +246,65 @@ def _segment(
         np.ones((contexts, context), dtype=np.bool_), mask,
         np.arange(nodes, dtype=np.int32), SamplingParams(),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subject(Record):
+    """All that a profile's seconds depend on."""
+
+    part: str  # draft or target
+    device: str
+    model: str  # fingerprint of the weights, and of the artefact where there is one
+    dtype: str
+    threads: int
+    context: int  # cache slots that each call reads
+    rows: int  # largest that was measured
+    nodes: int  # largest that was measured
+    version: str  # Outrider's
+
+    def path(self, directory: Path) -> Path:
+        """Return the subject's file in `directory`."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return directory / f"{self.part}-{digest[:16]}.json"
+
+
+@dataclass(frozen=True)
+class _Kept(Record):
+    """The contents of a file."""
+
+    schema: int
+    subject: Subject
+    seconds: Annotated[tuple[tuple[Count, Count, Positive], ...], Field(min_length=1)]
+
+
+def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, float] | None:
+    """Return the seconds kept for the subject, by shape; None where there are none.
+
+    A file that cannot be understood is reported to `tell`, and counts as none.
+    """
+    path = subject.path(directory)
+    if not os.path.exists(path):  # a path that may not be looked at is none
+        return None
+    try:
+        kept = read_record(read_json(path, InvalidRequest), _Kept)
+        if (kept.schema, kept.subject) != (SCHEMA, subject):
+            raise InvalidRequest(f"{path} is not this model's profile")
+    except InvalidRequest as error:
+        tell(f"a kept profile is not used ({error}): it is measured again")
+        return None
+    return {(rows, nodes): seconds for rows, nodes, seconds in kept.seconds}
+
+
+def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]) -> Path | None:
+    """Write the seconds, by shape, to the subject's file; return its path.
+
+    The file is written whole or not at all. Returns None where the directory cannot be written to:
+    the caller has the times anyway.
+    """
+    kept = _Kept(SCHEMA, subject, tuple((*shape, seconds) for shape, seconds in times.items()))
+    path = subject.path(directory)
+    try:
+        write_whole(path, json.dumps(asdict(kept)))
+    except OSError:
+        return None
+    return path

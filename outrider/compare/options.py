@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from inference.command import add_flag, add_gone
+from inference.command import Parser, add_flag, add_gone, nearest
 from inference.cost.objective import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
@@ -67,6 +67,7 @@ class CompareOptions:
         if unknown:
             raise InvalidRequest(
                 f"--architectures {','.join(sorted(unknown))}: there are {', '.join(NAMES)}"
+                f"{nearest(min(unknown), NAMES)}"
             )
         if self.target_host and (self.emulate or self.draft.artifact or self.target_device):
             raise InvalidRequest(
@@ -159,7 +160,7 @@ examples:
 
 def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     """The options of a command line; prints help or a usage error and exits as argparse does."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="compare_architectures.py",
         description=(
             "Ways of decoding side by side: same prompts, seeds and limits, interleaved, each\n"
@@ -177,7 +178,7 @@ def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     file = given.pop("prompt_file")
     given["rtt"] = given["rtt"] or ((0.0,) if given["cs"] else CompareOptions.rtt)
     defaults = [f"--{name}={getattr(DEFAULTS, name)}" for name in ("seed", "max_new_tokens")]
-    draft = parse_as(TextsOptions, [*defaults, *others])
+    draft = parse_as(TextsOptions, [*defaults, *others], parser)
     try:
         return CompareOptions(draft.but(batch=1, prompt_text=file), **given)
     except InvalidRequest as error:

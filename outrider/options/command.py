@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from inference.command import USAGE, add_gone
+from inference.command import USAGE, Parser, add_gone, nearest
 from inference.errors import InvalidRequest
-from outrider.options.group import Flag, Group, Shown, flags_of, nearest
+from outrider.options.group import Flag, Group, Shown, flags_of
 from outrider.options.groups import GeneralOptions
 from outrider.options.roles import GONE, ROLES
-from outrider.options.sources import ValueSource, environment, origins, read_file, resolve
+from outrider.options.sources import PREFIX, ValueSource, environment, origins, read_file, resolve
 from outrider.version import outrider_version
 
 Model = TypeVar("Model", bound=Group)
@@ -71,11 +72,6 @@ class _Start(GeneralOptions):
     """what this process is: one of the roles above"""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {message}\n")
-
-
 def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
     """The options of the role that a command line asks for.
 
@@ -86,7 +82,7 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
     if not words and not start.values:
         parser.exit(USAGE, _SHORT.format(command=_command()))
     try:
-        given = _read(parser, words, all_flags())
+        given = _read(parser, words)
         if given.values.pop("version", False):
             _print_and_end(f"outrider {outrider_version()}\n")
         if given.values.pop("help", False):
@@ -99,6 +95,7 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
         model = _model(roles)
         for source in (given, *files):
             _check_names(model, source)
+        _check_environment()
         sources = [given, environment(model), *files]
         options = resolve(model, sources)
     except InvalidRequest as error:
@@ -108,13 +105,17 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
     return options
 
 
-def parse_as(model: type[Model], arguments: Sequence[str]) -> Model:
-    """The flags of this model alone, without roles, environment and files."""
+def parse_as(model: type[Model], arguments: Sequence[str], within: Parser) -> Model:
+    """The flags of this model alone, without roles, environment and files.
+
+    within: the parser of a command that has more flags; it tells the errors
+    """
     parser = _parser(flags_of(model))
+    parser.prog = within.prog
     try:
-        return resolve(model, [_read(parser, arguments, flags_of(model))])
+        return resolve(model, [_read(parser, arguments, within.flags)])
     except InvalidRequest as error:
-        parser.error(str(error))
+        within.error(str(error))
 
 
 @cache
@@ -131,15 +132,20 @@ def roles_of(name: str) -> list[str]:
     return [role for role, model in ROLES.items() if name in flags_of(model)]
 
 
-def _read(parser: _Parser, words: Sequence[str], flags: Mapping[str, Flag]) -> ValueSource:
-    """The values that a command line gives. Raises InvalidRequest for a flag that there is not."""
+def _read(parser: Parser, words: Sequence[str], also: Iterable[str] = ()) -> ValueSource:
+    """The values that a command line gives. Raises InvalidRequest for a flag that there is not.
+
+    also: flags of the command that are read elsewhere
+    """
     given, unknown = parser.parse_known_args([_underscored(word) for word in words])
     if unknown:
         word = unknown[0].partition("=")[0]
-        if not word.startswith("-"):
-            raise InvalidRequest(f"what is {word}? Every value follows a flag")
-        names = [spelling for flag in flags.values() for spelling in flag.spellings]
-        raise InvalidRequest(f"there is no flag {word}{nearest(word, names)}")
+        if word.startswith("-"):
+            meant = nearest(word, parser.flags.union(also))
+            raise InvalidRequest(f"there is no flag {word}{meant}")
+        raise InvalidRequest(
+            f"what is {word}? Every value follows a flag{nearest(word, ROLES, '--role ')}"
+        )
     return ValueSource("--{}", vars(given))
 
 
@@ -172,9 +178,20 @@ def _check_names(model: type[GeneralOptions], source: ValueSource) -> None:
             raise InvalidRequest(f"{source.call(name)} is for --role {roles} (got --role {role})")
 
 
-def _parser(flags: Mapping[str, Flag], description: str = "") -> _Parser:
+def _check_environment() -> None:
+    """Raise InvalidRequest for a variable that no role reads."""
+    variables = {f"{PREFIX}{name.upper()}" for name in all_flags()}
+    for variable in os.environ:
+        name = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and variable not in variables:
+            why = f"is gone: {GONE[name]}" if name in GONE else "is no flag"
+            meant = "" if name in GONE else nearest(variable, variables)
+            raise InvalidRequest(f"{variable} {why}{meant}")
+
+
+def _parser(flags: Mapping[str, Flag], description: str = "") -> Parser:
     command = _command()
-    parser = _Parser(
+    parser = Parser(
         prog=command,
         usage=f"{command} --role ROLE [FLAG VALUE ...]",
         description=description,
@@ -205,8 +222,7 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
         group.add_argument(off, action="store_false", dest=flag.name, help=argparse.SUPPRESS)
         return
     shown = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
-    optional: dict[str, Any] = {"nargs": "?", "const": flag.bare} if flag.bare else {}
-    group.add_argument(*flag.spellings, dest=flag.name, help=text, metavar=shown, **optional)
+    group.add_argument(*flag.spellings, dest=flag.name, help=text, metavar=shown)
 
 
 def _help(role: str | None) -> str:

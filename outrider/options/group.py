@@ -6,9 +6,8 @@ it is the flag's help. Command line, environment, files, help and docs/flags.md 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache, cached_property
 from inspect import get_annotations
 from types import NoneType, UnionType
@@ -18,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from inference.command import nearest
 from inference.errors import InvalidRequest
 
 Same = TypeVar("Same", bound="Group")
@@ -33,12 +33,6 @@ class Also(NamedTuple):
     """Marks a field: another name of its flag."""
 
     name: str
-
-
-class Bare(NamedTuple):
-    """Marks a field: the value of its flag when it is given without one."""
-
-    value: str
 
 
 class Group(BaseModel):
@@ -106,11 +100,6 @@ class Flag:
         return next((mark.metavar for mark in self._parts[1] if isinstance(mark, Shown)), named)
 
     @property
-    def bare(self) -> str | None:
-        """The flag's value when it is given without one; None where that is not allowed."""
-        return next((mark.value for mark in self._parts[1] if isinstance(mark, Bare)), None)
-
-    @property
     def allowed(self) -> str:
         """The values that the flag allows, in words."""
         if self.choices:
@@ -157,12 +146,6 @@ def flags_of(model: type[Group]) -> dict[str, Flag]:
         flag = Flag(field.alias or name, field, str(owner.__dict__["model_config"].get("title")))
         flags[flag.name] = flag
     return flags
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: a similar name, where there is one."""
-    found = get_close_matches(name, names, 1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def refusal(

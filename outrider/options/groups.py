@@ -13,7 +13,7 @@ from typing_extensions import Self
 from inference.cost.accounting import COSTS, ENERGIES
 from inference.cost.objective import read_knob
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
-from outrider.options.group import Also, Bare, Group, Shown
+from outrider.options.group import Also, Group, Shown
 from outrider.options.values import (
     Count,
     Device,
@@ -78,7 +78,7 @@ class DeviceOptions(Group, title="models and devices"):
 
 
 class BatchOptions(Group, title="models and devices"):
-    batch: Count = 4
+    batch: Annotated[Count, Also("rows")] = 4
     """texts at once: rows of the target, prompts of a file made at the same time"""
 
 
@@ -135,14 +135,14 @@ class TextOptions(SamplingOptions):
     prompt: str | None = None
     """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
     front where it defines one"""
-    prompt_text: File | None = None
+    prompt_text: Annotated[File, Also("prompt_file")] | None = None
     """one prompt a line, - for standard input; --batch of them at once"""
     chat: bool = False
     """apply the model's chat template to the prompt"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object a prompt on stdout, and nothing else there"""
-    profile: Annotated[Directory, Bare(".")] | None = None
-    """write outrider-profile.csv and .json into DIR (without DIR: here)"""
+    profile: Directory | None = None
+    """write outrider-profile.csv and .json into DIR"""
 
 
 class BaselineOptions(Group, title="text"):

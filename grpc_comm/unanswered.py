@@ -1,0 +1,52 @@
+"""Tells why a target did not answer: whether one side speaks TLS and the other does not."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+from grpc_comm.security import SecurityOptions
+from grpc_comm.transport import Address
+
+_SECONDS = 1.0
+_REFUSED = {
+    True: "it demands a certificate of its clients: give --tls_cert and --tls_key",
+    False: "it refuses the certificate in --tls_cert",
+}
+
+
+def advice(address: Address, security: SecurityOptions) -> str | None:
+    """What to do about a target that did not answer at `address`; None where nothing is known.
+
+    Connects once more, and sends nothing but the greeting of TLS.
+    """
+    try:
+        with socket.create_connection(address, _SECONDS) as connection:
+            return _of_greeting(connection, address, security)
+    except OSError:
+        return None
+
+
+def _of_greeting(
+    connection: socket.socket, address: Address, security: SecurityOptions
+) -> str | None:
+    context = ssl.create_default_context(cafile=security.tls_ca)
+    if not security.encrypted:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if security.tls_cert is not None and security.tls_key is not None:
+        context.load_cert_chain(security.tls_cert, security.tls_key)
+    context.set_alpn_protocols(["h2"])
+    try:
+        with context.wrap_socket(connection, server_hostname=address.host) as secured:
+            if security.encrypted:  # TLS 1.3 refuses a client only after the greeting
+                return None if secured.recv(1) else _REFUSED[security.tls_cert is None]
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is refused: {error.verify_message}{_authority(security.tls_ca)}"
+    except ssl.SSLError:
+        return "it speaks no TLS: leave out --tls_ca and --tls" if security.encrypted else None
+    return "it speaks TLS: give --tls_ca FILE, or --tls for a public certificate"
+
+
+def _authority(file: Path | None) -> str:
+    return f" (--tls_ca {file})" if file else "; give the --tls_ca that signed it"
