@@ -105,10 +105,11 @@ class Chat:
             options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
         )
         request = make_request(self._client, self.conversation.messages, given)
+        glancing = _glance if sys.stderr.isatty() else None
         with LiveText(self._colour) as show:
 
             def make(put: Show, end: Event) -> Generation:
-                return generate(self._client, request, (), put, end, _glance)
+                return generate(self._client, request, (), put, end, glancing)
 
             stream = GenerationStream(make)
             while True:
@@ -137,7 +138,7 @@ class Chat:
         whole = replace(self._texts[0].statistics)
         for text in self._texts[1:]:
             _add(whole, text.statistics)
-        return f"{len(self._texts)} texts: {figures(whole)}"
+        return f"texts {len(self._texts)}, {figures(whole)}"
 
 
 def told(made: Generation) -> str:
