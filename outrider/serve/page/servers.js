@@ -16,6 +16,7 @@ export class Servers {
     $("open-servers").addEventListener("click", () => { this.draw(); $("servers").showModal(); });
     $("close-servers").addEventListener("click", () => $("servers").close());
     $("server-form").addEventListener("submit", (event) => { event.preventDefault(); this.add(); });
+    $("key-form").addEventListener("submit", (event) => event.preventDefault());
     $("api-key").addEventListener("change", () => { useKey($("api-key").value); this.refresh(); });
   }
 

@@ -2,6 +2,7 @@
 
 import { el, svg } from "./elements.js";
 
+const ROOT = -1; // the parent of what hangs below the last committed token
 const WIDTH = 320, STEP = 68, LINE = 17, MOST = 28, TRAIL = 3;
 
 export class Tree {
@@ -12,32 +13,43 @@ export class Tree {
 
   reset() {
     this.root = null; // position of the last committed token
+    this.rootNumber = null; // its number, where it was a candidate
     this.nodes = new Map(); // number -> {parent, token, chance}
     this.roots = []; // numbers of the nodes below the root
     this.trail = []; // the last committed tokens: [text, by]
     this.draw();
   }
 
+  // Draw at most once a frame.
+  later() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
+  }
+
   // base: position of the token that parent -1 stands for
   sent({ base, nodes }) {
     this.root ??= base;
-    for (const [number, parent, token, chance] of nodes) {
-      if (parent >= 0 ? !this.nodes.has(parent) : base !== this.root) continue;
+    for (const [number, named, token, chance] of nodes) {
+      const parent = named === this.rootNumber || (named < 0 && base === this.root) ? ROOT : named;
+      if (parent !== ROOT && !this.nodes.has(parent)) continue;
       this.nodes.set(number, { parent, token, chance });
-      if (parent < 0) this.roots.push(number);
+      if (parent === ROOT) this.roots.push(number);
     }
-    this.draw();
+    this.later();
   }
 
   committed({ position, texts, by }) {
     texts.forEach((text, index) => {
       const next = this.roots.find((number) => this.nodes.get(number).token === text);
       this.trail = [...this.trail, [text, by[index]]].slice(-TRAIL);
+      this.rootNumber = next ?? null;
       this.roots = next === undefined ? [] : this.below(next);
+      this.roots.forEach((number) => { this.nodes.get(number).parent = ROOT; });
       this.keep();
     });
     this.root = position + texts.length - 1;
-    this.draw();
+    this.later();
   }
 
   below(number) {
@@ -75,7 +87,7 @@ export class Tree {
     });
     for (const [number, depth, value] of shown) {
       const node = this.nodes.get(number);
-      const from = node.parent >= 0 && rows.has(node.parent) ? rows.get(node.parent) : rootLine;
+      const from = node.parent === ROOT ? rootLine : rows.get(node.parent);
       const line = rows.get(number), left = x(depth) - 8;
       picture.push(svg("path", {
         d: `M${left - 14} ${y(from) - 4}L${left} ${y(line) - 4}`, class: "edge",
@@ -96,17 +108,12 @@ export class Tree {
   likeliest() {
     const values = new Map(), found = [];
     for (const [number, node] of this.nodes) {
-      const [depth, value] = node.parent >= 0 ? values.get(node.parent) ?? [0, 0] : [-1, 1];
+      const [depth, value] = node.parent === ROOT ? [-1, 1] : values.get(node.parent);
       values.set(number, [depth + 1, value * node.chance]);
       found.push([number, depth + 1, value * node.chance]);
     }
     const best = found.sort((one, other) => other[2] - one[2] || one[1] - other[1]).slice(0, MOST);
-    const kept = new Set(best.map(([number]) => number));
-    const hangs = ([number]) => {
-      const { parent } = this.nodes.get(number);
-      return parent < 0 || kept.has(parent);
-    };
-    return best.filter(hangs).sort((one, other) => one[1] - other[1]);
+    return best.sort((one, other) => one[1] - other[1] || one[0] - other[0]);
   }
 }
 
