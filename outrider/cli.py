@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 from inference.command import run_command
 from outrider.options import parse
 from outrider.options.groups import GeneralOptions
 from outrider.options.roles import (
+    OTHER_VERBS,
     ChatRole,
     DraftRole,
     FusedClientRole,
@@ -21,9 +23,23 @@ from outrider.options.roles import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a role. Returns 0 when it did what was asked."""
+    """Run a role or a verb. Returns 0 when it did what was asked."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in OTHER_VERBS:
+        return _command(words[0])(words[1:])
     options = parse(arguments)
     return run_command(lambda: _run(options), debug=options.debug)
+
+
+def _command(verb: str) -> Callable[[Sequence[str]], int]:
+    """The main function of a verb that is a command of its own."""
+    if verb == "compile":
+        from compile.__main__ import main as command
+    elif verb == "compare":
+        from outrider.compare.command import main as command
+    else:
+        from deploy.__main__ import main as command
+    return command
 
 
 def _run(options: GeneralOptions) -> int:

@@ -4,7 +4,7 @@ combines groups into roles.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
@@ -33,6 +33,9 @@ from outrider.options.values import (
 
 
 class GeneralOptions(Group, title="general"):
+    COMMON: ClassVar[tuple[str, ...]] = ()
+    """Flags that most people need, in the order of a verb's help."""
+
     config: File | None = None
     """read options from this YAML file; the command line and OUTRIDER_... come before it"""
     print_config: bool = False

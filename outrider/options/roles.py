@@ -5,7 +5,7 @@ The flags of the last base come first.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 from typing_extensions import Self
@@ -46,6 +46,10 @@ class ServingRole(
 class TargetRole(ServingRole, groups.LegacyOptions):
     """serve a target"""
 
+    COMMON: ClassVar = (
+        *("model", "artifact", "device", "port", "host"),
+        *("tls_cert", "tls_key", "token_file"),
+    )
     role: Literal["target"] = "target"
 
 
@@ -53,6 +57,10 @@ class FusedTargetRole(groups.DraftModelOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
+
+
+TO_A_TARGET = ("target_host", "model", "tls_ca", "token_file")
+"""Common flags of a client: where its target is, which draft it loads, and how it is known."""
 
 
 class ClientRole(
@@ -80,12 +88,14 @@ class ClientRole(
 class DraftRole(groups.BaselineOptions, groups.TextOptions, groups.CalibrateOptions, ClientRole):
     """make text: draft here, verify at a target"""
 
+    COMMON: ClassVar = (*("prompt", "chat", "max_new_tokens", "temperature"), *TO_A_TARGET)
     role: Literal["draft"] = "draft"
 
 
 class ChatRole(groups.SamplingOptions, ClientRole):
     """chat in the terminal: draft here, verify at a target"""
 
+    COMMON: ClassVar = (*TO_A_TARGET, *("system", "temperature", "max_new_tokens", "cs"))
     role: Literal["chat"] = "chat"
     target_only: bool = False
     """load no draft here; a draft beside the target is used where there is one"""
@@ -98,6 +108,7 @@ class ChatRole(groups.SamplingOptions, ClientRole):
 class ServeRole(network.HttpOptions, ClientRole):
     """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
 
+    COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
     role: Literal["serve"] = "serve"
     target_only: bool = False
     """load no draft here; a draft beside the target is used where there is one"""
@@ -133,6 +144,7 @@ class VerifyDraftRole(
 class MakeCertRole(groups.GeneralOptions, network.HostOptions, title="security"):
     """make a self-signed certificate for a target"""
 
+    COMMON: ClassVar = ("host", "out")
     role: Literal["make-cert"] = "make-cert"
     out: Directory = "certificates"
     """where the certificate is written"""
@@ -141,6 +153,7 @@ class MakeCertRole(groups.GeneralOptions, network.HostOptions, title="security")
 class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
     """make a key for a client; its token is printed once"""
 
+    COMMON: ClassVar = ("name", "keys_file")
     role: Literal["make-key"] = "make-key"
     name: Name | None = None
     """whose key it is"""
@@ -165,6 +178,23 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "make-key": MakeKeyRole,
 }
 """Every role by its name."""
+
+VERBS = {
+    "target": "target",
+    "serve": "serve",
+    "chat": "chat",
+    "run": "draft",
+    "cert": "make-cert",
+    "keys": "make-key",
+}
+"""Verbs of the installed command, and their roles. A role's own name is a verb, too."""
+
+OTHER_VERBS = {
+    "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2",
+    "compare": "measure architectures side by side",
+    "deploy": "what instances cost",
+}
+"""Verbs that are commands of their own, with their help."""
 
 GONE = {
     "architecture": (
