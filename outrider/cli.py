@@ -11,10 +11,13 @@ from outrider.options.groups import GeneralOptions
 from outrider.options.roles import (
     OTHER_VERBS,
     ChatRole,
+    DoctorRole,
     DraftRole,
     FusedClientRole,
+    ListRole,
     MakeCertRole,
     MakeKeyRole,
+    PullRole,
     ServeRole,
     ServingRole,
     VerifyDraftRole,
@@ -56,6 +59,18 @@ def _run(options: GeneralOptions) -> int:
         from outrider.chat import chat
 
         return chat(options)
+    if isinstance(options, DoctorRole):
+        from outrider.doctor import doctor
+
+        return doctor(options)
+    if isinstance(options, PullRole):
+        from outrider.models_here import pull
+
+        return pull(options)
+    if isinstance(options, ListRole):
+        from outrider.models_here import list_here
+
+        return list_here(options)
     if isinstance(options, MakeCertRole):
         from outrider.credentials import make_cert
 

@@ -82,7 +82,7 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
     words = sys.argv[1:] if arguments is None else list(arguments)
     verb = words[0] if words and not words[0].startswith("-") else None
     if verb is not None:
-        words = ["--role", VERBS.get(verb, verb), *words[1:]]
+        words = _with_role(verb, words[1:])
     parser, start = _parser(all_flags()), environment(_Start)
     if not words and not start.values:
         parser.exit(USAGE, _SHORT.format(command=_command()))
@@ -92,6 +92,9 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
         given = _read(parser, words)
         if given.values.pop("version", False):
             _print_and_end(f"outrider {outrider_version()}\n")
+        shell = given.values.pop("completion", None)
+        if shell is not None:
+            _print_and_end(shell_completion(shell))
         if given.values.pop("help_all", False):
             _print_and_end(_help(given.values.get("role")))
         if given.values.pop("help", False):
@@ -165,6 +168,15 @@ def _underscored(word: str) -> str:
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
 
 
+def _with_role(verb: str, rest: list[str]) -> list[str]:
+    """A verb's words as flags: its role, and the flag of a value that follows the verb."""
+    role = VERBS.get(verb, verb)
+    bare = ROLES[role].BARE if role in ROLES else ""
+    if bare and rest and not rest[0].startswith("-"):
+        rest = [f"--{bare}", *rest]
+    return ["--role", role, *rest]
+
+
 def _check_verb(verb: str) -> None:
     """Raise InvalidRequest for a word that is no verb."""
     known = (*VERBS, *OTHER_VERBS, *ROLES)
@@ -228,13 +240,16 @@ def _parser(flags: Mapping[str, Flag], description: str = "") -> Parser:
     groups["general"].add_argument(
         "--help_all", "--help-all", action="store_true", help="print the help with all flags"
     )
+    groups["general"].add_argument(
+        "--completion", metavar="SHELL", help="print the completion script for bash, zsh or tcsh"
+    )
     groups["general"].add_argument("-h", "--help", action="store_true", help="print this, and end")
     for name, why in GONE.items():
         add_gone(parser, name, why)
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, flag: Flag, whose: str = "") -> None:
+def _add(group: argparse._ActionsContainer, flag: Flag, whose: str = "") -> None:
     """A flag in all its spellings; a switch can be turned off, too. whose: ends its help."""
     text = f"{flag.help}{whose}".replace("%", "%%")
     if flag.kind is bool:
@@ -259,6 +274,24 @@ def _help(role: str | None) -> str:
 
 def _table(lines: Mapping[str, str | None]) -> str:
     return "".join(f"  {name:15}{text}\n" for name, text in lines.items())
+
+
+def shell_completion(shell: str) -> str:
+    """A script that completes verbs and flags in a shell. Raises InvalidRequest for another one."""
+    import shtab
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        known = ", ".join(shtab.SUPPORTED_SHELLS)
+        raise InvalidRequest(f"--completion {shell}: one of {known} is needed")
+    parser = argparse.ArgumentParser(prog="outrider", add_help=False)
+    verbs = parser.add_subparsers()
+    for verb, role in VERBS.items():
+        group = verbs.add_parser(verb, help=ROLES[role].__doc__, add_help=False)
+        for flag in flags_of(ROLES[role]).values():
+            _add(group, flag)
+    for verb, text in OTHER_VERBS.items():
+        verbs.add_parser(verb, help=text, add_help=False)
+    return str(shtab.complete(parser, shell=shell))
 
 
 def _short_help(verb: str, model: type[GeneralOptions]) -> str:

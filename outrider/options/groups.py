@@ -36,6 +36,9 @@ class GeneralOptions(Group, title="general"):
     COMMON: ClassVar[tuple[str, ...]] = ()
     """Flags that most people need, in the order of a verb's help."""
 
+    BARE: ClassVar[str] = ""
+    """The flag whose value may directly follow the verb; empty for none."""
+
     config: File | None = None
     """read options from this YAML file; the command line and OUTRIDER_... come before it"""
     print_config: bool = False

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from outrider.options import groups, network
-from outrider.options.values import Directory, File, Name
+from outrider.options.values import Directory, File, ModelName, Name
 
 
 class ServingRole(
@@ -88,6 +88,7 @@ class ClientRole(
 class DraftRole(groups.BaselineOptions, groups.TextOptions, groups.CalibrateOptions, ClientRole):
     """make text: draft here, verify at a target"""
 
+    BARE: ClassVar = "prompt"
     COMMON: ClassVar = (*("prompt", "chat", "max_new_tokens", "temperature"), *TO_A_TARGET)
     role: Literal["draft"] = "draft"
 
@@ -165,6 +166,47 @@ class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
         return self
 
 
+class PullRole(groups.GeneralOptions, title="models and devices"):
+    """download a model from the hub, with bytes and time left; resumes"""
+
+    COMMON: ClassVar = ("name",)
+    BARE: ClassVar = "name"
+    role: Literal["pull"] = "pull"
+    name: ModelName | None = None
+    """the model: hub name or directory"""
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if not self.name:
+            raise ValueError("pull needs a model: pull NAME")
+        return self
+
+
+class ListRole(groups.GeneralOptions, title="models and devices"):
+    """list the models here, how large they are, and which pairs fit"""
+
+    COMMON: ClassVar = ("directory", "remove", "json")
+    role: Literal["list"] = "list"
+    directory: Directory | None = None
+    """also look for models below these directories: A,B"""
+    remove: Name | None = None
+    """delete this model from the hub's cache"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON object on stdout"""
+
+
+class DoctorRole(
+    groups.GeneralOptions,
+    network.ConnectionOptions,
+    groups.DeviceOptions,
+    groups.DraftModelOptions,
+):
+    """say what this machine can do, how far the target is, and what that means"""
+
+    COMMON: ClassVar = (*TO_A_TARGET, "device")
+    role: Literal["doctor"] = "doctor"
+
+
 ROLES: dict[str, type[groups.GeneralOptions]] = {
     "target": TargetRole,
     "draft": DraftRole,
@@ -174,6 +216,9 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "fused_client": FusedClientRole,
     "verify_target": VerifyTargetRole,
     "verify_draft": VerifyDraftRole,
+    "pull": PullRole,
+    "list": ListRole,
+    "doctor": DoctorRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
 }
@@ -184,6 +229,9 @@ VERBS = {
     "serve": "serve",
     "chat": "chat",
     "run": "draft",
+    "pull": "pull",
+    "list": "list",
+    "doctor": "doctor",
     "cert": "make-cert",
     "keys": "make-key",
 }
