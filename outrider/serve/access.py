@@ -63,3 +63,19 @@ class KeyCheck:
                 "authentication_error",
                 code="invalid_api_key",
             )
+
+
+class OriginCheck:
+    """Refuses requests that a page of another origin makes, except for the origins given.
+
+    A browser names the origin of the page. Programs name none.
+    """
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._origins = frozenset(origins)
+
+    async def __call__(self, request: Request) -> None:
+        origin = request.headers.get("origin")
+        own = f"{request.url.scheme}://{request.headers.get('host')}"
+        if origin is not None and origin != own and origin not in self._origins:
+            raise ApiError(403, f"pages of {origin} may not call this server: see --origins")

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from grpc_comm.client.connection import CONNECT_SECONDS
 from inference.errors import OutriderError
-from outrider.serve.access import KeyCheck
+from outrider.serve.access import KeyCheck, OriginCheck
 from outrider.serve.desk import Desk
 from outrider.serve.failures import ApiError, add_failures
 from outrider.serve.openai_routes import openai_routes
@@ -50,7 +50,7 @@ def create_app(
         redoc_url=None,
     )
     add_failures(app)
-    checked = [Depends(KeyCheck(keys))]
+    checked = [Depends(OriginCheck(origins)), Depends(KeyCheck(keys))]
     app.include_router(openai_routes(desk), dependencies=checked)
     app.include_router(page_routes(desk), dependencies=checked)
     _add_health(app, desk)
