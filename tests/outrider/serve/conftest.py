@@ -24,10 +24,13 @@ from outrider.target import load_target
 
 @contextmanager
 def http_server(desk: Desk, keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """Serve a desk on a free port of this machine; yields the address as http://HOST:PORT."""
+    """Serve a desk on a free port of this machine; yields the address as http://HOST:PORT.
+
+    The desk stays open.
+    """
     app = create_app(desk, keys, hosts=allowed_hosts("127.0.0.1"))
     bound = listening(Address("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
     thread.start()
     try:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
 import openai
@@ -255,7 +256,7 @@ def test_more_texts_than_allowed_are_asked_to_come_again(target: str) -> None:
 
     small = Desk(ServeRole(target_host=target, target_only=True, most_texts=1))
     small.open()
-    with http_server(small) as address:
+    with closing(small), http_server(small) as address:
         answer = httpx.post(f"{address}/v1/completions", json={"prompt": PROMPT, "n": 2})
         assert answer.status_code == 429
         assert int(answer.headers["Retry-After"]) >= 1
@@ -276,7 +277,7 @@ def test_without_a_target_requests_are_told_why_and_the_target_is_found_when_it_
     desk = Desk(ServeRole(port=port, target_only=True))
     with pytest.raises(Unavailable):
         desk.open()
-    with http_server(desk) as address:
+    with closing(desk), http_server(desk) as address:
         answer = httpx.post(f"{address}/v1/completions", json={"prompt": PROMPT}, timeout=30)
         assert answer.status_code == 503
         assert str(port) in answer.json()["error"]["message"]
