@@ -240,5 +240,6 @@ $("cs").addEventListener("input", async () => {
   $("cs-value").textContent = $("cs").value;
   try { await call("page/steer", { cs: Number($("cs").value) }); } catch (error) { fail(error); }
 });
+if (window.innerWidth < 1000) $("toggle-live").click(); // on a small screen the text comes first
 drawAll();
 servers.refresh();
