@@ -295,7 +295,6 @@ BAD_INPUT = {
         "max_position_embeddings",
     ),
     "unserved device": (["--prompt", "x", "--device", "neuron"], "neuron"),
-    "chat without template": (["--prompt", "x", "--chat"], "chat template"),
 }
 
 
