@@ -31,7 +31,7 @@ from inference.tree import IntArray
 from outrider.drafting import DEFAULT_TREE
 from outrider.models import find_draft, load_model
 from outrider.options.roles import FusedTargetRole
-from outrider.serve import load_target
+from outrider.target import load_target
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 ROWS, TREE = (1, 2, 4, 8), 16

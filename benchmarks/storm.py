@@ -32,9 +32,9 @@ from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Unavailable
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from outrider import serve
 from outrider.link import LinkShape, ShapedLink, shaped_link
 from outrider.options.roles import TargetRole
+from outrider.target import load_target
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SEQUENCE_LENGTH = 256
@@ -99,7 +99,7 @@ def make_jobs(plan: Plan) -> list[Job]:
     """
     chance = random.Random(plan.seed)  # noqa: S311
     options = TargetRole(batch=1, sequence_length=SEQUENCE_LENGTH)
-    engine = serve.load_target(options).engine
+    engine = load_target(options).engine
     alone, jobs = LocalSession(engine), []
     for session in range(plan.sessions):
         prompt = [chance.randrange(engine.vocabulary) for _ in range(chance.randint(4, 60))]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError
 
 from inference.errors import InvalidRequest, UnsupportedModel
 
@@ -42,16 +44,26 @@ class Tokenizer:
         """
         if not prompt:
             raise InvalidRequest("the prompt is empty")
-        if not chat:
-            return [int(token) for token in self._tokenizer.encode(prompt, verbose=False)]
+        if chat:
+            return self.encode_chat([{"role": "user", "content": prompt}])
+        return [int(token) for token in self._tokenizer.encode(prompt, verbose=False)]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat, up to where the assistant's next message begins.
+
+        messages: each with its `role` and its `content`. Raises InvalidRequest without a chat
+        template, and for messages that the template refuses.
+        """
+        if not messages:
+            raise InvalidRequest("a chat needs at least one message")
         if not self._tokenizer.chat_template:
-            raise InvalidRequest(
-                "--chat needs a model with a chat template: this tokenizer has none"
+            raise InvalidRequest("a chat needs a model with a chat template: this one has none")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
             )
-        turns = [{"role": "user", "content": prompt}]
-        text = self._tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False
-        )
+        except TemplateError as error:
+            raise InvalidRequest(f"the model's chat template refuses: {error}") from error
         ids = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return [int(token) for token in ids]
 

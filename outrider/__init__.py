@@ -1,3 +1,111 @@
-"""The command line's roles: what main.py and compare_architectures.py do, put together from the
-rooms below.
+"""Outrider: a small draft model here runs ahead of a large target model elsewhere, losslessly.
+
+    import outrider
+
+    with outrider.connect("127.0.0.1:50051") as engine:
+        print(engine.generate("def main():").text)
+
+The names in `__all__` are the public interface. docs/python.md describes it. All else may change.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from inference.errors import (
+    BadArtifact,
+    Busy,
+    Gone,
+    InvalidRequest,
+    LimitExceeded,
+    Mismatch,
+    MissingExtra,
+    OutriderError,
+    Unavailable,
+    UnsupportedModel,
+)
+from outrider.version import outrider_version
+
+if TYPE_CHECKING:
+    from outrider.completion import Completion, Piece
+    from outrider.engine import Engine, RunningTarget
+    from outrider.generation import Generation, GenerationStream, Parameters
+
+__all__ = [
+    "BadArtifact",
+    "Busy",
+    "Completion",
+    "Engine",
+    "Generation",
+    "GenerationStream",
+    "Gone",
+    "InvalidRequest",
+    "LimitExceeded",
+    "Mismatch",
+    "MissingExtra",
+    "OutriderError",
+    "Parameters",
+    "Piece",
+    "RunningTarget",
+    "Unavailable",
+    "UnsupportedModel",
+    "connect",
+    "serve",
+]
+
+__version__ = outrider_version()
+
+_HOMES = {
+    "Completion": "outrider.completion",
+    "Piece": "outrider.completion",
+    "Engine": "outrider.engine",
+    "RunningTarget": "outrider.engine",
+    "Generation": "outrider.generation",
+    "GenerationStream": "outrider.generation",
+    "Parameters": "outrider.generation",
+}
+"""Where the public types are. They are imported on first use, since they need torch."""
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+
+
+def connect(
+    target: str = "127.0.0.1:50051", *, draft: str | Literal[False] | None = None, **options: Any
+) -> Engine:
+    """Connect to a target and load a draft for it. The result is a context manager.
+
+    target: HOST:PORT; several of one model: A,B
+    draft: directory or hub name of the draft model; None for the embedded one; False for none
+    options: flags of `outrider serve` by name (docs/flags.md), such as tls_ca, token_file, cs
+
+    Without a draft, `model` names the target's tokenizer (directory or hub name).
+
+    Raises InvalidRequest for an option that is not allowed, Unavailable when no target answers, and
+    Mismatch when the two models' tokenizers differ.
+    """
+    from outrider.engine import Engine
+    from outrider.options.roles import SharedClientRole
+
+    given = SharedClientRole(target_host=target, draft_model=draft or None, **options)
+    return Engine(given, drafts=draft is not False)
+
+
+def serve(model: str | None = None, **options: Any) -> RunningTarget:
+    """Load a target model and serve it from this process, on threads of its own.
+
+    model: directory or hub name; None for the embedded one
+    options: flags of `outrider target` by name (docs/flags.md), such as port, device, artifact
+
+    The result is a context manager with the bound `address`. Raises InvalidRequest for an option
+    that is not allowed, and UnsupportedModel for a model that would be computed wrongly.
+    """
+    from outrider.engine import RunningTarget
+    from outrider.options.roles import TargetRole
+
+    return RunningTarget(TargetRole(model=model, **options))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 from inference.command import run_command
 from outrider.options import parse
 from outrider.options.groups import GeneralOptions
 from outrider.options.roles import (
+    OTHER_VERBS,
+    ChatRole,
+    DoctorRole,
     DraftRole,
     FusedClientRole,
+    ListRole,
     MakeCertRole,
     MakeKeyRole,
     ProfilesRole,
+    PullRole,
+    ServeRole,
     ServingRole,
     VerifyDraftRole,
     VerifyTargetRole,
@@ -20,17 +27,51 @@ from outrider.options.roles import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a role. Returns 0 when it did what was asked."""
+    """Run a role or a verb. Returns 0 when it did what was asked."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in OTHER_VERBS:
+        return _command(words[0])(words[1:])
     options = parse(arguments)
     return run_command(lambda: _run(options), debug=options.debug)
+
+
+def _command(verb: str) -> Callable[[Sequence[str]], int]:
+    """The main function of a verb that is a command of its own."""
+    if verb == "compile":
+        from compile.__main__ import main as command
+    elif verb == "compare":
+        from outrider.compare.__main__ import main as command
+    else:
+        from deploy.__main__ import main as command
+    return command
 
 
 def _run(options: GeneralOptions) -> int:
     """Run the options' role. Roles are imported here: help needs no torch, a client no server."""
     if isinstance(options, ServingRole):
-        from outrider.serve import serve
+        from outrider.target import serve
 
         return serve(options)
+    if isinstance(options, ServeRole):
+        from outrider.endpoint.run import serve_http
+
+        return serve_http(options)
+    if isinstance(options, ChatRole):
+        from outrider.chat import chat
+
+        return chat(options)
+    if isinstance(options, DoctorRole):
+        from outrider.doctor import doctor
+
+        return doctor(options)
+    if isinstance(options, PullRole):
+        from outrider.models_here import pull
+
+        return pull(options)
+    if isinstance(options, ListRole):
+        from outrider.models_here import list_here
+
+        return list_here(options)
     if isinstance(options, MakeCertRole):
         from outrider.credentials import make_cert
 

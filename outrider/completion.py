@@ -34,8 +34,13 @@ class Piece(NamedTuple):
     """A part of a text: verified by the target, or the draft's guess while the target is away."""
 
     text: str
-    accepted: bool  # a proposer had named its last token
+    proposer: int = NOBODY  # kind of the proposer that had named its last token
     verified: bool = True
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a proposer had named its last token."""
+        return self.proposer != NOBODY
 
 
 Show = Callable[[Piece], None]
@@ -132,11 +137,11 @@ class Completion:
 
 
 class Broken(OutriderError):
-    """An error ended a text. `done` is its record up to the error."""
+    """An error ended a text. `done` is its record up to the error, and `reason` the error."""
 
     def __init__(self, error: OutriderError, done: Completion) -> None:
         super().__init__(str(error))
-        self.done = done
+        self.reason, self.done = error, done
 
 
 Tell = Callable[[Completion], None]
@@ -193,7 +198,7 @@ class _Run:
             self._guess = self._tokenizer.stream([*self._request.ids, *self.done.token_ids])
         text = "" if token in self._request.stop_ids else self._guess.push(token)
         self.done.unverified_text += text
-        self._show(Piece(text, accepted=False, verified=False))
+        self._show(Piece(text, verified=False))
 
     def finish(self) -> Completion:
         """The finished record, also of a text that was cut short."""
@@ -203,7 +208,7 @@ class _Run:
             self._request.tab.close()
             done.usd = self._request.tab.usd
         if not done.unverified_text:  # which stands behind the verified one
-            self._put(self._text.finish(), False)
+            self._put(self._text.finish(), NOBODY)
         self._count()
         return done
 
@@ -217,7 +222,7 @@ class _Run:
             if token in self._request.stop_ids:
                 done.finish_reason = "stop"
                 break
-            self._put(self._text.push(token), proposer != NOBODY)
+            self._put(self._text.push(token), proposer)
         made = len(done.token_ids) - before
         self._statistics.count(step.proposers[:made])
         done.arrivals.append(done.seconds)
@@ -251,10 +256,10 @@ class _Run:
         tab.take(_drafted(self._proposers)[1] - self._drafting, self._session.traffic)
         return tab.purse.empty
 
-    def _put(self, text: str, accepted: bool) -> None:
+    def _put(self, text: str, proposer: int) -> None:
         if text:
             self.done.text += text
-            self._show(Piece(text, accepted))
+            self._show(Piece(text, proposer))
 
 
 def _drafted(proposers: Sequence[Proposer]) -> tuple[int, float]:

@@ -1,31 +1,24 @@
-"""Texts with a draft on this machine, verified by a target elsewhere.
+"""Loads the draft of a client, and lends its rows to texts.
 
-`drafting` loads the draft and says how a request is completed with it. By default the draft never
-waits: it grows a candidate tree while the target goes on (`_growing`). Where the command line says
-what trees are drafted, or `--pace wait`, target and draft make rounds (`_in_rounds`).
+By default a draft never waits: it grows a candidate tree while the target goes on. Where the
+options say what trees are drafted, or `--pace wait`, target and draft make synchronous rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.client.connection import Connection
-from inference.cost.accounting import Rates
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
-from inference.order import Pace
-from outrider.completion import Complete, Completion, Request, Show, complete
-from outrider.explain import Explainer
-from outrider.live_text import silent
 from outrider.models import PREFILL_NODES, Checkpoint, load_model
 from outrider.options.groups import DeviceOptions, TreeOptions
-from outrider.options.roles import DraftRole
-from outrider.pools import GrowingPool, learned_file, rounds
+from outrider.options.roles import ClientRole
+from outrider.pools import AnyRows, GrowingPool, learned_file, rounds
 from outrider.profiles import user_profiles
-from outrider.wishes import read_aims
+from outrider.wishes import Aims
 
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
@@ -44,65 +37,32 @@ class Sides(NamedTuple):
     length: int  # longest text, prompt and output together
 
 
-def drafting(
-    options: DraftRole, sides: Sides, rates: Rates | None
-) -> AbstractContextManager[Complete]:
-    """Yields a function that completes requests with a draft on this machine.
-
-    rates: what cost is counted by, where it is known
-    """
-    return _in_rounds(options, sides) if options.waits else _growing(options, sides, rates)
+def draft_rows(options: ClientRole, sides: Sides, aims: Aims) -> AbstractContextManager[AnyRows]:
+    """Load the draft and yield its rows, which draft for one text each."""
+    return _in_rounds(options, sides) if options.waits else _growing(options, sides, aims)
 
 
 @contextmanager
-def _in_rounds(options: DraftRole, sides: Sides) -> Iterator[Complete]:
-    """Complete in synchronous rounds: the target waits for a whole tree of a fixed policy."""
+def _in_rounds(options: ClientRole, sides: Sides) -> Iterator[AnyRows]:
+    """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
     ranked = policy.most_ranked
     model = load_draft(options, sides.checkpoint, sides.rows, sides.length, ranked, ranked)
-    pool = rounds(model, policy, sides.target.description.max_tree_nodes - 1)
-
-    def complete_in_rounds(request: Request, show: Show, cancelled: Event) -> Completion:
-        order, session = request.order(Pace.WAIT), sides.target.session()
-        tokenizer = sides.checkpoint.tokenizer
-        with pool.proposer() as proposer:
-            return complete(request, session, [proposer], tokenizer, show, cancelled, order=order)
-
-    yield complete_in_rounds
+    yield rounds(model, policy, sides.target.description.max_tree_nodes - 1)
 
 
 @contextmanager
-def _growing(options: DraftRole, sides: Sides, rates: Rates | None) -> Iterator[Complete]:
-    """Complete with a draft that never waits. What it learned about the pair is kept at the end."""
+def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]:
+    """Rows that never wait. What they learned about the pair is kept at the end."""
     from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
 
-    aims, target, checkpoint = read_aims(options, rates), sides.target, sides.checkpoint
+    target, checkpoint = sides.target, sides.checkpoint
     model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
     profile = user_profiles(options).draft(checkpoint, model, sides.length)
     learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
     pool = GrowingPool(model, profile, target, aims, learned)
-
-    def complete_growing(request: Request, show: Show, cancelled: Event) -> Completion:
-        explainer = Explainer(
-            pool.round_trip, aims.terms, aims.wish.objective, named=show is silent
-        )
-        with pool.proposer() as proposer:
-            done = complete(
-                request,
-                target.session(),
-                [proposer],
-                checkpoint.tokenizer,
-                show,
-                cancelled,
-                offline=options.offline == "draft",
-                tell=explainer.tell if options.explain else None,
-            )
-        if options.explain:
-            explainer.conclude(done)
-        return done
-
     try:
-        yield complete_growing
+        yield pool
     finally:
         pool.keep()
 

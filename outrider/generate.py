@@ -18,17 +18,16 @@ from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
-from outrider.completion import Complete, Completion, Request, Show, complete, new_completion
+from outrider.client import Client, open_client
+from outrider.completion import Completion, Request, Show, complete
 from outrider.connecting import connect_target, print_models
-from outrider.drafting import Sides, drafting
+from outrider.explain import Explainer
 from outrider.live_text import silent
 from outrider.models import Checkpoint, find_draft, find_target, find_tokenizer, load_model
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
 from outrider.prompts import make_requests, read_prompts
-from outrider.purse import Purse, open_purse
 from outrider.running import run
 from outrider.summary import account
-from outrider.wishes import read_prices, read_wish
 
 
 def draft(options: DraftRole) -> int:
@@ -36,26 +35,33 @@ def draft(options: DraftRole) -> int:
     if options.list_models:
         print_models(options)
         return 0
-    prompts, checkpoint = read_prompts(options), find_draft(options)
-    tokenizer, stated = checkpoint.tokenizer, read_prices(options, 0.0)
-    with connect_target(options, tokenizer, checkpoint.name) as target:
-        length = session_length(options.sequence_length, checkpoint, target)
-        requests = make_requests(options, prompts, tokenizer, length, target.description.stop_ids)
-        stated = stated or read_prices(options, target.description.usd_per_hour)
-        rates = stated.rates if stated is not None else None
-        purse = open_purse(options, stated)
-        told = partial(account, purse=purse, wish=read_wish(options, rates))
+    prompts = read_prompts(options)
+    with open_client(options) as client:
+        stop_ids = client.target.description.stop_ids
+        requests = make_requests(options, prompts, client.tokenizer, client.length, stop_ids)
+        told = partial(account, purse=client.purse, wish=client.aims.wish)
         rows = min(options.batch, len(requests))
-        with drafting(options, Sides(checkpoint, target, rows, length), rates) as make:
+        client.load(rows)
 
-            def make_paid(request: Request, show: Show, cancelled: Event) -> Completion:
-                done = _paid(request, purse, make, show, cancelled)
-                done.device = target.description.device
-                if options.baseline:
-                    add_baseline(done, request, target, tokenizer, cancelled)
-                return done
+        def make(request: Request, show: Show, cancelled: Event) -> Completion:
+            explainer = _explainer(options, client, show)
+            tell, offline = explainer.tell if explainer else None, options.offline == "draft"
+            done = client.complete(request, show, cancelled, tell, offline=offline)
+            if explainer is not None:
+                explainer.conclude(done)
+            if options.baseline:
+                add_baseline(done, request, client.target, client.tokenizer, cancelled)
+            return done
 
-            return run(options, requests, make_paid, workers=rows, told=told)
+        return run(options, requests, make, workers=rows, told=told)
+
+
+def _explainer(options: DraftRole, client: Client, show: Show) -> Explainer | None:
+    """What explains a text, with --explain and a draft that never waits."""
+    if not options.explain or client.round_trip is None:
+        return None
+    aims = client.aims
+    return Explainer(client.round_trip, aims.terms, aims.wish.objective, named=show is silent)
 
 
 def fused_client(options: FusedClientRole) -> int:
@@ -146,13 +152,3 @@ def add_baseline(
     alone = complete(request, target.session(), [], tokenizer, silent, cancelled)
     alone.device = target.description.device
     done.baseline, done.speedup = alone, alone.seconds / done.seconds
-
-
-def _paid(
-    request: Request, purse: Purse, make: Complete, show: Show, cancelled: Event
-) -> Completion:
-    """Make a text that is paid from this purse. None begins once the purse is empty."""
-    if purse.empty:
-        return replace(new_completion(request), finish_reason="spent", usd=0.0)
-    with purse.text() as tab:
-        return make(replace(request, tab=tab), show, cancelled)

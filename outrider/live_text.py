@@ -6,6 +6,7 @@ status lines below the text, and printed after it. Elsewhere it goes to stderr a
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from threading import Lock
@@ -130,3 +131,10 @@ def _harmless(text: str) -> str:
 
 def silent(piece: Piece) -> None:
     """Shows nothing."""
+
+
+def in_colour(asked: str) -> bool:
+    """Whether text is coloured: as --color asks, which is auto, always or never."""
+    if asked == "auto":
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return asked == "always"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
@@ -24,33 +25,42 @@ from inference.times import DraftTimes, TargetTimes
 from outrider.probing import link_times, probe_link
 from outrider.wishes import Aims
 
-Make = Callable[[Model, int], Proposer]
-"""A proposer on this row of the model."""
+One = TypeVar("One", bound=Proposer)
+
+Lent: TypeAlias = AbstractContextManager[Sequence[Proposer]]
+"""Proposers while they are lent to a text."""
 
 
-class Rows:
+class Rows(Generic[One]):
     """Lends the rows of a draft model as proposers, each to one text at a time. Calls that come at
     the same time are computed together.
     """
 
-    def __init__(self, model: Model, make: Make) -> None:
+    def __init__(self, model: Model, make: Callable[[Model, int], One]) -> None:
         shared = Together(model)
         self.proposers = [make(shared, row) for row in range(model.rows)]
-        self._free = SimpleQueue[Proposer]()
+        self._free = SimpleQueue[One]()
         for proposer in self.proposers:
             self._free.put(proposer)
 
     @contextmanager
-    def proposer(self) -> Iterator[Proposer]:
-        """Lend a proposer. Waits until a row is free."""
-        proposer = self._free.get()
+    def lent(self) -> Iterator[Sequence[Proposer]]:
+        """Lend a proposer: one, or none where all rows are lent.
+
+        A text never waits for a draft. The target decodes it alone in that case.
+        """
         try:
-            yield proposer
+            proposer = self._free.get_nowait()
+        except Empty:
+            yield ()
+            return
+        try:
+            yield (proposer,)
         finally:
             self._free.put(proposer)
 
 
-def rounds(model: Model, policy: Policy, room: int) -> Rows:
+def rounds(model: Model, policy: Policy, room: int) -> Rows[RoundProposer]:
     """Rows that draft a whole tree of this policy for each forward.
 
     room: candidates that a forward has
@@ -58,7 +68,7 @@ def rounds(model: Model, policy: Policy, room: int) -> Rows:
     return Rows(model, lambda shared, row: RoundProposer(shared, policy, room=room, row=row))
 
 
-class GrowingPool(Rows):
+class GrowingPool(Rows[ModelProposer]):
     """Proposers that never wait, on the rows of a draft model, against one target.
 
     What a row learned in one text serves its next. All rows begin alike.
@@ -85,6 +95,11 @@ class GrowingPool(Rows):
             model, lambda shared, row: ModelProposer(shared, row, self.known[row], prices[row])
         )
 
+    def steer(self, aims: Aims) -> None:
+        """Draft by these aims from now on, also in texts that are being made."""
+        for proposer, known in zip(self.proposers, self.known, strict=True):
+            proposer.prices = aims.prices(known)
+
     def keep(self) -> None:
         """Write what was learned to its file, for the next run: that of the row which learned most.
         Not to be called while texts are made.
@@ -110,6 +125,10 @@ class GrowingPool(Rows):
         except (InvalidRequest, OSError) as error:
             say(f"note: what was learned is not used: {error}")
         return read_acceptance()
+
+
+AnyRows: TypeAlias = GrowingPool | Rows[RoundProposer]
+"""Rows that never wait, or rows for synchronous rounds."""
 
 
 def learned_file(draft: str, target: str) -> Path:

@@ -25,7 +25,7 @@ from inference.planner.profiling import (
 )
 from inference.times import Shape
 from outrider.models import Checkpoint, describe
-from outrider.options.groups import CalibrateOptions
+from outrider.options.groups import CalibrateOptions, MeasureOptions
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
@@ -151,10 +151,10 @@ class Profiles:
         return times
 
 
-def user_profiles(options: CalibrateOptions) -> Profiles:
+def user_profiles(options: MeasureOptions) -> Profiles:
     """The profiles in this user's cache. Progress is printed on stderr."""
-    directory = cache_directory("profiles")
-    return Profiles(directory, say, options.calibrate, options.measure_first)
+    afresh = isinstance(options, CalibrateOptions) and options.calibrate
+    return Profiles(cache_directory("profiles"), say, afresh, options.measure_first)
 
 
 def _subject(

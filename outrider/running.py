@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +14,7 @@ from pathlib import Path
 from inference.command import INTERRUPTED, printable, say
 from inference.errors import OutriderError
 from outrider.completion import Broken, Complete, Completion, Request, Show, new_completion
-from outrider.live_text import LiveText, silent
+from outrider.live_text import LiveText, in_colour, silent
 from outrider.options.groups import TextOptions
 from outrider.summary import summary, write_profile
 
@@ -80,12 +78,6 @@ def _all(
             pool.shutdown(cancel_futures=True)
             raise
     return finished
-
-
-def in_colour(asked: str) -> bool:
-    if asked == "auto":
-        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return asked == "always"
 
 
 def _attempt(

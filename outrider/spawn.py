@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from inference.backends.timed import EMULATED
 from inference.errors import Unavailable
-from outrider.serve import READY
+from outrider.target import READY
 
 _STOP_SECONDS = 10
 _LINES = 50  # lines that are kept of what a target says

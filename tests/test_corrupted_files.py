@@ -48,7 +48,7 @@ from outrider.cli import main
 from outrider.listed import read_listed
 from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
-from outrider.serve import load_target
+from outrider.target import load_target
 from tests.support.artifacts import FakeBuilder, build, checkpoint, small_spec
 from tests.support.corruption import VALUES, WHOLE, Steps, spoilt, stripped
 from tests.support.models import TINY

@@ -48,7 +48,6 @@ EMBEDDED = (
         r"--tls_cert … --tls_key …",
         "--tls_cert certificates/cert.pem --tls_key certificates/key.pem",
     ),
-    (r" --chat\b", ""),  # the embedded pair has no chat template
     (r" --watch\b", ""),
 )
 """What stands for models, machines and files of the reader's own."""

@@ -33,7 +33,7 @@ from outrider.completion import Completion, Request, complete
 from outrider.live_text import silent
 from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
-from outrider.serve import load_target
+from outrider.target import load_target
 from tests.support.equality import NearTies, assert_same_text
 
 SAMPLINGS = [

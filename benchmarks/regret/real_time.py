@@ -38,8 +38,8 @@ from inference.backends.timed import TimedModel
 from inference.command import run_command
 from inference.errors import Unavailable
 from outrider.link import LinkShape, shaped_link
-from outrider.serve import READY
 from outrider.spawn import role_environment
+from outrider.target import READY
 
 COMPARED = (ALONE, GROWING, ANYWHERE, next(arm for arm in SYNCHRONOUS if arm.name == "tree 16x4"))
 """The arms that are repeated."""

@@ -26,7 +26,7 @@ from inference.text import Tokenizer
 from inference.times import TargetTimes
 from outrider.link import LinkShape, shaped_link
 from outrider.models import PREFILL_NODES, find_draft, load_model
-from outrider.options.groups import CalibrateOptions
+from outrider.options.groups import MeasureOptions
 from outrider.options.roles import DraftRole
 from outrider.profiles import user_profiles
 from outrider.spawn import started
@@ -125,7 +125,7 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
             spare=_ROOM,
             max_nodes=PREFILL_NODES,
         )
-        here = user_profiles(CalibrateOptions(measure_first=True)).draft(
+        here = user_profiles(MeasureOptions(measure_first=True)).draft(
             checkpoint, draft, SEQUENCE_LENGTH
         )
         words = (

@@ -108,7 +108,7 @@ class ModelProposer:
         self.kind = kind
         self.calls = self.ranked = self.proposed = 0  # calls, nodes in them, nodes sent
         self.drafting = 0.0  # seconds
-        self._model, self._row, self._known, self._prices = model, row, knowledge, prices
+        self._model, self._row, self._known, self.prices = model, row, knowledge, prices
         self._room, self._clock, self._call_seconds = room, clock, {}
         self._begin([0], SamplingParams(), 1)
 
@@ -143,7 +143,7 @@ class ModelProposer:
         if fresh:
             self._account(len(fresh), now)
             self._advance(fresh)
-        if not self._prices.holds_target:  # a held target waits: nothing is late
+        if not self.prices.holds_target:  # a held target waits: nothing is late
             self._times.heard(notice)
         self._outbox.heard(notice)
 
@@ -164,7 +164,7 @@ class ModelProposer:
             nodes = nodes[: len(nodes) // 2]
         again = self._silent >= TRIES_AGAIN and nodes[:1] == [self._list.root]
         call = self._seconds(1)
-        overtaken = not self._prices.holds_target and call >= self._times.forward > 0
+        overtaken = not self.prices.holds_target and call >= self._times.forward > 0
         if overtaken and self.calls >= TRUSTED:
             # a draft this slow never catches up with a target that is ahead
             arrives = self._times.arrival(now + call)
@@ -172,7 +172,7 @@ class ModelProposer:
         root = self._list.root.log
         values = np.exp([node.log - root for node in nodes])
         gains: list[float] = np.cumsum(self._gains(values)).tolist()
-        self._chosen = nodes[: self._prices.width(gains, self._seconds)]
+        self._chosen = nodes[: self.prices.width(gains, self._seconds)]
         if again and not self._chosen:
             self._chosen = [self._list.root]
         return self._chosen
@@ -261,7 +261,7 @@ class ModelProposer:
     def _look(self) -> None:
         """Read prices and times again. They change slowly."""
         self._call_seconds.clear()
-        self._floor = self._prices.least_value()
+        self._floor = self.prices.least_value()
 
     @property
     def _free(self) -> int:
@@ -313,7 +313,7 @@ class ModelProposer:
         """Record what these tokens took, which sets the price of the next ones."""
         if self._accounted is not None:
             began, drafted = self._accounted
-            self._prices.committed(
+            self.prices.committed(
                 tokens, Effort(now - began, self.drafting - drafted, self._bytes_up)
             )
         self._accounted, self._bytes_up = (now, self.drafting), 0.0

@@ -22,7 +22,7 @@ from inference.text import Tokenizer
 from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
 from outrider.live_text import silent
-from outrider.pools import GrowingPool, Rows, rounds
+from outrider.pools import AnyRows, GrowingPool, Lent, rounds
 from outrider.wishes import SPEED_ALONE, Aims
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def read_setting(text: str) -> Policy:
 
 
 def _across(
-    bench: Bench, rows: Rows | None = None, pace: Pace = Pace.GO_ON, *, beside: bool = False
+    bench: Bench, rows: AnyRows | None = None, pace: Pace = Pace.GO_ON, *, beside: bool = False
 ) -> Complete:
     """Complete over the link, with these rows' proposers drafting here. The record names the
     target's device.
@@ -142,8 +142,8 @@ def _across(
 
     def complete_one(request: Request) -> Completion:
         order, session = request.order(pace, beside=beside), bench.target.session()
-        with rows.proposer() if rows else nullcontext() as proposer:
-            proposers = [proposer] if proposer else []
+        lent: Lent = rows.lent() if rows else nullcontext(())
+        with lent as proposers:
             show, never = silent, Event()
             done = complete(request, session, proposers, bench.tokenizer, show, never, order=order)
         return replace(done, device=device)

@@ -23,12 +23,12 @@ from outrider.drafting import load_draft
 from outrider.generate import session_length
 from outrider.link import LinkShape, shaped_link
 from outrider.models import Checkpoint, find_draft
-from outrider.options.groups import CalibrateOptions
+from outrider.options.groups import MeasureOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
 from outrider.prompts import make_requests, read_prompts
-from outrider.serve import load_served
 from outrider.spawn import StartedTarget, started
+from outrider.target import load_served
 from outrider.wishes import Aims, Stated, read_aims, read_prices
 
 PROMPTS = (
@@ -113,7 +113,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         )
         room = max(ROOM, *(one.most_ranked for one in (*options.chains, *options.trees)))
         draft = load_draft(common, checkpoint, 1, length, room, room)
-        times = user_profiles(CalibrateOptions(measure_first=True)).draft(checkpoint, draft, length)
+        times = user_profiles(MeasureOptions(measure_first=True)).draft(checkpoint, draft, length)
         account = open_account(common, stated, whole=target is not None, emulated=bool(profile))
         yield Testbed(
             options,

@@ -4,7 +4,7 @@ combines groups into roles.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
@@ -33,6 +33,12 @@ from outrider.options.values import (
 
 
 class GeneralOptions(Group, title="general"):
+    COMMON: ClassVar[tuple[str, ...]] = ()
+    """Flags that most people need, in the order of a verb's help."""
+
+    BARE: ClassVar[str] = ""
+    """The flag whose value may directly follow the verb; empty for none."""
+
     config: File | None = None
     """read options from this YAML file; the command line and OUTRIDER_... come before it"""
     print_config: bool = False
@@ -104,13 +110,16 @@ class LegacyOptions(TargetOptions):
         return self
 
 
-class CalibrateOptions(Group, title="models and devices"):
-    calibrate: bool = False
-    """measure the models of this role afresh (a draft: and the link, if a target answers), print
-    and keep what was found, and end"""
+class MeasureOptions(Group, title="models and devices"):
     measure_first: bool = False
     """measure all times before the first text; otherwise a target measures while nobody asks, and a
     draft only for a moment"""
+
+
+class CalibrateOptions(MeasureOptions):
+    calibrate: bool = False
+    """measure the models of this role afresh (a draft: and the link, if a target answers), print
+    and keep what was found, and end"""
 
     @model_validator(mode="after")
     def _measured_once(self) -> Self:
@@ -119,16 +128,9 @@ class CalibrateOptions(Group, title="models and devices"):
         return self
 
 
-class TextOptions(Group, title="text"):
-    """Which texts are made, and how they are shown."""
+class SamplingOptions(Group, title="text"):
+    """How texts are made, and how they are shown."""
 
-    prompt: str | None = None
-    """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
-    front where it defines one"""
-    prompt_text: Annotated[File, Also("prompt_file")] | None = None
-    """one prompt a line, - for standard input; --batch of them at once"""
-    chat: bool = False
-    """apply the model's chat template to the prompt"""
     max_new_tokens: Count = 128
     """tokens to make at most"""
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
@@ -139,12 +141,8 @@ class TextOptions(Group, title="text"):
     """0 is off"""
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
     """prompt i uses seed + i (default: random, printed)"""
-    as_json: bool = Field(default=False, alias="json")
-    """one JSON object a prompt on stdout, and nothing else there"""
     color: Literal["auto", "always", "never"] = "auto"
     """mark in the text what was guessed; auto: on a terminal, unless NO_COLOR is set"""
-    profile: Directory | None = None
-    """write outrider-profile.csv and .json into DIR"""
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
@@ -153,6 +151,22 @@ class TextOptions(Group, title="text"):
 
     def sampling(self, seed: int) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_k, self.top_p, seed).on_the_wire()
+
+
+class TextOptions(SamplingOptions):
+    """Which texts are made, and how they are shown."""
+
+    prompt: str | None = None
+    """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
+    front where it defines one"""
+    prompt_text: Annotated[File, Also("prompt_file")] | None = None
+    """one prompt a line, - for standard input; --batch of them at once"""
+    chat: bool = False
+    """apply the model's chat template to the prompt"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON object a prompt on stdout, and nothing else there"""
+    profile: Directory | None = None
+    """write outrider-profile.csv and .json into DIR"""
 
 
 class BaselineOptions(Group, title="text"):
@@ -174,8 +188,6 @@ class TreeOptions(Group, title="drafting"):
     pace: Literal["go_on", "wait"] | None = None
     """go_on: the target waits for nobody (the default); wait: for whole trees, which takes fewer of
     its forwards"""
-    offline: Literal["wait", "draft"] = "wait"
-    """while the target is away: wait, or go on with the draft's own text, corrected later"""
 
     @property
     def waits(self) -> bool:
@@ -189,7 +201,7 @@ class TreeOptions(Group, title="drafting"):
 
     @property
     def _fixed(self) -> list[str]:
-        return self.given(TreeOptions, "pace", "offline")
+        return self.given(TreeOptions, "pace")
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -200,6 +212,15 @@ class TreeOptions(Group, title="drafting"):
                 f"{self._fixed[0]} makes the target wait for whole trees, --pace go_on lets it go "
                 "on: give one of them"
             )
+        return self
+
+
+class OfflineOptions(TreeOptions):
+    offline: Literal["wait", "draft"] = "wait"
+    """while the target is away: wait, or go on with the draft's own text, corrected later"""
+
+    @model_validator(mode="after")
+    def _never_waits(self) -> Self:
         if self.waits and self.offline == "draft":
             raise ValueError(
                 "--offline draft goes on with a draft that never waits, "
@@ -251,6 +272,11 @@ class PriceOptions(HourlyOptions):
         return self
 
 
+class ExplainOptions(Group, title="prices and limits"):
+    explain: bool = False
+    """say on stderr what a token costs, what limits it and what would change that"""
+
+
 class GoalOptions(PriceOptions):
     """What drafting is to keep small, or below a limit."""
 
@@ -266,8 +292,6 @@ class GoalOptions(PriceOptions):
     """joules a token that must be kept, at most speed"""
     max_usd: Price | None = None
     """end the run, with what was made, when it has cost so much"""
-    explain: bool = False
-    """say on stderr what a token costs, what limits it and what would change that"""
 
     @model_validator(mode="after")
     def _one_goal(self) -> Self:

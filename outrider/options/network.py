@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from grpc_comm.transport import Address, parse_address
 from outrider.options.group import Group
-from outrider.options.values import File, Host, Name, Natural, Port, Seconds
+from outrider.options.values import Count, File, Host, Name, Natural, Port, Seconds
 
 
 class PortOptions(Group, title="network"):
@@ -68,6 +68,43 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     def _has_addresses(self) -> Self:
         if not all(address.host for address in self.addresses):
             raise ValueError(f"--target_host {self.target_host}: HOST or HOST:PORT is needed")
+        return self
+
+
+class HttpOptions(TlsOptions, title="network"):
+    """Where `serve` listens for HTTP, and to whom."""
+
+    http_host: Host = "127.0.0.1"
+    """address on which HTTP is served"""
+    http_port: Port = 8000
+    """port on which HTTP is served; 0 lets the system choose"""
+    http_cert: File | None = None
+    """certificate, for HTTPS"""
+    http_key: File | None = None
+    """private key of --http_cert"""
+    api_keys: File | None = None
+    """file with the keys of HTTP clients, one a line; needed beyond this machine"""
+    origins: str | None = None
+    """origins of pages elsewhere that may call this server: A,B (CORS)"""
+    most_texts: Count = 64
+    """texts at the same time; more are asked to come again"""
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if (self.http_cert is None) != (self.http_key is None):
+            raise ValueError("--http_cert and --http_key belong together: give both or neither")
+        if Address(self.http_host, self.http_port).loopback:
+            return self
+        if self.api_keys is None:
+            raise ValueError(
+                f"--http_host {self.http_host} is reached by others: give --api_keys FILE, or "
+                "listen on 127.0.0.1"
+            )
+        if self.http_cert is None and not self.insecure:
+            raise ValueError(
+                f"--http_host {self.http_host} without TLS shows keys and texts to the network: "
+                "give --http_cert and --http_key, or --insecure"
+            )
         return self
 
 

@@ -15,7 +15,7 @@ from inference.command import USAGE, Parser, add_gone, nearest
 from inference.errors import InvalidRequest
 from outrider.options.group import Flag, Group, Shown, flags_of
 from outrider.options.groups import GeneralOptions
-from outrider.options.roles import GONE, ROLES
+from outrider.options.roles import GONE, OTHER_VERBS, ROLES, VERBS
 from outrider.options.sources import PREFIX, ValueSource, environment, origins, read_file, resolve
 from outrider.version import outrider_version
 
@@ -33,21 +33,23 @@ TITLES = (
 """Titles of the groups, in the order of the help."""
 
 _SHORT = """{command}: a small draft model runs ahead here, a large target model checks its guesses.
-  {command} --role target                            serve the target that ships here
-  {command} --role draft --prompt "def main():"      make text with it, from another shell
-  {command} --role verify_target --prompt "..."      the target alone, in one process
-  {command} --role draft --help                      the flags of a role
-  {command} --help                                   all roles, all flags
-  {command} --config FILE                            role and flags from a YAML file
+  {command} target                       serve the target that ships here
+  {command} chat                         chat with it, from another shell
+  {command} serve                        an OpenAI-compatible endpoint and a chat page
+  {command} run --prompt "def main():"   make one text
+  {command} VERB --help                  the common flags of a verb; --help-all lists all
+  {command} --help                       all verbs, all flags
+  {command} --config FILE                role and flags from a YAML file
 """
 
 _DESCRIPTION = """Outrider: a small draft model runs ahead on this machine, a large target model
 elsewhere checks its guesses, and the text is exactly the target's own. Without model flags the pair
 that ships with the repository is used. Each flag may also stand in a YAML file (--config) or in the
 environment (OUTRIDER_BATCH=8); the command line comes first. - and _ are the same in a flag, and
---no_NAME turns a switch off. `--role ROLE --help` shows the flags of one role.
+--no_NAME turns a switch off. `--role ROLE --help` shows the flags of one role, `VERB --help` the
+common ones of a verb.
 
-roles:
+verbs:
 """
 
 EXAMPLES = """examples:
@@ -74,20 +76,31 @@ class _Start(GeneralOptions):
 
 
 def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
-    """The options of the role that a command line asks for.
+    """The options of the role that a command line asks for, by --role or by a verb before the rest.
 
     Prints help or what else is asked to be shown, or an error in one line, and exits.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
+    verb = words[0] if words and not words[0].startswith("-") else None
+    if verb is not None:
+        words = _with_role(verb, words[1:])
     parser, start = _parser(all_flags()), environment(_Start)
     if not words and not start.values:
         parser.exit(USAGE, _SHORT.format(command=_command()))
     try:
+        if verb is not None:
+            _check_verb(verb)
         given = _read(parser, words)
         if given.values.pop("version", False):
             _print_and_end(f"outrider {outrider_version()}\n")
-        if given.values.pop("help", False):
+        shell = given.values.pop("completion", None)
+        if shell is not None:
+            _print_and_end(shell_completion(shell))
+        if given.values.pop("help_all", False):
             _print_and_end(_help(given.values.get("role")))
+        if given.values.pop("help", False):
+            role = given.values.get("role")
+            _print_and_end(_help(role) if verb is None else _short_help(verb, _model([role])))
         path = {**start.values, **given.values}.get("config")
         files = [read_file(Path(path))] if path else []
         roles = [
@@ -156,6 +169,23 @@ def _underscored(word: str) -> str:
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
 
 
+def _with_role(verb: str, rest: list[str]) -> list[str]:
+    """A verb's words as flags: its role, and the flag of a value that follows the verb."""
+    role = VERBS.get(verb, verb)
+    bare = ROLES[role].BARE if role in ROLES else ""
+    if bare and rest and not rest[0].startswith("-"):
+        rest = [f"--{bare}", *rest]
+    return ["--role", role, *rest]
+
+
+def _check_verb(verb: str) -> None:
+    """Raise InvalidRequest for a word that is no verb."""
+    known = (*VERBS, *OTHER_VERBS, *ROLES)
+    if verb not in known:
+        verbs = ", ".join((*VERBS, *OTHER_VERBS))
+        raise InvalidRequest(f"what is {verb}? The verbs are {verbs}{nearest(verb, known)}")
+
+
 def _model(roles: Sequence[Any]) -> type[GeneralOptions]:
     """The model of the first of these roles."""
     if not roles:
@@ -204,18 +234,24 @@ def _parser(flags: Mapping[str, Flag], description: str = "") -> Parser:
     )
     groups = {title: parser.add_argument_group(title) for title in TITLES}
     for flag in flags.values():
-        _add(groups[flag.title], flag)
+        roles = roles_of(flag.name)
+        whose = f" [{', '.join(roles)}]" if 0 < len(roles) < len(ROLES) else ""
+        _add(groups[flag.title], flag, whose)
     groups["general"].add_argument("--version", action="store_true", help="print it, and end")
+    groups["general"].add_argument(
+        "--help_all", "--help-all", action="store_true", help="print the help with all flags"
+    )
+    groups["general"].add_argument(
+        "--completion", metavar="SHELL", help="print the completion script for bash, zsh or tcsh"
+    )
     groups["general"].add_argument("-h", "--help", action="store_true", help="print this, and end")
     for name, why in GONE.items():
         add_gone(parser, name, why)
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
-    """A flag in all its spellings; a switch can be turned off, too."""
-    roles = roles_of(flag.name)
-    whose = f" [{', '.join(roles)}]" if 0 < len(roles) < len(ROLES) else ""
+def _add(group: argparse._ActionsContainer, flag: Flag, whose: str = "") -> None:
+    """A flag in all its spellings; a switch can be turned off, too. whose: ends its help."""
     text = f"{flag.help}{whose}".replace("%", "%%")
     if flag.kind is bool:
         group.add_argument(*flag.spellings, action="store_true", dest=flag.name, help=text)
@@ -231,8 +267,48 @@ def _help(role: str | None) -> str:
     flags = all_flags()
     if role is not None:
         flags = {name: flags[name] for name in all_flags() if name in flags_of(_model([role]))}
-    roles = "".join(f"  {name:15}{model.__doc__}\n" for name, model in ROLES.items())
-    return _parser(flags, _DESCRIPTION + roles).format_help()
+    verbs = {verb: ROLES[name].__doc__ for verb, name in VERBS.items()} | OTHER_VERBS
+    roles = {name: model.__doc__ for name, model in ROLES.items()}
+    tables = f"{_table(verbs)}\nroles:\n{_table(roles)}"
+    return _parser(flags, _DESCRIPTION + tables).format_help()
+
+
+def _table(lines: Mapping[str, str | None]) -> str:
+    return "".join(f"  {name:15}{text}\n" for name, text in lines.items())
+
+
+def shell_completion(shell: str) -> str:
+    """A script that completes verbs and flags in a shell. Raises InvalidRequest for another one."""
+    import shtab
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        known = ", ".join(shtab.SUPPORTED_SHELLS)
+        raise InvalidRequest(f"--completion {shell}: one of {known} is needed")
+    parser = argparse.ArgumentParser(prog="outrider", add_help=False)
+    verbs = parser.add_subparsers()
+    for verb, role in VERBS.items():
+        group = verbs.add_parser(verb, help=ROLES[role].__doc__, add_help=False)
+        for flag in flags_of(ROLES[role]).values():
+            _add(group, flag)
+    for verb, text in OTHER_VERBS.items():
+        verbs.add_parser(verb, help=text, add_help=False)
+    return str(shtab.complete(parser, shell=shell))
+
+
+def _short_help(verb: str, model: type[GeneralOptions]) -> str:
+    """The help of a verb: its common flags. It fits a screen."""
+    flags, command = flags_of(model), _command()
+    parser = Parser(
+        prog=command,
+        usage=f"{command} {verb} [FLAG VALUE ...]",
+        description=model.__doc__,
+        epilog=f"`{command} {verb} --help-all` lists all {len(flags)} flags.",
+        add_help=False,
+    )
+    group = parser.add_argument_group("common flags")
+    for name in model.COMMON or flags:
+        _add(group, flags[name])
+    return parser.format_help()
 
 
 def _lines(values: Mapping[str, tuple[Any, str]]) -> Iterator[str]:

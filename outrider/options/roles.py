@@ -5,13 +5,13 @@ The flags of the last base come first.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from outrider.options import groups, network
-from outrider.options.values import Directory, File, Name
+from outrider.options.values import Directory, File, ModelName, Name
 
 
 class ServingRole(
@@ -48,6 +48,10 @@ class ServingRole(
 class TargetRole(ServingRole, groups.LegacyOptions):
     """serve a target"""
 
+    COMMON: ClassVar = (
+        *("model", "artifact", "device", "port", "host"),
+        *("tls_cert", "tls_key", "token_file"),
+    )
     role: Literal["target"] = "target"
 
 
@@ -57,21 +61,20 @@ class FusedTargetRole(groups.DraftModelOptions, ServingRole):
     role: Literal["fused_target"] = "fused_target"
 
 
-class DraftRole(
+TO_A_TARGET = ("target_host", "model", "tls_ca", "token_file")
+"""Common flags of a client: where its target is, which draft it loads, and how it is known."""
+
+
+class ClientRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
     groups.GoalOptions,
     groups.TreeOptions,
-    groups.BaselineOptions,
-    groups.TextOptions,
-    groups.CalibrateOptions,
-    groups.BatchOptions,
+    groups.MeasureOptions,
     groups.DeviceOptions,
     groups.DraftModelOptions,
 ):
-    """make text: draft here, verify at a target"""
-
-    role: Literal["draft"] = "draft"
+    """Options of the roles that draft here and verify at a target."""
 
     @model_validator(mode="after")
     def _rounds_have_no_goal(self) -> Self:
@@ -82,6 +85,47 @@ class DraftRole(
                 "give one of them"
             )
         return self
+
+
+class SharedClientRole(groups.BatchOptions, ClientRole):
+    """Options of clients that make several texts at the same time."""
+
+
+class DraftRole(
+    groups.ExplainOptions,
+    groups.OfflineOptions,
+    groups.BaselineOptions,
+    groups.TextOptions,
+    groups.CalibrateOptions,
+    SharedClientRole,
+):
+    """make text: draft here, verify at a target"""
+
+    BARE: ClassVar = "prompt"
+    COMMON: ClassVar = (*("prompt", "chat", "max_new_tokens", "temperature"), *TO_A_TARGET)
+    role: Literal["draft"] = "draft"
+
+
+class ChatRole(groups.SamplingOptions, ClientRole):
+    """chat in the terminal: draft here, verify at a target"""
+
+    COMMON: ClassVar = (*TO_A_TARGET, *("system", "temperature", "max_new_tokens", "cs"))
+    role: Literal["chat"] = "chat"
+    target_only: bool = False
+    """load no draft here; a draft beside the target is used where there is one"""
+    system: str | None = None
+    """the system message"""
+    load: File | None = None
+    """go on with a conversation that was saved in this file"""
+
+
+class ServeRole(network.HttpOptions, SharedClientRole):
+    """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
+
+    COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
+    role: Literal["serve"] = "serve"
+    target_only: bool = False
+    """load no draft here; a draft beside the target is used where there is one"""
 
 
 class FusedClientRole(
@@ -120,6 +164,7 @@ class VerifyDraftRole(
 class MakeCertRole(groups.GeneralOptions, network.HostOptions, title="security"):
     """make a self-signed certificate for a target"""
 
+    COMMON: ClassVar = ("host", "out")
     role: Literal["make-cert"] = "make-cert"
     out: Directory = "certificates"
     """where the certificate is written"""
@@ -128,6 +173,7 @@ class MakeCertRole(groups.GeneralOptions, network.HostOptions, title="security")
 class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
     """make a key for a client; its token is printed once"""
 
+    COMMON: ClassVar = ("name", "keys_file")
     role: Literal["make-key"] = "make-key"
     name: Name | None = None
     """whose key it is"""
@@ -147,18 +193,84 @@ class ProfilesRole(groups.GeneralOptions, title="general"):
     """remove them"""
 
 
+class PullRole(groups.GeneralOptions, title="models and devices"):
+    """download a model from the hub, with bytes and time left; resumes"""
+
+    COMMON: ClassVar = ("name",)
+    BARE: ClassVar = "name"
+    role: Literal["pull"] = "pull"
+    name: ModelName | None = None
+    """the model: hub name or directory"""
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if not self.name:
+            raise ValueError("pull needs a model: pull NAME")
+        return self
+
+
+class ListRole(groups.GeneralOptions, title="models and devices"):
+    """list the models here, how large they are, and which pairs fit"""
+
+    COMMON: ClassVar = ("directory", "remove", "json")
+    role: Literal["list"] = "list"
+    directory: Directory | None = None
+    """also look for models below these directories: A,B"""
+    remove: Name | None = None
+    """delete this model from the hub's cache"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON object on stdout"""
+
+
+class DoctorRole(
+    groups.GeneralOptions,
+    network.ConnectionOptions,
+    groups.DeviceOptions,
+    groups.DraftModelOptions,
+):
+    """say what this machine can do, how far the target is, and what that means"""
+
+    COMMON: ClassVar = (*TO_A_TARGET, "device")
+    role: Literal["doctor"] = "doctor"
+
+
 ROLES: dict[str, type[groups.GeneralOptions]] = {
     "target": TargetRole,
     "draft": DraftRole,
+    "chat": ChatRole,
+    "serve": ServeRole,
     "fused_target": FusedTargetRole,
     "fused_client": FusedClientRole,
     "verify_target": VerifyTargetRole,
     "verify_draft": VerifyDraftRole,
+    "pull": PullRole,
+    "list": ListRole,
+    "doctor": DoctorRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
     "profiles": ProfilesRole,
 }
 """Every role by its name."""
+
+VERBS = {
+    "target": "target",
+    "serve": "serve",
+    "chat": "chat",
+    "run": "draft",
+    "pull": "pull",
+    "list": "list",
+    "doctor": "doctor",
+    "cert": "make-cert",
+    "keys": "make-key",
+}
+"""Verbs of the installed command, and their roles. A role's own name is a verb, too."""
+
+OTHER_VERBS = {
+    "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2",
+    "compare": "measure architectures side by side",
+    "deploy": "what instances cost",
+}
+"""Verbs that are commands of their own, with their help."""
 
 GONE = {
     "architecture": (

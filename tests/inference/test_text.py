@@ -56,10 +56,28 @@ def test_a_prompt_starts_with_the_beginning_of_text_token(tokenizer: Tokenizer) 
     assert tokenizer.decode(tokenizer.encode("x")) == "x"
 
 
-def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tokenizer: Tokenizer) -> None:
+def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tmp_path: Path) -> None:
+    tokenizer = altered(tmp_path, template="")
     with pytest.raises(InvalidRequest, match="empty"):
         tokenizer.encode("")
     with pytest.raises(InvalidRequest, match="chat template"):
+        tokenizer.encode("x", chat=True)
+
+
+def test_a_chat_begins_with_the_templates_text_and_ends_where_the_answer_begins(
+    tmp_path: Path,
+) -> None:
+    turns = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    tokenizer = altered(tmp_path, template=turns + "{% if add_generation_prompt %}>{% endif %}")
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert tokenizer.decode(tokenizer.encode_chat(messages)) == "user:a;assistant:b;>"
+    with pytest.raises(InvalidRequest, match="message"):
+        tokenizer.encode_chat([])
+
+
+def test_messages_that_a_template_refuses_are_told_in_its_words(tmp_path: Path) -> None:
+    tokenizer = altered(tmp_path, template="{{ raise_exception('users first') }}")
+    with pytest.raises(InvalidRequest, match="users first"):
         tokenizer.encode("x", chat=True)
 
 
@@ -69,12 +87,18 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def altered(tmp_path: Path, **changes: object) -> Tokenizer:
+def altered(tmp_path: Path, template: str | None = None, **changes: object) -> Tokenizer:
     """The embedded tokenizer with parts of its tokenizer.json replaced; a callable gets the part
     and changes it.
+
+    template: another chat template, empty for none
     """
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((EMBEDDED / "target" / name).read_bytes())
+    if template is not None:
+        settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        settings["chat_template"] = template or None
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     raw = json.loads((tmp_path / "tokenizer.json").read_text())
     for part, change in changes.items():
         raw[part] = change(raw[part]) if callable(change) else change

@@ -23,8 +23,8 @@ from outrider.models import EMBEDDED, find_draft
 from outrider.options import ROLES
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.prompts import make_requests
-from outrider.serve import load_target
 from outrider.spawn import target_process
+from outrider.target import load_target
 from tests.support.repository import ROOT
 
 MAIN = ROOT / "main.py"
@@ -191,7 +191,7 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
     (request,) = make_requests(options, [PROMPT], tokenizer, 64, frozenset())
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
-        show(Piece("verified", accepted=False))
+        show(Piece("verified"))
         done = replace(new_completion(request), text="verified", token_ids=[7, 8])
         done.finish_reason = done.error = "the target\x1b[2J went away"
         raise Broken(Unavailable(done.error), done)
@@ -291,7 +291,6 @@ BAD_INPUT = {
     ),
     "unserved device": (["--prompt", "x", "--device", "neuron"], "neuron"),
     "unpriced instance": (["--prompt", "x", "--instance", "trn9.foo", "--no_live"], "trn9.foo"),
-    "chat without template": (["--prompt", "x", "--chat"], "chat template"),
 }
 
 

@@ -38,10 +38,9 @@ from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.pools import GrowingPool
 from outrider.probing import PROBES, link_times, probe_link
 from outrider.profiles import Profiles
-from outrider.serve import load_target
+from outrider.target import load_target
 from outrider.wishes import SPEED_ALONE
-from tests.support.hostile import eventually
-from tests.support.wire_fixtures import LOOPBACK, describe, opened, successor_engine
+from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
 
 TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
 
@@ -196,7 +195,7 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
         assert not path.exists()  # nothing was learned
         with ExitStack() as stack:
             for index, most in enumerate(tokens):
-                proposer = stack.enter_context(pool.proposer())
+                (proposer,) = stack.enter_context(pool.lent())
                 request = Request(
                     index, "", tokenizer.encode("def main():"), SamplingParams(), most, frozenset()
                 )

@@ -29,7 +29,7 @@ from outrider.listed import lazily, read_listed
 from outrider.models import EMBEDDED, pick_device
 from outrider.options import parse
 from outrider.options.roles import ServingRole, TargetRole
-from outrider.serve import load_served, load_target
+from outrider.target import load_served, load_target
 from tests.support.artifacts import build
 from tests.support.drafts import alone, growing, rounds, speculated
 from tests.support.models import tiny_decoder, write_checkpoint_with_tokenizer

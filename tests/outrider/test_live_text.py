@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.command import glance, say
+from inference.proposer import MODEL
 from outrider.completion import Piece
 from outrider.live_text import LiveText
 from tests.support.terminal import Terminal
@@ -31,7 +32,7 @@ def test_a_text_is_whole_whatever_is_said_while_it_is_made(terminal: Terminal, t
     text = text.expandtabs(8)
     with terminal, LiveText(coloured=True) as show:
         for at, letter in enumerate(text):
-            show(Piece(letter, accepted=True))
+            show(Piece(letter, MODEL))
             if at % 3 == 0:
                 glance(f"{at} 語 and more than fits into the width\nsecond\nthird")
         say("it went away")
@@ -41,17 +42,17 @@ def test_a_text_is_whole_whatever_is_said_while_it_is_made(terminal: Terminal, t
 def test_the_latest_state_stands_below_the_text(terminal: Terminal) -> None:
     with terminal, LiveText(coloured=False) as show:
         assert terminal.shown[1] == "waiting for the fir"
-        show(Piece("some\nte", accepted=True))
+        show(Piece("some\nte", MODEL))
         glance("first")
         glance("second, longer than the screen")
-        show(Piece("xt", accepted=False))
+        show(Piece("xt"))
         assert terminal.shown == ["some", "text", "second, longer than", "", "", ""]
     assert terminal.everything == "some\ntext"
 
 
 def test_a_changed_width_is_followed(terminal: Terminal) -> None:
     with terminal, LiveText(coloured=False) as show:
-        show(Piece("text", accepted=True))
+        show(Piece("text", MODEL))
         terminal.width = 12
         glance("longer than twelve")
         assert terminal.shown[:2] == ["text", "longer than"]
@@ -61,12 +62,12 @@ def test_what_the_draft_says_alone_stands_below_until_the_target_is_back(
     terminal: Terminal,
 ) -> None:
     with terminal, LiveText(coloured=True) as show:
-        show(Piece("verified", accepted=True))
-        show(Piece(" guess\nand more", accepted=False, verified=False))
+        show(Piece("verified", MODEL))
+        show(Piece(" guess\nand more", verified=False))
         assert [line.strip() for line in terminal.shown[:4]] == [
             "verified", "the target is away;", "guess", "and more"
         ]  # fmt: skip
-        show(Piece(" text", accepted=True))
+        show(Piece(" text", MODEL))
         assert terminal.shown[:2] == ["verified text", ""]
 
 
@@ -75,9 +76,9 @@ def test_a_terminal_that_cannot_move_its_cursor_is_told_after_the_text(
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     with terminal, LiveText(coloured=False) as show:
-        show(Piece("a te", accepted=True))
+        show(Piece("a te", MODEL))
         say("it went away")
-        show(Piece("xt", accepted=True))
+        show(Piece("xt", MODEL))
     assert terminal.everything == "a text\nit went away"
 
 
@@ -85,8 +86,8 @@ def test_what_is_no_terminal_is_told_at_once_and_on_stderr_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with LiveText(coloured=False) as show:
-        show(Piece("te", accepted=True))
+        show(Piece("te", MODEL))
         say("it went away")
         assert capsys.readouterr() == ("te", "it went away\n")
-        show(Piece("xt", accepted=True))
+        show(Piece("xt", MODEL))
     assert capsys.readouterr() == ("xt\n", "")

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from outrider.live_text import LiveText
+from outrider.live_text import LiveText, in_colour
 from outrider.models import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
 from outrider.prompts import make_requests, read_prompts
-from outrider.running import in_colour
 
 
 class Piped(io.TextIOWrapper):
@@ -82,10 +81,11 @@ def test_colours_are_for_terminals_unless_the_user_says(
 def test_a_terminal_gets_no_control_characters_with_colours_or_without(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from inference.proposer import MODEL
     from outrider.completion import Piece
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    LiveText(False)(Piece("a\x1b[2J", accepted=True))
+    LiveText(False)(Piece("a\x1b[2J", MODEL))
     assert capsys.readouterr().out == "a [2J"
-    LiveText(True)(Piece("a\x1b[2J", accepted=True))
+    LiveText(True)(Piece("a\x1b[2J", MODEL))
     assert "\x1b[2J" not in capsys.readouterr().out

@@ -21,7 +21,7 @@ from outrider.cli import main
 from outrider.options.groups import GoalOptions
 from outrider.options.roles import TargetRole
 from outrider.purse import Purse, open_purse
-from outrider.serve import load_target
+from outrider.target import load_target
 from tests.support.clock import Clock
 
 DOLLAR_A_SECOND = Rates(3600.0)

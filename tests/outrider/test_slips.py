@@ -15,7 +15,7 @@ from outrider.link import main as link_main
 Command = Callable[[Sequence[str]], int]
 SLIPS: list[tuple[Command, str, str]] = [
     (main, "--role draft --promt x", "did you mean --prompt?"),
-    (main, "draft --prompt x", "did you mean --role draft?"),
+    (main, "darft --prompt x", "did you mean draft?"),
     (main, "--role drafft", "did you mean draft?"),
     (main, "--role draft --pace wiat", "did you mean wait?"),
     (compile_main, "--targt cpu", "did you mean --target?"),

@@ -42,8 +42,8 @@ from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
-from outrider.serve import READY, load_target
 from outrider.spawn import role_environment
+from outrider.target import READY, load_target
 from tests.support.copied_rows import PROMPT, shares
 from tests.support.drafts import alone, growing, nudged, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text

@@ -367,7 +367,7 @@ def test_chains_that_no_call_could_hold_are_refused(
 
 
 def test_the_command_line_serves_it_and_says_chains_only(image: LegacyImage) -> None:
-    from outrider.serve import load_target
+    from outrider.target import load_target
 
     target = load_target(
         TargetRole(device="neuron-legacy", max_tree_nodes=8, sequence_length=256, port=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,18 @@ import pytest
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest
 from outrider.cli import _run
+from outrider.models import EMBEDDED
 from outrider.options import ROLES
 from outrider.options.group import Group, flags_of
 from outrider.options.roles import FusedTargetRole
-from outrider.serve import load_target
+from outrider.target import load_target
 
 START = {"role", "config", "print_config", "debug"}
+PRICED: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
-    "draft": {"region": "eu-west-1", "pricing": "spot", "no_live": True},
+    "draft": PRICED,
+    "chat": PRICED,
+    "serve": PRICED,
     "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
     "fused_target": {"metrics_host": "0.0.0.0"},
     "verify_target": {"tensor_parallel": 4, "batch": 8},
@@ -37,9 +42,12 @@ def port() -> Iterator[int]:
 def test_a_role_reads_its_flags(
     role: str, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("outrider.serve.serve_target", lambda *_given: None)
+    monkeypatch.setattr("outrider.target.serve_target", lambda *_given: None)
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_given: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\n"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     client = {**TEXT, "port": port}
+    chatting, serving = {"max_new_tokens": 2, "port": port}, {"port": port, "http_port": 0}
     runs: dict[str, list[dict[str, Any]]] = {
         "draft": [client, {**client, "pace": "wait"}],
         "fused_client": [client],
@@ -50,6 +58,11 @@ def test_a_role_reads_its_flags(
         "make-cert": [{"out": str(tmp_path / "certificates")}],
         "make-key": [{"name": "a", "keys_file": str(tmp_path / "keys.json")}],
         "profiles": [{}],
+        "chat": [chatting, {**chatting, "pace": "wait"}],
+        "serve": [serving, {**serving, "pace": "wait"}],
+        "pull": [{"name": str(EMBEDDED / "draft")}],
+        "list": [{}],
+        "doctor": [{"port": port}, {"port": port, "list_models": True}],
     }
     options = [ROLES[role](**given) for given in runs[role]]
     read: set[str] = set()

@@ -1,0 +1,171 @@
+"""A client of a target: the connection, the draft that stays loaded, and what texts cost.
+
+Commands that make text with a target stand on `Client.complete`, which any number of threads may
+call. A text gets a row of the draft if one is free. Otherwise the target makes it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from threading import Event, Lock
+
+from grpc_comm.client.connection import Connection
+from inference.decode import TargetSession
+from inference.errors import InvalidRequest
+from inference.order import Pace
+from inference.text import Tokenizer
+from outrider.completion import Completion, Request, Show, Tell, complete, new_completion
+from outrider.connecting import connect_target
+from outrider.drafting import Sides, draft_rows
+from outrider.models import Checkpoint, find_directory, find_draft
+from outrider.options.roles import ClientRole
+from outrider.pools import AnyRows, GrowingPool, Lent
+from outrider.purse import open_purse
+from outrider.wishes import Stated, read_aims, read_prices
+
+
+class Client:
+    """A target, and a draft on this machine where `checkpoint` names one. See open_client().
+
+    tokenizer: the one of both models
+    length: longest text in tokens, prompt and output together
+    purse: counts what all texts took, and holds what they may cost
+    aims: what drafting is to keep small
+    stated: prices that the options state; None takes those of the target
+    """
+
+    def __init__(
+        self,
+        options: ClientRole,
+        target: Connection,
+        tokenizer: Tokenizer,
+        checkpoint: Checkpoint | None,
+        stated: Stated | None,
+    ) -> None:
+        self.target, self.tokenizer = target, tokenizer
+        self._options, self._checkpoint = options, checkpoint
+        self.length = target.description.sequence_length
+        if checkpoint is not None:
+            self.length = min(self.length, checkpoint.sequence_length(options.sequence_length))
+        stated = stated or read_prices(options, target.description.usd_per_hour)
+        self.purse = open_purse(options, stated)
+        self._rates = stated.rates if stated is not None else None
+        self.aims = read_aims(options, self._rates)
+        self._rows: AnyRows | None = None
+        self._loading, self._stack = Lock(), ExitStack()
+
+    @property
+    def model(self) -> str:
+        """The target's name."""
+        return self.target.description.model
+
+    @property
+    def draft(self) -> str | None:
+        """The name of the draft here, else of the one beside the target; None without a draft."""
+        if self._checkpoint is not None:
+            return self._checkpoint.name
+        return self.target.description.draft_model or None
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds of the link; None before the draft was loaded, and for synchronous rounds."""
+        return self._rows.round_trip if isinstance(self._rows, GrowingPool) else None
+
+    def steer(self, knob: str) -> None:
+        """Weigh cost against speed as --cs does, also in texts that are being made.
+
+        Raises InvalidRequest for no such position, without a price of the target, and where nothing
+        can be steered.
+        """
+        aims = read_aims(self._options.but(cs=knob), self._rates)
+        self.load()
+        if not isinstance(self._rows, GrowingPool):
+            raise InvalidRequest(
+                "--cs steers a draft on this machine that never waits: here is none"
+            )
+        self.aims = aims
+        self._rows.steer(aims)
+
+    def load(self, rows: int = 1) -> None:
+        """Load the draft, where there is one. Idempotent; without it the first text does this.
+
+        rows: texts that it drafts for at the same time
+        """
+        with self._loading:
+            if self._checkpoint is None or self._rows is not None:
+                return
+            sides = Sides(self._checkpoint, self.target, rows, self.length)
+            self._rows = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
+
+    def complete(
+        self,
+        request: Request,
+        show: Show,
+        cancelled: Event,
+        tell: Tell | None = None,
+        session: TargetSession | None = None,
+        *,
+        alone: bool = False,
+        offline: bool = False,
+    ) -> Completion:
+        """Make the text of a request, paid from the purse. Raises Broken.
+
+        No text begins once the purse is empty. Other arguments are those of
+        outrider.completion.complete().
+
+        session: one with the target that was wrapped to watch it; a new one if not given
+        alone: target-only; no draft proposes anything
+        offline: the draft goes on alone while the target is away
+        """
+        self.load()
+        if self.purse.empty:
+            return replace(new_completion(request), finish_reason="spent", usd=0.0)
+        options, description = self._options, self.target.description
+        here = self._rows if not alone else None
+        beside = self._checkpoint is None and bool(description.draft_model) and not alone
+        lent: Lent = here.lent() if here is not None else nullcontext(())
+        with self.purse.text() as tab, lent as proposers:
+            done = complete(
+                replace(request, tab=tab),
+                session or self.target.session(),
+                proposers,
+                self.tokenizer,
+                show,
+                cancelled,
+                order=request.order(
+                    Pace.WAIT if options.waits and not alone else Pace.GO_ON, beside=beside
+                ),
+                offline=offline and bool(proposers),
+                tell=tell,
+            )
+        done.device = description.device
+        return done
+
+    def close(self) -> None:
+        """Let the draft go, and keep what it learned. No text may be in the making."""
+        self._stack.close()
+
+
+@contextmanager
+def open_client(options: ClientRole, *, drafts: bool = True) -> Iterator[Client]:
+    """Connect to the target that the options name. The draft is loaded by Client.load().
+
+    drafts: with a draft model here; otherwise only the tokenizer is read. Raises Mismatch where the
+    tokenizers of both sides differ.
+    """
+    stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
+    checkpoint = find_draft(options) if drafts else None
+    tokenizer = (
+        checkpoint.tokenizer
+        if checkpoint is not None
+        else Tokenizer(find_directory(options.draft_name, "draft", weights=False))
+    )
+    name = checkpoint.name if checkpoint is not None else "the tokenizer here"
+    with connect_target(options, tokenizer, name) as target:
+        client = Client(options, target, tokenizer, checkpoint, stated)
+        try:
+            yield client
+        finally:
+            client.close()

@@ -1,0 +1,1 @@
+"""`outrider serve`: an OpenAI-compatible endpoint, and the chat page, on the user's machine."""

@@ -1,0 +1,87 @@
+"""The HTTP application: the OpenAI interface, health, metrics and version, behind one key check."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from grpc_comm.client.connection import CONNECT_SECONDS
+from inference.errors import OutriderError
+from outrider.endpoint.access import KeyCheck, OriginCheck
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.failures import ApiError, add_failures
+from outrider.endpoint.openai_routes import openai_routes
+from outrider.endpoint.page_routes import add_page, page_routes
+from outrider.version import outrider_version
+
+
+def create_app(
+    desk: Desk,
+    keys: Sequence[str] = (),
+    *,
+    hosts: Sequence[str] = ("*",),
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The application that answers with texts of the target in use.
+
+    keys: one of them is needed for every route but /health; none: open
+    hosts: names by which the server may be called
+    origins: origins of pages elsewhere that may call it
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(desk.close, "the server ends")
+
+    app = FastAPI(
+        title="Outrider",
+        version=outrider_version(),
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+    )
+    add_failures(app)
+    checked = [Depends(OriginCheck(origins)), Depends(KeyCheck(keys))]
+    app.include_router(openai_routes(desk), dependencies=checked)
+    app.include_router(page_routes(desk), dependencies=checked)
+    _add_health(app, desk)
+
+    @app.get("/version", dependencies=checked)
+    async def version() -> dict[str, str]:
+        return {"version": outrider_version()}
+
+    @app.get("/metrics", dependencies=checked)
+    async def metrics() -> Response:
+        texts = await desk.get()
+        return Response(texts.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    add_page(app)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+def _add_health(app: FastAPI, desk: Desk) -> None:
+    """/health: 200 while the target answers, else 503 with the reason."""
+
+    @app.get("/health")
+    async def health() -> Response:
+        try:
+            texts = await desk.get()
+            await asyncio.to_thread(texts.client.target.probe, CONNECT_SECONDS)
+        except (ApiError, OutriderError) as error:
+            content: dict[str, Any] = {"status": "target unavailable", "reason": str(error)}
+            return JSONResponse(content, 503)
+        return JSONResponse({"status": "ok"})

@@ -1,0 +1,100 @@
+"""Errors in the shape of the OpenAI interface, with the status code that clients expect."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from inference.errors import Busy, InvalidRequest, Mismatch, OutriderError, Unavailable
+from outrider.endpoint.requests import UnservedField
+
+
+class ApiError(Exception):
+    """An error that a client is told.
+
+    param: the field that is wrong, where it is one
+    retry_after: seconds after which asking again may help
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind = status, message, kind
+        self.param, self.code, self.retry_after = param, code, retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as clients read it."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(math.ceil(self.retry_after))
+        return JSONResponse(self.body, self.status, headers)
+
+
+def api_error(error: OutriderError) -> ApiError:
+    """The error of a text as a client is told it."""
+    message = str(error)
+    if isinstance(error, Busy):
+        return ApiError(
+            429, message, "rate_limit_error", code="busy", retry_after=error.retry_after
+        )
+    if isinstance(error, InvalidRequest):
+        return ApiError(400, message)
+    if isinstance(error, Unavailable | Mismatch):
+        return ApiError(503, message, "server_error", code="target_unavailable", retry_after=1.0)
+    return ApiError(500, message, "server_error")
+
+
+def add_failures(app: FastAPI) -> None:
+    """Answer every error of this application in the interface's shape."""
+
+    @app.exception_handler(ApiError)
+    async def told(_request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(OutriderError)
+    async def ours(_request: Request, error: OutriderError) -> JSONResponse:
+        return api_error(error).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        return _invalid(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def http(_request: Request, error: HTTPException) -> JSONResponse:
+        return ApiError(error.status_code, str(error.detail)).response()
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    first = error.errors()[0]
+    raised = first.get("ctx", {}).get("error")
+    if isinstance(raised, UnservedField):
+        return ApiError(400, str(raised), param=raised.param, code="unsupported_parameter")
+    if first["type"] == "json_invalid":
+        return ApiError(400, "the body is not JSON: a JSON object is needed")
+    place = [str(part) for part in first["loc"] if part != "body"]
+    name = ".".join(place)
+    return ApiError(400, f"{name or 'the body'}: {first['msg']}", param=name or None)

@@ -1,0 +1,159 @@
+"""The routes of the OpenAI interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from sse_starlette import EventSourceResponse
+
+from inference.errors import OutriderError
+from inference.sampling import random_seed
+from outrider.completion import Request as TextOrder
+from outrider.endpoint.answers import FINISHED, Answer
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.failures import ApiError, api_error
+from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
+from outrider.endpoint.texts import Texts
+from outrider.generation import Generation, make_request
+
+Result = TypeVar("Result")
+DONE = "[DONE]"
+"""The last event of a stream."""
+
+PING_SECONDS = 15
+"""Silence after which a stream sends a comment, so that proxies keep it open."""
+
+LEFT = 499
+"""Status of an answer that nobody waits for any more."""
+
+
+def openai_routes(desk: Desk) -> APIRouter:
+    """Routes below /v1 that answer with the texts of the target in use."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_described(await desk.get())]}
+
+    @router.get("/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        texts = await desk.get()
+        _check_model(texts, name)
+        return _described(texts)
+
+    @router.post("/chat/completions")
+    async def chat(asked: ChatRequest, http: Request) -> Response:
+        return await _answer(await desk.get(), asked, http, chat=True)
+
+    @router.post("/completions")
+    async def completions(asked: CompletionRequest, http: Request) -> Response:
+        return await _answer(await desk.get(), asked, http, chat=False)
+
+    return router
+
+
+def _described(texts: Texts) -> dict[str, Any]:
+    return {
+        "id": texts.client.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "outrider",
+        "max_model_len": texts.client.length,
+    }
+
+
+async def _answer(
+    texts: Texts, asked: ChatRequest | CompletionRequest, http: Request, *, chat: bool
+) -> Response:
+    _check_model(texts, asked.model)
+    orders = _orders(texts, asked)
+    answer = Answer(chat, texts.client.model, asked.choices)
+    if asked.stream:
+        events = _events(texts, asked, orders, answer)
+        first = await anext(events)  # an error before the text begins has a status of its own
+        return EventSourceResponse(_after(first, events), ping=PING_SECONDS, sep="\n")
+    made = await _unless_gone(http, texts.whole(orders, asked.parameters().stop))
+    if made is None:
+        return Response(status_code=LEFT)
+    return Response(json.dumps(answer.whole(made)), media_type="application/json")
+
+
+def _check_model(texts: Texts, name: str | None) -> None:
+    if name not in (None, "", texts.client.model):
+        raise ApiError(
+            404,
+            f"the model {name} is not served here: {texts.client.model} is",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _orders(texts: Texts, asked: ChatRequest | CompletionRequest) -> list[TextOrder]:
+    """The texts of a request: n of each prompt, with seeds s, s + 1 and so on."""
+    given = asked.parameters()
+    seed = random_seed() // 2 if given.seed is None else given.seed
+    orders = list[TextOrder]()
+    for prompt in asked.prompts:
+        order = make_request(texts.client, prompt, replace(given, seed=seed))
+        for more in range(asked.choices):
+            params = replace(order.params, seed=seed + more)
+            orders.append(replace(order, index=len(orders), params=params))
+    return orders
+
+
+async def _events(
+    texts: Texts, asked: TextRequest, orders: list[TextOrder], answer: Answer
+) -> AsyncGenerator[str, None]:
+    """The stream's events: chunks as JSON, then [DONE]."""
+    made = dict[int, Generation]()
+    async with aclosing(texts.pieces(orders, asked.parameters().stop)) as pieces:
+        begun = False
+        async for index, item in pieces:
+            if not begun:
+                begun = True
+                for order in orders if answer.chat else ():
+                    yield json.dumps(answer.chunk(order.index, "", first=True))
+            if isinstance(item, Generation):
+                made[index] = item
+                yield json.dumps(answer.chunk(index, "", FINISHED[item.finish_reason]))
+            else:
+                yield json.dumps(answer.chunk(index, item.text))
+    if asked.include_usage:
+        yield json.dumps(answer.last([made[index] for index in range(len(orders))]))
+    yield DONE
+
+
+async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    """All events. An error in the middle of the text becomes an event."""
+    async with aclosing(events):
+        yield first
+        try:
+            async for event in events:
+                yield event
+        except OutriderError as error:
+            yield json.dumps(api_error(error).body)
+            yield DONE
+
+
+async def _unless_gone(http: Request, made: Awaitable[Result]) -> Result | None:
+    """The result, or None as soon as the client has left, which ends the work."""
+    work, left = asyncio.ensure_future(made), asyncio.ensure_future(_left(http))
+    try:
+        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for task in (work, left):
+            task.cancel()
+
+
+async def _left(http: Request) -> None:
+    """Return when the client has closed its connection."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,76 @@
+// The servers that the user added, and the one in use. Tokens are never kept.
+
+import { $, button, el } from "./elements.js";
+import { read } from "./conversations.js";
+import { call, useKey } from "./server.js";
+
+const KEPT = "outrider.servers";
+
+export class Servers {
+  // changed(state): is called with the state of the target in use; failed(error)
+  constructor(changed, failed) {
+    this.all = read(KEPT, []).filter((one) => typeof one?.address === "string");
+    this.tokens = new Map();
+    this.changed = changed;
+    this.failed = failed;
+    $("open-servers").addEventListener("click", () => { this.draw(); $("servers").showModal(); });
+    $("close-servers").addEventListener("click", () => $("servers").close());
+    $("server-form").addEventListener("submit", (event) => { event.preventDefault(); this.add(); });
+    $("key-form").addEventListener("submit", (event) => event.preventDefault());
+    $("api-key").addEventListener("change", () => { useKey($("api-key").value); this.refresh(); });
+  }
+
+  async refresh() {
+    try { this.changed(this.state = await call("page/state")); } catch (error) { this.failed(error); }
+  }
+
+  add() {
+    const value = (name) => $(`server-${name}`).value.trim();
+    const server = {
+      name: value("name"), address: value("address"), model_name: value("model"),
+      draft: value("draft"), target_only: $("server-alone").checked, tls: $("server-tls").checked,
+      ca: value("ca"),
+    };
+    this.tokens.set(server.name, value("token"));
+    this.all = [...this.all.filter((one) => one.name !== server.name), server];
+    localStorage.setItem(KEPT, JSON.stringify(this.all));
+    $("server-form").reset();
+    this.draw();
+  }
+
+  remove(name) {
+    this.all = this.all.filter((one) => one.name !== name);
+    localStorage.setItem(KEPT, JSON.stringify(this.all));
+    this.draw();
+  }
+
+  async start({ name, ...settings }) {
+    $("status").textContent = `starting ${name}`;
+    await this.change("page/start", { ...settings, token: this.tokens.get(name) ?? "" });
+  }
+
+  async change(path, body) {
+    try {
+      this.changed(this.state = await call(path, body));
+    } catch (error) {
+      await this.refresh();
+      this.failed(error);
+    }
+    this.draw();
+  }
+
+  draw() {
+    const running = this.state?.running ? this.state.address : null;
+    const rows = this.all.map((one) => el("li", [
+      el("span", [`${one.name}: ${one.address}${one.address === running ? ", in use" : ""}`]),
+      button("Start", () => this.start(one), `Start ${one.name}`),
+      button("Remove", () => this.remove(one.name), `Remove ${one.name}`),
+    ]));
+    if (running) {
+      const who = `${this.state.model}, drafted by ${this.state.draft ?? "nobody"}`;
+      const stop = button("Stop", () => this.change("page/stop", {}), "Stop the target in use");
+      rows.unshift(el("li", [el("span", [`in use: ${running} (${who})`]), stop]));
+    }
+    $("server-list").replaceChildren(...rows);
+  }
+}

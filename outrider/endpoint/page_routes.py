@@ -1,0 +1,253 @@
+"""The chat page, and what it asks for: the target in use, texts with everything to watch, steering.
+
+Its events have more than those of the OpenAI interface: who named each token, the candidates as
+they are sent, and where time goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from threading import Event
+from typing import Annotated, Any, Literal, TypeAlias
+
+from annotated_types import Ge, Le, Lt
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict
+from sse_starlette import EventSourceResponse
+from starlette.staticfiles import StaticFiles
+
+from inference.candidates import Nodes
+from inference.errors import OutriderError
+from inference.order import Progress
+from inference.proposer import NOBODY
+from inference.sampling import SEED_BITS, random_seed
+from outrider.client import Client
+from outrider.completion import PROPOSERS, Completion, Piece
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.failures import api_error
+from outrider.endpoint.openai_routes import PING_SECONDS
+from outrider.endpoint.requests import ChatMessage
+from outrider.endpoint.texts import Job, Texts
+from outrider.endpoint.watched import WatchedSession
+from outrider.generation import Generation, Parameters, energy_of, generate, make_request
+
+MOST_DRAWN = 24
+"""Candidates of one message that the page is told of: the first, which are the likeliest."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+"""Of the page: nothing is loaded from elsewhere, and no text can become a script."""
+
+
+Told: TypeAlias = tuple[str, dict[str, Any]]
+"""An event for the page: its name and its data."""
+
+
+class TargetSettings(BaseModel):
+    """A target as the page names it. Empty fields keep what the server was started with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    address: str
+    model_name: str = ""
+    draft: str = ""  # directory or hub name
+    target_only: bool = False
+    tls: bool = False
+    ca: str = ""  # the authority's certificate, as PEM text
+    token: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """The options of ServeRole that these settings change."""
+        given: dict[str, Any] = {
+            "target_host": self.address,
+            "target_only": self.target_only,
+            "ca": self.ca,
+            "token": self.token,
+        }
+        if self.tls and not self.ca:
+            given["tls"] = True
+        if self.model_name:
+            given["model_name"] = self.model_name
+        if self.draft:
+            given["draft_model"] = self.draft
+        return given
+
+
+class PageText(BaseModel):
+    """A text that the page asks for."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    messages: list[ChatMessage]
+    max_tokens: Annotated[int, Ge(1)] = 512
+    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
+    top_p: Annotated[float, Ge(0), Le(1)] = 1.0
+    seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
+    target_only: bool = False
+
+
+class Knob(BaseModel):
+    """A position of cost against speed."""
+
+    cs: Annotated[int, Ge(0), Le(100)] | Literal["tps", "balanced", "cost"]
+
+
+def page_routes(desk: Desk) -> APIRouter:
+    """Routes below /page that the page calls."""
+    router = APIRouter(prefix="/page")
+
+    @router.get("/state")
+    async def state() -> dict[str, Any]:
+        return _state(desk)
+
+    @router.post("/start")
+    async def start(settings: TargetSettings) -> dict[str, Any]:
+        await asyncio.to_thread(desk.open, settings.options())
+        return _state(desk)
+
+    @router.post("/stop")
+    async def stop() -> dict[str, Any]:
+        await asyncio.to_thread(desk.close)
+        return _state(desk)
+
+    @router.post("/steer")
+    async def steer(knob: Knob) -> dict[str, Any]:
+        texts = await desk.get()
+        await asyncio.to_thread(texts.client.steer, str(knob.cs))
+        return _state(desk)
+
+    @router.post("/texts")
+    async def text(asked: PageText) -> Response:
+        return EventSourceResponse(_events(await desk.get(), asked), ping=PING_SECONDS, sep="\n")
+
+    return router
+
+
+def add_page(app: FastAPI) -> None:
+    """Serve the page's files, which are part of the package. They hold no secret: no key needed."""
+    app.mount("/", StaticFiles(packages=[("outrider.endpoint", "page")], html=True), name="page")
+
+
+def _state(desk: Desk) -> dict[str, Any]:
+    """The target in use, or why there is none; the prices, and the position of the knob."""
+    texts, options = desk.texts, desk.options
+    if texts is None:
+        return {"running": False, "reason": desk.reason, "address": options.target_host}
+    client = texts.client
+    return {
+        "running": True,
+        "address": options.target_host,
+        "model": client.model,
+        "draft": client.draft,
+        "device": client.target.description.device,
+        "length": client.length,
+        "priced": client.purse.source,
+        "weight": client.aims.wish.weight,
+        "texts": texts.running,
+    }
+
+
+async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str], None]:
+    """The events of a text: its name, and its data as JSON."""
+    try:
+        job = _job(texts, asked)
+        async with aclosing(texts.run([job])) as parts:
+            async for _, part in parts:
+                if isinstance(part, Generation):
+                    yield _event("end", _ended(texts.client, part))
+                else:
+                    yield _event(*part)
+    except OutriderError as error:
+        yield _event("error", api_error(error).body["error"])
+
+
+def _job(texts: Texts, asked: PageText) -> Job[Told]:
+    """Makes the text of a page, and tells everything that can be watched."""
+    client = texts.client
+    seed = random_seed() if asked.seed is None else asked.seed
+    given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p or 1.0, seed)
+    request = make_request(client, [message.plain for message in asked.messages], given)
+
+    def work(put: Callable[[Told], None], end: Event) -> Generation:
+        session = WatchedSession(
+            client.target.session(),
+            lambda nodes: put(("nodes", _nodes(client, nodes))),
+            lambda progress: put(("tokens", _tokens(client, progress))),
+        )
+
+        def show(piece: Piece) -> None:
+            put(("piece", {"text": piece.text, "by": _name(piece.proposer)}))
+
+        def tell(done: Completion) -> None:
+            put(("figures", _figures(client, done)))
+
+        return generate(client, request, (), show, end, tell, session, alone=asked.target_only)
+
+    return work
+
+
+def _nodes(client: Client, nodes: Nodes) -> dict[str, Any]:
+    """Candidates as they are sent: number, parent (-1 is the token at `base`), text and chance."""
+    drawn = [
+        [node.number, node.parent, client.tokenizer.decode([node.token]), round(node.chance, 4)]
+        for node in nodes.proposals[:MOST_DRAWN]
+    ]
+    return {"base": nodes.base, "nodes": drawn, "more": len(nodes.proposals) - len(drawn)}
+
+
+def _tokens(client: Client, progress: Progress) -> dict[str, Any]:
+    """Tokens that the target has committed, and who had named each."""
+    return {
+        "position": progress.position,
+        "texts": [client.tokenizer.decode([token]) for token in progress.tokens],
+        "by": [_name(kind) for kind in progress.proposers],
+    }
+
+
+def _figures(client: Client, done: Completion) -> dict[str, Any]:
+    """Speed, acceptance, cost, and where time goes, in seconds."""
+    usd = client.purse.price(done.effort)
+    energy = energy_of(client, done)
+    return {
+        "tokens": len(done.token_ids),
+        "seconds": done.seconds,
+        "first": done.time_to_first_token,
+        "speed": done.tokens_per_second,
+        "acceptance_length": done.acceptance_length,
+        "accepted_by": done.accepted_by,
+        "usd": usd,
+        "joules": energy.value,
+        "where": {
+            "draft": done.draft_seconds,
+            "target": done.target_seconds + done.prefill_seconds,
+            "queue": done.queue_seconds,
+        },
+    }
+
+
+def _ended(client: Client, made: Generation) -> dict[str, Any]:
+    """The figures of the whole text, why it ended, and how good cost and energy are known."""
+    return _figures(client, made.statistics) | {
+        "reason": made.finish_reason,
+        "seed": made.seed,
+        "cost": made.cost.record(),
+        "energy": made.energy.record(),
+    }
+
+
+def _name(kind: int) -> str:
+    """What a kind of proposer is called on the page."""
+    return "target" if kind == NOBODY else PROPOSERS[kind]
+
+
+def _event(name: str, data: dict[str, Any]) -> dict[str, str]:
+    return {"event": name, "data": json.dumps(data)}

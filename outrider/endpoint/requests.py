@@ -1,0 +1,163 @@
+"""Requests of the OpenAI interface: what is read, with its bounds, and what is refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le, Lt
+from pydantic import BaseModel, ConfigDict, model_validator
+from typing_extensions import Self
+
+from inference.sampling import CANDIDATES, SEED_BITS
+from outrider.generation import Message, Parameters, Prompt
+
+MOST_CHOICES = 8
+"""Texts of one prompt in one request."""
+
+COMPLETION_TOKENS = 16
+"""Tokens of a completion that names no max_tokens, as the interface defines it."""
+
+UNSERVED = {
+    "tools": "tool calls are not served",
+    "functions": "function calls are not served",
+    "response_format": "only the response_format text is served",
+    "logprobs": "log-probabilities are not served: only token ids leave the target",
+    "top_logprobs": "log-probabilities are not served: only token ids leave the target",
+    "logit_bias": "logit_bias is not served: it would change the target's own choice",
+    "presence_penalty": "penalties are not served: they would change the target's own choice",
+    "frequency_penalty": "penalties are not served: they would change the target's own choice",
+    "echo": "echo is not served: send the prompt before the text yourself",
+    "suffix": "suffix is not served: texts go on at the end of the prompt",
+    "best_of": "best_of is not served: ask for n texts and choose yourself",
+    "audio": "audio is not served",
+}
+"""Fields that would change the answer and that nobody serves here, with the reason."""
+
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "best_of": (1,),
+}
+"""Values of unserved fields that ask for nothing."""
+
+
+class UnservedField(ValueError):
+    """A request has a field that is not served. `param` is its name."""
+
+    def __init__(self, param: str) -> None:
+        super().__init__(UNSERVED[param])
+        self.param = param
+
+
+class StreamOptions(BaseModel):
+    """What a stream has besides the text."""
+
+    include_usage: bool = False
+
+
+class TextPart(BaseModel):
+    """A part of a message's content. Only text is read."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def plain(self) -> Message:
+        """The message with its parts joined. `developer` is today's word for `system`."""
+        parts = self.content
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class TextRequest(BaseModel):
+    """What both kinds of request have. Unknown fields are ignored, since every client sends some.
+
+    top_k and stream are as in other servers of this interface; top_k -1 is off, too.
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    max_tokens: Annotated[int, Ge(1)] | None = None
+    temperature: Annotated[float, Ge(0), Le(1000)] | None = None
+    top_p: Annotated[float, Ge(0), Le(1)] | None = None
+    top_k: Annotated[int, Ge(-1), Le(CANDIDATES)] | None = None
+    seed: Annotated[int, Ge(0), Lt(2**SEED_BITS - MOST_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    n: Annotated[int, Ge(1), Le(MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _is_served(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if name in UNSERVED and value and value not in _HARMLESS.get(name, ()):
+                raise UnservedField(name)
+        return self
+
+    @property
+    def choices(self) -> int:
+        """How many texts are wanted."""
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def parameters(self) -> Parameters:
+        """How the first text is made. Defaults are those of the interface: temperature 1."""
+        stop: Sequence[str] = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Parameters(
+            max_tokens=self.most_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(self.top_k or 0, 0),
+            top_p=self.top_p or 1.0,
+            seed=self.seed,
+            stop=stop,
+        )
+
+
+class ChatRequest(TextRequest):
+    """A request for the next message of a chat."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: Annotated[int, Ge(1)] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The one prompt."""
+        return [[message.plain for message in self.messages]]
+
+
+class CompletionRequest(TextRequest):
+    """A request for texts that go on after prompts: text or token ids, one or several."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens or COMPLETION_TOKENS
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts, each as text or token ids."""
+        given = self.prompt
+        if isinstance(given, str) or all(isinstance(part, int) for part in given):
+            return [given]  # type: ignore[list-item]  # a string, or ids of one prompt
+        return list(given)  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""Role serve: connects, loads the draft, and listens for HTTP until a signal."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from grpc_comm.transport import Address
+from inference.command import say
+from inference.errors import InvalidRequest, Unavailable
+from outrider.connecting import print_models
+from outrider.endpoint.access import allowed_hosts, read_keys
+from outrider.endpoint.app import create_app
+from outrider.endpoint.desk import Desk
+from outrider.options.roles import ServeRole
+
+SERVING = "serving "
+"""Start of the stderr line with the server's address. It is printed once requests are taken."""
+
+GRACE_SECONDS = 5
+"""Seconds that open answers may go on after the first signal."""
+
+
+def serve_http(options: ServeRole) -> int:
+    """Serve until a signal. Returns 0."""
+    if options.list_models:
+        print_models(options)
+        return 0
+    keys = read_keys(Path(options.api_keys) if options.api_keys else None)
+    desk = Desk(options)
+    with listening(Address(options.http_host, options.http_port)) as bound:
+        try:
+            desk.open()
+        except Unavailable as error:  # it may come later, or be named on the page
+            say(f"note: {error}; it is looked for at every request")
+        app = create_app(
+            desk,
+            keys,
+            hosts=allowed_hosts(options.http_host),
+            origins=options.origins.split(",") if options.origins else (),
+        )
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            ssl_certfile=options.http_cert,
+            ssl_keyfile=options.http_key,
+        )
+        _Server(config, _said(desk, bound)).run([bound])
+    return 0
+
+
+def listening(address: Address) -> socket.socket:
+    """A socket bound to the address. Raises InvalidRequest where that fails."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address.host, address.port))
+    except OSError as error:
+        bound.close()
+        raise InvalidRequest(
+            f"cannot listen on {address}: {error.strerror or error}; --http_port 0 takes a free "
+            "port"
+        ) from error
+    return bound
+
+
+def _said(desk: Desk, bound: socket.socket) -> str:
+    """The line that names the address, for people and for programs that start this one."""
+    scheme = "https" if desk.options.http_cert else "http"
+    address = Address(desk.options.http_host, bound.getsockname()[1])
+    client = desk.texts.client if desk.texts is not None else None
+    who = f"{client.model}, drafted by {client.draft or 'nobody'}" if client else "no target yet"
+    return f"{SERVING}{scheme}://{address}/v1 ({who}); Ctrl-C ends"
+
+
+class _Server(uvicorn.Server):
+    """A server that says a line once it takes requests."""
+
+    def __init__(self, config: uvicorn.Config, line: str) -> None:
+        super().__init__(config)
+        self._line = line
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        say(self._line)

@@ -1,0 +1,121 @@
+"""Texts made on threads, for an asyncio server: each is an asynchronous iteration of its pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
+from threading import Event
+from typing import TypeAlias, TypeVar
+
+from inference.errors import Busy, OutriderError
+from outrider.client import Client
+from outrider.completion import Piece, Request
+from outrider.endpoint.text_metrics import TextMetrics
+from outrider.generation import Generation, generate
+
+RETRY_SECONDS = 1.0
+"""When a client may ask again after all threads were taken."""
+
+
+Part = TypeVar("Part")
+"""What a job hands over while it makes a text, such as a piece of it."""
+
+Job: TypeAlias = Callable[[Callable[[Part], None], Event], Generation]
+"""Makes a text: hands parts over, and ends when the event is set."""
+
+Parts: TypeAlias = AsyncGenerator[tuple[int, Part | Generation], None]
+"""Parts of several texts as they come, each with the index of its job."""
+
+
+class Texts:
+    """Makes texts with a client, up to `most` at the same time. To be used on one event loop."""
+
+    def __init__(self, client: Client, most: int) -> None:
+        self.client, self.most, self.running = client, most, 0
+        self.metrics = TextMetrics(client.model)
+        self._threads = ThreadPoolExecutor(most, "text")
+        self._ends = set[Event]()
+
+    async def run(self, jobs: Sequence[Job[Part]]) -> Parts[Part]:
+        """Run jobs on threads. Yield what they hand over, each with the index of its job.
+
+        Each job ends with its Generation. Leaving the iteration ends all jobs at once. Raises Busy,
+        before anything begins, and the error that ended a job.
+        """
+        if self.running + len(jobs) > self.most:
+            raise Busy(
+                f"{self.running} of {self.most} texts are being made, {len(jobs)} more were "
+                "asked for: ask again later",
+                RETRY_SECONDS,
+            )
+        loop, ends = asyncio.get_running_loop(), [Event() for _ in jobs]
+        queue = asyncio.Queue[tuple[int, Part | Generation | OutriderError]]()
+
+        def put(index: int, item: Part | Generation | OutriderError) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, (index, item))
+
+        self._ends.update(ends)
+        for index, (job, end) in enumerate(zip(jobs, ends, strict=True)):
+            self._count(1)
+            making = loop.run_in_executor(self._threads, _made, job, partial(put, index), end)
+            making.add_done_callback(self._ended)
+        unfinished = len(jobs)
+        try:
+            while unfinished:
+                index, item = await queue.get()
+                if isinstance(item, OutriderError):
+                    raise item
+                yield index, item
+                unfinished -= isinstance(item, Generation)
+        finally:
+            for end in ends:
+                end.set()
+            self._ends.difference_update(ends)
+
+    def pieces(self, requests: Sequence[Request], stop: Sequence[str]) -> Parts[Piece]:
+        """Yield pieces of the texts as they come, as run() does."""
+        return self.run([partial(generate, self.client, request, stop) for request in requests])
+
+    async def whole(self, requests: Sequence[Request], stop: Sequence[str]) -> list[Generation]:
+        """The finished texts, in the order of the requests. Errors are those of pieces()."""
+        found = dict[int, Generation]()
+        async with aclosing(self.pieces(requests, stop)) as pieces:
+            async for index, item in pieces:
+                if isinstance(item, Generation):
+                    found[index] = item
+        return [found[index] for index in range(len(requests))]
+
+    def end_all(self) -> None:
+        """End all texts in the making."""
+        for end in list(self._ends):
+            end.set()
+
+    def close(self) -> None:
+        """Wait for the texts that were ended."""
+        self._threads.shutdown()
+
+    def _ended(self, making: asyncio.Future[Generation | None]) -> None:
+        self._count(-1)
+        made = making.result()
+        if made is not None:
+            self.metrics.count(made)
+
+    def _count(self, more: int) -> None:
+        self.running += more
+        self.metrics.running.set(self.running)
+
+
+def _made(
+    job: Job[Part], put: Callable[[Part | Generation | OutriderError], None], end: Event
+) -> Generation | None:
+    """Run a job on this thread. Returns None for one that an error ended."""
+    try:
+        made = job(put, end)
+    except OutriderError as error:
+        put(error)
+        return None
+    put(made)
+    return made

@@ -1,0 +1,234 @@
+"""What a text is asked for with, and what comes back: for the Python interface and the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import TypeAlias
+
+from inference.cost.quantity import Figure, Quality
+from inference.decode import TargetSession
+from inference.errors import InvalidRequest, OutriderError
+from inference.sampling import SEED_BITS, SamplingParams, random_seed
+from outrider.client import Client
+from outrider.completion import Broken, Completion, Piece, Request, Show, Tell
+from outrider.stop_strings import StopStrings
+
+Message: TypeAlias = Mapping[str, str]
+"""A message of a chat: its `role` (system, user or assistant) and its `content`."""
+
+Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
+"""Text to go on with, the messages of a chat, or token ids."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How a text is made. Raises InvalidRequest for values out of bounds.
+
+    max_tokens: tokens at most; None for as many as fit
+    temperature: 0 is greedy
+    top_k: 0 is off
+    top_p: 1 is off
+    seed: of the noise; None takes a random one
+    stop: strings that end the text and are left out of it
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens is 1 or more: got {self.max_tokens}")
+        StopStrings(self.stop)
+        self.sampling(0)
+
+    def sampling(self, seed: int) -> SamplingParams:
+        """The sampling parameters with this seed."""
+        return SamplingParams(self.temperature, self.top_k, self.top_p, seed).on_the_wire()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished text.
+
+    finish_reason: stop (a stop id or string), length, cancelled, or spent (the purse is empty)
+    cost: US dollars of the text; unavailable where a price is not known
+    energy: joules of this machine while it drafted; unavailable where nobody stated its watts
+    statistics: everything that was counted
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    seed: int
+    prompt_tokens: int
+    cost: Figure
+    energy: Figure
+    statistics: Completion
+
+
+def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: int = 0) -> Request:
+    """The request for a text. Raises InvalidRequest for a prompt that does not fit."""
+    ids = read_prompt(client, prompt)
+    if len(ids) >= client.length:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} tokens: the sequence length is {client.length}, prompt "
+            "and output together"
+        )
+    room = client.length - len(ids)
+    seed = random_seed() if parameters.seed is None else parameters.seed
+    return Request(
+        index,
+        prompt if isinstance(prompt, str) else "",
+        ids,
+        parameters.sampling(min(seed, 2**SEED_BITS - 1)),
+        min(parameters.max_tokens or room, room),
+        client.target.description.stop_ids,
+    )
+
+
+def read_prompt(client: Client, prompt: Prompt) -> Sequence[int]:
+    """The token ids of a prompt. Raises InvalidRequest for one that is empty or out of range."""
+    if isinstance(prompt, str):
+        return client.tokenizer.encode(prompt)
+    if not prompt:
+        raise InvalidRequest("the prompt is empty")
+    messages = [part for part in prompt if isinstance(part, Mapping)]
+    if messages:
+        return client.tokenizer.encode_chat(messages)
+    ids = [part for part in prompt if isinstance(part, int)]
+    wrong = [token for token in ids if not 0 <= token < client.tokenizer.vocabulary]
+    if wrong:
+        raise InvalidRequest(
+            f"token ids are 0 to {client.tokenizer.vocabulary - 1}: got {wrong[0]}"
+        )
+    return ids
+
+
+def generate(
+    client: Client,
+    request: Request,
+    stop: Sequence[str],
+    show: Show,
+    cancelled: Event,
+    tell: Tell | None = None,
+    session: TargetSession | None = None,
+    *,
+    alone: bool = False,
+) -> Generation:
+    """Make the text of a request, up to a stop string. Raises the error that ended it.
+
+    show: receives the pieces
+    cancelled: ends the text when it is set; a stop string sets it, too
+    tell, session, alone: as of Client.complete()
+    """
+    strings, parts = StopStrings(stop), list[str]()
+
+    def take(piece: Piece) -> None:
+        if not piece.verified:
+            return
+        text = strings.push(piece.text)
+        if strings.found:
+            cancelled.set()
+        if text:
+            parts.append(text)
+            show(piece._replace(text=text))
+
+    try:
+        done = client.complete(request, take, cancelled, tell, session, alone=alone)
+    except Broken as error:
+        raise error.reason from None
+    rest = strings.finish()
+    if rest:
+        parts.append(rest)
+        show(Piece(rest))
+    return Generation(
+        text="".join(parts),
+        token_ids=tuple(done.token_ids),
+        finish_reason="stop" if strings.found else done.finish_reason,
+        seed=done.seed,
+        prompt_tokens=done.prompt_tokens,
+        cost=cost_of(client, done),
+        energy=energy_of(client, done),
+        statistics=done,
+    )
+
+
+def cost_of(client: Client, done: Completion) -> Figure:
+    """US dollars of a text. It is a lower bound where only some prices are known."""
+    if done.usd is None:
+        return Figure.unavailable("nobody has stated a price of the target")
+    if not done.token_ids:
+        return Figure.measured(done.usd, client.purse.source or "")
+    whole = client.purse.terms.price("total_cost", len(done.token_ids), done.effort)
+    if whole.value is None:
+        source = f"at least, by {client.purse.source}; not counted: {whole.source}"
+        return Figure(done.usd, Quality.ESTIMATED, source, lower_bound=True)
+    return Figure(done.usd, whole.quality, client.purse.source or whole.source)
+
+
+def energy_of(client: Client, done: Completion) -> Figure:
+    """Joules of this machine while it drafted for a text, by the watts that the user states."""
+    if not done.token_ids:
+        return Figure.measured(0.0, "no tokens were made")
+    tokens = len(done.token_ids)
+    return client.purse.terms.price("draft_energy", tokens, done.effort).times(tokens)
+
+
+class GenerationStream(Iterator[Piece]):
+    """The pieces of a text while it is made, by a thread of its own.
+
+    Iterate to the end, or leave the context: that ends the text at once. `result` has the whole
+    text afterwards. An error that ends the text is raised by the iteration.
+    """
+
+    def __init__(self, make: Callable[[Callable[[Piece], None], Event], Generation]) -> None:
+        self._make, self._cancelled = make, Event()
+        self._queue: SimpleQueue[Piece | OutriderError | Generation] = SimpleQueue()
+        self._result: Generation | None = None
+        self._thread = Thread(target=self._run, name="generation", daemon=True)
+        self._thread.start()
+
+    @property
+    def result(self) -> Generation:
+        """The finished text. Raises InvalidRequest before the iteration has ended."""
+        if self._result is None:
+            raise InvalidRequest("the text is not finished: iterate over the stream to its end")
+        return self._result
+
+    def end(self) -> None:
+        """End the text where it is. The iteration goes on to what was made until then."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """End the text, and wait for its thread. Idempotent."""
+        self.end()
+        self._thread.join()
+
+    def __next__(self) -> Piece:
+        item = self._queue.get() if self._result is None else self._result
+        if isinstance(item, Piece):
+            return item
+        if isinstance(item, OutriderError):
+            self._queue.put(item)  # a further call raises it again
+            raise item
+        self._result = item
+        raise StopIteration
+
+    def __enter__(self) -> GenerationStream:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self._queue.put(self._make(self._queue.put, self._cancelled))
+        except OutriderError as error:
+            self._queue.put(error)

@@ -1,0 +1,50 @@
+"""Ends a text at the first of some strings, wherever the pieces of the text are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.errors import InvalidRequest
+
+MOST, LONGEST = 16, 1024
+"""Bounds of the number of stop strings, and of the characters of each."""
+
+
+class StopStrings:
+    """Passes on the pieces of a text up to the first stop string, which is left out.
+
+    A piece's end is held back while it may be the beginning of a stop string. Raises InvalidRequest
+    for an empty string, or beyond the bounds.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        if len(strings) > MOST or any(not 1 <= len(string) <= LONGEST for string in strings):
+            raise InvalidRequest(
+                f"up to {MOST} stop strings of 1 to {LONGEST} characters are allowed: got "
+                f"{[string[:40] for string in strings[: MOST + 1]]}"
+            )
+        self._strings, self._held, self.found = tuple(strings), "", False
+
+    def push(self, piece: str) -> str:
+        """The text that is certain to stand before a stop string. Empty once one was found."""
+        if self.found or not self._strings:
+            return "" if self.found else piece
+        text = self._held + piece
+        places = [place for string in self._strings if (place := text.find(string)) >= 0]
+        if places:
+            self.found, self._held = True, ""
+            return text[: min(places)]
+        kept = len(text) - max(self._begun(text, string) for string in self._strings)
+        self._held = text[kept:]
+        return text[:kept]
+
+    def finish(self) -> str:
+        """The rest of a text in which no stop string was found."""
+        rest, self._held = self._held, ""
+        return rest
+
+    @staticmethod
+    def _begun(text: str, string: str) -> int:
+        """Characters at the end of the text that a stop string begins with."""
+        most = min(len(string) - 1, len(text))
+        return next((n for n in range(most, 0, -1) if text.endswith(string[:n])), 0)

@@ -1,0 +1,85 @@
+"""A target with the embedded pair, and a server in front of it, for the tests of this room."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from grpc_comm.server.server import BackgroundServer
+from grpc_comm.transport import Address
+from outrider.completion import Request
+from outrider.endpoint.access import allowed_hosts
+from outrider.endpoint.app import create_app
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.run import listening
+from outrider.live_text import silent
+from outrider.options.roles import ServeRole, TargetRole
+from outrider.target import load_target
+
+
+@contextmanager
+def http_server(desk: Desk, keys: tuple[str, ...] = ()) -> Iterator[str]:
+    """Serve a desk on a free port of this machine; yields the address as http://HOST:PORT.
+
+    The desk stays open.
+    """
+    app = create_app(desk, keys, hosts=allowed_hosts("127.0.0.1"))
+    bound = listening(Address("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        bound.close()
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    """The address of a target with eight rows."""
+    with BackgroundServer(load_target(TargetRole(port=0, batch=8))) as server:
+        yield str(server.address)
+
+
+@pytest.fixture(scope="module")
+def desk(target: str) -> Iterator[Desk]:
+    opened = Desk(ServeRole(target_host=target, batch=2, most_texts=40))
+    opened.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def server(desk: Desk) -> Iterator[str]:
+    with http_server(desk) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def own_text(desk: Desk) -> Callable[..., str]:
+    """The target's own text, made without any draft."""
+    assert desk.texts is not None
+    client = desk.texts.client
+
+    def make(prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) -> str:
+        from outrider.generation import Parameters, make_request
+
+        given = Parameters(tokens, temperature, seed=seed)
+        request: Request = make_request(client, prompt, given)
+        return client.complete(request, silent, threading.Event(), alone=True).text
+
+    return make
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("# alice\nalice-0123456789abcdef\n", encoding="utf-8")
+    return path

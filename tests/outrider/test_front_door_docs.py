@@ -1,0 +1,101 @@
+"""What README and docs/ show of the endpoint, Python and the chat runs, but for ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from outrider.endpoint.run import SERVING
+from outrider.spawn import role_command, role_environment, target_process
+
+pytestmark = pytest.mark.extended
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "endpoint.md", ROOT / "docs" / "python.md"]
+WAIT = 240
+"""Seconds that a command may take on a busy machine."""
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    """The fenced blocks of a kind, with continued lines joined."""
+    found = re.findall(rf"(?ms)^```{kind}\n(.*?)^```", page.read_text("utf-8"))
+    return [block.replace("\\\n", " ") for block in found]
+
+
+def commands(page: Path, start: str) -> list[str]:
+    lines = [line for block in blocks(page, "") for line in block.splitlines()]
+    return [re.split(r"\s+#", line)[0] for line in lines if line.startswith(start)]
+
+
+@contextmanager
+def endpoint(target: str) -> Iterator[str]:
+    """`outrider serve` in a process of its own; yields HOST:PORT."""
+    command = role_command("serve", "--target_host", target, "--http_port", "0")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=role_environment())
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if line.startswith(SERVING))
+        yield re.findall(r"//(\S+)/v1", line)[0]
+    finally:
+        process.terminate()
+        process.wait(WAIT)
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    with target_process() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def address(target: str) -> Iterator[str]:
+    with endpoint(target) as listening:
+        yield listening
+
+
+def run(command: list[str], text: str = "") -> str:
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=WAIT, env=role_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.name)
+def test_the_curl_commands_are_answered(page: Path, address: str) -> None:
+    found = commands(page, "curl ")
+    assert found
+    for command in found:
+        said = run(["bash", "-c", command.replace("127.0.0.1:8000", address) + " --fail"])
+        assert '"choices"' in said
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_blocks_run(page: Path, address: str) -> None:
+    found = blocks(page, "python")
+    assert found
+    for block in found:
+        assert run([sys.executable, "-c", block.replace("127.0.0.1:8000", address)]).strip()
+
+
+def test_the_chat_answers(target: str) -> None:
+    (command,) = commands(ROOT / "README.md", "outrider chat")
+    words = command.replace("HOST", target).split()[1:]
+    assert run([sys.executable, "-m", "outrider", *words], "def main():\n").strip()
+
+
+def test_the_installed_command_is_named_as_the_docs_name_it() -> None:
+    said = subprocess.run(
+        [Path(sys.executable).parent / "outrider", "--version"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert said.stdout.startswith("outrider ")

@@ -1,0 +1,63 @@
+"""Verbs stand for roles and commands, with help that fits a screen."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.cli import main
+from outrider.options import parse
+from outrider.options.group import flags_of
+from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
+
+
+@pytest.mark.parametrize(("verb", "role"), VERBS.items())
+def test_a_verb_is_its_role(verb: str, role: str) -> None:
+    more = {"pull": ["x"], "keys": ["--name", "a", "--keys_file", "k"]}.get(verb, [])
+    flags = {"pull": ["--name", "x"]}.get(verb, more)
+    assert parse([verb, *more]) == parse(["--role", role, *flags])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_fits_a_screen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([verb, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert len(shown.splitlines()) <= 32
+    assert "--help-all" in shown
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_common_flags_are_flags_of_the_role(role: str) -> None:
+    model = ROLES[role]
+    assert set(model.COMMON) <= set(flags_of(model))
+    assert len(model.COMMON) <= 8
+    assert not model.BARE or model.BARE in flags_of(model)
+
+
+@pytest.mark.parametrize("verb", OTHER_VERBS)
+def test_other_verbs_are_commands_with_a_help(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    assert "usage" in capsys.readouterr().out
+
+
+def test_a_misspelt_verb_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["serv"])
+    assert ended.value.code == 2
+    assert "did you mean serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_completion_script_knows_verbs_and_flags(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--completion", shell])
+    shown = capsys.readouterr().out
+    assert "serve" in shown
+    assert "http_port" in shown
