@@ -8,6 +8,7 @@ import copy
 import inspect
 import json
 import re
+import shlex
 import threading
 import types
 import uuid
@@ -43,6 +44,7 @@ FLAGS += (
     "--enable-saturate-infinity",
     "--enable-mixed-precision-accumulation",
     "--disable-mixed-precision-accumulation",
+    "--tensorizer-options",
     "--verbose",
 )
 
@@ -127,7 +129,7 @@ def check_boundary(tensors: Mapping[str, Any]) -> None:
 def check_flags(arguments: str | None, device: bool) -> None:
     if arguments is None:
         raise RuntimeError("the flags must be explicit: defaults differ between SDKs")
-    words = arguments.replace("--target ", "--target=").split()
+    words = shlex.split(arguments.replace("--target ", "--target="))
     given = {word.split("=")[0] for word in words}
     if "--target" not in given and not device:
         raise RuntimeError("If you want to compile on CPU, please supply compiler argument target")

@@ -30,7 +30,6 @@ from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import StatefulRoundGraph
-from inference.model.sampler import add_in_halves
 from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
 from inference.whole_file import write_whole
 
@@ -158,7 +157,6 @@ class NeuronBuilder:
                 self._rank_decoder(self._dealt),
                 *self._rank_caches(self._dealt, device),
                 1,
-                add_in_halves,
             )
             .requires_grad_(False)
             .eval()

@@ -68,7 +68,7 @@ _NEURON = {
     "inf2": Device(
         "inf2",
         **_NEURON_CORE_V2,  # type: ignore[arg-type]
-        instances={"inf2.xlarge": 2, "inf2.24xlarge": 12, "inf2.48xlarge": 24},
+        instances={"inf2.xlarge": 2, "inf2.8xlarge": 2, "inf2.24xlarge": 12, "inf2.48xlarge": 24},
         source=_PUBLISHED,
     ),
     "trn2": Device(

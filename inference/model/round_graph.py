@@ -10,7 +10,6 @@ to the target's choices. Acceptance is accept_match (inference/accept.py), unrol
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.model.arithmetic import ENGINES, HOST
 from inference.model.decoder import Decoder, Hidden, KeysValues
 from inference.model.drafted_tree import Drafted, Draws, Seen, accept_in_graph, draft_tree
 from inference.model.sampler import (
-    Add,
     Sampling,
     choose_drawn,
     choose_greedy,
@@ -54,22 +53,23 @@ class _Fused(nn.Module):
     draft_keys: Tensor
     draft_values: Tensor
 
+    arithmetic = HOST
+
     def __init__(
         self,
         decoder: Decoder,
         draft: Decoder,
         caches: tuple[Tensor, ...],
         shape: Branches,
-        add: Add = operator.add,
     ) -> None:
         """caches: in the order of CACHES"""
         super().__init__()
-        self.decoder, self.draft, self.shape, self.add = decoder, draft, shape, add
+        self.decoder, self.draft, self.shape = decoder, draft, shape
         for name, cache in zip(CACHES, caches, strict=True):
             self.register_buffer(name, cache, persistent=False)
 
     def _draws(self, sampling: Sampling | None, seen: Seen) -> Draws | None:
-        return Draws.of(sampling, seen, self.shape, self.decoder.vocabulary, self.add)
+        return Draws.of(sampling, seen, self.shape, self.decoder.vocabulary, self.arithmetic)
 
     def _draft(
         self, entry: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
@@ -82,6 +82,7 @@ class _Fused(nn.Module):
             rows,
             KeysValues(self.draft_keys, self.draft_values),
             draws,
+            self.arithmetic,
         )
 
     def _verify(
@@ -99,7 +100,7 @@ class _Fused(nn.Module):
             drawn = torch.cat(
                 [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
             )
-            chosen = choose_drawn(logits, draws.sampling, drawn)
+            chosen = choose_drawn(logits, draws.sampling, drawn, self.arithmetic)
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), KeysValues(
             out.keys, out.values
@@ -154,6 +155,7 @@ class StatefulRoundGraph(_Fused):
     row for the target's row i. rows[j] is the target's row for the draft's row j.
     """
 
+    arithmetic = ENGINES
     levels = 1
     """Positions that noise is made for where the target alone chooses."""
 
@@ -243,7 +245,7 @@ class StatefulRoundGraph(_Fused):
         chosen = (
             choose_greedy(logits)
             if sampling is None
-            else choose_mixed(logits, sampling, after, self.levels, self.add)
+            else choose_mixed(logits, sampling, after, self.levels, self.arithmetic)
         )
         self._write(which, part.slots, KeysValues(out.keys, out.values))
         other = "" if which else "draft_"

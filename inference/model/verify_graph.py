@@ -10,14 +10,13 @@ same module because graphs of one package share state and signature.
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import Tensor, nn
 
 from inference.artifact import Bucket
+from inference.model.arithmetic import ENGINES, HOST
 from inference.model.decoder import Decoder, Hidden
-from inference.model.sampler import Add, Sampling, choose_greedy, choose_mixed
+from inference.model.sampler import Sampling, choose_greedy, choose_mixed
 
 _Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Tokens, positions, context mask, tree mask and pick, in this order."""
@@ -34,11 +33,11 @@ class _Graph(nn.Module):
     keys: Tensor
     values: Tensor
 
-    def __init__(
-        self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int, add: Add = operator.add
-    ) -> None:
+    arithmetic = HOST
+
+    def __init__(self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int) -> None:
         super().__init__()
-        self.decoder, self.levels, self.add = decoder, levels, add
+        self.decoder, self.levels = decoder, levels
         self.register_buffer("keys", keys, persistent=False)
         self.register_buffer("values", values, persistent=False)
 
@@ -56,7 +55,8 @@ class _Graph(nn.Module):
         if sampling is None:
             return choose_greedy(logits), out.keys, out.values
         after = torch.gather(positions, 1, pick) + 1
-        return choose_mixed(logits, sampling, after, self.levels, self.add), out.keys, out.values
+        chosen = choose_mixed(logits, sampling, after, self.levels, self.arithmetic)
+        return chosen, out.keys, out.values
 
 
 def sampling_of(
@@ -97,6 +97,8 @@ class StatefulGraph(_Graph):
     Every row of the cache takes part in every call, in its order. Given `rows` alone, row i becomes
     what row `rows[i]` was. Otherwise `rows` is ignored.
     """
+
+    arithmetic = ENGINES
 
     def forward(
         self,
