@@ -105,6 +105,10 @@ class Case:
             "pick": pick.clamp(min=0),
         }
         inputs = {name: tensor.to(torch.int32) for name, tensor in whole.items()}
+        if self.stateful and not self.prefill:
+            del inputs["pick"]
+            if self.sampled:
+                inputs["first"] = inputs["positions"].amin(1, keepdim=True)
         return inputs | self._sampling(call) if self.sampled else inputs
 
     def _sampling(self, call: int) -> dict[str, Tensor]:

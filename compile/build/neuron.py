@@ -30,7 +30,7 @@ from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import StatefulRoundGraph
-from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
+from inference.model.verify_graph import StatefulGraph, copy_inputs, stateful_inputs
 from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph
@@ -148,7 +148,7 @@ class NeuronBuilder:
 
     def _inputs(self, bucket: Bucket) -> dict[str, Tensor]:
         """Inputs of an idle call of the bucket's graph."""
-        return example_inputs(bucket)
+        return stateful_inputs(bucket)
 
     def _graph(self, device: str) -> Stateful:
         """One rank's module, its weights not filled in."""

@@ -26,7 +26,12 @@ from inference.model.sampler import (
     choose_greedy,
     choose_mixed,
 )
-from inference.model.verify_graph import example_inputs, sampling_of
+from inference.model.verify_graph import (
+    example_inputs,
+    positions_after,
+    sampling_of,
+    stateful_inputs,
+)
 from inference.tree_shape import Branches
 
 CACHES = ("keys", "values", "draft_keys", "draft_values")
@@ -168,6 +173,7 @@ class StatefulRoundGraph(_Fused):
         context_mask: Tensor | None = None,
         tree_mask: Tensor | None = None,
         pick: Tensor | None = None,
+        first: Tensor | None = None,
         draft_tokens: Tensor | None = None,
         draft_rows: Tensor | None = None,
         draft_slots: Tensor | None = None,
@@ -197,9 +203,9 @@ class StatefulRoundGraph(_Fused):
         if target is not None and draft is not None and rows is not None and draft_rows is not None:
             return self._round(target, draft, rows, draft_rows, sampling)
         if target is not None:
-            return self._alone(self.decoder, "", target, sampling)
+            return self._alone(self.decoder, "", target, sampling, first)
         if draft is not None:
-            return self._alone(self.draft, "draft_", draft, sampling)
+            return self._alone(self.draft, "draft_", draft, sampling, None)
         assert rows is not None, "no inputs"
         return self._copied(rows)
 
@@ -223,13 +229,19 @@ class StatefulRoundGraph(_Fused):
         self._write("draft_", draft.slots, drafted.new)
         return answer
 
-    def _alone(self, model: Decoder, which: str, part: _Part, sampling: Sampling | None) -> Tensor:
+    def _alone(
+        self,
+        model: Decoder,
+        which: str,
+        part: _Part,
+        sampling: Sampling | None,
+        first: Tensor | None,
+    ) -> Tensor:
         """Run one model by itself.
 
         The other model's junk slots are written, too: every graph of a package has the same state.
         """
         assert part.tokens is not None, "nothing to look at"
-        assert part.pick is not None, "nothing to choose at"
         out: Hidden = model(
             part.tokens,
             None,
@@ -238,10 +250,8 @@ class StatefulRoundGraph(_Fused):
             getattr(self, f"{which}keys"),
             getattr(self, f"{which}values"),
         )
-        logits, after = (
-            model.logits(out.states),
-            torch.gather(part.seen.positions, 1, part.pick) + 1,
-        )
+        logits = model.logits(out.states)
+        after = positions_after(part.seen.positions, part.pick, first, self.levels)
         chosen = (
             choose_greedy(logits)
             if sampling is None
@@ -323,7 +333,7 @@ def draft_inputs(bucket: DraftBucket) -> dict[str, Tensor]:
     """Return the inputs of an idle call of the draft alone, by StatefulRoundGraph's parameter
     names.
     """
-    return under_draft_names(example_inputs(bucket))
+    return under_draft_names(stateful_inputs(bucket))
 
 
 def under_draft_names(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
