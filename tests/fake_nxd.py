@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inference.model.arithmetic import WIDEST
 from tests.fake_ranks import Group, as_rank, current_group
 
 BOUNDARY = (torch.int32, torch.float32)
@@ -66,8 +67,10 @@ class Operations(TorchDispatchMode):
             self._check(func, out)
         elif func is torch.ops.aten.topk.default:
             self._check(func, out[0])
-            if args[0].dtype not in (torch.float32, torch.bfloat16) or args[1] > 16384:
-                raise RuntimeError("NCC_EVRF013/014: TopK takes floats and k up to 16384")
+            if args[0].dtype not in (torch.float32, torch.bfloat16):
+                raise RuntimeError("NCC_EVRF013: TopK takes floats")
+            if args[0].shape[-1] > WIDEST:
+                raise RuntimeError(f"NCC_EVRF029: TopK takes rows of at most {WIDEST} scores")
         return out
 
     def _check(self, func: Any, tensor: Tensor) -> None:
