@@ -32,7 +32,7 @@ test-xla: .venv-xla/ready
 	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/test_tree.py tests/test_noise.py tests/test_choice.py tests/test_decoder.py tests/test_lossless.py
 
 test-nxd: .venv/ready
-	NXD=$(abspath $(NXD)) $(BIN)/python -m pytest tests/nxd
+	NXD=$(abspath $(NXD)) $(BIN)/python -m pytest -rs tests/nxd
 
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto

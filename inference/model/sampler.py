@@ -279,4 +279,4 @@ def _in_order(
     ahead = (mine < other) | ((mine == other) & (ids[..., None, :] < ids[..., :, None]))
     place = ahead.to(torch.float32).sum(-1, keepdim=True)  # [..., k, 1], of each id
     places = torch.arange(ids.shape[-1], dtype=torch.float32, device=ids.device)
-    return torch.where(place == places, ids[..., :, None], -1).amax(-2), scores
+    return torch.where(place == places, ids[..., :, None], 0).amax(-2), scores
