@@ -3,12 +3,13 @@
 # make test       lint, types and tests
 # make test-all   the slower tiers; CI runs them after make test
 # They make .venv first; PYTHON chooses the interpreter (3.10 to 3.13).
+# make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo lint check test test-all test-xla proto clean
+.PHONY: demo lint check test test-all test-xla test-nxd proto clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider.demo
@@ -28,7 +29,10 @@ test-all: .venv/ready
 	$(BIN)/python -m pytest -m extended
 
 test-xla: .venv-xla/ready
-	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/inference/test_tree.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py
+	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py
+
+test-nxd: .venv/ready
+	NXD=$(abspath $(NXD)) $(BIN)/python -m pytest -rs tests/nxd
 
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto

@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from compile import probe
 from compile.build.build import build_artifact, read_source
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS, aim, compiler_flags, render
 from compile.build.progress import LineProgress
-from compile.probe import VECTORS, check_noise
 from compile.spec import DTYPES, CompileSpec, least_nodes, verify_bucket
 from inference.accept import accept_match
 from inference.artifact import check_files
@@ -39,6 +39,7 @@ from inference.backends.neuron_sdk import (
     instance_family,
     load_sdk,
     logical_cores,
+    reserve_cores,
     sdk_versions,
 )
 from inference.backends.sequence import ModelSequence
@@ -193,15 +194,16 @@ def _check_noise(spec: CompileSpec, out: Path) -> None:
     compiled.
     """
     aim(spec.target)
+    reserve_cores(spec.tensor_parallel)
     logical = logical_cores(spec.target)
-    check_noise(
+    probe.check_noise(
         load_sdk(),
         spec.tensor_parallel,
         logical,
         render(compiler_flags(spec, logical)),
         str(out / "noise"),
     )
-    print(f"noise: all {len(VECTORS)} vectors as pinned")
+    print(f"noise: all {len(probe.ROWS) * probe.TOKENS} values as on the host")
 
 
 def compare(

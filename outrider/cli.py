@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in OTHER_VERBS:
         return _command(words[0])(words[1:])
     options = parse(arguments)
-    return run_command(lambda: _run(options), debug=options.debug)
+    return run_command(lambda: run_role(options), debug=options.debug)
 
 
 def _command(verb: str) -> Callable[[Sequence[str]], int]:
@@ -46,7 +46,7 @@ def _command(verb: str) -> Callable[[Sequence[str]], int]:
     return command
 
 
-def _run(options: GeneralOptions) -> int:
+def run_role(options: GeneralOptions) -> int:
     """Run the options' role. Roles are imported here: help needs no torch, a client no server."""
     if isinstance(options, ServingRole):
         from outrider.target import serve

@@ -17,7 +17,8 @@ from torch import Tensor
 from inference.artifact import Bucket
 from inference.backends.compiled import Graph
 from inference.errors import BadArtifact
-from inference.model.sampler import Sampling, noise
+from inference.model.noise import noise
+from inference.model.sampler import Sampling
 from inference.model.verify_graph import VerifyGraph, example_inputs
 from inference.sampling import SamplingParams
 

@@ -35,8 +35,7 @@ from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import StatefulRoundGraph
-from inference.model.sampler import add_in_halves
-from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
+from inference.model.verify_graph import StatefulGraph, copy_inputs, stateful_inputs
 from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph
@@ -184,7 +183,7 @@ class NeuronBuilder:
 
     def _inputs(self, bucket: Bucket) -> dict[str, Tensor]:
         """Inputs of an idle call of the bucket's graph."""
-        return example_inputs(bucket)
+        return stateful_inputs(bucket)
 
     def _graph(self, device: str) -> Stateful:
         """One rank's module, its weights not filled in."""
@@ -193,7 +192,6 @@ class NeuronBuilder:
                 self._rank_decoder(self._dealt),
                 *self._rank_caches(self._dealt, device),
                 1,
-                add_in_halves,
             )
             .requires_grad_(False)
             .eval()

@@ -6,6 +6,7 @@ A host without a device is told the platform by NEURON_PLATFORM_TARGET_OVERRIDE.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -99,9 +100,9 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
 
 
 def render(flags: Mapping[str, str]) -> str:
-    """The flags as the compiler's command line has them."""
+    """The flags as the compiler's command line has them, quoted where a value has blanks."""
     words = {
-        flag: f"{flag} {value}" if flag == "--target" else f"{flag}={value}"
+        flag: f"{flag} {value}" if flag == "--target" else f"{flag}={shlex.quote(value)}"
         for flag, value in flags.items()
         if value
     }

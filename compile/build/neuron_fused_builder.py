@@ -18,7 +18,6 @@ from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest
 from inference.model.config import read_config
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
-from inference.model.sampler import add_in_halves
 
 
 class FusedNeuronBuilder(NeuronBuilder):
@@ -59,8 +58,4 @@ class FusedNeuronBuilder(NeuronBuilder):
             *self._rank_caches(self._dealt, device),
             *self._rank_caches(self._draft_dealt, device),
         )
-        return (
-            StatefulRoundGraph(decoder, draft, caches, self._shape, add_in_halves)
-            .requires_grad_(False)
-            .eval()
-        )
+        return StatefulRoundGraph(decoder, draft, caches, self._shape).requires_grad_(False).eval()

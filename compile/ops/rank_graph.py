@@ -17,8 +17,7 @@ from inference.backends.neuron_sdk import Sdk
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
-from inference.model.sampler import add_in_halves
-from inference.model.verify_graph import StatefulGraph, example_inputs
+from inference.model.verify_graph import StatefulGraph, stateful_inputs
 
 
 def _all_reduce(x: Tensor) -> Tensor:
@@ -57,7 +56,7 @@ def record_bucket(
         elif isinstance(bucket, DraftBucket):
             inputs = draft_inputs(bucket)
         else:
-            inputs = example_inputs(bucket)
+            inputs = stateful_inputs(bucket)
         graph = _graph(config, spec, bucket, draft)
     inputs = {name: tensor.to("meta") for name, tensor in inputs.items()}
     return record(graph.requires_grad_(False).eval(), inputs)
@@ -68,9 +67,9 @@ def _graph(
 ) -> nn.Module:
     decoder, caches = _decoder(config, spec), _caches(config, spec)
     if spec.fused is None or draft is None:
-        return StatefulGraph(decoder, *caches, bucket.levels, add_in_halves)
+        return StatefulGraph(decoder, *caches, bucket.levels)
     both = (*caches, *_caches(draft, spec))
-    return StatefulRoundGraph(decoder, _decoder(draft, spec), both, spec.fused.shape, add_in_halves)
+    return StatefulRoundGraph(decoder, _decoder(draft, spec), both, spec.fused.shape)
 
 
 def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:

@@ -23,7 +23,7 @@ from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
 from inference.model.sampler import Sampling
-from inference.model.verify_graph import copy_inputs, example_inputs
+from inference.model.verify_graph import copy_inputs, stateful_inputs
 from inference.tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"
@@ -86,8 +86,7 @@ class NeuronModel(CompiledModel):
         self._run(COPY, inputs)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        chosen = self._run(bucket.name, fill(bucket, segments)).numpy()
-        return [chosen[segment.row, : len(segment.pick)].astype(np.int32) for segment in segments]
+        return picked(bucket, self._run(bucket.name, fill(bucket, segments)), segments)
 
     def _run(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
         """Call a graph while no other call is in flight: all graphs share the device's state."""
@@ -99,7 +98,7 @@ class NeuronModel(CompiledModel):
 
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
         """Return, for each graph by name, inputs that change nothing."""
-        idle = {bucket.name: example_inputs(bucket) for bucket in self.graphs}
+        idle = {bucket.name: stateful_inputs(bucket) for bucket in self.graphs}
         return idle | ({COPY: copy_inputs(self.rows)} if self.copies_rows else {})
 
     def _warm(self, say: Say) -> None:
@@ -116,7 +115,7 @@ class NeuronModel(CompiledModel):
 
 def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
     """Return the inputs of a call: idle everywhere but in the segments' cache rows."""
-    inputs = example_inputs(bucket)
+    inputs = stateful_inputs(bucket)
     for segment in segments:
         row, n = segment.row, len(segment.tokens)
         for name, values in (
@@ -127,13 +126,26 @@ def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
             inputs[name][row, :n] = _int32(values)
         inputs["context_mask"][row, :, : segment.context.shape[1]] = _int32(segment.context)
         inputs["tree_mask"][row, :n, :n] = _int32(segment.tree_mask)
-        inputs["pick"][row] = int(segment.pick[0])
-        inputs["pick"][row, : len(segment.pick)] = _int32(segment.pick)
+        if "pick" in inputs:
+            inputs["pick"][row] = int(segment.pick[0])
+        if "first" in inputs:
+            inputs["first"][row] = int(segment.positions[segment.pick].min())
     if bucket.sampled:
         sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
         for name, part in sampling._asdict().items():
             inputs[name][[segment.row for segment in segments]] = part
     return inputs
+
+
+def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[IntArray]:
+    """Return what a call chose at each segment's picked nodes.
+
+    chosen: [rows, picks] int32
+    """
+    table = chosen.numpy().astype(np.int32)
+    if bucket.picks == bucket.nodes:
+        return [table[segment.row, segment.pick] for segment in segments]
+    return [table[segment.row, : len(segment.pick)] for segment in segments]
 
 
 def runtime_error(error: Exception) -> OutriderError:

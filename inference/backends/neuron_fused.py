@@ -18,7 +18,7 @@ from inference.artifact import Bucket, DraftBucket, Manifest, RoundBucket
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel, empty_caches
 from inference.backends.fused import draft_of, fill_round, fused_part, in_rounds
-from inference.backends.neuron import NeuronModel, Program, Say, fill
+from inference.backends.neuron import NeuronModel, Program, Say, fill, picked
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
 from inference.model.round_graph import draft_inputs, round_inputs, under_draft_names
@@ -76,5 +76,5 @@ class _NeuronDraft(CompiledModel):
         self._beside = beside
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        chosen = self._beside.call(bucket.name, under_draft_names(fill(bucket, segments))).numpy()
-        return [chosen[segment.row, : len(segment.pick)].astype(np.int32) for segment in segments]
+        chosen = self._beside.call(bucket.name, under_draft_names(fill(bucket, segments)))
+        return picked(bucket, chosen, segments)

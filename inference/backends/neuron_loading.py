@@ -24,11 +24,11 @@ from inference.backends.neuron import (
 from inference.backends.neuron_fused import NeuronFusedModel
 from inference.backends.neuron_sdk import (
     DEVICE,
-    check_visible_cores,
     has_device,
     instance_family,
     load_sdk,
     logical_cores,
+    reserve_cores,
     sdk_versions,
 )
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
@@ -55,7 +55,10 @@ def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
 
 
 def check_machine(manifest: Manifest) -> None:
-    """Raise, naming the remedy, unless this machine can run the artefact. Nothing is loaded yet."""
+    """Reserve cores. Raise, naming the remedy, unless this machine can run the artefact.
+
+    Nothing is loaded yet.
+    """
     if manifest.target not in _COMPATIBLE:
         raise BadArtifact(
             f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, "
@@ -73,7 +76,7 @@ def check_machine(manifest: Manifest) -> None:
             f"the artefact was built for {manifest.target}, this is a {family} instance: build it "
             f"with --target {family}"
         )
-    check_visible_cores(manifest.tensor_parallel)
+    reserve_cores(manifest.tensor_parallel)
     built, logical = manifest.host.get("logical_cores", "1"), str(logical_cores(manifest.target))
     if built != logical:
         raise BadArtifact(

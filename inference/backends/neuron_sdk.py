@@ -1,15 +1,15 @@
 """AWS's Neuron packages: which are installed, whether they work here, and the names that are used.
 
-No other module imports them. Two unrelated packages are called torch-neuronx. Up to 2.9 it is
-PyTorch/XLA, which is meant here. From 2.13 on it is a native device for trn2 and trn3 with another
-interface. Not yet run on hardware.
+No other module imports them, and nothing is imported before versions are checked. Two unrelated
+packages are called torch-neuronx. Up to 2.9 it is PyTorch/XLA, which is meant here. From 2.13 on it
+is a native device for trn2 and trn3 with another interface. Not yet run on hardware.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,6 +24,7 @@ PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 """On EC2 this file holds the instance type."""
 
 _OLDEST, _NEWEST = 28, 31
+_TRANSFORMERS = "transformers>=4.51,<5"
 _INSTALL = (
     f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.0.2.15.*' "
     "'neuronx-cc==2.26.*' 'neuronx_distributed==0.19.*'"
@@ -119,14 +120,26 @@ def load_build_units() -> BuildUnits:
 def sdk_versions() -> dict[str, str]:
     """Return the version of each package and of their SDK, without importing them.
 
-    Raises MissingExtra where a package is absent or its SDK is not supported.
+    Raises MissingExtra where a package is absent, its SDK is not supported, or transformers is too
+    new for it.
     """
     found = {name: _installed(name) for name in PACKAGES}
     missing = [name for name, number in found.items() if number is None]
     if missing:
         raise MissingExtra(f"{', '.join(missing)} is not installed: {_INSTALL} ({_PLACEHOLDERS})")
+    _check_transformers()
     number = str(found["torch-neuronx"])
     return {name: str(number) for name, number in found.items()} | {"neuron-sdk": _sdk_of(number)}
+
+
+def _check_transformers() -> None:
+    """Raise MissingExtra for transformers 5: neuronx-distributed imports what only 4 has."""
+    number = _installed("transformers")
+    if number is not None and int(number.split(".")[0]) >= 5:
+        raise MissingExtra(
+            f"transformers {number} is installed, and neuronx-distributed cannot be imported with "
+            f"it: pip install '{_TRANSFORMERS}'"
+        )
 
 
 def _sdk_of(number: str) -> str:
@@ -190,8 +203,12 @@ def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> i
     return int(stated)
 
 
-def check_visible_cores(needed: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise InvalidRequest unless the user leaves this process enough cores."""
+def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Ask the runtime for as many cores as are needed. It reserves every core where none is asked
+    for.
+
+    What the user has set stays. Raises InvalidRequest if it leaves this process too few cores.
+    """
     ranges, count = (
         environment.get("NEURON_RT_VISIBLE_CORES"),
         environment.get("NEURON_RT_NUM_CORES"),
@@ -201,7 +218,7 @@ def check_visible_cores(needed: int, environment: Mapping[str, str] = os.environ
             ends = [part.split("-") for part in ranges.split(",")]
             visible = sum(int(part[-1]) - int(part[0]) + 1 for part in ends)
         else:
-            visible = int(count or 0) or needed  # 0 and unset mean all
+            visible = int(count or 0) or needed  # 0 means all
     except ValueError as error:
         raise InvalidRequest(
             f"NEURON_RT_VISIBLE_CORES={ranges} or NEURON_RT_NUM_CORES={count} is not understood"
@@ -212,3 +229,5 @@ def check_visible_cores(needed: int, environment: Mapping[str, str] = os.environ
             f"{name}={ranges or count} leaves this process {visible} cores, the artefact needs "
             f"{needed}"
         )
+    if not ranges and not count:
+        environment["NEURON_RT_NUM_CORES"] = str(needed)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inference.model.arithmetic import Arithmetic
 from inference.model.decoder import Decoder, Hidden, KeysValues
 from inference.model.sampler import (
-    Add,
     Sampling,
     guess_drawn,
     guess_greedy,
@@ -46,7 +46,12 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(
-        cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, add: Add
+        cls,
+        sampling: Sampling | None,
+        seen: Seen,
+        shape: Branches,
+        vocabulary: int,
+        by: Arithmetic,
     ) -> Draws | None:
         """Return the draws of trees whose roots are the first nodes; None where every row is
         greedy.
@@ -55,7 +60,7 @@ class Draws(NamedTuple):
             return None
         return cls(
             sampling,
-            noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, add),
+            noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, by),
         )
 
     def rows(self, order: Tensor) -> Draws:
@@ -78,6 +83,7 @@ def draft_tree(
     rows: Tensor | None,
     past: KeysValues,
     draws: Draws | None,
+    by: Arithmetic,
 ) -> Drafted:
     """Grow the tree level by level.
 
@@ -95,9 +101,9 @@ def draft_tree(
         out: Hidden = draft(level, rows, *near, None, past.keys, past.values, new)
         logits = draft.logits(out.states[:, -wide:])
         ids = (
-            guess_greedy(logits, branch)
+            guess_greedy(logits, branch, by)
             if draws is None
-            else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch)
+            else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch, by)
         )
         new = _joined(new, out)
         level, first = ids.flatten(1), last

@@ -10,7 +10,6 @@ to the target's choices. Acceptance is accept_match (inference/accept.py), unrol
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,16 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.model.arithmetic import ENGINES, HOST
 from inference.model.decoder import Decoder, Hidden, KeysValues
 from inference.model.drafted_tree import Drafted, Draws, Seen, accept_in_graph, draft_tree
 from inference.model.sampler import (
-    Add,
     Sampling,
     choose_drawn,
     choose_greedy,
     choose_mixed,
 )
-from inference.model.verify_graph import example_inputs, sampling_of
+from inference.model.verify_graph import (
+    example_inputs,
+    positions_after,
+    sampling_of,
+    stateful_inputs,
+)
 from inference.tree_shape import Branches
 
 CACHES = ("keys", "values", "draft_keys", "draft_values")
@@ -54,22 +58,23 @@ class _Fused(nn.Module):
     draft_keys: Tensor
     draft_values: Tensor
 
+    arithmetic = HOST
+
     def __init__(
         self,
         decoder: Decoder,
         draft: Decoder,
         caches: tuple[Tensor, ...],
         shape: Branches,
-        add: Add = operator.add,
     ) -> None:
         """caches: in the order of CACHES"""
         super().__init__()
-        self.decoder, self.draft, self.shape, self.add = decoder, draft, shape, add
+        self.decoder, self.draft, self.shape = decoder, draft, shape
         for name, cache in zip(CACHES, caches, strict=True):
             self.register_buffer(name, cache, persistent=False)
 
     def _draws(self, sampling: Sampling | None, seen: Seen) -> Draws | None:
-        return Draws.of(sampling, seen, self.shape, self.decoder.vocabulary, self.add)
+        return Draws.of(sampling, seen, self.shape, self.decoder.vocabulary, self.arithmetic)
 
     def _draft(
         self, entry: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
@@ -82,6 +87,7 @@ class _Fused(nn.Module):
             rows,
             KeysValues(self.draft_keys, self.draft_values),
             draws,
+            self.arithmetic,
         )
 
     def _verify(
@@ -99,7 +105,7 @@ class _Fused(nn.Module):
             drawn = torch.cat(
                 [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
             )
-            chosen = choose_drawn(logits, draws.sampling, drawn)
+            chosen = choose_drawn(logits, draws.sampling, drawn, self.arithmetic)
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), KeysValues(
             out.keys, out.values
@@ -154,6 +160,7 @@ class StatefulRoundGraph(_Fused):
     row for the target's row i. rows[j] is the target's row for the draft's row j.
     """
 
+    arithmetic = ENGINES
     levels = 1
     """Positions that noise is made for where the target alone chooses."""
 
@@ -166,6 +173,7 @@ class StatefulRoundGraph(_Fused):
         context_mask: Tensor | None = None,
         tree_mask: Tensor | None = None,
         pick: Tensor | None = None,
+        first: Tensor | None = None,
         draft_tokens: Tensor | None = None,
         draft_rows: Tensor | None = None,
         draft_slots: Tensor | None = None,
@@ -195,9 +203,9 @@ class StatefulRoundGraph(_Fused):
         if target is not None and draft is not None and rows is not None and draft_rows is not None:
             return self._round(target, draft, rows, draft_rows, sampling)
         if target is not None:
-            return self._alone(self.decoder, "", target, sampling)
+            return self._alone(self.decoder, "", target, sampling, first)
         if draft is not None:
-            return self._alone(self.draft, "draft_", draft, sampling)
+            return self._alone(self.draft, "draft_", draft, sampling, None)
         assert rows is not None, "no inputs"
         return self._copied(rows)
 
@@ -221,13 +229,19 @@ class StatefulRoundGraph(_Fused):
         self._write("draft_", draft.slots, drafted.new)
         return answer
 
-    def _alone(self, model: Decoder, which: str, part: _Part, sampling: Sampling | None) -> Tensor:
+    def _alone(
+        self,
+        model: Decoder,
+        which: str,
+        part: _Part,
+        sampling: Sampling | None,
+        first: Tensor | None,
+    ) -> Tensor:
         """Run one model by itself.
 
         The other model's junk slots are written, too: every graph of a package has the same state.
         """
         assert part.tokens is not None, "nothing to look at"
-        assert part.pick is not None, "nothing to choose at"
         out: Hidden = model(
             part.tokens,
             None,
@@ -236,14 +250,12 @@ class StatefulRoundGraph(_Fused):
             getattr(self, f"{which}keys"),
             getattr(self, f"{which}values"),
         )
-        logits, after = (
-            model.logits(out.states),
-            torch.gather(part.seen.positions, 1, part.pick) + 1,
-        )
+        logits = model.logits(out.states)
+        after = positions_after(part.seen.positions, part.pick, first, self.levels)
         chosen = (
             choose_greedy(logits)
             if sampling is None
-            else choose_mixed(logits, sampling, after, self.levels, self.add)
+            else choose_mixed(logits, sampling, after, self.levels, self.arithmetic)
         )
         self._write(which, part.slots, KeysValues(out.keys, out.values))
         other = "" if which else "draft_"
@@ -321,7 +333,7 @@ def draft_inputs(bucket: DraftBucket) -> dict[str, Tensor]:
     """Return the inputs of an idle call of the draft alone, by StatefulRoundGraph's parameter
     names.
     """
-    return under_draft_names(example_inputs(bucket))
+    return under_draft_names(stateful_inputs(bucket))
 
 
 def under_draft_names(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

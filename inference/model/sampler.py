@@ -1,88 +1,42 @@
-"""The sampling contract on tensors: noise, choose() for targets and rank() for drafts.
+"""The sampling contract on tensors: choose() for targets and rank() for drafts.
 
 Shapes are static, types are int32 and float32, and there is no -inf and no data-dependent control
-flow. So the functions run eagerly and inside compiled graphs. The three choose functions agree
-wherever they apply: a caller takes the cheapest that serves every row of a batch.
+flow. So the functions run eagerly and inside compiled graphs. The choose functions agree wherever
+they apply: a caller takes the cheapest that serves every row of a batch.
+
+Kernels for the greatest scores promise nothing about equal scores, so no choice depends on it:
+- The best score of logit / T + noise wins, and of equal ones the lowest id.
+- The candidates of top-k and top-p are the CANDIDATES tokens of greatest logit / T. If equal scores
+  lie on both sides of that limit, none of them is a candidate.
+- Of the candidates, top-k and top-p keep the fewest that suffice, and all that equal the last kept
+  one.
+- If more than CANDIDATES tokens share the best score, there are no candidates, and the choice is
+  that of temperature 0.
+- A draft's children are in order of score, and of id among equal scores. Which of several equal
+  tokens is the last child is open: it changes no text.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inference.model.arithmetic import HOST, LOWEST, Arithmetic
 from inference.sampling import CANDIDATES, SamplingParams
 
-Add = Callable[[Tensor, Tensor], Tensor]
+_MORE = 8
+"""Scores looked at beyond the candidates', to know whether the last candidate has equals. Engines
+find eight at once.
+"""
 
 OUT_OF_REACH = 1e9
 """Subtracted from the scores of tokens that top-k or top-p excludes. Finite, because
 accelerators fail on infinities.
 """
-
-_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-_ROUNDS = 13
-_PARITY = 0x1BD11BDA
-
-
-def _left(x: Tensor, bits: int) -> Tensor:
-    return torch.bitwise_left_shift(
-        x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device)
-    )
-
-
-def _right(x: Tensor, bits: int) -> Tensor:
-    """Arithmetic shift right: copies of the sign come in from the left.
-
-    Both operands are tensors, because torch_xla turns x >> number into a division that rounds
-    towards 0.
-    """
-    return torch.bitwise_right_shift(
-        x, torch.scalar_tensor(bits, dtype=torch.int32, device=x.device)
-    )
-
-
-def add_in_halves(a: Tensor, b: Tensor) -> Tensor:
-    """Add 32-bit integers with every intermediate below 2**17: exact even where units add in
-    float32.
-    """
-    low = (a & 0xFFFF) + (b & 0xFFFF)
-    high = (_right(a, 16) & 0xFFFF) + (_right(b, 16) & 0xFFFF) + _right(low, 16)
-    return _left(high & 0xFFFF, 16) | (low & 0xFFFF)
-
-
-def threefry2x32(
-    key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor], add: Add = operator.add
-) -> tuple[Tensor, Tensor]:
-    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on int32 tensors that broadcast.
-
-    `add` must wrap at 32 bits.
-    """
-    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-    x, y = add(counter[0], keys[0]), add(counter[1], keys[1])
-    for index in range(_ROUNDS):
-        turn = _ROTATIONS[index % 8]
-        x = add(x, y)
-        y = (_left(y, turn) | (_right(y, 32 - turn) & ((1 << turn) - 1))) ^ x
-        if index % 4 == 3:
-            round_ = index // 4 + 1
-            x = add(x, keys[round_ % 3])
-            y = add(y, add(keys[(round_ + 1) % 3], torch.full_like(keys[0], round_)))
-    return x, y
-
-
-def noise(seed: Tensor, positions: Tensor, ids: Tensor, add: Add = operator.add) -> Tensor:
-    """Return float32 Gumbel noise of tokens `ids` at absolute `positions`; both broadcast.
-
-    seed: [..., 2] int32
-    """
-    bits, _ = threefry2x32((seed[..., 0], seed[..., 1]), (ids, positions), add)
-    uniform = ((_right(bits, 9) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
-    return -torch.log(-torch.log(uniform))
 
 
 class Sampling(NamedTuple):
@@ -139,17 +93,27 @@ def choose_greedy(logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P] int32
 
 
 class Candidates(NamedTuple):
-    """The most likely tokens of each node, best first, with top-k and top-p applied."""
+    """The most likely tokens of each node, best first, with top-k and top-p applied.
+
+    ranked: some token is a candidate; else more than CANDIDATES tokens share the best score.
+    """
 
     ids: Tensor  # [B, P, C] int32
     scores: Tensor  # [B, P, C] logit / T, less OUT_OF_REACH where excluded
     log_mass: Tensor  # [B, P, 1] log of the full softmax's denominator
+    ranked: Tensor  # [B, P] bool
 
 
-def _candidates(logits: Tensor, sampling: Sampling) -> Candidates:
+def _candidates(logits: Tensor, sampling: Sampling, by: Arithmetic) -> Candidates:
     scaled = sampling.scaled(logits)
-    scores, ids = torch.topk(scaled, min(CANDIDATES, logits.shape[-1]), dim=-1)
+    seen = min(CANDIDATES + _MORE, logits.shape[-1])
+    scores, ids = by.top(scaled, seen)
     best = scores[..., :1]
+    if seen > CANDIDATES:
+        beyond = scores[..., CANDIDATES : CANDIDATES + 1]
+        scores, ids = scores[..., :CANDIDATES], ids[..., :CANDIDATES]
+    else:
+        beyond = torch.full_like(best, LOWEST)
     log_mass = best + torch.log(
         torch.exp(scaled - best).sum(-1, keepdim=True)
     )  # logsumexp, without its comparison with infinity
@@ -165,14 +129,17 @@ def _candidates(logits: Tensor, sampling: Sampling) -> Candidates:
     top_p = torch.where(drawn & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
     kept = (rank < limit) & (before < top_p)
     least = torch.where(kept, scores, best).amin(-1, keepdim=True)
-    kept = scores >= least  # the order of equal scores is the kernel's own: all of them are kept
+    kept = (scores >= least) & (beyond < scores)
     return Candidates(
-        ids.to(torch.int32), torch.where(kept, scores, scores - OUT_OF_REACH), log_mass
+        ids,
+        torch.where(kept, scores, scores - OUT_OF_REACH),
+        log_mass,
+        (beyond < best)[..., 0],
     )
 
 
 def choose_truncated(
-    logits: Tensor, sampling: Sampling, positions: Tensor, add: Add = operator.add
+    logits: Tensor, sampling: Sampling, positions: Tensor, by: Arithmetic = HOST
 ) -> Tensor:
     """Choose tokens where every row is truncated (SamplingParams.truncated).
 
@@ -182,24 +149,19 @@ def choose_truncated(
     positions: [B, P] int32, of the chosen tokens
     result: [B, P] int32
     """
-    found = _candidates(logits, sampling)
-    return _best_candidate(
-        logits,
-        sampling,
-        found,
-        sampling.weigh(noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)),
-    )
+    found = _candidates(logits, sampling, by)
+    drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
+    return _best_candidate(logits, sampling, found, sampling.weigh(drawn))
 
 
 def _best_candidate(logits: Tensor, sampling: Sampling, found: Candidates, drawn: Tensor) -> Tensor:
     best = _best(found.scores + drawn, found.ids)
-    return torch.where(
-        sampling.temperature[:, None] > 0, best, choose_greedy(logits)
-    )  # more tokens can tie than there are candidates
+    drawn_among = (sampling.temperature[:, None] > 0) & found.ranked
+    return torch.where(drawn_among, best, choose_greedy(logits))
 
 
 def choose_open(
-    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add
+    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, by: Arithmetic = HOST
 ) -> Tensor:
     """Choose among all tokens.
 
@@ -210,19 +172,19 @@ def choose_open(
     result: [B, P] int32
     """
     return _first_best(
-        sampling.scaled(logits) + _shared_noise(logits, sampling, positions, levels, add)
+        sampling.scaled(logits) + _shared_noise(logits, sampling, positions, levels, by)
     )
 
 
 def _shared_noise(
-    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add
+    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, by: Arithmetic
 ) -> Tensor:  # [B, P, V]
     """Return weighed noise of every token at each position.
 
     It is made once for `levels` positions, from the row's least on.
     """
     base = positions.amin(-1, keepdim=True)
-    drawn = noise_table(sampling, base, levels, logits.shape[-1], add)
+    drawn = noise_table(sampling, base, levels, logits.shape[-1], by)
     first = torch.arange(0, len(logits) * levels, levels, dtype=torch.int32, device=logits.device)[
         :, None
     ]
@@ -230,17 +192,18 @@ def _shared_noise(
 
 
 def choose_mixed(
-    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, add: Add = operator.add
+    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, by: Arithmetic = HOST
 ) -> Tensor:
     """Choose tokens for any mixture of rows; arguments are those of choose_open().
 
     Truncated and open rows share one noise, which halves the operations that a compiler sees.
     """
-    return choose_drawn(logits, sampling, _shared_noise(logits, sampling, positions, levels, add))
+    drawn = _shared_noise(logits, sampling, positions, levels, by)
+    return choose_drawn(logits, sampling, drawn, by)
 
 
 def noise_table(
-    sampling: Sampling, first: Tensor, levels: int, vocabulary: int, add: Add = operator.add
+    sampling: Sampling, first: Tensor, levels: int, vocabulary: int, by: Arithmetic = HOST
 ) -> Tensor:  # [B, levels, V]
     """Return weighed noise of every token at `levels` positions.
 
@@ -248,14 +211,14 @@ def noise_table(
     """
     level = first + torch.arange(levels, dtype=torch.int32, device=first.device)  # [B, levels]
     ids = torch.arange(vocabulary, dtype=torch.int32, device=first.device)
-    return sampling.weigh(noise(sampling.seed[:, None, None], level[:, :, None], ids, add))
+    return sampling.weigh(by.noise(sampling.seed[:, None, None], level[:, :, None], ids))
 
 
 def choose_drawn(
-    logits: Tensor, sampling: Sampling, drawn: Tensor
+    logits: Tensor, sampling: Sampling, drawn: Tensor, by: Arithmetic = HOST
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
     """Choose tokens as choose_mixed() does, with noise that was made before."""
-    found = _candidates(logits, sampling)
+    found = _candidates(logits, sampling, by)
     truncated = _best_candidate(logits, sampling, found, torch.gather(drawn, -1, found.ids))
     return torch.where(
         sampling.truncated[:, None], truncated, _first_best(sampling.scaled(logits) + drawn)
@@ -264,12 +227,11 @@ def choose_drawn(
 
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k likeliest tokens and their log-probabilities: rank() where every T is 0."""
-    scores, ids = torch.topk(logits.log_softmax(-1), k, dim=-1)
-    return ids.to(torch.int32), scores
+    return _in_order(*HOST.top(logits.log_softmax(-1), k))
 
 
 def rank(
-    logits: Tensor, sampling: Sampling, positions: Tensor, k: int, add: Add = operator.add
+    logits: Tensor, sampling: Sampling, positions: Tensor, k: int, by: Arithmetic = HOST
 ) -> tuple[Tensor, Tensor]:
     """Return a draft's k likeliest choices at each node under the target's noise.
 
@@ -279,23 +241,42 @@ def rank(
     Scores are perturbed where T > 0, and log-probabilities where T = 0. Their softmax estimates
     what the target takes.
     """
-    found = _candidates(logits, sampling)
-    drawn = noise(sampling.seed[:, None, None], positions[:, :, None], found.ids, add)
-    scores, order = torch.topk(found.scores - found.log_mass + sampling.weigh(drawn), k, dim=-1)
-    return torch.gather(found.ids, -1, order), scores
+    found = _candidates(logits, sampling, by)
+    drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
+    return _ranked(found, sampling.weigh(drawn), k, by)
 
 
-def guess_greedy(logits: Tensor, k: int) -> Tensor:  # [B, P, V] -> [B, P, k] int32
+def guess_greedy(
+    logits: Tensor, k: int, by: Arithmetic = HOST
+) -> Tensor:  # [B, P, V] -> [B, P, k] int32
     """Return the ids of rank_greedy() alone."""
-    return torch.topk(logits, k, dim=-1).indices.to(torch.int32)
+    return _in_order(*by.top(logits, k))[0]
 
 
 def guess_drawn(
-    logits: Tensor, sampling: Sampling, drawn: Tensor, k: int
+    logits: Tensor, sampling: Sampling, drawn: Tensor, k: int, by: Arithmetic = HOST
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
     """Return the ids of rank() alone, with noise that was made before."""
-    found = _candidates(logits, sampling)
-    order = torch.topk(
-        found.scores - found.log_mass + torch.gather(drawn, -1, found.ids), k, dim=-1
-    ).indices.to(torch.int32)
-    return torch.gather(found.ids, -1, order)
+    found = _candidates(logits, sampling, by)
+    return _ranked(found, torch.gather(drawn, -1, found.ids), k, by)[0]
+
+
+def _ranked(
+    found: Candidates, drawn: Tensor, k: int, by: Arithmetic
+) -> tuple[Tensor, Tensor]:  # -> [B, P, k], [B, P, k]
+    scores, order = by.top(found.scores - found.log_mass + drawn, k)
+    return _in_order(scores, torch.gather(found.ids, -1, order))
+
+
+def _in_order(
+    scores: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:  # [..., k], [..., k] -> [..., k], [..., k]
+    """Return ids and scores, the best score first and among equal scores the lowest id.
+
+    scores: in descending order
+    """
+    mine, other = scores[..., :, None], scores[..., None, :]
+    ahead = (mine < other) | ((mine == other) & (ids[..., None, :] < ids[..., :, None]))
+    place = ahead.to(torch.float32).sum(-1, keepdim=True)  # [..., k, 1], of each id
+    places = torch.arange(ids.shape[-1], dtype=torch.float32, device=ids.device)
+    return torch.where(place == places, ids[..., :, None], 0).amax(-2), scores

@@ -10,17 +10,18 @@ same module because graphs of one package share state and signature.
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import Tensor, nn
 
 from inference.artifact import Bucket
+from inference.model.arithmetic import ENGINES, HOST
 from inference.model.decoder import Decoder, Hidden
-from inference.model.sampler import Add, Sampling, choose_greedy, choose_mixed
+from inference.model.sampler import Sampling, choose_greedy, choose_mixed
 
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Tokens, positions, context mask, tree mask and pick, in this order."""
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""Tokens, positions, context mask, tree mask and pick, in this order. Pick is None for all
+nodes.
+"""
 
 
 class _Graph(nn.Module):
@@ -34,16 +35,20 @@ class _Graph(nn.Module):
     keys: Tensor
     values: Tensor
 
-    def __init__(
-        self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int, add: Add = operator.add
-    ) -> None:
+    arithmetic = HOST
+
+    def __init__(self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int) -> None:
         super().__init__()
-        self.decoder, self.levels, self.add = decoder, levels, add
+        self.decoder, self.levels = decoder, levels
         self.register_buffer("keys", keys, persistent=False)
         self.register_buffer("values", values, persistent=False)
 
     def _run(
-        self, inputs: _Inputs, rows: Tensor | None, sampling: Sampling | None
+        self,
+        inputs: _Inputs,
+        rows: Tensor | None,
+        sampling: Sampling | None,
+        first: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return chosen [B, P] int32, then new keys and new values [layers, B, kv heads, T, head
         dim].
@@ -55,8 +60,25 @@ class _Graph(nn.Module):
         logits = self.decoder.logits(out.states)
         if sampling is None:
             return choose_greedy(logits), out.keys, out.values
-        after = torch.gather(positions, 1, pick) + 1
-        return choose_mixed(logits, sampling, after, self.levels, self.add), out.keys, out.values
+        after = positions_after(positions, pick, first, self.levels)
+        chosen = choose_mixed(logits, sampling, after, self.levels, self.arithmetic)
+        return chosen, out.keys, out.values
+
+
+def positions_after(
+    positions: Tensor, pick: Tensor | None, first: Tensor | None, levels: int
+) -> Tensor:  # [B, T] -> [B, P]
+    """Return positions of the tokens that are chosen at the picked nodes.
+
+    pick: [B, P] int32; None for all nodes
+    first: [B, 1] int32, the least position of a node whose choice is used. Other nodes may lie
+        anywhere: they are taken to lie within `levels` positions from there on.
+    """
+    if pick is not None:
+        return torch.gather(positions, 1, pick) + 1
+    if first is None:
+        return positions + 1
+    return torch.minimum(torch.maximum(positions, first), first + (levels - 1)) + 1
 
 
 def sampling_of(
@@ -94,9 +116,14 @@ class VerifyGraph(_Graph):
 class StatefulGraph(_Graph):
     """A graph that reassigns its caches and returns chosen [B, P] alone.
 
+    Without `pick` it chooses at every node. A gather of all nodes would have an index of its
+    source's shape, which compilers for Neuron have got wrong.
+
     Every row of the cache takes part in every call, in its order. Given `rows` alone, row i becomes
     what row `rows[i]` was. Otherwise `rows` is ignored.
     """
+
+    arithmetic = ENGINES
 
     def forward(
         self,
@@ -107,6 +134,7 @@ class StatefulGraph(_Graph):
         context_mask: Tensor | None = None,
         tree_mask: Tensor | None = None,
         pick: Tensor | None = None,
+        first: Tensor | None = None,  # [B, 1] int32, see positions_after()
         temperature: Tensor | None = None,
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
@@ -118,17 +146,20 @@ class StatefulGraph(_Graph):
             or positions is None
             or context_mask is None
             or tree_mask is None
-            or pick is None
         ):
             return self._copied(rows)
         inputs = (tokens, positions, context_mask, tree_mask, pick)
         chosen, self.keys, self.values = self._written(
-            inputs, slots, sampling_of(temperature, top_k, top_p, seed)
+            inputs, slots, sampling_of(temperature, top_k, top_p, seed), first
         )
         return chosen
 
     def _written(
-        self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None
+        self,
+        inputs: _Inputs,
+        slots: Tensor,
+        sampling: Sampling | None,
+        first: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return chosen [B, P] int32, and the caches with the new keys and values in their
         slots.
@@ -136,7 +167,7 @@ class StatefulGraph(_Graph):
         assert slots.shape[0] == self.keys.shape[1], (
             f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
         )
-        chosen, keys, values = self._run(inputs, None, sampling)
+        chosen, keys, values = self._run(inputs, None, sampling, first)
         index = slots[None, :, None, :, None].expand(keys.shape)
         return (
             chosen,
@@ -179,4 +210,16 @@ def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
             "top_p": torch.ones(rows),
             "seed": torch.zeros(rows, 2, dtype=torch.int32),
         }
+    return inputs
+
+
+def stateful_inputs(bucket: Bucket) -> dict[str, Tensor]:
+    """Return the inputs of an idle call of a StatefulGraph: without `pick` where all are picked,
+    with `first` where it is sampled then.
+    """
+    inputs = example_inputs(bucket)
+    if bucket.picks == bucket.nodes:
+        del inputs["pick"]
+        if bucket.sampled:
+            inputs["first"] = torch.zeros(bucket.rows, 1, dtype=torch.int32)
     return inputs

@@ -78,7 +78,8 @@ class Divergence:
         import numpy as np
         import torch
 
-        from inference.model.sampler import Sampling, noise
+        from inference.model.noise import noise
+        from inference.model.sampler import Sampling
         from inference.tree import TokenTree
 
         decoder, chain = self._load(), TokenTree.chain(prefix)

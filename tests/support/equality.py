@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from inference.model.decoder import Decoder
-from inference.model.sampler import Sampling, noise
+from inference.model.noise import noise
+from inference.model.sampler import Sampling
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 

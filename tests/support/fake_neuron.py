@@ -25,6 +25,7 @@ VERSIONS = {
     "torch-neuronx": "2.9.0.2.15.32035",
     "neuronx-cc": "2.26.6360.0",
     "neuronx-distributed": "0.19.28492",
+    "transformers": "4.57.6",
 }
 
 
@@ -48,6 +49,9 @@ def lay_out(
         (folder / "neuron0").touch()
     patch.setattr(neuron_sdk, "DEVICE", folder / "neuron0")
     patch.setattr(neuron_sdk, "PRODUCT", folder / "product_name")
+    ours = ("NEURON_PLATFORM_TARGET_OVERRIDE", "NEURON_RT_NUM_CORES")
+    for name in ours:  # set by the code under test, and taken back with the patch
+        patch.setenv(name, "")
     for name in [name for name in os.environ if name.startswith("NEURON_")]:
         patch.delenv(name)
 

@@ -8,6 +8,7 @@ import copy
 import inspect
 import json
 import re
+import shlex
 import threading
 import types
 import uuid
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inference.model.arithmetic import WIDEST
 from tests.support.fake_hlo import program_of
 from tests.support.fake_ranks import Group, as_rank, current_group
 
@@ -44,6 +46,7 @@ FLAGS += (
     "--enable-saturate-infinity",
     "--enable-mixed-precision-accumulation",
     "--disable-mixed-precision-accumulation",
+    "--tensorizer-options",
     "--verbose",
 )
 
@@ -65,8 +68,10 @@ class Operations(TorchDispatchMode):
             self._check(func, out)
         elif func is torch.ops.aten.topk.default:
             self._check(func, out[0])
-            if args[0].dtype not in (torch.float32, torch.bfloat16) or args[1] > 16384:
-                raise RuntimeError("NCC_EVRF013/014: TopK takes floats and k up to 16384")
+            if args[0].dtype not in (torch.float32, torch.bfloat16):
+                raise RuntimeError("NCC_EVRF013: TopK takes floats")
+            if args[0].shape[-1] > WIDEST:
+                raise RuntimeError(f"NCC_EVRF029: TopK takes rows of at most {WIDEST} scores")
         return out
 
     def _check(self, func: Any, tensor: Tensor) -> None:
@@ -128,7 +133,7 @@ def check_boundary(tensors: Mapping[str, Any]) -> None:
 def check_flags(arguments: str | None, device: bool) -> None:
     if arguments is None:
         raise RuntimeError("the flags must be explicit: defaults differ between SDKs")
-    words = arguments.replace("--target ", "--target=").split()
+    words = shlex.split(arguments.replace("--target ", "--target="))
     given = {word.split("=")[0] for word in words}
     if "--target" not in given and not device:
         raise RuntimeError("If you want to compile on CPU, please supply compiler argument target")

@@ -124,8 +124,11 @@ class ColumnParallelLinear(_Parallel):
         keep_master_weight: bool = False,
         skip_bias_add: bool = False,
         pad: bool = False,
+        pad_alignment_size_per_rank: int = 1,
+        keep_padded_output: bool = False,
         tensor_model_parallel_group: Any = None,
         reduce_dtype: torch.dtype = torch.float32,
+        rank_ordering: Any = None,
     ) -> None:
         super().__init__()
         share = self._divide(output_size)
@@ -169,6 +172,8 @@ class RowParallelLinear(_Parallel):
         reduce_output: bool = True,
         tensor_model_parallel_group: Any = None,
         reduce_dtype: torch.dtype = torch.float32,
+        tile_cc: bool = False,
+        rank_ordering: Any = None,
     ) -> None:
         super().__init__()
         assert input_is_parallel, "the fake takes inputs that are divided already"
@@ -202,6 +207,10 @@ class ParallelEmbedding(_Parallel):
         sequence_parallel_enabled: bool = False,
         tensor_model_parallel_group: Any = None,
         use_spmd_rank: bool = False,
+        sequence_dimension: int | None = None,
+        tile_cc: bool = False,
+        rank_ordering: Any = None,
+        collect_output: bool = True,
     ) -> None:
         super().__init__()
         assert shard_across_embedding, (

@@ -11,7 +11,6 @@ from compile.build.fused_equivalence import random_round
 from inference.artifact import DraftBucket, RoundBucket
 from inference.backends.compiled import empty_caches
 from inference.model.round_graph import RoundGraph, StatefulRoundGraph
-from inference.model.sampler import add_in_halves
 from inference.tree_shape import Branches
 from tests.support.models import tiny_decoder
 
@@ -20,7 +19,7 @@ LENGTH, SLOTS, JUNK, VOCABULARY = 40, 40, 47, 61
 
 @dataclass(frozen=True)
 class Case:
-    """A round. stateful: as Neuron takes it, with noise added in halves; otherwise as CPU does."""
+    """A round. stateful: as Neuron takes it; otherwise as CPU does."""
 
     stateful: bool
     sampled: bool
@@ -55,7 +54,7 @@ class Case:
             for cache in empty_caches(model.config, self.rows, JUNK, self.dtype)
         )
         if self.stateful:
-            return StatefulRoundGraph(target, draft, caches, self.bucket.shape, add_in_halves)
+            return StatefulRoundGraph(target, draft, caches, self.bucket.shape)
         return RoundGraph(target, draft, caches, self.bucket.shape)
 
     def inputs(self, seed: int) -> dict[str, Tensor]:

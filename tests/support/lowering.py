@@ -30,7 +30,13 @@ from inference.artifact import Bucket
 from inference.errors import OutriderError
 from inference.model.round_graph import CACHES as FUSED_CACHES
 from inference.model.round_graph import RoundGraph, StatefulRoundGraph
-from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
+from inference.model.verify_graph import (
+    StatefulGraph,
+    VerifyGraph,
+    copy_inputs,
+    example_inputs,
+    stateful_inputs,
+)
 
 aten = torch.ops.aten
 Arrays = dict[str, Any]  # name -> jax array
@@ -91,6 +97,7 @@ TABLE: Mapping[Any, Callable[..., Any]] = {
     aten.rsqrt.default: lax.rsqrt,
     aten.sigmoid.default: jax.nn.sigmoid,
     aten.maximum.default: jnp.maximum,
+    aten.minimum.default: jnp.minimum,
     aten.mm.default: jnp.matmul,
     aten.bmm.default: jnp.matmul,
     aten.addmm.default: lambda bias, a, b: bias + a @ b,
@@ -231,10 +238,11 @@ def prove(graph: VerifyGraph | StatefulGraph, bucket: Bucket) -> Proof:
     """Compiles the graph for this bucket; raises NotLowerable naming what an accelerator would
     not take.
     """
-    program = export(graph, example_inputs(bucket))
+    inputs = (stateful_inputs if isinstance(graph, StatefulGraph) else example_inputs)(bucket)
+    program = export(graph, inputs)
     return compile_program(
         program,
-        example_inputs(bucket),
+        inputs,
         state=("keys", "values") if isinstance(graph, StatefulGraph) else (),
     )
 

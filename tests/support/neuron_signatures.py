@@ -1,9 +1,8 @@
-"""The signatures of AWS's interfaces that Outrider calls, as documented for Neuron SDK 2.28 to
-2.31.
+"""The signatures of AWS's interfaces that Outrider calls, of neuronx-distributed 0.18.
 
 The stand-in in tests/support/fake_neuron.py must have exactly these, so that a call which binds
-there binds to the real thing. Defaults that are objects of the SDK are written as None; annotations
-are left out.
+there binds to the real thing; tests/nxd compares them with a checkout. Defaults that are objects of
+the SDK are written as None; annotations are left out.
 """
 
 SIGNATURES = {
@@ -71,21 +70,23 @@ SIGNATURES = {
         "(input_size, output_size, bias=True, gather_output=True, dtype=torch.float32, "
         "device=None, stride=1, init_method=None, "
         "sequence_parallel_enabled=False, sequence_dimension=None, keep_master_weight=False, "
-        "skip_bias_add=False, pad=False, "
-        "tensor_model_parallel_group=None, reduce_dtype=torch.float32)"
+        "skip_bias_add=False, pad=False, pad_alignment_size_per_rank=1, keep_padded_output=False, "
+        "tensor_model_parallel_group=None, reduce_dtype=torch.float32, rank_ordering=None)"
     ),
     "neuronx_distributed.parallel_layers.layers.RowParallelLinear": (
         "(input_size, output_size, bias=True, input_is_parallel=False, dtype=torch.float32, "
         "device=None, stride=1, init_method=None, "
         "sequence_parallel_enabled=False, sequence_dimension=None, keep_master_weight=False, "
         "skip_bias_add=False, pad=False, "
-        "reduce_output=True, tensor_model_parallel_group=None, reduce_dtype=torch.float32)"
+        "reduce_output=True, tensor_model_parallel_group=None, reduce_dtype=torch.float32, "
+        "tile_cc=False, rank_ordering=None)"
     ),
     "neuronx_distributed.parallel_layers.layers.ParallelEmbedding": (
         "(num_embeddings, embedding_dim, padding_idx=None, max_norm=None, norm_type=2.0, "
         "scale_grad_by_freq=False, sparse=False, "
         "init_method=None, device=None, dtype=torch.float32, shard_across_embedding=False, "
         "pad=False, "
-        "sequence_parallel_enabled=False, tensor_model_parallel_group=None, use_spmd_rank=False)"
+        "sequence_parallel_enabled=False, tensor_model_parallel_group=None, use_spmd_rank=False, "
+        "sequence_dimension=None, tile_cc=False, rank_ordering=None, collect_output=True)"
     ),
 }

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from compile.build.parallel import parallel_config, parallel_tensors
 from inference.artifact import Bucket
 from inference.model.decoder import Decoder, Layers
-from inference.model.sampler import add_in_halves
 from inference.model.verify_graph import StatefulGraph
 
 RANKS = 2
@@ -92,7 +91,7 @@ def rank_graph(
     for name, mine in decoder.named_parameters():
         mine.copy_(_share(tensors[name].detach(), mine.shape, rank))
     keys, values = (cache.chunk(RANKS, 2)[rank].clone() for cache in (whole.keys, whole.values))
-    return StatefulGraph(decoder, keys, values, bucket.levels, add_in_halves)
+    return StatefulGraph(decoder, keys, values, bucket.levels)
 
 
 def _share(tensor: Tensor, shape: torch.Size, rank: int) -> Tensor:

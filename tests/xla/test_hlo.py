@@ -20,7 +20,7 @@ import torch_xla  # type: ignore[import-not-found]
 import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, stateful_inputs
 from tests.support.buckets import CASES, Case
 from tests.xla.ranks import RANKS, Threads, rank_graph
 
@@ -144,7 +144,7 @@ def check_text(found: Hlo, case: Case) -> None:
 def test_masks_are_parameters_whose_values_the_text_does_not_hold() -> None:
     case = Case(stateful=True, sampled=False, nodes=8, rows=2)
     idle, busy = (
-        lower(case.graph(), inputs) for inputs in (example_inputs(case.bucket), case.inputs(0))
+        lower(case.graph(), inputs) for inputs in (stateful_inputs(case.bucket), case.inputs(0))
     )
     assert shape_of(idle.text) == shape_of(busy.text)
     assert not idle.results[1].equal(busy.results[1])

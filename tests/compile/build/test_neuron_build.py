@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,13 @@ def test_a_graph_added_later_is_in_the_package_and_the_weights_stay(
     manifest = build(tmp_path / "a", checkpoint, spec_of(1, more), said=said)
     assert "[1/5] weights: already built" in said
     load_neuron(tmp_path / "a", manifest, lambda line: None)
+
+
+def test_a_flag_whose_value_has_blanks_stays_one_flag() -> None:
+    value = "--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=2"
+    spec = spec_of(compiler_flags={"--tensorizer-options": value})
+    words = shlex.split(render(compiler_flags(spec, 1)))
+    assert f"--tensorizer-options={value}" in words
 
 
 def test_flags_are_explicit_and_the_specs_come_last() -> None:
@@ -212,6 +220,19 @@ def test_packages_of_another_kind_are_explained(
     with pytest.raises(MissingExtra, match=words) as failure:
         NeuronBuilder(spec_of(1), checkpoint, VOCABULARY).versions()
     assert neuron_sdk.INDEX in str(failure.value)
+
+
+def test_a_transformers_that_awss_packages_cannot_be_imported_with_is_refused_before_they_are(
+    monkeypatch: pytest.MonkeyPatch, packages: Path
+) -> None:
+    Neuron(versions=VERSIONS | {"transformers": "5.0.0"}).install(monkeypatch, packages)
+
+    def imported(name: str) -> None:
+        raise AssertionError(f"{name} was imported")
+
+    monkeypatch.setattr(neuron_sdk, "import_module", imported)
+    with pytest.raises(MissingExtra, match=r"transformers 5\.0\.0 .* pip install '.*>=4\.51,<5'"):
+        neuron_sdk.load_sdk()
 
 
 def test_an_installation_that_cannot_be_imported_is_explained(

@@ -5,6 +5,7 @@ machine.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError
+from inference.model.noise import from_limbs, noise_in_limbs
 from inference.text import Tokenizer
-from tests.inference.model import test_choice
 from tests.support.fake_neuron import VERSIONS, Neuron
 from tests.support.neuron_artifacts import build, built_model, spec_of
+from tests.support.noise_oracle import PINNED, WORD, exact_gumbel
 from tests.support.repository import ROOT
 
 # --- loading
@@ -88,6 +90,23 @@ def test_cores_left_by_the_user_are_enough(
     _, manifest = loading(monkeypatch, packages, checkpoint, tmp_path)
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0,2-3")
     load_neuron(tmp_path / "a", manifest, lambda line: None)
+    assert "NEURON_RT_NUM_CORES" not in os.environ
+
+
+@pytest.mark.parametrize(("stated", "asked"), [(None, "2"), ("4", "4"), ("0", "0")])
+def test_a_target_reserves_the_cores_that_share_it_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    stated: str | None,
+    asked: str,
+) -> None:
+    _, manifest = loading(monkeypatch, packages, checkpoint, tmp_path)
+    if stated is not None:
+        monkeypatch.setenv("NEURON_RT_NUM_CORES", stated)
+    load_neuron(tmp_path / "a", manifest, lambda line: None)
+    assert os.environ["NEURON_RT_NUM_CORES"] == asked
 
 
 def test_any_other_failure_of_the_runtime_keeps_its_first_line() -> None:
@@ -102,7 +121,21 @@ def test_any_other_failure_of_the_runtime_keeps_its_first_line() -> None:
 
 
 def test_the_probes_vectors_are_the_contracts() -> None:
-    assert [tuple(vector) for vector in probe.VECTORS] == test_choice.PINNED
+    assert [tuple(vector) for vector in probe.VECTORS[: len(PINNED)]] == PINNED
+    words, drawn = probe.expected()
+    for seed, position, token, bits, value in probe.VECTORS:
+        row = probe.ROWS.index((seed, position))
+        assert words[row, token].item() % WORD == bits
+        assert drawn[row, token].item() == pytest.approx(value, abs=2e-6)
+        assert exact_gumbel(bits) == pytest.approx(value, abs=1e-6)
+
+
+def test_the_probes_table_has_the_noise_that_winners_have() -> None:
+    """1 - u has its least value, and is near every power of two from there to 2**-8."""
+    words, _ = probe.expected()
+    upper = (words.long() % WORD) // 2**9
+    assert (int(upper.min()), int(upper.max())) == (0, 2**23 - 1)
+    assert all(((2**23 - upper) / 2**power - 1).abs().min() < 0.5 for power in range(16))
 
 
 def test_a_device_with_other_noise_is_refused(
@@ -110,16 +143,21 @@ def test_a_device_with_other_noise_is_refused(
 ) -> None:
     Neuron().install(monkeypatch, packages)
     flags = render(compiler_flags(spec_of(1), 1))
-    probe.check_noise(neuron_sdk.load_sdk(), 2, 1, flags, "work")
+    probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
 
-    def in_float(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """32-bit addition on a unit that adds in float32."""
-        total = (a.to(torch.float32) + b.to(torch.float32)).remainder(2.0**32)
-        return torch.where(total >= 2.0**31, total - 2.0**32, total).to(torch.int32)
+    monkeypatch.setattr(probe, "noise_in_limbs", lambda *_: noise_in_limbs(*_) * (1 + 2e-6))
+    with pytest.raises(BadArtifact, match=r"seed 26, position 0, token 133856 gave noise 16\.6"):
+        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
 
-    monkeypatch.setattr(probe, "add_in_halves", in_float)
-    with pytest.raises(BadArtifact, match=r"seed 0, position 0, token 0.*0x9d1c5ec6"):
-        probe.check_noise(neuron_sdk.load_sdk(), 2, 1, flags, "work")
+    def rounded(limbs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Words on a unit that computes in float32."""
+        return from_limbs(limbs).to(torch.float32).to(torch.int32)
+
+    monkeypatch.setattr(probe, "from_limbs", rounded)
+    with pytest.raises(
+        BadArtifact, match=r"seed 0, position 0, token 0 gave bits .* 0x9d1c5ec6 is right"
+    ):
+        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
 
 
 SMOKE = [
@@ -145,10 +183,11 @@ def test_the_smoke_script_passes_on_a_device_that_works(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Neuron().install(monkeypatch, packages)
+    monkeypatch.setattr(probe, "TOKENS", 1000)
     model = ROOT / "inference" / "data" / "draft"
     assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE]) == 0
     printed = capsys.readouterr().out
-    assert "noise: all 9 vectors as pinned" in printed
+    assert "noise: all 16000 values as on the host" in printed
     assert "greedy: 12 of 12 choices equal" in printed
     assert "ms a call" in printed
 
@@ -160,6 +199,7 @@ def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Neuron().install(monkeypatch, packages)
+    monkeypatch.setattr(probe, "TOKENS", 1000)
     honest = smoke.load_neuron
 
     def swapped(*arguments: Any) -> Any:
@@ -227,6 +267,7 @@ def test_the_command_line_serves_an_artefact_for_neuron(
     from outrider.cli import main
 
     Neuron().install(monkeypatch, packages)
+    monkeypatch.setattr(probe, "TOKENS", 1000)
     model = ROOT / "inference" / "data" / "draft"
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
     artifact = neuron_artifact(spec, model, tmp_path, command="test", say=lambda line: None)

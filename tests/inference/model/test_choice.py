@@ -1,12 +1,9 @@
-"""The sampling contract: the noise by known answers, the sampler by its distribution against a
-float64 softmax.
-"""
+"""The sampler: its distribution against a float64 softmax, its ties, and one meaning for all."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from decimal import Decimal, getcontext
 
 import numpy as np
 import pytest
@@ -15,218 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inference.model.arithmetic import ENGINES, HOST, Arithmetic, top, top_in_stages
+from inference.model.noise import noise
 from inference.model.sampler import (
     Sampling,
-    add_in_halves,
     choose_greedy,
     choose_mixed,
     choose_open,
     choose_truncated,
-    noise,
     rank,
     rank_greedy,
-    threefry2x32,
 )
-from inference.sampling import SamplingParams
+from inference.sampling import CANDIDATES, SamplingParams
+from tests.support.noise_oracle import exact_gumbel, oracle, seed_words
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
-WORD = 2**32
 Chooser = Callable[[Tensor, Sampling, Tensor], Tensor]
 
 
-def int32(*words: int) -> Tensor:
-    """Unsigned 32-bit words as an int32 tensor."""
-    return torch.tensor(
-        [word - WORD if word >= WORD // 2 else word for word in words], dtype=torch.int32
-    )
-
-
-# --- the integers
+# --- the streams
 # --------------------------------------------------------------------------------------------------
-
-
-def threefry_rounds(key: tuple[int, int]) -> list[tuple[str, int, int]]:
-    """Threefry-2x32-13 as a list of steps on Python integers: ("key", a, b) adds, ("turn", r, _)
-    mixes.
-    """
-    parts = (key[0], key[1], 0x1BD11BDA ^ key[0] ^ key[1])
-    turns = [13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17]
-    steps = [("key", parts[0], parts[1])]
-    for count, turn in enumerate(turns, start=1):
-        steps.append(("turn", turn, 0))
-        if count in (4, 8, 12):
-            nth = count // 4
-            steps.append(("key", parts[nth % 3], parts[(nth + 1) % 3] + nth))
-    return steps
-
-
-def oracle(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
-    x, y = counter
-    for kind, a, b in threefry_rounds(key):
-        if kind == "key":
-            x, y = (x + a) % WORD, (y + b) % WORD
-        else:
-            x = (x + y) % WORD
-            y = (y * 2**a % WORD + y // 2 ** (32 - a)) ^ x
-    return x, y
-
-
-def inverse(key: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
-    """The counter that threefry turns into `block`."""
-    x, y = block
-    for kind, a, b in reversed(threefry_rounds(key)):
-        if kind == "key":
-            x, y = (x - a) % WORD, (y - b) % WORD
-        else:
-            y ^= x
-            y = y // 2**a + y * 2 ** (32 - a) % WORD
-            x = (x - y) % WORD
-    return x, y
-
-
-PUBLISHED = [  # Random123, tests/kat_vectors: threefry2x32 13 (counter, key, answer)
-    ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x9D1C5EC6, 0x8BD50731)),
-    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0xFD36D048, 0x2D17272C)),
-    ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xBA3E4725, 0xF27D669E)),
-]
-words = st.integers(0, WORD - 1)
-additions = pytest.mark.parametrize("add", [torch.add, add_in_halves], ids=["native", "halves"])
-
-
-@additions
-@pytest.mark.parametrize(("counter", "key", "answer"), PUBLISHED)
-def test_threefry_gives_the_published_answers(
-    counter: tuple[int, int],
-    key: tuple[int, int],
-    answer: tuple[int, int],
-    add: Callable[[Tensor, Tensor], Tensor],
-) -> None:
-    x, y = threefry2x32((int32(key[0]), int32(key[1])), (int32(counter[0]), int32(counter[1])), add)
-    assert (x.item() % WORD, y.item() % WORD) == answer
-    assert oracle(key, counter) == answer
-
-
-@additions
-def test_threefry_equals_big_integers(add: Callable[[Tensor, Tensor], Tensor]) -> None:
-    extremes = [[0, 0, WORD - 1, WORD // 2], [WORD // 2, WORD // 2 - 1, 0, WORD - 1]]
-    blocks = [*extremes, *np.random.default_rng(0).integers(0, WORD, (200, 4)).tolist()]
-    k0, k1, c0, c1 = (int32(*column) for column in zip(*blocks, strict=True))
-    x, y = threefry2x32((k0, k1), (c0, c1), add)
-    expected = [oracle((a, b), (c, d)) for a, b, c, d in blocks]
-    assert [(a % WORD, b % WORD) for a, b in zip(x.tolist(), y.tolist(), strict=True)] == expected
-
-
-EXTREMES = [0, 1, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFF0000, 0xFFFFFFFF]
-
-
-def test_adding_in_halves_wraps_like_32_bits() -> None:
-    generator = np.random.default_rng(1)
-    pairs = [(a, b) for a in EXTREMES for b in EXTREMES] + [
-        tuple(pair) for pair in generator.integers(0, WORD, (5000, 2)).tolist()
-    ]
-    a, b = (int32(*column) for column in zip(*pairs, strict=True))
-    assert [word % WORD for word in add_in_halves(a, b).tolist()] == [
-        (x + y) % WORD for x, y in pairs
-    ]
-
-
-class Watched:
-    """An integer that remembers the greatest sum it was part of."""
-
-    greatest = 0
-    device = None
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def __add__(self, other: Watched) -> Watched:
-        assert min(self.value, other.value) >= 0
-        Watched.greatest = max(Watched.greatest, self.value + other.value)
-        return Watched(self.value + other.value)
-
-    def __and__(self, mask: int) -> Watched:
-        return Watched(self.value & mask)
-
-    def __or__(self, other: Watched) -> Watched:
-        return Watched(self.value | other.value)
-
-    @classmethod
-    def __torch_function__(
-        cls, shift: object, types: object, args: tuple[Watched, torch.Tensor], kwargs: object = None
-    ) -> Watched:
-        value, by = args[0].value, int(args[1])
-        return Watched(
-            {torch.bitwise_left_shift: value << by, torch.bitwise_right_shift: value >> by}[shift]
-        )
-
-
-@given(a=words, b=words)
-def test_adding_in_halves_adds_nothing_above_17_bits(a: int, b: int) -> None:
-    Watched.greatest = 0
-    signed = [word - WORD if word >= WORD // 2 else word for word in (a, b)]
-    total = add_in_halves(*(Watched(word) for word in signed))  # type: ignore[arg-type]
-    assert total.value % WORD == (a + b) % WORD  # type: ignore[attr-defined]
-    assert Watched.greatest < 2**17
-
-
-# --- the noise
-# --------------------------------------------------------------------------------------------------
-
-PINNED = [  # seed, position, token id -> the 32 bits, the noise
-    (0, 0, 0, 0x9D1C5EC6, 0.716977),
-    (0, 1, 0, 0x4050E5B0, -0.323075),
-    (1, 0, 0, 0x61EC2D44, 0.039780),
-    (0, 0, 1, 0xFDDDAD3B, 4.782960),
-    (42, 7, 151935, 0xDE73237F, 1.962717),
-    (2**32, 7, 3, 0xB4782333, 1.050917),
-    (0xDEADBEEF, 2048, 31999, 0x5D4D9A6E, -0.009280),
-    (123456789012345678, 511, 2, 0x6E7BC05C, 0.173982),
-    (2**63 - 1, 131071, 128255, 0xA37B1D36, 0.801888),
-]
-
-
-def exact_gumbel(bits: int) -> float:
-    """-ln(-ln(u)) of the contract's u, in 40 digits."""
-    getcontext().prec = 40
-    uniform = (Decimal(bits >> 9) + Decimal("0.5")) / 2**23
-    return float(-(-uniform.ln()).ln())
-
-
-def seed_words(seed: int) -> Tensor:
-    return int32(seed % WORD, seed >> 32)
-
-
-@pytest.mark.parametrize(("seed", "position", "token", "bits", "value"), PINNED)
-def test_the_noise_is_pinned(seed: int, position: int, token: int, bits: int, value: float) -> None:
-    key, at, of = seed_words(seed), int32(position)[0], int32(token)[0]
-    assert threefry2x32((key[0], key[1]), (of, at))[0].item() % WORD == bits
-    assert oracle((seed % WORD, seed >> 32), (token, position))[0] == bits
-    drawn = noise(key, at, of).item()
-    assert drawn == pytest.approx(value, abs=2e-6)
-    assert drawn == pytest.approx(exact_gumbel(bits), abs=2e-6)
-
-
-@pytest.mark.parametrize("seed", [0, 42, 2**63 - 1])
-@pytest.mark.parametrize(
-    ("word", "value"),
-    [
-        (0x00000000, -2.811541),
-        (0x000001FF, -2.811541),
-        (0xFFFFFE00, 16.635532),
-        (0xFFFFFFFF, 16.635532),
-    ],
-)
-def test_the_noise_is_finite_at_the_extreme_bits(seed: int, word: int, value: float) -> None:
-    token, position = inverse((seed % WORD, seed >> 32), (word, 0x12345678))
-    drawn = noise(seed_words(seed), int32(position)[0], int32(token)[0])
-    assert drawn.item() == pytest.approx(value, abs=2e-6)
-    assert exact_gumbel(word) == pytest.approx(value, abs=1e-6)
-
-
-def test_the_seed_of_the_parameters_reaches_the_noise_as_its_low_and_high_word() -> None:
-    sampling = Sampling.of([SamplingParams(1.0, seed=0x7654321089ABCDEF)], CPU)
-    assert [word % WORD for word in sampling.seed[0].tolist()] == [0x89ABCDEF, 0x76543210]
 
 
 def pairs_are_independent(first: np.ndarray, second: np.ndarray, kinds: int) -> bool:
@@ -575,13 +381,101 @@ def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
             assert scores[chosen[row, node]] >= scores.max() - 1e-6 * max(1.0, spread)
 
 
-@additions
-def test_halved_additions_choose_the_same(add: Callable[[Tensor, Tensor], Tensor]) -> None:
-    logits, sampling, at = logits_for(5, 300, seed=5), Sampling.of(MIXTURE, CPU), positions_for(5)
-    assert (
-        choose_mixed(logits, sampling, at, 3, add).tolist()
-        == choose_mixed(logits, sampling, at, 3).tolist()
-    )
+# --- arithmetics and ties
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [300, 20_000])
+def test_both_arithmetics_choose_and_rank_the_same(size: int) -> None:
+    logits, at = logits_for(5, size, seed=5), positions_for(5)
+    sampling = Sampling.of(MIXTURE, CPU)
+    host, engines = (choose_mixed(logits, sampling, at, 3, by) for by in (HOST, ENGINES))
+    assert host.tolist() == engines.tolist()
+    host, engines = (rank(logits, sampling, at, 8, by)[0] for by in (HOST, ENGINES))
+    assert host.tolist() == engines.tolist()
+
+
+@pytest.mark.parametrize("size", [16, 17, 31, 64, 100, 333])
+def test_the_greatest_scores_are_found_in_pieces(size: int) -> None:
+    scores = coarse(torch.randn(3, 2, size, generator=torch.Generator().manual_seed(size)))
+    best, ids = top_in_stages(scores, 8, widest=16)
+    assert best.equal(scores.topk(8).values)
+    assert torch.gather(scores, -1, ids.long()).equal(best)
+    assert all(len(set(row)) == 8 for row in ids.flatten(0, 1).tolist())
+
+
+def coarse(logits: Tensor) -> Tensor:
+    """Logits with many equal ones, as heads in bfloat16 give them."""
+    return (logits * 4).round() / 4
+
+
+def any_order(seed: int) -> Arithmetic:
+    """A machine whose searches find equal scores by chance."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def by_chance(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        order = torch.randperm(scores.shape[-1], generator=generator)
+        best, places = top(scores[..., order], k)
+        return best, order.to(torch.int32)[places.long()]
+
+    return HOST._replace(top=by_chance)
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+@pytest.mark.parametrize("params", CUT, ids=str)
+def test_no_choice_depends_on_which_of_equal_scores_are_found(
+    params: SamplingParams, spread: float
+) -> None:
+    rows = [
+        SamplingParams(params.temperature, params.top_k, top_p, seed)
+        for seed in range(10)
+        for top_p in (params.top_p, 0.9999)
+    ]
+    logits, at = coarse(logits_for(20, 2000, seed=6, spread=spread)), positions_for(20)
+    sampling = Sampling.of(rows, CPU)
+    expected = choose_truncated(logits, sampling, at).tolist()
+    for seed in range(3):
+        by = any_order(seed)
+        assert choose_truncated(logits, sampling, at, by).tolist() == expected
+        assert choose_mixed(logits, sampling, at, 3, by).tolist() == expected
+
+
+def test_equal_scores_on_both_sides_of_the_candidates_limit_are_no_candidates() -> None:
+    logits = torch.full((1, 1, 1000), -5.0)
+    logits[..., 300:400], logits[..., 500:700] = 3.0, 2.9
+    for seed in range(20):
+        sampling = Sampling.of([SamplingParams(1.0, 0, 0.99, seed)], CPU)
+        assert 300 <= choose_truncated(logits, sampling, AT[:, :1]).item() < 400
+    logits[..., 656:] = -5.0  # 100 and 156: all of them are candidates
+    chosen = [
+        choose_truncated(logits, Sampling.of([params], CPU), AT[:, :1]).item()
+        for params in (SamplingParams(1.0, 0, 0.99, seed) for seed in range(20))
+    ]
+    assert max(chosen) >= 500
+
+
+@pytest.mark.parametrize(
+    ("equal", "several"), [(CANDIDATES, True), (CANDIDATES + 1, False), (800, False)]
+)
+def test_of_more_best_tokens_than_candidates_the_lowest_id_is_chosen(
+    equal: int, several: bool
+) -> None:
+    logits = torch.zeros(1, 1, 1000)
+    logits[..., 100 : 100 + equal] = 1.0
+    chosen = {
+        choose_truncated(logits, Sampling.of([params], CPU), AT[:, :1], any_order(7)).item()
+        for params in (SamplingParams(1.0, 50, seed=seed) for seed in range(20))
+    }
+    assert (chosen != {100}) is several
+
+
+def test_children_with_equal_scores_come_in_the_order_of_their_ids() -> None:
+    logits = torch.tensor([1.0, 3, 2, 3, 2, 3]).view(1, 1, 6)
+    sampling = Sampling.of([SamplingParams()], CPU)
+    for seed in range(5):
+        ids, scores = rank(logits, sampling, AT[:, :1], 5, any_order(seed))
+        assert ids[0, 0].tolist() == [1, 3, 5, 2, 4]
+        assert scores[0, 0].equal(scores[0, 0].sort(descending=True).values)
 
 
 # --- the draft's ranking

@@ -33,7 +33,7 @@ from inference.drafters.tree_policies import BestFirst, Budget
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
-from inference.model.sampler import noise
+from inference.model.noise import noise
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.models import tiny_decoder, tiny_model

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs, stateful_inputs
 from tests.support.buckets import CASES, Case, write
 from tests.support.lowering import (
     STABLEHLO,
@@ -134,6 +134,16 @@ def test_rows_that_are_the_identity_are_not_gathered_by() -> None:
         assert (used, gathers) == ((False, 0) if stateful else (True, 2))
 
 
+def test_no_stateful_graph_gathers_by_an_index_of_its_sources_shape() -> None:
+    """AWS's compilers have got such gathers wrong."""
+    for sampled in (False, True):
+        case = Case(stateful=True, sampled=sampled, nodes=8, family="llama 290 ids")
+        for node in export(case.graph(), stateful_inputs(case.bucket)).graph.nodes:
+            if node.target == torch.ops.aten.gather.default:
+                source, _, index = node.args
+                assert source.meta["val"].shape != index.meta["val"].shape  # type: ignore[union-attr]
+
+
 def test_a_call_of_fewer_rows_than_the_cache_has_is_no_stateful_graph() -> None:
     graph = Case(stateful=True, sampled=False, nodes=2, rows=2).graph()
     with pytest.raises(AssertionError, match=r"1 rows.*2"):
@@ -158,7 +168,7 @@ def test_state_that_nobody_asked_for_is_refused() -> None:
 
 def test_masks_are_inputs_whose_values_the_text_does_not_hold() -> None:
     case = Case(stateful=True, sampled=False, nodes=8, rows=2)
-    idle, busy = example_inputs(case.bucket), case.inputs(0)
+    idle, busy = stateful_inputs(case.bucket), case.inputs(0)
     proofs = [
         compile_program(export(case.graph(), inputs), inputs, ("keys", "values"))
         for inputs in (idle, busy)

@@ -11,7 +11,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest
-from outrider.cli import _run
+from outrider.cli import run_role
 from outrider.models import EMBEDDED
 from outrider.options import ROLES
 from outrider.options.group import Group, flags_of
@@ -74,7 +74,7 @@ def test_a_role_reads_its_flags(
 
     monkeypatch.setattr(Group, "__getattribute__", noting)
     for given in options:
-        _run(given)  # type: ignore[arg-type]
+        run_role(given)  # type: ignore[arg-type]
     monkeypatch.undo()
     fields = {name for name in ROLES[role].model_fields if name not in START}
     assert fields - read == set(WITH_ANOTHER.get(role, {}))

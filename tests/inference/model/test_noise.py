@@ -1,0 +1,187 @@
+"""The noise: words by known answers and big integers, floats by decimals, on both arithmetics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from inference.model.noise import (
+    from_limbs,
+    gumbel,
+    gumbel_by_series,
+    noise,
+    noise_in_limbs,
+    threefry2x32,
+    threefry_in_limbs,
+    to_limbs,
+)
+from inference.model.sampler import Sampling
+from inference.sampling import SamplingParams
+from tests.support.noise_oracle import (
+    PINNED,
+    PUBLISHED,
+    WORD,
+    exact_gumbel,
+    int32,
+    inverse,
+    oracle,
+    seed_words,
+)
+
+Words = tuple[Tensor, Tensor]
+
+
+def joined(key: Words, counter: Words) -> Words:
+    """threefry_in_limbs() with its results joined."""
+    x, y = threefry_in_limbs(key, counter)
+    return from_limbs(x), from_limbs(y)
+
+
+threefries = pytest.mark.parametrize("threefry", [threefry2x32, joined], ids=["words", "limbs"])
+noises = pytest.mark.parametrize("draw", [noise, noise_in_limbs], ids=["words", "limbs"])
+
+
+# --- the integers
+# --------------------------------------------------------------------------------------------------
+
+
+@threefries
+@pytest.mark.parametrize(("counter", "key", "answer"), PUBLISHED)
+def test_threefry_gives_the_published_answers(
+    counter: tuple[int, int],
+    key: tuple[int, int],
+    answer: tuple[int, int],
+    threefry: Callable[[Words, Words], Words],
+) -> None:
+    x, y = threefry((int32(key[0]), int32(key[1])), (int32(counter[0]), int32(counter[1])))
+    assert (x.item() % WORD, y.item() % WORD) == answer
+    assert oracle(key, counter) == answer
+
+
+def blocks() -> list[list[int]]:
+    """Keys and counters, extreme ones first."""
+    extremes = [[0, 0, WORD - 1, WORD // 2], [WORD // 2, WORD // 2 - 1, 0, WORD - 1]]
+    return [*extremes, *np.random.default_rng(0).integers(0, WORD, (200, 4)).tolist()]
+
+
+@threefries
+def test_threefry_equals_big_integers(threefry: Callable[[Words, Words], Words]) -> None:
+    k0, k1, c0, c1 = (int32(*column) for column in zip(*blocks(), strict=True))
+    x, y = threefry((k0, k1), (c0, c1))
+    expected = [oracle((a, b), (c, d)) for a, b, c, d in blocks()]
+    assert [(a % WORD, b % WORD) for a, b in zip(x.tolist(), y.tolist(), strict=True)] == expected
+
+
+class Float32Engine(TorchDispatchMode):
+    """Fails where a vector unit that adds in float32 and shifts in zeros would be wrong."""
+
+    shifts = greatest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.bitwise_right_shift.Tensor:
+            assert int(args[0].min()) >= 0
+            self.shifts += 1
+        if func is torch.ops.aten.add.Tensor and out.dtype == torch.int32:
+            parts = [int(part.max()) for part in args if isinstance(part, Tensor)]
+            self.greatest = max(self.greatest, int(out.max()), *parts)
+            assert int(out.min()) >= 0
+        return out
+
+
+def test_limbs_need_no_large_sum_and_no_shift_of_a_negative_number() -> None:
+    k0, k1, c0, c1 = (int32(*column) for column in zip(*blocks(), strict=True))
+    with Float32Engine() as engine:
+        threefry_in_limbs((k0, k1), (c0, c1))
+    assert engine.shifts > 30
+    assert engine.greatest < 2**18
+    with pytest.raises(AssertionError), Float32Engine():
+        threefry2x32((k0, k1), (c0, c1))
+
+
+def test_words_split_into_limbs_and_join_again() -> None:
+    words = int32(0, 1, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0x80010000, 0xFFFFFFFF)
+    high, low = to_limbs(words)
+    assert (high.min(), low.min(), high.max(), low.max()) == (0, 0, 0xFFFF, 0xFFFF)
+    assert from_limbs((high, low)).equal(words)
+
+
+# --- the floats
+# --------------------------------------------------------------------------------------------------
+
+
+@noises
+@pytest.mark.parametrize(("seed", "position", "token", "bits", "value"), PINNED)
+def test_the_noise_is_pinned(
+    seed: int,
+    position: int,
+    token: int,
+    bits: int,
+    value: float,
+    draw: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    key, at, of = seed_words(seed), int32(position)[0], int32(token)[0]
+    assert threefry2x32((key[0], key[1]), (of, at))[0].item() % WORD == bits
+    assert oracle((seed % WORD, seed >> 32), (token, position))[0] == bits
+    drawn = draw(key, at, of).item()
+    assert drawn == pytest.approx(value, abs=2e-6)
+    assert drawn == pytest.approx(exact_gumbel(bits), abs=2e-6)
+
+
+@noises
+@pytest.mark.parametrize("seed", [0, 42, 2**63 - 1])
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (0x00000000, -2.811541),
+        (0x000001FF, -2.811541),
+        (0xFFFFFE00, 16.635532),
+        (0xFFFFFFFF, 16.635532),
+    ],
+)
+def test_the_noise_is_finite_at_the_extreme_bits(
+    seed: int, word: int, value: float, draw: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> None:
+    token, position = inverse((seed % WORD, seed >> 32), (word, 0x12345678))
+    drawn = draw(seed_words(seed), int32(position)[0], int32(token)[0])
+    assert drawn.item() == pytest.approx(value, abs=2e-6)
+    assert exact_gumbel(word) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("function", [gumbel, gumbel_by_series], ids=["log", "series"])
+def test_every_value_of_the_noise_is_right_and_in_order(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    """All 2**23 of them. exp(-noise) is -log(u), whose relative error is the noise's absolute."""
+    drawn = function(torch.arange(2**23, dtype=torch.int32))
+    exact = -np.log(-np.log1p(-(np.arange(2**23, 0, -1) - 0.5) * 2.0**-23))
+    assert drawn.isfinite().all()
+    assert (drawn[1:] >= drawn[:-1]).all()
+    assert np.abs(drawn.numpy() - exact).max() < 6e-7
+
+
+def test_the_series_does_not_need_a_logarithm_that_is_exact_near_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With logarithms that are off by 4e-7, which is 0 for the greatest u, it stays near."""
+    upper = torch.cat([2**23 - 1 - 2 ** torch.arange(16), torch.tensor([2**23 - 1, 0])]).int()
+    right = gumbel(upper)
+    honest = torch.log
+
+    def coarse(x: Tensor) -> Tensor:
+        return (honest(x) / 4e-7).round() * 4e-7
+
+    monkeypatch.setattr(torch, "log", coarse)
+    torch.testing.assert_close(gumbel_by_series(upper), right, atol=2e-5, rtol=0)
+    assert not gumbel(upper).isfinite().all()
+
+
+def test_the_seed_of_the_parameters_reaches_the_noise_as_its_low_and_high_word() -> None:
+    sampling = Sampling.of([SamplingParams(1.0, seed=0x7654321089ABCDEF)], torch.device("cpu"))
+    assert [word % WORD for word in sampling.seed[0].tolist()] == [0x89ABCDEF, 0x76543210]

@@ -1,0 +1,293 @@
+"""What torch_neuronx and its runtime do with a graph, on the CPU: trace it, and run it on ranks.
+
+Ranks are threads that meet at every collective. While a graph is traced or run, torch.topk and
+torch.argmax are what torch_neuronx puts in their place.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from inference.model.arithmetic import WIDEST
+
+Shards = list[dict[str, Tensor]]
+
+
+class Ranks:
+    """The ranks of one run, and what they have given to each collective so far."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._barrier = size, threading.Barrier(size, timeout=120)
+        self._parts: dict[int, dict[int, Tensor]] = {}
+
+    def exchange(self, rank: int, step: int, part: Tensor) -> list[Tensor]:
+        self._parts.setdefault(step, {})[rank] = part
+        self._barrier.wait()
+        return [self._parts[step][each] for each in range(self.size)]
+
+    def run(self, function: Callable[[int], Tensor]) -> list[Tensor]:
+        """The function's result on every rank."""
+        results: dict[int, Tensor] = {}
+        failures: list[BaseException] = []
+
+        def one(rank: int) -> None:
+            _here.ranks, _here.rank, _here.step = self, rank, 0
+            try:
+                results[rank] = function(rank)
+            except BaseException as error:
+                failures.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise RuntimeError(f"a rank failed: {failures[0]!r}") from failures[0]
+        return [results[rank] for rank in range(self.size)]
+
+
+_here = threading.local()
+
+
+def _parts(part: Tensor, size: int) -> list[Tensor]:
+    """Every rank's part; while tracing, one rank stands for all."""
+    ranks: Ranks | None = getattr(_here, "ranks", None)
+    if ranks is None:
+        return [part] * size
+    assert ranks.size == size, f"a collective of {size} ranks among {ranks.size}"
+    _here.step += 1
+    return ranks.exchange(_here.rank, _here.step, part)
+
+
+def all_reduce(
+    kind: str,
+    inputs: Any,
+    scale: float = 1.0,
+    groups: Sequence[Sequence[int]] = (),
+    cctx: Any = None,
+    pin_layout: bool = True,
+) -> Any:
+    """torch_xla's all_reduce, for sums."""
+    if isinstance(inputs, list | tuple):
+        return [all_reduce(kind, each, scale, groups) for each in inputs]
+    parts = _parts(inputs, len(groups[0]))
+    return torch.stack([part.float() for part in parts]).sum(0).to(inputs.dtype)
+
+
+def all_gather(
+    value: Tensor,
+    dim: int = 0,
+    groups: Sequence[Sequence[int]] = (),
+    output: Any = None,
+    pin_layout: bool = True,
+    **_: Any,
+) -> Tensor:
+    """torch_xla's all_gather."""
+    return torch.cat(_parts(value, len(groups[0])), dim)
+
+
+_topk, _argmax = torch.topk, torch.argmax
+
+
+def _listed_topk(
+    scores: Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,  # noqa: A002
+) -> list[Tensor]:
+    """A list, not a named tuple; of rows only, and no wider than the engines search."""
+    if scores.dim() != 2 or scores.shape[1] > WIDEST:
+        raise RuntimeError(f"NCC_EVRF029: top-k of {list(scores.shape)} becomes a sort")
+    return list(_topk(scores, k, dim, largest, sorted))
+
+
+def _replaced_argmax(scores: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    assert dim is not None, "argmax of a whole tensor"
+    return _argmax(scores, dim, keepdim)
+
+
+@contextmanager
+def replaced_operations() -> Iterator[None]:
+    """torch.topk and torch.argmax as torch_neuronx replaces them."""
+    with (
+        patch.object(torch, "topk", _listed_topk),
+        patch.object(Tensor, "topk", _listed_topk),
+        patch.object(torch, "argmax", _replaced_argmax),
+        patch.object(Tensor, "argmax", _replaced_argmax),
+        torch.no_grad(),
+    ):
+        yield
+
+
+@dataclass
+class Graph:
+    """A traced graph. inputs: names in order; exclude: places of those that it does not read."""
+
+    module: nn.Module
+    example: dict[str, Tensor]
+    exclude: list[int]
+    states: list[str]
+
+    @property
+    def inputs(self) -> list[str]:
+        return [name for at, name in enumerate(self.example) if at not in self.exclude]
+
+
+GRAPHS: dict[str, Graph] = {}
+"""By the bytes of their HLO."""
+
+
+class Kind(enum.IntEnum):
+    USER_INPUT, INPUT_WEIGHT, INPUT_STATE = range(3)
+
+
+class MetaTensor:
+    """One tensor of a MetaNeff."""
+
+    Type = Kind
+
+    def __init__(
+        self, kind: Kind = Kind.USER_INPUT, of: Tensor | None = None, key: str = ""
+    ) -> None:
+        self.type, self.checkpoint_key, self.user_input_key = kind, key.encode(), b""
+        self.shape = [] if of is None else list(of.shape)
+        self.data_type = None if of is None else of.dtype
+
+
+class MetaNeff:
+    """What a graph takes and returns, and which results are its next state."""
+
+    def __init__(self) -> None:
+        self.input_tensors: list[MetaTensor] = []
+        self.output_tensors: list[MetaTensor] = []
+        self.output_aliases_to: dict[int, int] = {}
+        self.serialized_graph_def = b""
+
+    def SerializeToString(self) -> bytes:
+        return repr([(int(each.type), each.checkpoint_key) for each in self.input_tensors]).encode()
+
+
+class HloModuleProto:
+    """A module whose bytes are its number."""
+
+    def __init__(self) -> None:
+        self.id = len(GRAPHS)
+        self.computations = [types.SimpleNamespace(id=1, instructions=[])]
+        self.entry_computation_id = 1
+
+    def SerializeToString(self) -> bytes:
+        return f"HLO {self.id}".encode()
+
+
+class Flattener:
+    """Inputs in the order of the graph, without those that it does not read."""
+
+    def __init__(self, layout: Any, exclude: Any = None) -> None:
+        self.layout, self.exclude = layout, exclude
+
+    def __call__(self, inputs: Any) -> list[Any]:
+        return [inputs[at] for at in self.layout if at not in (self.exclude or [])]
+
+
+class Packer:
+    """A graph's results as the module returned them: here always one tensor."""
+
+    def __init__(self, layout: Any, identifiers: Any, constants: Any) -> None:
+        self.layout, self.identifiers, self.constants = layout, identifiers, constants
+
+    def __call__(self, outputs: Any) -> Any:
+        return outputs[0]
+
+
+def generate_hlo(
+    func: nn.Module,
+    example_inputs: dict[str, Tensor],
+    input_output_aliases: Any = None,
+    inline_weights_to_neff: bool = True,
+    cpu_backend: bool = False,
+    treat_inputs_as_kwargs: bool = False,
+    **_: Any,
+) -> Any:
+    """Trace a module, as torch_neuronx.xla_impl.trace does for ModelBuilder."""
+    assert treat_inputs_as_kwargs, "inputs are given by name"
+    assert cpu_backend, "traced without a device"
+    assert not inline_weights_to_neff, "the weights are kept in files of their own"
+    module = copy.deepcopy(func)
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    versions = {name: tensor._version for name, tensor in held.items()}
+    with replaced_operations():
+        out = module(**example_inputs)
+    written = [name for name, tensor in held.items() if tensor._version != versions[name]]
+    assert not written, f"written in place: {written}"
+    states = [name for name, now in module.named_buffers() if now is not held[name]]
+    kept = func.state_dict().keys()
+    weights = [name for name in held if name in kept and name not in states]
+    constants = held.keys() - set(states) - kept
+    assert not constants, f"read by the graph and in no checkpoint: {sorted(constants)}"
+    hlo, meta = HloModuleProto(), MetaNeff()
+    graph = Graph(copy.deepcopy(func), dict(example_inputs), _unread(func, example_inputs), states)
+    GRAPHS[hlo.SerializeToString().decode()] = graph
+    meta.input_tensors = [
+        *(MetaTensor(Kind.USER_INPUT, example_inputs[name]) for name in graph.inputs),
+        *(MetaTensor(Kind.INPUT_STATE, held[name], name) for name in states),
+        *(MetaTensor(Kind.INPUT_WEIGHT, held[name], name) for name in weights),
+    ]
+    meta.output_tensors = [MetaTensor(of=out), *(MetaTensor(of=held[name]) for name in states)]
+    meta.output_aliases_to = {1 + at: at for at in range(len(states))}
+    return types.SimpleNamespace(
+        hlo_module=hlo,
+        metaneff=meta,
+        flattener=Flattener(tuple(range(len(example_inputs))), graph.exclude or None),
+        packer=Packer(0, ["result"], {}),
+        weight_name_to_idx={name: at for at, name in enumerate(weights)},
+    )
+
+
+def _unread(module: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
+    """Places of the inputs that no operation reads. The tracer takes them out of the graph."""
+    with torch.no_grad():
+        program = torch.export.export(copy.deepcopy(module), (), dict(inputs), strict=False)
+    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    names = program.graph_signature.user_inputs
+    return [at for at, name in enumerate(names) if name not in read]
+
+
+def run(graph: Graph, states: Shards, weights: Shards, inputs: Sequence[Tensor]) -> Tensor:
+    """Run a graph on every rank, and write the new states into `states`."""
+    given = graph.example | dict(zip(graph.inputs, inputs, strict=True))
+    for name, tensor in given.items():
+        wanted = graph.example[name]
+        assert (tensor.shape, tensor.dtype) == (wanted.shape, wanted.dtype), name
+
+    def one(rank: int) -> Tensor:
+        module = copy.deepcopy(graph.module)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            value = (states if name in graph.states else weights)[rank][name]
+            assert (value.shape, value.dtype) == (tensor.shape, tensor.dtype), name
+            owner, _, leaf = name.rpartition(".")
+            if isinstance(tensor, nn.Parameter):
+                tensor.data = value
+            else:
+                setattr(module.get_submodule(owner), leaf, value)
+        out: Tensor = module(**given)
+        states[rank] |= {name: module.get_buffer(name) for name in graph.states}
+        return out
+
+    with replaced_operations():
+        outs = Ranks(len(weights)).run(one)
+    assert all(torch.equal(outs[0], out) for out in outs[1:]), "ranks disagree"
+    return outs[0]

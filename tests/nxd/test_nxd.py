@@ -1,0 +1,172 @@
+"""Targets built, saved, loaded and run by the real neuronx_distributed: its builder, layers,
+sharding and packages.
+
+    make test-nxd NXD=path      a checkout of aws-neuron/neuronx-distributed, version 0.18
+
+What it imports from closed packages is stood in for (tests/nxd/closed.py). No compiler runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compile.build.neuron_fused import FusedNeuronBuilder
+
+from compile.build.build import Source, build_artifact
+from inference.artifact import Manifest
+from inference.backends.neuron_fused import NeuronFusedModel
+from inference.backends.neuron_loading import load_neuron
+from inference.backends.sequence import ModelSequence
+from inference.model.checkpoint import fingerprint
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+from tests import test_fused_neuron
+from tests.nxd import closed, graphs
+from tests.support.fake_neuron import VERSIONS, lay_out
+from tests.support.models import TINY, write_checkpoint
+from tests.support.neuron_artifacts import FEW, VOCABULARY, build, eager_of, spec_of
+from tests.support.neuron_signatures import SIGNATURES
+
+NXD = os.environ.get("NXD", "")
+pytestmark = pytest.mark.skipif(
+    not NXD, reason="NXD names no checkout of neuronx-distributed: see CONTRIBUTING.md"
+)
+
+MODELS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one rank": (1, {}),
+    "two ranks": (2, {}),
+    "four ranks with key-value heads repeated": (4, {}),
+    "two ranks of a tied qwen2": (2, {"model_type": "qwen2", "tie_word_embeddings": True}),
+}
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(0.8, seed=3),
+    SamplingParams(1.0, top_p=0.9, top_k=20, seed=14),
+)
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[closed.Device]:
+    """The checkout over its stand-ins, on a machine with a device."""
+    folder = tmp_path_factory.mktemp("nxd")
+    with pytest.MonkeyPatch.context() as patch:
+        lay_out(patch, folder / "packages", VERSIONS, device=True)
+        yield closed.install(patch, Path(NXD), folder)
+
+
+def load(device: closed.Device, directory: Path, manifest: Manifest) -> Any:
+    """Load an artefact; its states are made on the device that is stood in for."""
+    base = sys.modules["neuronx_distributed.trace.nxd_model.base_nxd_model"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NEURON_RT_NUM_CORES", raising=False)  # as in a process of its own
+        patch.setattr(
+            base.StateInitializer, "forward", lambda initializer: device.zeros(initializer)
+        )
+        return load_neuron(directory, manifest, lambda line: None)
+
+
+def tree_of(root: int, seed: int) -> TokenTree:
+    generator = np.random.default_rng(seed)
+    tokens = [root, *generator.choice(VOCABULARY, 7, replace=False)]
+    parents = [-1, 0, 0, 1, 1, 2, 3, 6]
+    return TokenTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_target_built_by_nxd_chooses_as_the_eager_model_does(
+    device: closed.Device, tmp_path: Path, name: str
+) -> None:
+    ranks, changes = MODELS[name]
+    checkpoint = write_checkpoint(tmp_path / "model", **changes)
+    manifest = build(tmp_path / "artifact", checkpoint, spec_of(ranks, FEW))
+    model, eager = load(device, tmp_path / "artifact", manifest), eager_of(checkpoint)
+    for params in SAMPLINGS:
+        ours, theirs = (ModelSequence(each, 0, params) for each in (model, eager))
+        for sequence in (ours, theirs):
+            sequence.extend(range(3, 24))
+        for seed in range(3):
+            tree = tree_of(seed, seed)
+            assert ours.choose(tree).tolist() == theirs.choose(tree).tolist()
+            for sequence in (ours, theirs):
+                sequence.commit(tree, (1, 4))
+
+
+def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
+    device: closed.Device, tmp_path: Path
+) -> None:
+    from compile.fused_smoke import check_text
+
+    target = write_checkpoint(tmp_path / "target")
+    draft = write_checkpoint(tmp_path / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2)
+    spec = test_fused_neuron.spec_of(draft, 2)
+    manifest = build_artifact(
+        spec,
+        Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,)),
+        FusedNeuronBuilder(spec, target, VOCABULARY, draft),
+        tmp_path / "artifact",
+        command="test",
+        say=lambda line: None,
+    )
+    model = load(device, tmp_path / "artifact", manifest)
+    assert isinstance(model, NeuronFusedModel)
+    assert "64 of 64 tokens as the target alone chooses" in check_text(model, manifest)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_documented_signature_is_the_checkouts(device: closed.Device, name: str) -> None:
+    owner, _, rest = name.partition(".")
+    found: Any = __import__(owner)
+    for part in rest.split("."):
+        if not hasattr(found, part):
+            __import__(f"{found.__name__}.{part}")
+        found = getattr(found, part)
+    parameters = [
+        each.replace(
+            annotation=inspect.Parameter.empty,
+            default=each.default if _plain(each.default) else None,
+        )
+        for each in inspect.signature(found).parameters.values()
+    ]
+    assert str(inspect.Signature(parameters)) == SIGNATURES[name]
+
+
+def _plain(default: Any) -> bool:
+    """Whether a default is written as it is: objects of the SDK are written as None."""
+    return (
+        isinstance(default, int | float | str | torch.dtype) or default is inspect.Parameter.empty
+    )
+
+
+def test_a_constant_that_is_in_no_checkpoint_is_refused() -> None:
+    class Reads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.ones(2), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table
+
+    with pytest.raises(AssertionError, match=r"in no checkpoint: \['table'"):
+        graphs.generate_hlo(
+            Reads(),
+            {"x": torch.ones(2)},
+            inline_weights_to_neff=False,
+            cpu_backend=True,
+            treat_inputs_as_kwargs=True,
+        )
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(1, 2, 9), torch.zeros(1, 16_385)], ids=str)
+def test_a_topk_that_becomes_a_sort_is_refused(scores: torch.Tensor) -> None:
+    with graphs.replaced_operations():
+        assert isinstance(torch.topk(torch.zeros(2, 9), 2), list)
+        with pytest.raises(RuntimeError, match="NCC_EVRF029"):
+            torch.topk(scores, 2)

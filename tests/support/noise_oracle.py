@@ -1,0 +1,85 @@
+"""The noise of the sampling contract on Python's integers and decimals, and its known answers."""
+
+from __future__ import annotations
+
+from decimal import Decimal, getcontext
+
+import torch
+from torch import Tensor
+
+WORD = 2**32
+
+PUBLISHED = [  # Random123, tests/kat_vectors: threefry2x32 13 (counter, key, answer)
+    ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x9D1C5EC6, 0x8BD50731)),
+    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0xFD36D048, 0x2D17272C)),
+    ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xBA3E4725, 0xF27D669E)),
+]
+
+PINNED = [  # seed, position, token id -> the 32 bits, the noise
+    (0, 0, 0, 0x9D1C5EC6, 0.716977),
+    (0, 1, 0, 0x4050E5B0, -0.323075),
+    (1, 0, 0, 0x61EC2D44, 0.039780),
+    (0, 0, 1, 0xFDDDAD3B, 4.782960),
+    (42, 7, 151935, 0xDE73237F, 1.962717),
+    (2**32, 7, 3, 0xB4782333, 1.050917),
+    (0xDEADBEEF, 2048, 31999, 0x5D4D9A6E, -0.009280),
+    (123456789012345678, 511, 2, 0x6E7BC05C, 0.173982),
+    (2**63 - 1, 131071, 128255, 0xA37B1D36, 0.801888),
+]
+
+
+def int32(*words: int) -> Tensor:
+    """Unsigned 32-bit words as an int32 tensor."""
+    return torch.tensor(
+        [word - WORD if word >= WORD // 2 else word for word in words], dtype=torch.int32
+    )
+
+
+def seed_words(seed: int) -> Tensor:
+    return int32(seed % WORD, seed >> 32)
+
+
+def threefry_rounds(key: tuple[int, int]) -> list[tuple[str, int, int]]:
+    """Threefry-2x32-13 as a list of steps on Python integers: ("key", a, b) adds, ("turn", r, _)
+    mixes.
+    """
+    parts = (key[0], key[1], 0x1BD11BDA ^ key[0] ^ key[1])
+    turns = [13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17]
+    steps = [("key", parts[0], parts[1])]
+    for count, turn in enumerate(turns, start=1):
+        steps.append(("turn", turn, 0))
+        if count in (4, 8, 12):
+            nth = count // 4
+            steps.append(("key", parts[nth % 3], parts[(nth + 1) % 3] + nth))
+    return steps
+
+
+def oracle(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
+    x, y = counter
+    for kind, a, b in threefry_rounds(key):
+        if kind == "key":
+            x, y = (x + a) % WORD, (y + b) % WORD
+        else:
+            x = (x + y) % WORD
+            y = (y * 2**a % WORD + y // 2 ** (32 - a)) ^ x
+    return x, y
+
+
+def inverse(key: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
+    """The counter that threefry turns into `block`."""
+    x, y = block
+    for kind, a, b in reversed(threefry_rounds(key)):
+        if kind == "key":
+            x, y = (x - a) % WORD, (y - b) % WORD
+        else:
+            y ^= x
+            y = y // 2**a + y * 2 ** (32 - a) % WORD
+            x = (x - y) % WORD
+    return x, y
+
+
+def exact_gumbel(bits: int) -> float:
+    """-ln(-ln(u)) of the contract's u, in 40 digits."""
+    getcontext().prec = 40
+    uniform = (Decimal(bits >> 9) + Decimal("0.5")) / 2**23
+    return float(-(-uniform.ln()).ln())
