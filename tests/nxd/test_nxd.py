@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compile.build.neuron_fused import FusedNeuronBuilder
 
 from compile.build.build import Source, build_artifact
+from compile.build.neuron_fused_builder import FusedNeuronBuilder
 from inference.artifact import Manifest
 from inference.backends.neuron_fused import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
