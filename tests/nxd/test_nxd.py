@@ -28,11 +28,10 @@ from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import fingerprint
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests import test_fused_neuron
 from tests.nxd import closed, graphs
 from tests.support.fake_neuron import VERSIONS, lay_out
 from tests.support.models import TINY, write_checkpoint
-from tests.support.neuron_artifacts import FEW, VOCABULARY, build, eager_of, spec_of
+from tests.support.neuron_artifacts import FEW, VOCABULARY, build, eager_of, fused_spec_of, spec_of
 from tests.support.neuron_signatures import SIGNATURES
 
 NXD = os.environ.get("NXD", "")
@@ -106,7 +105,7 @@ def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
 
     target = write_checkpoint(tmp_path / "target")
     draft = write_checkpoint(tmp_path / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2)
-    spec = test_fused_neuron.spec_of(draft, 2)
+    spec = fused_spec_of(draft, 2)
     manifest = build_artifact(
         spec,
         Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,)),

@@ -13,13 +13,15 @@ from compile.build.build import Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.progress import LineProgress
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
-from inference.artifact import Bucket, Manifest
+from inference.artifact import Bucket, DraftBucket, FusedPart, Manifest, RoundBucket
 from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.engine.engine import Engine
 from inference.model.checkpoint import fingerprint, load_decoder
+from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
+from inference.tree_shape import Branches
 from tests.support.models import TINY
 
 torch.set_num_threads(1)
@@ -36,6 +38,9 @@ MORE: tuple[Bucket, ...] = (
     prefill_bucket(ROWS, 16, JUNK, JUNK),
 )
 
+FUSED_SHAPE = Branches((2, 1))
+"""The tree of a round whose draft is in the graph."""
+
 
 def spec_of(
     tensor_parallel: int = 2, buckets: Sequence[Bucket] = FEW, **changes: Any
@@ -44,6 +49,23 @@ def spec_of(
         "tiny", "trn1", VOCABULARY, tuple(buckets), ROWS, LENGTH, TREE, "float32", tensor_parallel
     )
     return replace(spec, **changes)
+
+
+def fused_spec_of(draft: Path, ranks: int) -> CompileSpec:
+    rounds = tuple(
+        RoundBucket.of(FUSED_SHAPE, ROWS, JUNK, JUNK, sampled=sampled) for sampled in (False, True)
+    )
+    part = FusedPart(
+        "tiny draft",
+        fingerprint(draft),
+        read_raw_config(draft),
+        (DraftBucket(ROWS, 16, JUNK, 1, 1, False, JUNK),),
+        rounds,
+    )
+    alone = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True),)
+    return CompileSpec(
+        "tiny", "trn1", VOCABULARY, alone, ROWS, LENGTH, TREE, "float32", ranks, fused=part
+    )
 
 
 def build(

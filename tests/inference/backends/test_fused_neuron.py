@@ -17,8 +17,7 @@ from compile.build.build import Source, build_artifact
 from compile.build.neuron_fused_builder import FusedNeuronBuilder
 from compile.build.progress import LineProgress
 from compile.fused_smoke import smoke
-from compile.spec import CompileSpec, verify_bucket
-from inference.artifact import DraftBucket, FusedPart, RoundBucket, read_manifest
+from inference.artifact import read_manifest
 from inference.backends import RoundModel, Segment
 from inference.backends.neuron import COPY
 from inference.backends.neuron_fused import NeuronFusedModel
@@ -30,45 +29,25 @@ from inference.engine.graph_tree import GraphTree, inner_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.model.checkpoint import fingerprint
-from inference.model.config import read_raw_config
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
-from inference.tree_shape import Branches
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.fake_neuron import Neuron
 from tests.support.models import TINY, write_checkpoint
 from tests.support.neuron_artifacts import (
-    JUNK,
+    FUSED_SHAPE,
     LENGTH,
-    ROWS,
     TREE,
     VOCABULARY,
     eager_of,
     engine_of,
+    fused_spec_of,
     whole,
 )
 
-SHAPE = Branches((2, 1))
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
-
-
-def spec_of(draft: Path, ranks: int) -> CompileSpec:
-    rounds = tuple(
-        RoundBucket.of(SHAPE, ROWS, JUNK, JUNK, sampled=sampled) for sampled in (False, True)
-    )
-    part = FusedPart(
-        "tiny draft",
-        fingerprint(draft),
-        read_raw_config(draft),
-        (DraftBucket(ROWS, 16, JUNK, 1, 1, False, JUNK),),
-        rounds,
-    )
-    alone_ = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True),)
-    return CompileSpec(
-        "tiny", "trn1", VOCABULARY, alone_, ROWS, LENGTH, TREE, "float32", ranks, fused=part
-    )
 
 
 def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
@@ -79,7 +58,7 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
         write_checkpoint(folder / "target"),
         write_checkpoint(folder / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2),
     )
-    spec = spec_of(draft, ranks)
+    spec = fused_spec_of(draft, ranks)
     builder = FusedNeuronBuilder(spec, target, VOCABULARY, draft)
     source = Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,))
     manifest = build_artifact(
@@ -179,8 +158,8 @@ def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[i
         draft = ModelSequence(model.draft, draft_row, SAMPLINGS[row])
         for sequence in (target, draft):
             sequence.extend([5, 17, 23 + row])
-        part = draft.prepare(inner_tree(SHAPE, 9))
-        segments.append(target.prepare(GraphTree(SHAPE, 9, 2, part))._replace(draft=part))
+        part = draft.prepare(inner_tree(FUSED_SHAPE, 9))
+        segments.append(target.prepare(GraphTree(FUSED_SHAPE, 9, 2, part))._replace(draft=part))
     return [answer.tolist() for answer in model.rounds(segments)]
 
 
@@ -190,6 +169,6 @@ def test_a_draft_that_cannot_be_dealt_out_is_refused(neuron: Neuron, tmp_path: P
         write_checkpoint(tmp_path / "draft", num_attention_heads=1, num_key_value_heads=1),
     )
     with pytest.raises(InvalidRequest, match="attention heads"):
-        FusedNeuronBuilder(spec_of(draft, 2), target, VOCABULARY, draft)
+        FusedNeuronBuilder(fused_spec_of(draft, 2), target, VOCABULARY, draft)
     with pytest.raises(InvalidRequest, match="without a draft"):
-        FusedNeuronBuilder(replace(spec_of(draft, 1), fused=None), target, VOCABULARY, draft)
+        FusedNeuronBuilder(replace(fused_spec_of(draft, 1), fused=None), target, VOCABULARY, draft)
