@@ -1,7 +1,7 @@
 """What --calibrate measures and prints for role draft: the draft on this machine and, where a
 target answers, the target and the link to it.
 
-Roles target and fused_target are in outrider/serve.py.
+Roles target and fused_target are in outrider/target.py.
 """
 
 from __future__ import annotations

@@ -182,6 +182,8 @@ def _lines(who: str) -> Iterator[str]:
 
     history = cache_directory("chat") / "history"
     history.parent.mkdir(parents=True, exist_ok=True)
+    history.touch(mode=0o600)  # what was typed is nobody else's
+    history.chmod(0o600)
     session = PromptSession[str](history=FileHistory(str(history)), key_bindings=keys)
     say(f"{who}; /help lists the commands, Ctrl-D ends")
     while True:

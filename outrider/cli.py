@@ -52,7 +52,7 @@ def _run(options: GeneralOptions) -> int:
 
         return serve(options)
     if isinstance(options, ServeRole):
-        from outrider.serve.run import serve_http
+        from outrider.endpoint.run import serve_http
 
         return serve_http(options)
     if isinstance(options, ChatRole):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.serve.run import SERVING
+from outrider.endpoint.run import SERVING
 from outrider.spawn import role_command, role_environment, target_process
 
 pytestmark = pytest.mark.extended

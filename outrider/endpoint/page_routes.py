@@ -17,7 +17,6 @@ from annotated_types import Ge, Le, Lt
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
-from sse_starlette import EventSourceResponse
 from starlette.staticfiles import StaticFiles
 
 from inference.candidates import Nodes
@@ -27,13 +26,13 @@ from inference.proposer import NOBODY
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client import Client
 from outrider.completion import PROPOSERS, Completion, Piece
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.failures import api_error
+from outrider.endpoint.openai_routes import event_stream
+from outrider.endpoint.requests import ChatMessage
+from outrider.endpoint.texts import Job, Texts
+from outrider.endpoint.watched import WatchedSession
 from outrider.generation import Generation, Parameters, energy_of, generate, make_request
-from outrider.serve.desk import Desk
-from outrider.serve.failures import api_error
-from outrider.serve.openai_routes import PING_SECONDS
-from outrider.serve.requests import ChatMessage
-from outrider.serve.texts import Job, Texts
-from outrider.serve.watched import WatchedSession
 
 MOST_DRAWN = 24
 """Candidates of one message that the page is told of: the first, which are the likeliest."""
@@ -127,14 +126,24 @@ def page_routes(desk: Desk) -> APIRouter:
 
     @router.post("/texts")
     async def text(asked: PageText) -> Response:
-        return EventSourceResponse(_events(await desk.get(), asked), ping=PING_SECONDS, sep="\n")
+        texts = await desk.get()
+        return event_stream(_events(texts, asked))
 
     return router
 
 
+class _PageFiles(StaticFiles):
+    """The page's files, each with HEADERS."""
+
+    def file_response(self, *args: Any, **named: Any) -> Response:
+        response = super().file_response(*args, **named)
+        response.headers.update(HEADERS)
+        return response
+
+
 def add_page(app: FastAPI) -> None:
     """Serve the page's files, which are part of the package. They hold no secret: no key needed."""
-    app.mount("/", StaticFiles(packages=[("outrider.serve", "page")], html=True), name="page")
+    app.mount("/", _PageFiles(packages=[("outrider.endpoint", "page")], html=True), name="page")
 
 
 def _state(desk: Desk) -> dict[str, Any]:
@@ -159,7 +168,7 @@ def _state(desk: Desk) -> dict[str, Any]:
 async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str], None]:
     """The events of a text: its name, and its data as JSON."""
     try:
-        job = _job(texts, asked)
+        job = await asyncio.to_thread(_job, texts, asked)
         async with aclosing(texts.run([job])) as parts:
             async for _, part in parts:
                 if isinstance(part, Generation):

@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response
 
 from grpc_comm.client.connection import CONNECT_SECONDS
 from inference.errors import OutriderError
-from outrider.serve.access import KeyCheck, OriginCheck
-from outrider.serve.desk import Desk
-from outrider.serve.failures import ApiError, add_failures
-from outrider.serve.openai_routes import openai_routes
-from outrider.serve.page_routes import add_page, page_routes
+from outrider.endpoint.access import BodyBound, KeyCheck, OriginCheck
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.failures import ApiError, add_failures
+from outrider.endpoint.openai_routes import openai_routes
+from outrider.endpoint.page_routes import add_page, page_routes
 from outrider.version import outrider_version
 
 
@@ -65,6 +65,7 @@ def create_app(
         return Response(texts.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     add_page(app)
+    app.add_middleware(BodyBound)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     if origins:
         app.add_middleware(

@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from outrider.serve.desk import Desk
-from tests.outrider.serve.conftest import http_server
+from outrider.endpoint.desk import Desk
+from tests.outrider.endpoint.conftest import http_server
 
 PROMPT = "def main():"
 CHAT = [{"role": "user", "content": PROMPT}]
@@ -256,8 +256,13 @@ def test_more_texts_than_allowed_are_asked_to_come_again(target: str) -> None:
 
     small = Desk(ServeRole(target_host=target, target_only=True, most_texts=1))
     small.open()
-    with closing(small), http_server(small) as address:
-        answer = httpx.post(f"{address}/v1/completions", json={"prompt": PROMPT, "n": 2})
+    asked = {"prompt": PROMPT, "max_tokens": 900, "stream": True}
+    with (
+        closing(small),
+        http_server(small) as address,
+        httpx.stream("POST", f"{address}/v1/completions", json=asked),
+    ):
+        answer = httpx.post(f"{address}/v1/completions", json={"prompt": PROMPT})
         assert answer.status_code == 429
         assert int(answer.headers["Retry-After"]) >= 1
         assert answer.json()["error"]["type"] == "rate_limit_error"

@@ -16,12 +16,12 @@ from sse_starlette import EventSourceResponse
 from inference.errors import OutriderError
 from inference.sampling import random_seed
 from outrider.completion import Request as TextOrder
+from outrider.endpoint.answers import FINISHED, Answer
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.failures import ApiError, api_error
+from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
+from outrider.endpoint.texts import Texts
 from outrider.generation import Generation, make_request
-from outrider.serve.answers import FINISHED, Answer
-from outrider.serve.desk import Desk
-from outrider.serve.failures import ApiError, api_error
-from outrider.serve.requests import ChatRequest, CompletionRequest, TextRequest
-from outrider.serve.texts import Texts
 
 Result = TypeVar("Result")
 DONE = "[DONE]"
@@ -29,6 +29,9 @@ DONE = "[DONE]"
 
 PING_SECONDS = 15
 """Silence after which a stream sends a comment, so that proxies keep it open."""
+
+GRACE_SECONDS = 5
+"""Seconds that open answers may go on after the first signal."""
 
 LEFT = 499
 """Status of an answer that nobody waits for any more."""
@@ -59,6 +62,13 @@ def openai_routes(desk: Desk) -> APIRouter:
     return router
 
 
+def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:
+    """The answer that sends events as they come."""
+    return EventSourceResponse(
+        events, ping=PING_SECONDS, sep="\n", shutdown_grace_period=GRACE_SECONDS
+    )
+
+
 def _described(texts: Texts) -> dict[str, Any]:
     return {
         "id": texts.client.model,
@@ -73,12 +83,14 @@ async def _answer(
     texts: Texts, asked: ChatRequest | CompletionRequest, http: Request, *, chat: bool
 ) -> Response:
     _check_model(texts, asked.model)
-    orders = _orders(texts, asked)
+    orders = await asyncio.to_thread(_orders, texts, asked)  # long prompts take their time
     answer = Answer(chat, texts.client.model, asked.choices)
     if asked.stream:
         events = _events(texts, asked, orders, answer)
-        first = await anext(events)  # an error before the text begins has a status of its own
-        return EventSourceResponse(_after(first, events), ping=PING_SECONDS, sep="\n")
+        first = await _unless_gone(http, _begun(events))
+        if first is None:
+            return Response(status_code=LEFT)
+        return event_stream(_after(first, events))
     made = await _unless_gone(http, texts.whole(orders, asked.parameters().stop))
     if made is None:
         return Response(status_code=LEFT)
@@ -130,11 +142,26 @@ async def _events(
     yield DONE
 
 
-async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+async def _begun(events: AsyncGenerator[str, None]) -> asyncio.Future[str]:
+    """The first event, once it came or a ping is due. An error before that has its own status."""
+    first = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait((first,), timeout=PING_SECONDS)
+        if first.done():
+            first.result()
+    except asyncio.CancelledError:
+        first.cancel()
+        raise
+    return first
+
+
+async def _after(
+    first: asyncio.Future[str], events: AsyncGenerator[str, None]
+) -> AsyncGenerator[str, None]:
     """All events. An error in the middle of the text becomes an event."""
     async with aclosing(events):
-        yield first
         try:
+            yield await first
             async for event in events:
                 yield event
         except OutriderError as error:

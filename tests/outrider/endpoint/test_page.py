@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from outrider.endpoint.desk import Desk
 from outrider.options.roles import ServeRole
-from outrider.serve.desk import Desk
-from tests.outrider.serve.conftest import http_server
+from tests.outrider.endpoint.conftest import http_server
 
 CHROMIUM = shutil.which("chromium")
 QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-component-update",

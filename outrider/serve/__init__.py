@@ -1,1 +1,0 @@
-"""`outrider serve`: an OpenAI-compatible endpoint, and the chat page, on the user's machine."""
