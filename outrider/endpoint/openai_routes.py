@@ -19,11 +19,15 @@ from outrider.completion import Request as TextOrder
 from outrider.endpoint.answers import FINISHED, Answer
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError, api_error
+from outrider.endpoint.published import ChatAnswer, ModelCard, ModelCards, TextAnswer, answers
 from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
 from outrider.endpoint.texts import Texts
 from outrider.generation import Generation, make_request
 
 Result = TypeVar("Result")
+STREAM = "text/event-stream"
+"""Content type of answers that are streamed."""
+
 DONE = "[DONE]"
 """The last event of a stream."""
 
@@ -41,21 +45,21 @@ def openai_routes(desk: Desk) -> APIRouter:
     """Routes below /v1 that answer with the texts of the target in use."""
     router = APIRouter(prefix="/v1")
 
-    @router.get("/models")
+    @router.get("/models", responses=answers(ModelCards))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_described(await desk.get())]}
 
-    @router.get("/models/{name:path}")
+    @router.get("/models/{name:path}", responses=answers(ModelCard))
     async def one_model(name: str) -> dict[str, Any]:
         texts = await desk.get()
         _check_model(texts, name)
         return _described(texts)
 
-    @router.post("/chat/completions")
+    @router.post("/chat/completions", responses=answers(ChatAnswer, STREAM))
     async def chat(asked: ChatRequest, http: Request) -> Response:
         return await _answer(await desk.get(), asked, http, chat=True)
 
-    @router.post("/completions")
+    @router.post("/completions", responses=answers(TextAnswer, STREAM))
     async def completions(asked: CompletionRequest, http: Request) -> Response:
         return await _answer(await desk.get(), asked, http, chat=False)
 

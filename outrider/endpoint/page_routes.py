@@ -28,7 +28,8 @@ from outrider.client import Client
 from outrider.completion import PROPOSERS, Completion, Piece
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import api_error
-from outrider.endpoint.openai_routes import event_stream
+from outrider.endpoint.openai_routes import STREAM, event_stream
+from outrider.endpoint.published import State, answers
 from outrider.endpoint.requests import ChatMessage
 from outrider.endpoint.texts import Job, Texts
 from outrider.endpoint.watched import WatchedSession
@@ -104,27 +105,27 @@ def page_routes(desk: Desk) -> APIRouter:
     """Routes below /page that the page calls."""
     router = APIRouter(prefix="/page")
 
-    @router.get("/state")
+    @router.get("/state", responses=answers(State))
     async def state() -> dict[str, Any]:
         return _state(desk)
 
-    @router.post("/start")
+    @router.post("/start", responses=answers(State))
     async def start(settings: TargetSettings) -> dict[str, Any]:
         await asyncio.to_thread(desk.open, settings.options())
         return _state(desk)
 
-    @router.post("/stop")
+    @router.post("/stop", responses=answers(State))
     async def stop() -> dict[str, Any]:
         await asyncio.to_thread(desk.close)
         return _state(desk)
 
-    @router.post("/steer")
+    @router.post("/steer", responses=answers(State))
     async def steer(knob: Knob) -> dict[str, Any]:
         texts = await desk.get()
         await asyncio.to_thread(texts.client.steer, str(knob.cs))
         return _state(desk)
 
-    @router.post("/texts")
+    @router.post("/texts", responses=answers(None, STREAM))
     async def text(asked: PageText) -> Response:
         texts = await desk.get()
         return event_stream(_events(texts, asked))
