@@ -65,8 +65,7 @@ def _of_target(target: Connection, call: float) -> Iterator[str]:
     """What the target is, how far it is, and whether a draft with such calls runs ahead of it."""
     description = target.description
     trip = link_times(probe_link(target.probe, say)).round_trip
-    named = printable(f"{description.model} on {description.device}")
-    yield f"target     {named}, {description.rows} rows"
+    yield f"target     {description.model} on {description.device}, {description.rows} rows"
     yield f"link       round trip {_ms(trip.seconds)} ms, give or take {_ms(trip.spread)}"
     forward = TargetTimes(dict(description.times)).seconds(1, 1)
     if not forward:

@@ -29,7 +29,7 @@ from outrider.completion import PROPOSERS, Completion, Piece
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import api_error
 from outrider.endpoint.openai_routes import STREAM, event_stream
-from outrider.endpoint.published import State, answers
+from outrider.endpoint.published import TargetState, answers
 from outrider.endpoint.requests import ChatMessage
 from outrider.endpoint.texts import Job, Texts
 from outrider.endpoint.watched import WatchedSession
@@ -105,21 +105,21 @@ def page_routes(desk: Desk) -> APIRouter:
     """Routes below /page that the page calls."""
     router = APIRouter(prefix="/page")
 
-    @router.get("/state", responses=answers(State))
+    @router.get("/state", responses=answers(TargetState))
     async def state() -> dict[str, Any]:
         return _state(desk)
 
-    @router.post("/start", responses=answers(State))
+    @router.post("/start", responses=answers(TargetState))
     async def start(settings: TargetSettings) -> dict[str, Any]:
         await asyncio.to_thread(desk.open, settings.options())
         return _state(desk)
 
-    @router.post("/stop", responses=answers(State))
+    @router.post("/stop", responses=answers(TargetState))
     async def stop() -> dict[str, Any]:
         await asyncio.to_thread(desk.close)
         return _state(desk)
 
-    @router.post("/steer", responses=answers(State))
+    @router.post("/steer", responses=answers(TargetState))
     async def steer(knob: Knob) -> dict[str, Any]:
         texts = await desk.get()
         await asyncio.to_thread(texts.client.steer, str(knob.cs))

@@ -33,7 +33,7 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class Metrics(BaseModel):
+class TextCounts(BaseModel):
     speculative_decoding: Counted
 
 
@@ -62,7 +62,7 @@ class _Whole(BaseModel):
     created: int
     model: str
     usage: Usage
-    metrics: Metrics
+    metrics: TextCounts
 
 
 class ChatAnswer(_Whole):
@@ -109,7 +109,7 @@ class Release(BaseModel):
     version: str
 
 
-class State(BaseModel):
+class TargetState(BaseModel):
     """The target in use, or the reason why there is none."""
 
     running: bool

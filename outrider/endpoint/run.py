@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def serve_http(options: ServeRole) -> int:
             origins=options.origins.split(",") if options.origins else (),
         )
         config = http_config(app, ssl_certfile=options.http_cert, ssl_keyfile=options.http_key)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _ended)
         _Server(config, _said(desk, bound)).run([bound])
     return 0
 
@@ -83,6 +86,10 @@ def _said(desk: Desk, bound: socket.socket) -> str:
     client = desk.texts.client if desk.texts is not None else None
     who = f"{client.model}, drafted by {client.draft or 'nobody'}" if client else "no target yet"
     return f"{SERVING}{scheme}://{address}/v1 ({who}); Ctrl-C ends"
+
+
+def _ended(_number: int, _frame: object) -> None:
+    """Hear a signal again that ended the server: uvicorn raises it anew at its end."""
 
 
 class _Server(uvicorn.Server):

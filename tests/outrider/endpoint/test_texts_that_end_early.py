@@ -124,6 +124,14 @@ def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
         desk.open()
 
 
+def test_a_closed_connection_is_told_of_as_a_target_that_is_away(target: str) -> None:
+    desk = Desk(ServeRole(target_host=target, target_only=True))
+    texts = desk.open()
+    desk.close("the target was stopped")
+    with pytest.raises(Unavailable, match="is closed"):
+        texts.client.target.probe()
+
+
 def test_settings_that_are_not_allowed_leave_the_target_in_use(target: str) -> None:
     desk = Desk(ServeRole(target_host=target, target_only=True))
     texts = desk.open({"target_host": target, "target_only": True, "token": "t" * 20})
