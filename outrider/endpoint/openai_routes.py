@@ -37,6 +37,8 @@ PING_SECONDS = 15
 GRACE_SECONDS = 5
 """Seconds that open answers may go on after the first signal."""
 
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
 LEFT = 499
 """Status of an answer that nobody waits for any more."""
 
@@ -62,6 +64,10 @@ def openai_routes(desk: Desk) -> APIRouter:
     @router.post("/completions", responses=answers(TextAnswer, STREAM))
     async def completions(asked: CompletionRequest, http: Request) -> Response:
         return await _answer(await desk.get(), asked, http, chat=False)
+
+    @router.api_route("/{rest:path}", methods=METHODS, include_in_schema=False)
+    async def unknown(rest: str, http: Request) -> Response:
+        raise ApiError(404, f"{http.method} /v1/{rest} is not served: see /openapi.json")
 
     return router
 

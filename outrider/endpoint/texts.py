@@ -45,8 +45,8 @@ class Texts:
         """Run jobs on threads. Yield what they hand over, each with the index of its job.
 
         Each job ends with its Generation. Leaving the iteration ends all jobs at once. Raises
-        LimitExceeded and Busy before anything begins, the error that ended a job, and Unavailable
-        for a text that end_all() cut.
+        LimitExceeded and Busy before anything begins, the error that ended a job, Unavailable for
+        a text that end_all() cut, and LimitExceeded for one that there was no money for.
         """
         if len(jobs) > self.most:
             raise LimitExceeded(
@@ -79,8 +79,8 @@ class Texts:
                 index, item = await queue.get()
                 if isinstance(item, OutriderError):
                     raise item
-                if isinstance(item, Generation) and item.finish_reason == "cancelled":
-                    raise Unavailable(self._over)  # a part of a text must not look like all of it
+                if isinstance(item, Generation):
+                    self._check(item)
                 yield index, item
                 unfinished -= isinstance(item, Generation)
         finally:
@@ -88,6 +88,13 @@ class Texts:
                 end.set()
             with self._beginning:
                 self._ends.difference_update(ends)
+
+    def _check(self, made: Generation) -> None:
+        """Refuse a part of a text that would look like all of it."""
+        if made.finish_reason == "cancelled":
+            raise Unavailable(self._over)
+        if made.finish_reason == "spent" and not made.token_ids:
+            raise LimitExceeded("no text is begun: what texts may cost (--max_usd) is spent")
 
     def pieces(self, requests: Sequence[Request], stop: Sequence[str]) -> Parts[Piece]:
         """Yield pieces of the texts as they come, as run() does."""

@@ -109,6 +109,19 @@ def test_a_text_that_a_stopped_target_cut_does_not_look_whole(target: str, strea
         assert done == "data: [DONE]"
 
 
+def test_when_all_is_spent_texts_are_refused(target: str) -> None:
+    desk = Desk(
+        ServeRole(target_host=target, target_only=True, usd_per_hour=1000.0, max_usd=0.000001)
+    )
+    desk.open()
+    asked = {"prompt": PROMPT, "max_tokens": 40}
+    with closing(desk), http_server(desk) as address:
+        first = httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
+        assert first.json()["choices"][0]["finish_reason"] == "length"
+        error = httpx.post(f"{address}/v1/completions", json=asked, timeout=60).json()["error"]
+    assert "--max_usd" in error["message"]
+
+
 def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
     desk = Desk(ServeRole(target_host=target, target_only=True))
     texts = desk.open()
