@@ -46,7 +46,7 @@ class Tokenizer:
             raise InvalidRequest("the prompt is empty")
         if chat:
             return self.encode_chat([{"role": "user", "content": prompt}])
-        return [int(token) for token in self._tokenizer.encode(prompt, verbose=False)]
+        return self._ids(prompt)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
@@ -64,8 +64,16 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error}") from error
-        ids = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return [int(token) for token in ids]
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, **how: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"the prompt is no Unicode text: half of a pair stands at {error.start}"
+            ) from error
+        return [int(token) for token in self._tokenizer.encode(text, verbose=False, **how)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""

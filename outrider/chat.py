@@ -180,9 +180,7 @@ def _lines(who: str) -> Iterator[str]:
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    history = cache_directory("chat") / "history"
-    history.parent.mkdir(parents=True, exist_ok=True)
-    session = PromptSession[str](history=FileHistory(str(history)), key_bindings=keys)
+    session = PromptSession[str](history=FileHistory(str(history_file())), key_bindings=keys)
     say(f"{who}; /help lists the commands, Ctrl-D ends")
     while True:
         try:
@@ -191,3 +189,12 @@ def _lines(who: str) -> Iterator[str]:
             continue
         except EOFError:
             return
+
+
+def history_file() -> Path:
+    """The file of what was typed in chats, which only this user may read."""
+    history = cache_directory("chat") / "history"
+    history.parent.mkdir(parents=True, exist_ok=True)
+    history.touch(mode=0o600)
+    history.chmod(0o600)  # of a file from before, too
+    return history

@@ -55,7 +55,7 @@ class Conversation:
         if role != "system":
             self.messages.append({"role": role, "content": content})
             return
-        rest = self.messages[1:] if self.system else self.messages
+        rest = [message for message in self.messages if message["role"] != "system"]
         first: list[Message] = [{"role": role, "content": content}] if content else []
         self.messages = [*first, *rest]
 

@@ -228,7 +228,12 @@ class GenerationStream(Iterator[Piece]):
         self.close()
 
     def _run(self) -> None:
+        ended: Generation | OutriderError = OutriderError(
+            "the text was ended by an error of this program, which stands on stderr"
+        )
         try:
-            self._queue.put(self._make(self._queue.put, self._cancelled))
+            ended = self._make(self._queue.put, self._cancelled)
         except OutriderError as error:
-            self._queue.put(error)
+            ended = error
+        finally:
+            self._queue.put(ended)

@@ -106,7 +106,7 @@ def _look(name: str, directory: Path) -> ModelHere:
             raise InvalidRequest("it has no weights as safetensors")
         family = Tokenizer(directory).fingerprint()
         return ModelHere(name, directory, size, sum(map(_parameters, weights)), family)
-    except (OutriderError, SafetensorError) as error:
+    except (OutriderError, SafetensorError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
 
 

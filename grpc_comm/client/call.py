@@ -75,6 +75,8 @@ class Channel:
                 else f"no Outrider target answers at {self.address}"
             )
             raise self._failure(error, meaning) from error
+        except ValueError as error:  # gRPC's word for a closed channel
+            raise Unavailable(f"the connection to {self.address} is closed") from error
         return message
 
     def _failure(self, error: grpc.RpcError, meaning: str) -> OutriderError:

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from grpc_comm.permissions import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from outrider.endpoint.failures import ApiError
@@ -15,18 +18,24 @@ from outrider.endpoint.failures import ApiError
 LEAST_KEY = 16
 """Characters of a key at least."""
 
+MOST_BYTES = 8 * 2**20
+"""Bytes of a request's body at most."""
+
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:
     """The keys in a file, one a line; lines that begin with # are comments. Empty without a file.
 
-    Raises InvalidRequest for a file without keys, and for a key that is easily guessed.
+    Raises InvalidRequest for a file without keys, for a key that is easily guessed, and for a file
+    that others may read.
     """
     if path is None:
         return ()
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in read_secret(path).decode().splitlines()]
+    except InvalidRequest as error:
+        raise InvalidRequest(f"--api_keys {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--api_keys {path} cannot be read: {error}") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
@@ -79,3 +88,23 @@ class OriginCheck:
         own = f"{request.url.scheme}://{request.headers.get('host')}"
         if origin is not None and origin != own and origin not in self._origins:
             raise ApiError(403, f"pages of {origin} may not call this server: see --origins")
+
+
+class BodyBound:
+    """Middleware that reads MOST_BYTES of a request's body at most, and refuses larger ones."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read = 0
+
+        async def bounded() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > MOST_BYTES:
+                raise HTTPException(413, f"a request's body has {MOST_BYTES} bytes at most")
+            return message
+
+        await self._app(scope, bounded, send)

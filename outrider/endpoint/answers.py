@@ -11,7 +11,7 @@ from uuid import uuid4
 from outrider.completion import Completion
 from outrider.generation import Generation
 
-FINISHED = {"stop": "stop", "length": "length", "spent": "length", "cancelled": "stop"}
+FINISHED = {"stop": "stop", "length": "length", "spent": "length"}
 """The interface's word for why a text ended."""
 
 

@@ -15,11 +15,12 @@ from starlette.responses import JSONResponse, Response
 
 from grpc_comm.client.connection import CONNECT_SECONDS
 from inference.errors import OutriderError
-from outrider.endpoint.access import KeyCheck, OriginCheck
+from outrider.endpoint.access import BodyBound, KeyCheck, OriginCheck
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError, add_failures
 from outrider.endpoint.openai_routes import openai_routes
 from outrider.endpoint.page_routes import add_page, page_routes
+from outrider.endpoint.published import Health, Release, answers
 from outrider.version import outrider_version
 
 
@@ -55,16 +56,22 @@ def create_app(
     app.include_router(page_routes(desk), dependencies=checked)
     _add_health(app, desk)
 
-    @app.get("/version", dependencies=checked)
+    @app.get("/version", dependencies=checked, responses=answers(Release))
     async def version() -> dict[str, str]:
         return {"version": outrider_version()}
 
-    @app.get("/metrics", dependencies=checked)
+    @app.get(
+        "/metrics",
+        dependencies=checked,
+        responses=answers(None, "text/plain"),
+        response_class=Response,
+    )
     async def metrics() -> Response:
         texts = await desk.get()
         return Response(texts.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     add_page(app)
+    app.add_middleware(BodyBound)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     if origins:
         app.add_middleware(
@@ -76,7 +83,13 @@ def create_app(
 def _add_health(app: FastAPI, desk: Desk) -> None:
     """/health: 200 while the target answers, else 503 with the reason."""
 
-    @app.get("/health")
+    @app.get(
+        "/health",
+        responses={
+            200: {"model": Health},
+            503: {"model": Health, "description": "the target is away"},
+        },
+    )
     async def health() -> Response:
         try:
             texts = await desk.get()

@@ -32,6 +32,7 @@ class Desk:
         self.texts: Texts | None = None
         self.reason = "no target was started"
         self.wanted = True  # whether requests may start the target again
+        self._opening: asyncio.Future[Texts] | None = None  # which all requests wait for
         self._stack, self._secrets = ExitStack(), ExitStack()
         self._changing = threading.Lock()
 
@@ -43,13 +44,13 @@ class Desk:
         Raises the error that prevents it, and keeps its words as the reason.
         """
         with self._changing:
-            if settings is None and self.texts is not None:
+            if settings is not None:
+                self._take(settings)
+            elif self.texts is not None:
                 return self.texts
-            self._close("another target is being started")
+            elif not self.wanted:
+                raise Unavailable(self.reason)
             try:
-                if settings is not None:
-                    self._secrets.close()
-                    self.options = self._first.but(**self._files(settings))
                 with ExitStack() as stack:
                     drafts = not self.options.target_only
                     client = stack.enter_context(open_client(self.options, drafts=drafts))
@@ -60,7 +61,7 @@ class Desk:
             except OutriderError as error:
                 self.reason = str(error)
                 raise
-            self.texts, self.wanted, self.reason = texts, True, ""
+            self.texts, self.reason = texts, ""
             return texts
 
     def close(self, reason: str = "the target was stopped", *, wanted: bool = False) -> None:
@@ -78,11 +79,14 @@ class Desk:
         texts = self.texts
         if texts is not None:
             return texts
-        if self.wanted and not self._changing.locked():
-            try:
-                return await asyncio.to_thread(self.open)
-            except Unavailable:
-                pass  # the reason is told below
+        opening = self._opening if self._opening and not self._opening.done() else None
+        if opening is None and self.wanted and not self._changing.locked():
+            opening = self._opening = asyncio.ensure_future(asyncio.to_thread(self.open))
+        try:
+            if opening is not None:
+                return await asyncio.shield(opening)
+        except OutriderError:
+            pass  # the reason is told below; it is no fault of the request
         raise ApiError(
             503,
             f"there is no target: {self.reason}",
@@ -94,20 +98,34 @@ class Desk:
     def _close(self, reason: str) -> None:
         texts, self.texts, self.reason = self.texts, None, reason
         if texts is not None:
-            texts.end_all()
+            texts.end_all(reason)
         self._stack.close()
 
-    def _files(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings, with secrets that came as text in private files until close()."""
+    def _take(self, settings: Mapping[str, Any]) -> None:
+        """Use these settings from now on. What is in use goes on where they are not allowed."""
+        with ExitStack() as stack:
+            options = self._first.but(**self._changed(settings, stack))
+            secrets = stack.pop_all()
+        self._close("another target is being started")
+        self._secrets.close()
+        self.options, self._secrets, self.wanted = options, secrets, True
+
+    def _changed(self, settings: Mapping[str, Any], stack: ExitStack) -> dict[str, Any]:
+        """The settings as options. Secrets that came as text are in private files until the stack
+        ends. Those that the server was started with are for its own target only.
+        """
         changed = dict(settings)
-        secrets = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
-        if not any(secrets.values()):
-            return changed
-        directory = Path(tempfile.mkdtemp(prefix="outrider-"))  # readable by this user alone
-        self._secrets.callback(shutil.rmtree, directory, ignore_errors=True)
-        for flag, text in secrets.items():
+        given = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
+        host = changed.get("target_host", self._first.target_host)
+        if self._first.but(target_host=host).addresses != self._first.addresses:
+            changed |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
+        if any(given.values()):
+            directory = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        for flag, text in given.items():
             if text:
                 path = directory / flag
+                path.touch(mode=0o600)
                 path.write_text(text.strip() + "\n", encoding="utf-8")
                 changed[flag] = str(path)
         return changed

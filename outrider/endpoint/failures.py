@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,6 +13,9 @@ from starlette.exceptions import HTTPException
 
 from inference.errors import Busy, InvalidRequest, Mismatch, OutriderError, Unavailable
 from outrider.endpoint.requests import UnservedField
+
+_TYPE = re.compile(r"body|str|list\[.*\]")
+"""Parts of an error's place that name no field: pydantic tells which type of a union it tried."""
 
 
 class ApiError(Exception):
@@ -87,14 +91,18 @@ def add_failures(app: FastAPI) -> None:
     async def http(_request: Request, error: HTTPException) -> JSONResponse:
         return ApiError(error.status_code, str(error.detail)).response()
 
+    @app.exception_handler(Exception)
+    async def unforeseen(_request: Request, _error: Exception) -> JSONResponse:
+        return ApiError(500, "an error of this program: its log has it", "server_error").response()
+
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    first = error.errors()[0]
+    first = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, what came nearest
     raised = first.get("ctx", {}).get("error")
     if isinstance(raised, UnservedField):
         return ApiError(400, str(raised), param=raised.param, code="unsupported_parameter")
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not JSON: a JSON object is needed")
-    place = [str(part) for part in first["loc"] if part != "body"]
+    place = [str(part) for part in first["loc"] if not _TYPE.fullmatch(str(part))]
     name = ".".join(place)
     return ApiError(400, f"{name or 'the body'}: {first['msg']}", param=name or None)

@@ -19,16 +19,25 @@ from outrider.completion import Request as TextOrder
 from outrider.endpoint.answers import FINISHED, Answer
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError, api_error
+from outrider.endpoint.published import ChatAnswer, ModelCard, ModelCards, TextAnswer, answers
 from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
 from outrider.endpoint.texts import Texts
 from outrider.generation import Generation, make_request
 
 Result = TypeVar("Result")
+STREAM = "text/event-stream"
+"""Content type of answers that are streamed."""
+
 DONE = "[DONE]"
 """The last event of a stream."""
 
 PING_SECONDS = 15
 """Silence after which a stream sends a comment, so that proxies keep it open."""
+
+GRACE_SECONDS = 5
+"""Seconds that open answers may go on after the first signal."""
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 LEFT = 499
 """Status of an answer that nobody waits for any more."""
@@ -38,25 +47,36 @@ def openai_routes(desk: Desk) -> APIRouter:
     """Routes below /v1 that answer with the texts of the target in use."""
     router = APIRouter(prefix="/v1")
 
-    @router.get("/models")
+    @router.get("/models", responses=answers(ModelCards))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_described(await desk.get())]}
 
-    @router.get("/models/{name:path}")
+    @router.get("/models/{name:path}", responses=answers(ModelCard))
     async def one_model(name: str) -> dict[str, Any]:
         texts = await desk.get()
         _check_model(texts, name)
         return _described(texts)
 
-    @router.post("/chat/completions")
+    @router.post("/chat/completions", responses=answers(ChatAnswer, STREAM))
     async def chat(asked: ChatRequest, http: Request) -> Response:
         return await _answer(await desk.get(), asked, http, chat=True)
 
-    @router.post("/completions")
+    @router.post("/completions", responses=answers(TextAnswer, STREAM))
     async def completions(asked: CompletionRequest, http: Request) -> Response:
         return await _answer(await desk.get(), asked, http, chat=False)
 
+    @router.api_route("/{rest:path}", methods=METHODS, include_in_schema=False)
+    async def unknown(rest: str, http: Request) -> Response:
+        raise ApiError(404, f"{http.method} /v1/{rest} is not served: see /openapi.json")
+
     return router
+
+
+def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:
+    """The answer that sends events as they come."""
+    return EventSourceResponse(
+        events, ping=PING_SECONDS, sep="\n", shutdown_grace_period=GRACE_SECONDS
+    )
 
 
 def _described(texts: Texts) -> dict[str, Any]:
@@ -73,12 +93,14 @@ async def _answer(
     texts: Texts, asked: ChatRequest | CompletionRequest, http: Request, *, chat: bool
 ) -> Response:
     _check_model(texts, asked.model)
-    orders = _orders(texts, asked)
+    orders = await asyncio.to_thread(_orders, texts, asked)  # long prompts take their time
     answer = Answer(chat, texts.client.model, asked.choices)
     if asked.stream:
         events = _events(texts, asked, orders, answer)
-        first = await anext(events)  # an error before the text begins has a status of its own
-        return EventSourceResponse(_after(first, events), ping=PING_SECONDS, sep="\n")
+        first = await _unless_gone(http, _begun(events))
+        if first is None:
+            return Response(status_code=LEFT)
+        return event_stream(_after(first, events))
     made = await _unless_gone(http, texts.whole(orders, asked.parameters().stop))
     if made is None:
         return Response(status_code=LEFT)
@@ -130,11 +152,26 @@ async def _events(
     yield DONE
 
 
-async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+async def _begun(events: AsyncGenerator[str, None]) -> asyncio.Future[str]:
+    """The first event, once it came or a ping is due. An error before that has its own status."""
+    first = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait((first,), timeout=PING_SECONDS)
+        if first.done():
+            first.result()
+    except asyncio.CancelledError:
+        first.cancel()
+        raise
+    return first
+
+
+async def _after(
+    first: asyncio.Future[str], events: AsyncGenerator[str, None]
+) -> AsyncGenerator[str, None]:
     """All events. An error in the middle of the text becomes an event."""
     async with aclosing(events):
-        yield first
         try:
+            yield await first
             async for event in events:
                 yield event
         except OutriderError as error:

@@ -17,7 +17,6 @@ from annotated_types import Ge, Le, Lt
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
-from sse_starlette import EventSourceResponse
 from starlette.staticfiles import StaticFiles
 
 from inference.candidates import Nodes
@@ -29,7 +28,8 @@ from outrider.client import Client
 from outrider.completion import PROPOSERS, Completion, Piece
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import api_error
-from outrider.endpoint.openai_routes import PING_SECONDS
+from outrider.endpoint.openai_routes import STREAM, event_stream
+from outrider.endpoint.published import TargetState, answers
 from outrider.endpoint.requests import ChatMessage
 from outrider.endpoint.texts import Job, Texts
 from outrider.endpoint.watched import WatchedSession
@@ -105,36 +105,46 @@ def page_routes(desk: Desk) -> APIRouter:
     """Routes below /page that the page calls."""
     router = APIRouter(prefix="/page")
 
-    @router.get("/state")
+    @router.get("/state", responses=answers(TargetState))
     async def state() -> dict[str, Any]:
         return _state(desk)
 
-    @router.post("/start")
+    @router.post("/start", responses=answers(TargetState))
     async def start(settings: TargetSettings) -> dict[str, Any]:
         await asyncio.to_thread(desk.open, settings.options())
         return _state(desk)
 
-    @router.post("/stop")
+    @router.post("/stop", responses=answers(TargetState))
     async def stop() -> dict[str, Any]:
         await asyncio.to_thread(desk.close)
         return _state(desk)
 
-    @router.post("/steer")
+    @router.post("/steer", responses=answers(TargetState))
     async def steer(knob: Knob) -> dict[str, Any]:
         texts = await desk.get()
         await asyncio.to_thread(texts.client.steer, str(knob.cs))
         return _state(desk)
 
-    @router.post("/texts")
+    @router.post("/texts", responses=answers(None, STREAM))
     async def text(asked: PageText) -> Response:
-        return EventSourceResponse(_events(await desk.get(), asked), ping=PING_SECONDS, sep="\n")
+        texts = await desk.get()
+        return event_stream(_events(texts, asked))
 
     return router
 
 
+class _PageFiles(StaticFiles):
+    """The page's files, each with HEADERS."""
+
+    def file_response(self, *args: Any, **named: Any) -> Response:
+        response = super().file_response(*args, **named)
+        response.headers.update(HEADERS)
+        return response
+
+
 def add_page(app: FastAPI) -> None:
     """Serve the page's files, which are part of the package. They hold no secret: no key needed."""
-    app.mount("/", StaticFiles(packages=[("outrider.endpoint", "page")], html=True), name="page")
+    app.mount("/", _PageFiles(packages=[("outrider.endpoint", "page")], html=True), name="page")
 
 
 def _state(desk: Desk) -> dict[str, Any]:
@@ -159,7 +169,7 @@ def _state(desk: Desk) -> dict[str, Any]:
 async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str], None]:
     """The events of a text: its name, and its data as JSON."""
     try:
-        job = _job(texts, asked)
+        job = await asyncio.to_thread(_job, texts, asked)
         async with aclosing(texts.run([job])) as parts:
             async for _, part in parts:
                 if isinstance(part, Generation):

@@ -52,7 +52,7 @@ class UnservedField(ValueError):
 class StreamOptions(BaseModel):
     """What a stream has besides the text."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class TextPart(BaseModel):
@@ -66,12 +66,18 @@ class ChatMessage(BaseModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":  # which may have said nothing
+            raise ValueError(f"a message of the {self.role} needs content")
+        return self
 
     @property
     def plain(self) -> Message:
         """The message with its parts joined. `developer` is today's word for `system`."""
-        parts = self.content
+        parts = self.content or ""
         content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
@@ -110,7 +116,7 @@ class TextRequest(BaseModel):
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the counts of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def most_tokens(self) -> int | None:

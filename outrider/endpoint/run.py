@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from grpc_comm.transport import Address
 from inference.command import say
@@ -14,13 +17,11 @@ from outrider.connecting import print_models
 from outrider.endpoint.access import allowed_hosts, read_keys
 from outrider.endpoint.app import create_app
 from outrider.endpoint.desk import Desk
+from outrider.endpoint.openai_routes import GRACE_SECONDS
 from outrider.options.roles import ServeRole
 
 SERVING = "serving "
 """Start of the stderr line with the server's address. It is printed once requests are taken."""
-
-GRACE_SECONDS = 5
-"""Seconds that open answers may go on after the first signal."""
 
 
 def serve_http(options: ServeRole) -> int:
@@ -41,17 +42,25 @@ def serve_http(options: ServeRole) -> int:
             hosts=allowed_hosts(options.http_host),
             origins=options.origins.split(",") if options.origins else (),
         )
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-            ssl_certfile=options.http_cert,
-            ssl_keyfile=options.http_key,
-        )
+        config = http_config(app, ssl_certfile=options.http_cert, ssl_keyfile=options.http_key)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _ended)
         _Server(config, _said(desk, bound)).run([bound])
     return 0
+
+
+def http_config(app: FastAPI, **more: Any) -> uvicorn.Config:
+    """How the application is served. A request's head has 64 KiB at most: that is h11's bound."""
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS + 1,
+        **more,
+    )
 
 
 def listening(address: Address) -> socket.socket:
@@ -77,6 +86,10 @@ def _said(desk: Desk, bound: socket.socket) -> str:
     client = desk.texts.client if desk.texts is not None else None
     who = f"{client.model}, drafted by {client.draft or 'nobody'}" if client else "no target yet"
     return f"{SERVING}{scheme}://{address}/v1 ({who}); Ctrl-C ends"
+
+
+def _ended(_number: int, _frame: object) -> None:
+    """Hear a signal again that ended the server: uvicorn raises it anew at its end."""
 
 
 class _Server(uvicorn.Server):

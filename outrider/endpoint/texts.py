@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
-from threading import Event
+from threading import Event, Lock
 from typing import TypeAlias, TypeVar
 
-from inference.errors import Busy, OutriderError
+from inference.errors import Busy, LimitExceeded, OutriderError, Unavailable
 from outrider.client import Client
 from outrider.completion import Piece, Request
 from outrider.endpoint.text_metrics import TextMetrics
@@ -38,13 +38,21 @@ class Texts:
         self.metrics = TextMetrics(client.model)
         self._threads = ThreadPoolExecutor(most, "text")
         self._ends = set[Event]()
+        self._over = ""  # why no text is made any more
+        self._beginning = Lock()  # of texts, and of the end of all
 
     async def run(self, jobs: Sequence[Job[Part]]) -> Parts[Part]:
         """Run jobs on threads. Yield what they hand over, each with the index of its job.
 
-        Each job ends with its Generation. Leaving the iteration ends all jobs at once. Raises Busy,
-        before anything begins, and the error that ended a job.
+        Each job ends with its Generation. Leaving the iteration ends all jobs at once. Raises
+        LimitExceeded and Busy before anything begins, the error that ended a job, Unavailable for
+        a text that end_all() cut, and LimitExceeded for one that there was no money for.
         """
+        if len(jobs) > self.most:
+            raise LimitExceeded(
+                f"{len(jobs)} texts were asked for in one request: at most {self.most} are made at "
+                "the same time"
+            )
         if self.running + len(jobs) > self.most:
             raise Busy(
                 f"{self.running} of {self.most} texts are being made, {len(jobs)} more were "
@@ -57,23 +65,36 @@ class Texts:
         def put(index: int, item: Part | Generation | OutriderError) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, (index, item))
 
-        self._ends.update(ends)
-        for index, (job, end) in enumerate(zip(jobs, ends, strict=True)):
-            self._count(1)
-            making = loop.run_in_executor(self._threads, _made, job, partial(put, index), end)
-            making.add_done_callback(self._ended)
+        with self._beginning:
+            if self._over:
+                raise Unavailable(self._over)
+            self._ends.update(ends)
+            for index, (job, end) in enumerate(zip(jobs, ends, strict=True)):
+                self._count(1)
+                making = loop.run_in_executor(self._threads, job, partial(put, index), end)
+                making.add_done_callback(partial(self._ended, partial(put, index)))
         unfinished = len(jobs)
         try:
             while unfinished:
                 index, item = await queue.get()
                 if isinstance(item, OutriderError):
                     raise item
+                if isinstance(item, Generation):
+                    self._check(item)
                 yield index, item
                 unfinished -= isinstance(item, Generation)
         finally:
             for end in ends:
                 end.set()
-            self._ends.difference_update(ends)
+            with self._beginning:
+                self._ends.difference_update(ends)
+
+    def _check(self, made: Generation) -> None:
+        """Refuse a part of a text that would look like all of it."""
+        if made.finish_reason == "cancelled":
+            raise Unavailable(self._over)
+        if made.finish_reason == "spent" and not made.token_ids:
+            raise LimitExceeded("no text is begun: what texts may cost (--max_usd) is spent")
 
     def pieces(self, requests: Sequence[Request], stop: Sequence[str]) -> Parts[Piece]:
         """Yield pieces of the texts as they come, as run() does."""
@@ -88,34 +109,33 @@ class Texts:
                     found[index] = item
         return [found[index] for index in range(len(requests))]
 
-    def end_all(self) -> None:
-        """End all texts in the making."""
-        for end in list(self._ends):
-            end.set()
+    def end_all(self, reason: str) -> None:
+        """End all texts in the making, and make none any more. Those who wait are told why."""
+        with self._beginning:
+            self._over = reason
+            for end in self._ends:
+                end.set()
 
     def close(self) -> None:
         """Wait for the texts that were ended."""
         self._threads.shutdown()
 
-    def _ended(self, making: asyncio.Future[Generation | None]) -> None:
+    def _ended(
+        self, put: Callable[[Generation | OutriderError], None], making: asyncio.Future[Generation]
+    ) -> None:
+        """Count a text that ended, and hand over what came of it."""
         self._count(-1)
-        made = making.result()
-        if made is not None:
-            self.metrics.count(made)
+        error = making.exception()
+        if error is None:
+            self.metrics.count(making.result())
+            put(making.result())
+        elif isinstance(error, OutriderError):
+            put(error)
+        else:
+            told = "a text was ended by an error of this program"
+            making.get_loop().call_exception_handler({"message": told, "exception": error})
+            put(OutriderError(f"{told}: its log has it"))
 
     def _count(self, more: int) -> None:
         self.running += more
         self.metrics.running.set(self.running)
-
-
-def _made(
-    job: Job[Part], put: Callable[[Part | Generation | OutriderError], None], end: Event
-) -> Generation | None:
-    """Run a job on this thread. Returns None for one that an error ended."""
-    try:
-        made = job(put, end)
-    except OutriderError as error:
-        put(error)
-        return None
-    put(made)
-    return made

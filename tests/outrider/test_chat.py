@@ -12,6 +12,7 @@ import pytest
 
 import outrider
 from inference.errors import InvalidRequest
+from outrider.chat import history_file
 from outrider.cli import main
 from outrider.conversation import Conversation
 
@@ -107,3 +108,18 @@ def test_a_file_that_is_no_conversation_is_refused(tmp_path: Path, text: str) ->
     path.write_text(text)
     with pytest.raises(InvalidRequest, match=r"x\.json"):
         Conversation.read(path)
+
+
+def test_what_was_typed_is_for_this_user_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert history_file().stat().st_mode & 0o777 == 0o600
+    history_file().chmod(0o644)
+    assert history_file().stat().st_mode & 0o777 == 0o600
+
+
+def test_a_system_message_takes_the_place_of_an_empty_one() -> None:
+    conversation = Conversation([{"role": "system", "content": ""}])
+    conversation.say("system", "be brief")
+    assert conversation.messages == [{"role": "system", "content": "be brief"}]

@@ -26,9 +26,13 @@ def test_a_model_that_cannot_be_used_is_listed_with_the_reason(
     shutil.copytree(EMBEDDED / "draft", tmp_path / "copy")
     shutil.copytree(EMBEDDED / "draft", tmp_path / "bare")
     (tmp_path / "bare" / "model.safetensors").unlink()
+    shutil.copytree(EMBEDDED / "draft", tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").unlink()
+    (tmp_path / "cut" / "model.safetensors").symlink_to(tmp_path / "not downloaded")
     assert main(["list", "--json", "--directory", str(tmp_path)]) == 0
     listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)["models"]}
     assert listed[str(tmp_path / "copy")]["refusal"] == ""
+    assert "No such file" in listed[str(tmp_path / "cut")]["refusal"]
     assert "safetensors" in listed[str(tmp_path / "bare")]["refusal"]
 
 

@@ -129,3 +129,10 @@ def test_every_public_name_exists_and_importing_needs_no_torch() -> None:
         assert getattr(outrider, name) is not None
     code = "import sys, outrider; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    from pkgutil import iter_modules
+
+    modules = {module.name for module in iter_modules(outrider.__path__)}
+    assert not modules & set(outrider.__all__)

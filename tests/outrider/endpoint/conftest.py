@@ -16,7 +16,7 @@ from outrider.completion import Request
 from outrider.endpoint.access import allowed_hosts
 from outrider.endpoint.app import create_app
 from outrider.endpoint.desk import Desk
-from outrider.endpoint.run import listening
+from outrider.endpoint.run import http_config, listening
 from outrider.live_text import silent
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target import load_target
@@ -30,7 +30,8 @@ def http_server(desk: Desk, keys: tuple[str, ...] = ()) -> Iterator[str]:
     """
     app = create_app(desk, keys, hosts=allowed_hosts("127.0.0.1"))
     bound = listening(Address("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    bound.listen()  # a request may come before the thread runs
+    server = uvicorn.Server(http_config(app, lifespan="off"))
     thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
     thread.start()
     try:
@@ -81,5 +82,6 @@ def own_text(desk: Desk) -> Callable[..., str]:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
+    path.touch(mode=0o600)
     path.write_text("# alice\nalice-0123456789abcdef\n", encoding="utf-8")
     return path

@@ -212,6 +212,22 @@ def test_values_that_ask_for_nothing_are_no_refusal(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", json=asked).status_code == 200
 
 
+def test_an_assistant_may_have_said_nothing_but_a_user_may_not(http: httpx.Client) -> None:
+    silent = [*CHAT, {"role": "assistant", "content": None}, *CHAT]
+    asked = {"messages": silent, "max_tokens": 2, "stream_options": {"include_usage": None}}
+    assert http.post("/v1/chat/completions", json=asked).status_code == 200
+    asked = {"messages": [{"role": "user", "content": None}]}
+    error = http.post("/v1/chat/completions", json=asked).json()["error"]
+    assert "a message of the user needs content" in error["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "embeddings"), ("GET", "completions")])
+def test_a_route_that_is_not_served_is_named(http: httpx.Client, method: str, path: str) -> None:
+    answer = http.request(method, f"/v1/{path}", json={})
+    assert answer.status_code == 404
+    assert f"{method} /v1/{path}" in answer.json()["error"]["message"]
+
+
 def test_a_prompt_that_does_not_fit_names_both_lengths(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={"prompt": "x = 1\n" * 2000})
     assert answer.status_code == 400
@@ -256,8 +272,13 @@ def test_more_texts_than_allowed_are_asked_to_come_again(target: str) -> None:
 
     small = Desk(ServeRole(target_host=target, target_only=True, most_texts=1))
     small.open()
-    with closing(small), http_server(small) as address:
-        answer = httpx.post(f"{address}/v1/completions", json={"prompt": PROMPT, "n": 2})
+    asked = {"prompt": PROMPT, "max_tokens": 900, "stream": True}
+    with (
+        closing(small),
+        http_server(small) as address,
+        httpx.stream("POST", f"{address}/v1/completions", json=asked),
+    ):
+        answer = httpx.post(f"{address}/v1/completions", json={"prompt": PROMPT})
         assert answer.status_code == 429
         assert int(answer.headers["Retry-After"]) >= 1
         assert answer.json()["error"]["type"] == "rate_limit_error"

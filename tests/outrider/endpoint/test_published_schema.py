@@ -1,0 +1,74 @@
+"""Requests that are generated from the published schema: each is answered as the schema says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from grpc_comm.server.server import BackgroundServer
+from outrider.endpoint.app import create_app
+from outrider.endpoint.desk import Desk
+from outrider.options.roles import ServeRole, TargetRole
+from outrider.target import load_target
+from tests.outrider.endpoint.conftest import http_server
+
+pytestmark = pytest.mark.extended
+
+SCHEMA = schemathesis.openapi.from_dict(create_app(Desk(ServeRole())).openapi())
+OPERATIONS = {
+    f"{found.ok().method} {found.ok().path}": found.ok() for found in SCHEMA.get_all_operations()
+}
+CASES = 20
+"""Requests of each operation that keep to the schema, and as many that do not."""
+
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+ASKED = [(name, GenerationMode.POSITIVE) for name in OPERATIONS] + [
+    (name, GenerationMode.NEGATIVE) for name, one in OPERATIONS.items() if one.body
+]
+"""Without a body there is nothing that a request could have wrong."""
+
+
+@pytest.fixture(scope="module")
+def short_target() -> Iterator[str]:
+    """The address of a target with short texts: the schema bounds no text's length."""
+    with BackgroundServer(load_target(TargetRole(port=0, batch=2, sequence_length=48))) as server:
+        yield str(server.address)
+
+
+@pytest.mark.parametrize(("name", "mode"), ASKED)
+def test_every_answer_is_one_that_the_schema_has(
+    short_target: str, name: str, mode: GenerationMode
+) -> None:
+    desk = Desk(ServeRole(target_host=short_target, target_only=True, patience=0))
+    desk.open()
+
+    @settings(
+        max_examples=CASES,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(OPERATIONS[name].as_strategy(mode))
+    def ask(case: Case) -> None:
+        if isinstance(case.body, dict) and "address" in case.body:
+            case.body["address"] = f" {short_target}"  # no other machine is asked
+        answer = case.call(base_url=address, timeout=30)
+        case.validate_response(answer, checks=CHECKS)
+        if answer.status_code != 503:
+            case.validate_response(answer, checks=[not_a_server_error])
+
+    with closing(desk), http_server(desk) as address:
+        ask()

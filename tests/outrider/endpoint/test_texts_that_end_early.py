@@ -1,0 +1,207 @@
+"""Texts that end early: clients that leave, errors of the program, targets that are changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from threading import Barrier, Event, Thread
+
+import httpx
+import pytest
+
+from inference.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.completion import Piece
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.failures import ApiError
+from outrider.endpoint.texts import Texts
+from outrider.generation import Generation, GenerationStream
+from outrider.options.roles import ServeRole
+from tests.outrider.endpoint.conftest import http_server
+
+PROMPT = "def main():"
+LONG = {"prompt": PROMPT, "max_tokens": 900, "temperature": 0}
+
+
+def _opened(desk: Desk) -> Texts:
+    assert desk.texts is not None
+    return desk.texts
+
+
+def _wait_until_idle(texts: Texts) -> None:
+    for _ in range(400):
+        if not texts.running:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{texts.running} texts are still being made")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions?streamed", "/page/texts"])
+def test_a_client_may_leave_at_any_moment(server: str, desk: Desk, path: str) -> None:
+    asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 900}
+    if not path.startswith("/page"):
+        asked = LONG | {"stream": path.endswith("streamed"), "n": 2}
+    body = json.dumps(asked).encode()
+    place = server.removeprefix("http://")
+    head = f"POST {path} HTTP/1.1\r\nHost: {place}\r\nContent-Length: {len(body)}\r\n"
+    whole = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+    host, port = place.split(":")
+    for sent, seconds in (
+        (9, 0),
+        (len(whole) - 1, 0),
+        *((len(whole), 2**n / 1000) for n in range(9)),
+    ):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(whole[:sent])
+            time.sleep(seconds)
+        _wait_until_idle(_opened(desk))
+
+
+def _breaks(put: Callable[[Piece], None], end: Event) -> Generation:
+    raise RuntimeError("this is a defect")
+
+
+def test_a_defect_in_a_texts_thread_ends_its_request(desk: Desk) -> None:
+    texts, logged = _opened(desk), list[str]()
+
+    async def make() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, told: logged.append(str(told["exception"])))
+        async for _ in texts.run([_breaks]):
+            pass
+
+    with pytest.raises(OutriderError, match="error of this program"):
+        asyncio.run(asyncio.wait_for(make(), 20))
+    assert logged == ["this is a defect"]
+    assert not texts.running
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
+    stream = GenerationStream(_breaks)
+    with pytest.raises(OutriderError, match="error of this program"):
+        next(stream)
+    stream.close()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_text_that_a_stopped_target_cut_does_not_look_whole(target: str, streamed: bool) -> None:
+    desk = Desk(ServeRole(target_host=target, target_only=True))
+    texts = desk.open()
+    with closing(desk), http_server(desk) as address, ThreadPoolExecutor(1) as pool:
+        asked = LONG | {"stream": streamed}
+        answer = pool.submit(httpx.post, f"{address}/v1/completions", json=asked, timeout=60)
+        while not texts.running:
+            time.sleep(0.001)
+        desk.close("the target was stopped")
+        if not streamed or answer.result().status_code == 503:  # it was cut before it began
+            assert answer.result().json()["error"]["code"] == "target_unavailable"
+            return
+        *_, error, done = answer.result().text.strip().split("\n\n")
+        assert json.loads(error.removeprefix("data: "))["error"]["message"] == (
+            "the target was stopped"
+        )
+        assert done == "data: [DONE]"
+
+
+def test_when_all_is_spent_texts_are_refused(target: str) -> None:
+    desk = Desk(
+        ServeRole(target_host=target, target_only=True, usd_per_hour=1000.0, max_usd=0.000001)
+    )
+    desk.open()
+    asked = {"prompt": PROMPT, "max_tokens": 40}
+    with closing(desk), http_server(desk) as address:
+        first = httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
+        assert first.json()["choices"][0]["finish_reason"] == "length"
+        error = httpx.post(f"{address}/v1/completions", json=asked, timeout=60).json()["error"]
+    assert "--max_usd" in error["message"]
+
+
+def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
+    desk = Desk(ServeRole(target_host=target, target_only=True))
+    texts = desk.open()
+    desk.close("the target was stopped")
+
+    async def make() -> None:
+        async for _ in texts.run([_breaks]):
+            pass
+
+    with pytest.raises(Unavailable, match="the target was stopped"):
+        asyncio.run(make())
+    with pytest.raises(Unavailable, match="the target was stopped"):
+        desk.open()
+
+
+def test_a_closed_connection_is_told_of_as_a_target_that_is_away(target: str) -> None:
+    desk = Desk(ServeRole(target_host=target, target_only=True))
+    texts = desk.open()
+    desk.close("the target was stopped")
+    with pytest.raises(Unavailable, match="is closed"):
+        texts.client.target.probe()
+
+
+def test_settings_that_are_not_allowed_leave_the_target_in_use(target: str) -> None:
+    desk = Desk(ServeRole(target_host=target, target_only=True))
+    texts = desk.open({"target_host": target, "target_only": True, "token": "t" * 20})
+    with closing(desk):
+        with pytest.raises(InvalidRequest):
+            desk.open({"target_host": "a:b:c,"})
+        assert desk.texts is texts
+        assert desk.options.token_file is not None
+        with open(desk.options.token_file, encoding="utf-8") as file:
+            assert file.read() == "t" * 20 + "\n"
+
+
+def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("t" * 20, encoding="utf-8")
+    desk = Desk(ServeRole(target_host=target, target_only=True, token_file=str(token)))
+    with closing(desk):
+        desk.open({"target_host": target, "target_only": True})
+        assert desk.options.token_file == str(token)
+        with pytest.raises(Unavailable):
+            desk.open({"target_host": "127.0.0.1:1", "target_only": True})
+        assert desk.options.token_file is None
+
+
+def test_two_starts_at_once_leave_one_target_that_answers(target: str) -> None:
+    desk = Desk(ServeRole(target_host=target, target_only=True))
+    together = Barrier(3)
+
+    def start() -> None:
+        together.wait()
+        desk.open({"target_host": target, "target_only": True})
+
+    threads = [Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with closing(desk), http_server(desk) as address:
+        asked = {"prompt": PROMPT, "max_tokens": 2}
+        assert httpx.post(f"{address}/v1/completions", json=asked, timeout=30).is_success
+
+
+def test_requests_without_a_target_look_for_it_together() -> None:
+    tried = list[None]()
+
+    class Counting(Desk):
+        def open(self, settings: object = None) -> Texts:
+            tried.append(None)
+            time.sleep(0.05)
+            raise InvalidRequest("the draft is not there")
+
+    desk = Counting(ServeRole(target_only=True))
+
+    async def ask() -> list[object]:
+        return await asyncio.gather(*(desk.get() for _ in range(8)), return_exceptions=True)
+
+    answers = asyncio.run(ask())
+    assert len(tried) == 1
+    assert {answer.status for answer in answers if isinstance(answer, ApiError)} == {503}
