@@ -105,6 +105,15 @@ class DraftRole(
     COMMON: ClassVar = (*("prompt", "chat", "max_new_tokens", "temperature"), *TO_A_TARGET)
     role: Literal["draft"] = "draft"
 
+    @model_validator(mode="after")
+    def _rounds_explain_nothing(self) -> Self:
+        if self.waits and self.explain:
+            raise ValueError(
+                f"--explain tells of a draft that never waits, {self.rounds_flag} makes rounds: "
+                "give one of them"
+            )
+        return self
+
 
 class ChatRole(groups.SamplingOptions, ClientRole):
     """chat in the terminal: draft here, verify at a target"""

@@ -255,19 +255,12 @@ def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
 def test_a_draft_that_cannot_be_built_in_is_refused(
     source: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
 ) -> None:
-    assert (
-        compile_main(
-            [
-                "--target",
-                "cpu",
-                "--out",
-                "nowhere",
-                "--dry_run",
-                *(flag.format(target=source) for flag in flags),
-            ]
-        )
-        == 1
-    )
+    given = [flag.format(target=source) for flag in flags]
+    try:
+        code = compile_main(["--target", "cpu", "--out", "nowhere", "--dry_run", *given])
+    except SystemExit as ended:  # what the flags alone tell
+        code = ended.code
+    assert code in (1, 2)
     assert said in capsys.readouterr().err
 
 

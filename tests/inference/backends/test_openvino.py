@@ -73,6 +73,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("artifact")
     sizes = ["--prompt_chunks", "16", "--tree_sizes", f"2,{NODES}", "--slots", "64,128"]
+    sizes += ["--sampling", "both"]
     assert compile_main(["--model", str(source), *FLAGS, *sizes, "--out", str(out)]) == 0
     return out
 
