@@ -27,21 +27,20 @@ import numpy as np
 import torch
 
 from compile.build.build import build_artifact, read_source
-from compile.build.cpu import CpuBuilder, compile_graph, graph_constants
+from compile.build.cpu import CpuBuilder, Loaded, compile_graph
 from compile.build.openvino import OpenVinoBuilder
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model, Segment
 from inference.backends.compiled import (
-    CACHES,
     CompiledModel,
-    empty_caches,
     load_compiled,
     load_graph,
     read_compiled,
 )
 from inference.backends.eager import EagerModel
 from inference.backends.openvino import load_openvino
+from inference.model.cache import empty_cache
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import read_config
 from inference.model.verify_graph import VerifyGraph
@@ -211,14 +210,12 @@ def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> Co
         dtype=DTYPES[dtype],
         device=torch.device("cpu"),
     )
-    caches = empty_caches(decoder.config, 1, capacity, DTYPES[dtype])
+    loaded = Loaded(decoder, empty_cache(decoder.config, 1, capacity, DTYPES[dtype]))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "graph.pt2"
-        compile_graph(VerifyGraph(decoder, *caches, bucket.levels), bucket, path)
-        graph = load_graph(
-            path, {**graph_constants(decoder), **dict(zip(CACHES, caches, strict=True))}
-        )
-    return CompiledModel({bucket: graph}, *caches)
+        compile_graph(VerifyGraph(*loaded, bucket.levels), bucket, path)
+        graph = load_graph(path, loaded.constants())
+    return CompiledModel({bucket: graph}, loaded.cache)
 
 
 def _choose(model: Model, one: Segment) -> Callable[[], object]:

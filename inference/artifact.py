@@ -24,7 +24,7 @@ from inference.json_file import LARGEST, read_json, shown
 from inference.tree_shape import Branches
 from inference.whole_file import write_whole
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 MOST_NODES = 1 << 16
 """Nodes of a tree in a manifest, at most; compiled trees are far smaller."""

@@ -24,6 +24,7 @@ from inference.backends.sequence import ModelSequence
 from inference.drafters.tree_policies import BestFirst
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.model.cache import cache_names
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.proposer import Proposer
@@ -127,14 +128,14 @@ def test_ranks_together_compute_what_one_whole_model_computes(
             ours.commit(tree, (1, 4))
             theirs.commit(tree, (1, 4))
     device = neuron.loaded[-1]
-    copies = max(1, ranks // whole(checkpoint).config.kv_heads)
-    caches = [value for value in vars(eager).values() if isinstance(value, torch.Tensor)]
-    for name_, expected in zip(("keys", "values"), caches, strict=True):
+    config = whole(checkpoint).config
+    copies = max(1, ranks // config.kv_heads)
+    names = cache_names(config.layers)
+    for name_, expected in zip(names, eager.cache.tensors, strict=True):
         parts = [device.read_from_neuron_buffer(name_, rank) for rank in range(ranks)]
-        together = torch.cat(parts, 2)[:, :, ::copies]
-        torch.testing.assert_close(
-            together[..., :JUNK, :], expected[..., :JUNK, :], atol=2e-5, rtol=1e-4
-        )
+        heads = torch.cat(parts, 2).unflatten(2, (-1, config.head_dim))[:, :, ::copies]
+        together = heads.flatten(2)
+        torch.testing.assert_close(together[:, :JUNK], expected[:, :JUNK], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_a_nan_on_the_device_is_reported_as_a_defect(
     neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
     model = built_model(tmp_path / "artifact", checkpoint, spec_of(2))
-    neuron.loaded[-1]._states[0]["values"][:] = float("nan")
+    neuron.loaded[-1]._states[0]["values_0"][:] = float("nan")
     with pytest.raises(Unavailable, match="NaN"):
         model.choose([segment(0, 4, slots=8, first=8)])
 
@@ -287,7 +288,7 @@ def test_bfloat16_weights_of_every_rank_are_bfloat16(
     """The fake refuses a weight whose type differs from the traced one, the norms' included."""
     model = built_model(tmp_path / "artifact", checkpoint, spec_of(2, dtype="bfloat16"))
     assert model.dtype == torch.bfloat16
-    assert neuron.loaded[-1].read_from_neuron_buffer("keys", 1).dtype == torch.bfloat16
+    assert neuron.loaded[-1].read_from_neuron_buffer("keys_0", 1).dtype == torch.bfloat16
     assert max(alone(LocalSession(engine_of(model)), [1, 2, 3], SamplingParams(), 10)) < VOCABULARY
 
 
@@ -312,20 +313,16 @@ def test_a_copied_row_has_every_bit_of_its_source_on_every_rank_and_other_rows_s
     model, device = served.model, served.neuron.loaded[-1]
     model.choose([segment(0, 8), segment(1, 8, first=8)])
     before = [
-        device.read_from_neuron_buffer(name, rank)
-        for name in ("keys", "values")
-        for rank in range(2)
+        device.read_from_neuron_buffer(name, rank) for name in cache_names(2) for rank in range(2)
     ]
     model.copy_row(1, 0, 16)
     after = [
-        device.read_from_neuron_buffer(name, rank)
-        for name in ("keys", "values")
-        for rank in range(2)
+        device.read_from_neuron_buffer(name, rank) for name in cache_names(2) for rank in range(2)
     ]
     assert served.neuron.calls[-1] == COPY
     for old, new in zip(before, after, strict=True):
-        assert not old[:, 0].equal(old[:, 1])
-        assert new.equal(old[:, [1, 1]])
+        assert not old[0].equal(old[1])
+        assert new.equal(old[[1, 1]])
 
 
 def test_a_single_row_has_no_graph_that_copies(

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from inference.artifact import Bucket
 from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
 from inference.errors import InvalidRequest
+from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
@@ -90,9 +92,7 @@ class NeuronBuilder:
             (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
             model.save(str(directory / PACKAGE), save_weights=False)
         copying = (
-            [self._record(directory, COPY_RECORD, copy_inputs(self._spec.rows), {})]
-            if self._spec.rows > 1
-            else []
+            [self._record(directory, COPY_RECORD, copy_inputs(), {})] if self._spec.rows > 1 else []
         )
         return [PACKAGE, *copying]
 
@@ -156,7 +156,7 @@ class NeuronBuilder:
         return (
             StatefulGraph(
                 self._rank_decoder(self._dealt),
-                *self._rank_caches(self._dealt, device),
+                self._rank_cache(self._dealt, device),
                 1,
                 add_in_halves,
             )
@@ -180,18 +180,9 @@ class NeuronBuilder:
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
         return decoder
 
-    def _rank_caches(self, dealt: ModelConfig, device: str) -> tuple[Tensor, Tensor]:
-        spec = self._spec
-        shape = (
-            dealt.layers,
-            spec.rows,
-            dealt.kv_heads // spec.tensor_parallel,
-            spec.cache_slots,
-            dealt.head_dim,
-        )
-        return torch.zeros(shape, dtype=self._dtype, device=device), torch.zeros(
-            shape, dtype=self._dtype, device=device
-        )
+    def _rank_cache(self, dealt: ModelConfig, device: str) -> KeysValues:
+        own = replace(dealt, kv_heads=dealt.kv_heads // self._spec.tensor_parallel)
+        return empty_cache(own, self._spec.rows, self._spec.capacity, self._dtype, device)
 
     @torch.no_grad()
     def _compile(self, buckets: Sequence[Bucket], work: Path) -> Any:
@@ -203,7 +194,7 @@ class NeuronBuilder:
             builder.trace(kwargs=self._inputs(bucket), tag=bucket.name)
         names = [bucket.name for bucket in buckets]
         if self._spec.rows > 1:
-            builder.trace(kwargs=copy_inputs(self._spec.rows), tag=COPY)
+            builder.trace(kwargs=copy_inputs(), tag=COPY)
             names.append(COPY)
         arguments = dict.fromkeys(names, render(self._tools.flags))
         workers = max(1, min(_COMPILERS_AT_ONCE, (os.cpu_count() or 1) // 2))

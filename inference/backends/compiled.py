@@ -17,8 +17,9 @@ from torch import Tensor
 
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Ranked, Segment
-from inference.backends.batch import Batch, Shape, check_rows, pad
+from inference.backends.batch import Shape, check_rows, pad
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
 from inference.model.config import ModelConfig, parse_config
 from inference.model.sampler import Sampling
 from inference.model.sizes import check_sizes
@@ -26,28 +27,24 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
 WEIGHTS = "weights/model.safetensors"
-CACHES = ("keys", "values")
 REBUILD = "build it again here with python -m compile --target cpu"
 
 Graph = Callable[..., tuple[Tensor, ...]]
-"""Takes inputs by name; returns chosen [B, P], then new keys and new values [layers, B, kv
-heads, T, head dim]. A round returns more (fused.py).
+"""Takes inputs by name; returns chosen [B, P], then new keys and new values, each [layers, B, T,
+width]. A round returns more (fused.py).
 """
 
 
 class CompiledModel:
-    """Compiled graphs, one for each bucket, over shared KV caches.
-
-    keys, values: [layers, rows, kv heads, capacity + 1, head dim]
-    """
+    """Compiled graphs, one for each bucket, over shared KV caches."""
 
     copies_rows = True
 
-    def __init__(self, graphs: Mapping[Bucket, Graph], keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
-        self.rows, self.capacity = keys.shape[1], keys.shape[3] - 1
+    def __init__(self, graphs: Mapping[Bucket, Graph], cache: KeysValues) -> None:
+        self.cache, first = cache, cache.keys[0]
+        self.rows, self.capacity = len(first), first.shape[1] - 1
         self.max_nodes = max(bucket.nodes for bucket in graphs)
-        self.dtype, self.device = keys.dtype, keys.device
+        self.dtype, self.device = first.dtype, first.device
         self._graphs = dict(sorted(graphs.items(), key=lambda pair: cost(pair[0])))
 
     @torch.no_grad()
@@ -92,18 +89,13 @@ class CompiledModel:
         return 2 * half[0], half[1]
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        for cache in (self.keys, self.values):
-            cache[:, target, :, :slots] = cache[:, source, :, :slots]
+        copy_slots(self.cache, source, target, slots)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
-        batch = pad(segments, shape, bucket.junk)
-        chosen, keys, values = self._graphs[bucket](**inputs_of(bucket, batch, segments))
-        rows, slots = torch.from_numpy(batch.rows), torch.from_numpy(batch.slots)
-        write_slots(self.keys, rows, slots, keys)
-        write_slots(self.values, rows, slots, values)
-        table = chosen.numpy()
-        return [table[row, : len(segment.pick)].copy() for row, segment in enumerate(segments)]
+        inputs = inputs_of(bucket, segments)
+        chosen, *new = self._graphs[bucket](**inputs)
+        write_slots(self.cache, inputs["rows"], inputs["slots"], unstacked(*new))
+        return picked(chosen, segments)
 
     def _in_parts(self, segment: Segment) -> IntArray:
         """Compute one row in several calls.
@@ -140,9 +132,15 @@ class CompiledModel:
         return chosen
 
 
-def write_slots(cache: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Write new [layers, B, kv heads, T, head dim] into a cache at rows [B] and slots [B, T]."""
-    cache[:, rows[:, None], :, slots] = new.permute(1, 3, 0, 2, 4)
+def unstacked(keys: Tensor, values: Tensor) -> KeysValues:
+    """Return what a graph returned as new keys and values, layer by layer."""
+    return KeysValues(keys.unbind(), values.unbind())
+
+
+def picked(chosen: Tensor, segments: Sequence[Segment]) -> list[IntArray]:
+    """Return each segment's chosen tokens, from what a graph returned for a call."""
+    table = chosen.numpy().astype(np.int32)
+    return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
 
 
 def cost(bucket: Bucket) -> tuple[int, int, int, bool]:
@@ -157,10 +155,11 @@ def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
     )
 
 
-def inputs_of(bucket: Bucket, batch: Batch, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return the graph's inputs by name."""
-    names = ("tokens", "rows", "slots", "positions", "context_mask", "tree_mask", "pick")
-    inputs = {name: torch.from_numpy(getattr(batch, name)) for name in names}
+def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
+    """Return a graph's inputs by name: the segments, then idle rows."""
+    shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
+    batch = pad(segments, shape, bucket.junk)
+    inputs = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
     if bucket.sampled:
         idle = [SamplingParams()] * (bucket.rows - len(segments))
         inputs |= Sampling.of(
@@ -265,7 +264,7 @@ def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
     graphs = {
         bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets
     }
-    return CompiledModel(graphs, *(constants[name] for name in CACHES))
+    return CompiledModel(graphs, cache_in(constants))
 
 
 def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> dict[str, Tensor]:
@@ -275,18 +274,15 @@ def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> di
     tensors = load_file(weights)
     check_sizes({name: tensor.shape for name, tensor in tensors.items()}, config, weights)
     constants = {f"decoder.{name}": tensor for name, tensor in tensors.items()}
-    caches = empty_caches(
-        config, manifest.rows, manifest.capacity, constants["decoder.model.norm.weight"].dtype
-    )
-    return constants | dict(zip(CACHES, caches, strict=True))
+    dtype = constants["decoder.model.norm.weight"].dtype
+    cache = empty_cache(config, manifest.rows, manifest.capacity, dtype)
+    return constants | dict(zip(cache_names(config.layers), cache.tensors, strict=True))
 
 
-def empty_caches(
-    config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return zeroed keys and values. Each row has one junk slot behind its usable ones."""
-    shape = (config.layers, rows, config.kv_heads, capacity + 1, config.head_dim)
-    return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+def cache_in(constants: Mapping[str, Tensor]) -> KeysValues:
+    """Return the caches among a model's constants."""
+    layers = sum(name.startswith("keys_") for name in constants)
+    return KeysValues.of(constants[name] for name in cache_names(layers))
 
 
 def graph_path(bucket: Bucket) -> str:

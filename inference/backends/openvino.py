@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket, Manifest
-from inference.backends.compiled import REBUILD, CompiledModel, empty_caches
+from inference.backends.compiled import REBUILD, CompiledModel, unstacked
 from inference.errors import BadArtifact, MissingExtra
-from inference.model.config import parse_config
+from inference.model.cache import empty_cache
+from inference.model.config import ModelConfig, parse_config
 from inference.model.sampler import Sampling, choose_greedy, choose_mixed
 
 CACHE_DTYPE = torch.float32
@@ -62,7 +63,7 @@ def openvino_host(openvino: Any) -> dict[str, str]:
 class OpenVinoDecoder:
     """A compiled decoder over caches that stay the caller's.
 
-    keys, values: [layers, rows, kv heads, slots, head dim] float32
+    keys, values: every layer's cache in one tensor, [layers, rows, slots, width] float32
     """
 
     def __init__(self, model: Any, keys: Tensor, values: Tensor) -> None:
@@ -125,10 +126,12 @@ def load_openvino(directory: Path, manifest: Manifest) -> CompiledModel:
         raise BadArtifact(
             f"{directory / DECODER} cannot be loaded ({str(error).splitlines()[0]}): {REBUILD}"
         ) from error
-    keys, values = empty_caches(
-        parse_config(manifest.config), manifest.rows, manifest.capacity, CACHE_DTYPE
-    )
+    keys, values = empty_stack(parse_config(manifest.config), manifest.rows, manifest.capacity)
     decoder = OpenVinoDecoder(model, keys, values)
-    return CompiledModel(
-        {bucket: OpenVinoGraph(decoder, bucket) for bucket in manifest.buckets}, keys, values
-    )
+    graphs = {bucket: OpenVinoGraph(decoder, bucket) for bucket in manifest.buckets}
+    return CompiledModel(graphs, unstacked(keys, values))
+
+
+def empty_stack(config: ModelConfig, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+    """Return zeroed caches of all layers as two tensors: OpenVINO binds one for each input."""
+    return empty_cache(config, rows, capacity, CACHE_DTYPE).stacked()

@@ -3,9 +3,10 @@
 `VerifyGraph` reads the caches and returns new keys and values for its caller to write (CPU, CUDA).
 Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 
-Both have one set of inputs. Without the sampling inputs a graph is greedy; with them it serves any
-mixture of rows. A `StatefulGraph` that is given `rows` alone copies rows of its caches. It is the
-same module because graphs of one package share state and signature.
+Both have one set of inputs, which name the row of the caches that each row of the call stands for.
+Without the sampling inputs a graph is greedy; with them it serves any mixture of rows. A
+`StatefulGraph` that is given `rows` alone copies a row of its caches. It is the same module because
+graphs of one package share state and signature.
 """
 
 from __future__ import annotations
@@ -13,50 +14,38 @@ from __future__ import annotations
 import operator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from inference.artifact import Bucket
+from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.sampler import Add, Sampling, choose_greedy, choose_mixed
 
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Tokens, positions, context mask, tree mask and pick, in this order."""
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Tokens, rows, positions, context mask, tree mask and pick, in this order."""
 
 
-class _Graph(nn.Module):
-    """A Decoder, its caches and the choice.
-
-    keys, values: [layers, rows, kv heads, capacity + 1, head dim]
-
-    A bucket reads the first `bucket.slots` slots.
-    """
-
-    keys: Tensor
-    values: Tensor
+class _Graph(CachedGraph):
+    """A Decoder, its caches and the choice. A bucket reads the first `bucket.slots` slots."""
 
     def __init__(
-        self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int, add: Add = operator.add
+        self, decoder: Decoder, cache: KeysValues, levels: int, add: Add = operator.add
     ) -> None:
         super().__init__()
         self.decoder, self.levels, self.add = decoder, levels, add
-        self.register_buffer("keys", keys, persistent=False)
-        self.register_buffer("values", values, persistent=False)
+        self.hold(cache)
 
-    def _run(
-        self, inputs: _Inputs, rows: Tensor | None, sampling: Sampling | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return chosen [B, P] int32, then new keys and new values [layers, B, kv heads, T, head
-        dim].
-        """
-        tokens, positions, context_mask, tree_mask, pick = inputs
+    def _run(self, inputs: _Inputs, sampling: Sampling | None) -> tuple[Tensor, KeysValues]:
+        """Return chosen [B, P] int32, and the new nodes' keys and values."""
+        tokens, rows, positions, context_mask, tree_mask, pick = inputs
         out: Hidden = self.decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values
+            tokens, rows, positions, context_mask, tree_mask, pick, self.cache()
         )
         logits = self.decoder.logits(out.states)
         if sampling is None:
-            return choose_greedy(logits), out.keys, out.values
+            return choose_greedy(logits), out.new
         after = torch.gather(positions, 1, pick) + 1
-        return choose_mixed(logits, sampling, after, self.levels, self.add), out.keys, out.values
+        return choose_mixed(logits, sampling, after, self.levels, self.add), out.new
 
 
 def sampling_of(
@@ -87,15 +76,16 @@ class VerifyGraph(_Graph):
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = (tokens, positions, context_mask, tree_mask, pick)
-        return self._run(inputs, rows, sampling_of(temperature, top_k, top_p, seed))
+        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
+        chosen, new = self._run(inputs, sampling_of(temperature, top_k, top_p, seed))
+        return chosen, *new.stacked()
 
 
 class StatefulGraph(_Graph):
     """A graph that reassigns its caches and returns chosen [B, P] alone.
 
-    Every row of the cache takes part in every call, in its order. Given `rows` alone, row i becomes
-    what row `rows[i]` was. Otherwise `rows` is ignored.
+    Its inputs are those of a VerifyGraph. It writes the slots that they name, and nothing else.
+    Given `rows` [2] alone, the second of these rows becomes what the first is.
     """
 
     def forward(
@@ -120,41 +110,17 @@ class StatefulGraph(_Graph):
             or tree_mask is None
             or pick is None
         ):
-            return self._copied(rows)
-        inputs = (tokens, positions, context_mask, tree_mask, pick)
-        chosen, self.keys, self.values = self._written(
-            inputs, slots, sampling_of(temperature, top_k, top_p, seed)
-        )
+            self.copy_row(rows[:1], rows[1:])
+            return rows + rows  # a graph must return something: this means nothing
+        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
+        chosen, new = self._run(inputs, sampling_of(temperature, top_k, top_p, seed))
+        self.write(rows, slots, new)
         return chosen
 
-    def _written(
-        self, inputs: _Inputs, slots: Tensor, sampling: Sampling | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return chosen [B, P] int32, and the caches with the new keys and values in their
-        slots.
-        """
-        assert slots.shape[0] == self.keys.shape[1], (
-            f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
-        )
-        chosen, keys, values = self._run(inputs, None, sampling)
-        index = slots[None, :, None, :, None].expand(keys.shape)
-        return (
-            chosen,
-            torch.scatter(self.keys, 3, index, keys),
-            torch.scatter(self.values, 3, index, values),
-        )
 
-    def _copied(self, rows: Tensor) -> Tensor:
-        """Copy rows of the caches. A graph must return something: the result [rows] means
-        nothing.
-        """
-        self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
-        return rows + rows
-
-
-def copy_inputs(rows: int) -> dict[str, Tensor]:
-    """Return inputs, by parameter name, that copy every row of a StatefulGraph to itself."""
-    return {"rows": torch.arange(rows, dtype=torch.int32)}
+def copy_inputs(source: int = 0, target: int = 0) -> dict[str, Tensor]:
+    """Return inputs, by parameter name, that make a stateful graph copy a row of its caches."""
+    return {"rows": torch.tensor([source, target], dtype=torch.int32)}
 
 
 def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
@@ -165,7 +131,7 @@ def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
     rows, nodes = bucket.rows, bucket.nodes
     inputs = {
         "tokens": torch.zeros(rows, nodes, dtype=torch.int32),
-        "rows": torch.arange(rows, dtype=torch.int32),
+        "rows": torch.zeros(rows, dtype=torch.int32),
         "slots": torch.full((rows, nodes), bucket.junk, dtype=torch.int32),
         "positions": torch.zeros(rows, nodes, dtype=torch.int32),
         "context_mask": torch.zeros(rows, 1, bucket.slots, dtype=torch.int32),
