@@ -16,16 +16,23 @@ from compile.plan.buckets import (
     plan_graphs,
     samplings_of,
 )
+from compile.plan.device import device_of
 from compile.plan.draft import fused_part
-from compile.plan.memory import check_fits
+from compile.plan.memory import check_fits, footprint
 from compile.plan.search import BuildBudget
 from compile.plan.workload import Limits, read_load
-from compile.spec import CompileSpec, check_positive, least_nodes, takes_all_rows
+from compile.spec import CompileSpec, check_positive, least_nodes
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config
 
 _EMBEDDED = Path(inference.__file__).parent / "data" / "target"
 _DEFAULT_SEQUENCE_LENGTH = 2048
+_ROWS = (4, 2, 1)
+"""Row counts that are tried where none is given. More sessions than that want --load."""
+_FILLED = 0.75
+"""Share of a rank's memory that weights, caches and the largest activation may fill where the rows
+are chosen. The rest is for the programs of all graphs and for what compilers keep besides.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,27 +74,21 @@ def _vocabulary(directory: Path) -> int:
 
 
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
-    """What is to be built. The graphs are those of the given sizes, or planned for --load."""
+    """What is to be built. The graphs are those of the given sizes, or planned for --load.
+
+    Where --rows was not given, the most of a few row counts that fit are taken.
+    """
     sizes = Sizes(
         options.sizes("prefill_nodes"),
         options.sizes("tree_nodes"),
         options.sizes("slots"),
         options.sampling,
     )
-    limits = _limits(options, checkpoint, sizes)
-    spec = CompileSpec(
-        model=checkpoint.name,
-        target=options.device,
-        vocabulary=checkpoint.vocabulary,
-        buckets=graphs_of(sizes, limits),
-        rows=options.rows,
-        sequence_length=limits.sequence_length,
-        max_tree_nodes=options.max_tree_nodes,
-        dtype=options.precision,
-        tensor_parallel=options.tensor_parallel,
-        compiler_flags=options.compiler_flags,
-        fused=fused_part(options, limits, sizes, checkpoint.directory),
-    )
+    for rows in _ROWS if options.rows is None else (options.rows,):
+        limits = _limits(options, checkpoint, sizes, rows)
+        spec = _spec(options, checkpoint, sizes, limits)
+        if _leaves_room(checkpoint.config, spec):
+            break
     if options.load is None:
         return BuildRequest(spec, ())
     if sizes.trees or sizes.slots:
@@ -100,6 +101,30 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
 
 
+def _spec(
+    options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, limits: Limits
+) -> CompileSpec:
+    """The spec with graphs of the given sizes, or the default ones."""
+    return CompileSpec(
+        model=checkpoint.name,
+        target=options.device,
+        vocabulary=checkpoint.vocabulary,
+        buckets=graphs_of(sizes, limits),
+        rows=limits.rows,
+        sequence_length=limits.sequence_length,
+        max_tree_nodes=options.max_tree_nodes,
+        dtype=options.precision,
+        tensor_parallel=options.tensor_parallel,
+        compiler_flags=options.compiler_flags,
+        fused=fused_part(options, limits, sizes, checkpoint.directory),
+    )
+
+
+def _leaves_room(config: ModelConfig, spec: CompileSpec) -> bool:
+    """Whether the spec leaves the share of a rank's memory that programs and buffers need."""
+    return footprint(config, spec).total <= _FILLED * device_of(spec.target).memory
+
+
 def _directory(options: CompileOptions) -> Path:
     if options.model is None:
         return _EMBEDDED
@@ -110,17 +135,19 @@ def _directory(options: CompileOptions) -> Path:
     return find_model(options.model, weights=not options.dry_run)
 
 
-def _limits(options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes) -> Limits:
+def _limits(
+    options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, rows: int
+) -> Limits:
     length = _sequence_length(options, checkpoint)
-    for name in ("rows", "max_tree_nodes", "graphs"):
+    check_positive("rows", rows)
+    for name in ("max_tree_nodes", "graphs"):
         check_positive(name, getattr(options, name))
     return Limits(
-        options.rows,
+        rows,
         min(max(sizes.prefill or (CHUNK,)), length),
         options.max_tree_nodes,
         least_nodes(options.precision),
         length,
-        takes_all_rows(options.device),
     )
 
 

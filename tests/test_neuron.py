@@ -210,8 +210,9 @@ def test_every_graph_has_run_before_the_model_is_handed_out(
         ([segment(0, 2), segment(1, 2, SamplingParams(1.0, seed=1))], "verify_b2_t2_s32_sampled"),
         (
             [segment(0, 12)._replace(pick=np.array([11], dtype=np.int32))],
-            "prefill_b2_t16_s72_greedy",
+            "prefill_b1_t16_s72_greedy",
         ),
+        ([segment(1, 8, SamplingParams(1.0, seed=1))], "verify_b1_t8_s72_sampled"),
     ],
 )
 def test_a_call_goes_to_the_smallest_graph_that_fits(
@@ -219,6 +220,41 @@ def test_a_call_goes_to_the_smallest_graph_that_fits(
 ) -> None:
     served.model.choose(call)
     assert served.neuron.calls[-1] == graph
+
+
+def test_rows_that_no_graph_holds_together_are_answered_in_turn(served: Served) -> None:
+    """Prompts have graphs of one row; a chunk of one goes apart from another row's tree."""
+    chunks = [segment(row, 12)._replace(pick=np.array([11], dtype=np.int32)) for row in range(ROWS)]
+    alone_ = [served.model.choose([chunk])[0].tolist() for chunk in chunks]
+    del served.neuron.calls[:]
+    assert [one.tolist() for one in served.model.choose(chunks)] == alone_
+    assert served.neuron.calls == ["prefill_b1_t16_s72_greedy"] * 2
+    tree = segment(1, 2, first=20)
+    found = served.model.choose([chunks[0], tree])
+    assert found[0].tolist() == alone_[0]
+    assert found[1].tolist() == served.model.choose([tree])[0].tolist()
+    assert served.neuron.calls[2:4] == ["prefill_b1_t16_s72_greedy", "verify_b2_t2_s32_greedy"]
+    assert served.model.padded(2, 16) == (2, 16)
+    assert served.model.padded(1, 8) == (1, 8)
+
+
+def test_a_call_leaves_the_rows_that_are_not_in_it_as_they_are(served: Served) -> None:
+    """To the last bit and on every rank, whatever graph it goes to; of its own row it writes its
+    slots and the junk slot.
+    """
+    model, device = served.model, served.neuron.loaded[-1]
+    names, rng = cache_names(2), np.random.default_rng(3)
+    for nodes in (1, 5, 8, 12):
+        for row in range(ROWS):
+            first = int(rng.integers(0, JUNK - nodes))
+            before = [device.read_from_neuron_buffer(name, 1) for name in names]
+            call = segment(row, nodes, slots=30, first=first)
+            model.choose([call._replace(pick=call.pick[-1:])])
+            for name, old in zip(names, before, strict=True):
+                new = device.read_from_neuron_buffer(name, 1)
+                changed = (new != old).any(-1).nonzero().tolist()
+                own = [[row, slot] for slot in range(first, first + nodes)]
+                assert [place for place in changed if place[1] != JUNK] == own
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
 from tests.models import TINY, tiny_decoder
 
-LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120, all_rows=False)
+LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
 
 def spec_of(**changes: Any) -> CompileSpec:
@@ -127,7 +127,7 @@ def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
 
 @pytest.mark.parametrize("name", IMITATED)
 def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> None:
-    limits = Limits(4, 256, 64, 1, 2048, all_rows=True)
+    limits = Limits(4, 256, 64, 1, 2048)
     calls = calls_of(read_load(LOADS / f"{name}.json"), limits)
     free, powers = (
         plan(calls, limits, area, BuildBudget(12)),
@@ -237,7 +237,7 @@ def test_a_spec_that_contradicts_itself_does_not_exist(changes: dict[str, Any], 
 def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(
     dtype: str, alone: int
 ) -> None:
-    limits = Limits(4, 128, 24, alone, 1000, all_rows=False)
+    limits = Limits(4, 128, 24, alone, 1000)
     buckets = graphs_of(Sizes(), limits)
     trees = {
         (bucket.rows, bucket.nodes, bucket.slots, bucket.sampled)
@@ -277,7 +277,7 @@ def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_MOST_SECONDS", seconds)
-    limits = Limits(4, 256, 64, 1, 2048, all_rows=False)
+    limits = Limits(4, 256, 64, 1, 2048)
     calls = calls_of(read_load(LOADS / "chat.json"), limits)
     made = plan(calls, limits, area, BuildBudget(14))
     assert made.bound <= made.expected

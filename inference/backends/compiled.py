@@ -60,10 +60,9 @@ class CompiledModel:
                 "this artefact was built for greedy decoding (--sampling greedy): ask for "
                 "temperature 0, or build it again"
             )
-        if len(segments) > 1:
-            half = len(segments) // 2
-            return self.choose(segments[:half]) + self.choose(segments[half:])
-        return [self._in_parts(segments[0])]
+        if len(segments) == 1:
+            return [self._in_parts(segments[0])]
+        return self._in_turn(segments)
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         """Raise InvalidRequest: a compiled target only chooses."""
@@ -75,18 +74,18 @@ class CompiledModel:
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         """Return the cheapest graph's shape.
 
-        Where no graph holds so many rows, return the shapes of the two halves together.
+        Where no graph holds so many rows, return what the calls of `choose` compute together. So
+        a call that is split has measured times of its own.
         """
-        bucket = next(
-            (bucket for bucket in self._graphs if bucket.rows >= rows and bucket.nodes >= nodes),
-            None,
-        )
+        wide = [bucket for bucket in self._graphs if bucket.nodes >= nodes]
+        if not wide:
+            return rows, nodes
+        bucket = next((bucket for bucket in wide if bucket.rows >= rows), None)
         if bucket is not None:
             return bucket.rows, bucket.nodes
-        if rows == 1:
-            return 1, nodes
-        half = self.padded(-(-rows // 2), nodes)
-        return 2 * half[0], half[1]
+        largest = max(wide, key=lambda bucket: bucket.rows)
+        rest = self.padded(rows - largest.rows, nodes)
+        return largest.rows + rest[0], max(largest.nodes, rest[1])
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         copy_slots(self.cache, source, target, slots)
@@ -96,6 +95,32 @@ class CompiledModel:
         chosen, *new = self._graphs[bucket](**inputs)
         write_slots(self.cache, inputs["rows"], inputs["slots"], unstacked(*new))
         return picked(chosen, segments)
+
+    def _in_turn(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """Answer rows that no graph holds together, in as few calls as the graphs allow.
+
+        As many rows as the largest graph takes are a call. Chunks of prompts are apart from trees.
+        """
+        most = max(
+            (
+                bucket.rows
+                for bucket in self._graphs
+                if all(holds(bucket, [segment]) for segment in segments)
+            ),
+            default=0,
+        )
+        if most:
+            return self.choose(segments[:most]) + self.choose(segments[most:])
+        chunk = [len(segment.pick) == 1 < len(segment.tokens) for segment in segments]
+        if any(chunk) and not all(chunk):
+            answers = dict[int, IntArray]()
+            for kind in (True, False):
+                places = [place for place, is_chunk in enumerate(chunk) if is_chunk == kind]
+                made = self.choose([segments[place] for place in places])
+                answers |= dict(zip(places, made, strict=True))
+            return [answers[place] for place in range(len(segments))]
+        half = len(segments) // 2
+        return self.choose(segments[:half]) + self.choose(segments[half:])
 
     def _in_parts(self, segment: Segment) -> IntArray:
         """Compute one row in several calls.
