@@ -98,6 +98,11 @@ class Bucket(Record):
             )
 
     @property
+    def everywhere(self) -> bool:
+        """Whether a token is chosen at every node, so that the graph need not be told where."""
+        return self.picks == self.nodes
+
+    @property
     def name(self) -> str:
         """The name of the bucket's files and graph."""
         kind = "sampled" if self.sampled else "greedy"

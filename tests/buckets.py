@@ -106,8 +106,11 @@ class Case:
             "positions": (7 + call * nodes + depths).repeat(batch, 1),
             "context_mask": context,
             "tree_mask": tree,
-            "pick": pick.clamp(min=0),
         }
+        if not self.bucket.everywhere:
+            whole["pick"] = pick.clamp(min=0)
+        if self.sampled:
+            whole["after"] = whole["positions"].gather(1, pick.clamp(min=0)) + 1
         inputs = {name: tensor.to(torch.int32) for name, tensor in whole.items()}
         return inputs | self._sampling(call) if self.sampled else inputs
 

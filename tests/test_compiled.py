@@ -277,6 +277,7 @@ def test_another_schema_another_machine_and_another_target_are_refused(artifact:
     manifest = read_manifest(artifact)
     for change, said in (
         ({"schema": 99}, "manifest.json"),
+        ({"schema": 1}, "build it again"),
         ({"host": {**manifest.host, "cpu_capability": "AVX9000"}}, "AVX9000.*python -m compile"),
         ({"versions": {"torch": "1.0"}}, "torch 1.0.*python -m compile"),
         ({"target": "trn1"}, "built for trn1"),

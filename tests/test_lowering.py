@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from inference.backends.compiled import unstacked
+from inference.backends.graph_calls import unstacked
 from inference.model.cache import write_slots
 from inference.model.verify_graph import (
     StatefulGraph,

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from compile.build.equivalence import INT8, check_equivalence, check_row_independence
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.compiled import host, unstacked
+from inference.backends.compiled import host
+from inference.backends.graph_calls import unstacked
 from inference.backends.openvino import (
     DECODER,
     DECODER_WEIGHTS,
@@ -161,7 +162,8 @@ def convert(decoder: Decoder) -> Any:
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     caches = empty_stack(decoder.config, _EXAMPLE.rows, _EXAMPLE.junk)
-    inputs = [example_inputs(_EXAMPLE)[name] for name in INPUTS[:-2]]
+    pick = torch.zeros(_EXAMPLE.rows, _EXAMPLE.picks, dtype=torch.int32)
+    inputs = [(example_inputs(_EXAMPLE) | {"pick": pick})[name] for name in INPUTS[:-2]]
     traced = TorchScriptPythonDecoder(_Logits(decoder), example_input=(*inputs, *caches))
     frontend = FrontEndManager().load_by_framework("pytorch")
     model = frontend.convert(frontend.load(traced))

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Ranked, Segment
-from inference.backends.batch import Shape, check_rows, pad
+from inference.backends.batch import check_rows
+from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
 from inference.model.config import ModelConfig, parse_config
-from inference.model.sampler import Sampling
 from inference.model.sizes import check_sizes
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
@@ -94,7 +94,7 @@ class CompiledModel:
         inputs = inputs_of(bucket, segments)
         chosen, *new = self._graphs[bucket](**inputs)
         write_slots(self.cache, inputs["rows"], inputs["slots"], unstacked(*new))
-        return picked(chosen, segments)
+        return picked(bucket, chosen, segments)
 
     def _in_turn(self, segments: Sequence[Segment]) -> list[IntArray]:
         """Answer rows that no graph holds together, in as few calls as the graphs allow.
@@ -128,9 +128,7 @@ class CompiledModel:
         A tree that spans more depths than a graph has noise for is computed again for the deeper
         nodes. A long chain is fed in pieces.
         """
-        levels = max(
-            (bucket.levels for bucket in self._graphs if _fits(bucket, segment)), default=0
-        )
+        levels = max((bucket.levels for bucket in self._graphs if fits(bucket, segment)), default=0)
         if levels:
             return self._by_depth(segment, levels)
         sizes = [
@@ -155,61 +153,6 @@ class CompiledModel:
         for part in (near, ~near):
             chosen[part] = self.choose([segment._replace(pick=segment.pick[part])])[0]
         return chosen
-
-
-def unstacked(keys: Tensor, values: Tensor) -> KeysValues:
-    """Return what a graph returned as new keys and values, layer by layer."""
-    return KeysValues(keys.unbind(), values.unbind())
-
-
-def picked(chosen: Tensor, segments: Sequence[Segment]) -> list[IntArray]:
-    """Return each segment's chosen tokens, from what a graph returned for a call."""
-    table = chosen.numpy().astype(np.int32)
-    return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
-
-
-def cost(bucket: Bucket) -> tuple[int, int, int, bool]:
-    """Sort key for what a call costs: nodes computed, slots read, choices made, noise."""
-    return bucket.rows * bucket.nodes, bucket.slots, bucket.picks, bucket.sampled
-
-
-def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
-    """Whether one call of the bucket's graph serves all these rows."""
-    return len(segments) <= bucket.rows and all(
-        _fits(bucket, segment) and _spread(segment) <= _levels(bucket) for segment in segments
-    )
-
-
-def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return a graph's inputs by name: the segments, then idle rows."""
-    shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
-    batch = pad(segments, shape, bucket.junk)
-    inputs = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
-    if bucket.sampled:
-        idle = [SamplingParams()] * (bucket.rows - len(segments))
-        inputs |= Sampling.of(
-            [*(segment.params for segment in segments), *idle], torch.device("cpu")
-        )._asdict()
-    return inputs
-
-
-def _fits(bucket: Bucket, segment: Segment) -> bool:
-    """Whether the graph has room for this row. The depth of its tree is not looked at."""
-    room = (
-        len(segment.tokens) <= bucket.nodes
-        and len(segment.pick) <= bucket.picks
-        and segment.context.shape[1] <= bucket.slots
-    )
-    return room and segment.context.shape[0] == 1 and (bucket.sampled or segment.params.greedy)
-
-
-def _levels(bucket: Bucket) -> int:
-    return bucket.levels if bucket.sampled else bucket.nodes
-
-
-def _spread(segment: Segment) -> int:
-    """Number of positions that noise is needed for, from the first to the last."""
-    return int(np.ptp(segment.positions[segment.pick])) + 1
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:

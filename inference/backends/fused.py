@@ -21,12 +21,11 @@ from inference.backends.compiled import (
     CompiledModel,
     Graph,
     cache_in,
-    cost,
     graph_path,
     load_constants,
     load_graph,
-    unstacked,
 )
+from inference.backends.graph_calls import cost, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.cache import KeysValues, write_slots
 from inference.model.config import parse_config

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from inference.artifact import Bucket, Manifest
 from inference.backends import Segment
-from inference.backends.compiled import CompiledModel, inputs_of, picked
+from inference.backends.compiled import CompiledModel
+from inference.backends.graph_calls import inputs_of, picked
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES
@@ -76,7 +77,7 @@ class NeuronModel(CompiledModel):
         self._run(COPY, copy_inputs(source, target))
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        return picked(self._run(bucket.name, inputs_of(bucket, segments)), segments)
+        return picked(bucket, self._run(bucket.name, inputs_of(bucket, segments)), segments)
 
     def _run(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
         """Call a graph while no other call is in flight: all graphs share the device's state."""

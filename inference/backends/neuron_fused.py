@@ -14,8 +14,9 @@ from torch import Tensor
 
 from inference.artifact import Bucket, DraftBucket, Manifest, RoundBucket
 from inference.backends import Segment
-from inference.backends.compiled import CompiledModel, inputs_of, picked
+from inference.backends.compiled import CompiledModel
 from inference.backends.fused import fill_round, fused_part, in_rounds
+from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.neuron import NeuronModel, Program, Say, shape_of_cache
 from inference.model.round_graph import draft_inputs, round_inputs, under_draft_names
 from inference.tree import IntArray
@@ -65,4 +66,4 @@ class _NeuronDraft(CompiledModel):
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
         inputs = under_draft_names(inputs_of(bucket, segments))
-        return picked(self._beside.call(bucket.name, inputs), segments)
+        return picked(bucket, self._beside.call(bucket.name, inputs), segments)

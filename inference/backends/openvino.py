@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket, Manifest
-from inference.backends.compiled import REBUILD, CompiledModel, unstacked
+from inference.backends.compiled import REBUILD, CompiledModel
+from inference.backends.graph_calls import unstacked
 from inference.errors import BadArtifact, MissingExtra
 from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig, parse_config
@@ -80,10 +81,12 @@ class OpenVinoDecoder:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits [B, P, V] float32, new keys and new values. The next call overwrites
-        them.
+        them. Without `pick` every node is picked.
         """
+        rows, nodes = inputs["tokens"].shape
+        every = torch.arange(nodes, dtype=torch.int32).repeat(rows, 1)
         for name in INPUTS[:-2]:
-            self._request.set_tensor(name, self._tensor(inputs[name].numpy()))
+            self._request.set_tensor(name, self._tensor(inputs.get(name, every).numpy()))
         self._request.infer()
         logits, keys, values = (
             torch.from_numpy(self._request.get_output_tensor(index).data) for index in range(3)
@@ -104,8 +107,7 @@ class OpenVinoGraph:
         if "seed" not in inputs:
             return choose_greedy(logits), keys, values
         sampling = Sampling(*(inputs[name] for name in Sampling._fields))
-        positions = torch.gather(inputs["positions"], 1, inputs["pick"].to(torch.int64)) + 1
-        return choose_mixed(logits, sampling, positions, self._levels), keys, values
+        return choose_mixed(logits, sampling, inputs["after"], self._levels), keys, values
 
 
 def load_openvino(directory: Path, manifest: Manifest) -> CompiledModel:

@@ -142,6 +142,9 @@ def attend(
 ) -> Tensor:
     """Return attention's output for the queries q.
 
+    The products take numbers as narrow as the cache's, and add in float32. The softmax is in
+    float32.
+
     q: [B, T, H, D]
     past_keys, past_values: [B, S, width] of the cache
     k, v: [B, E + T, width] of nodes that are not in the cache
@@ -150,14 +153,16 @@ def attend(
     batch, nodes, heads, size = q.shape
     shared = k.shape[-1] // size
     group = heads // shared * nodes  # a key-value head's query heads and their nodes, as rows
-    folded = (q.float() * size**-0.5).transpose(1, 2).reshape(batch * shared, group, size)
+    narrow = k.dtype if k.dtype.itemsize == 2 else torch.float32
+    scaled = (q.float() * size**-0.5).to(narrow)
+    folded = scaled.transpose(1, 2).reshape(batch * shared, group, size)
 
     def by_head(part: Tensor) -> Tensor:  # [B, n, width] -> [B * KV, n, D]
-        parted = part.float().view(batch, part.shape[1], shared, size).transpose(1, 2)
+        parted = part.to(narrow).view(batch, part.shape[1], shared, size).transpose(1, 2)
         return parted.reshape(batch * shared, part.shape[1], size)
 
     def scores(keys: Tensor, mask: Tensor) -> Tensor:  # [B, KV, H / KV, T, n]
-        raw = torch.bmm(folded, by_head(keys).transpose(1, 2))
+        raw = torch.bmm(folded, by_head(keys).transpose(1, 2)).float()
         raw = raw.view(batch, shared, heads // shared, nodes, -1)
         return torch.where(mask[:, None, None], raw, MASKED)
 
@@ -166,7 +171,11 @@ def attend(
     past, new = torch.exp(past - top), torch.exp(new - top)
     total = past.sum(-1, keepdim=True) + new.sum(-1, keepdim=True)
     rows = (batch * shared, group, -1)
-    mixed = torch.bmm(past.view(rows), by_head(past_values)) + torch.bmm(new.view(rows), by_head(v))
+
+    def weighed(weights: Tensor, values: Tensor) -> Tensor:  # [B * KV, H / KV * T, D]
+        return torch.bmm(weights.to(narrow).view(rows), by_head(values)).float()
+
+    mixed = weighed(past, past_values) + weighed(new, v)
     mixed = (mixed / total.view(rows)).view(batch, heads, nodes, size)
     return mixed.transpose(1, 2).reshape(batch, nodes, heads * size)
 

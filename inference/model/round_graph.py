@@ -141,6 +141,7 @@ class StatefulRoundGraph(_Fused):
         context_mask: Tensor | None = None,
         tree_mask: Tensor | None = None,
         pick: Tensor | None = None,
+        after: Tensor | None = None,
         draft_tokens: Tensor | None = None,
         draft_rows: Tensor | None = None,
         draft_slots: Tensor | None = None,
@@ -171,9 +172,9 @@ class StatefulRoundGraph(_Fused):
         if target is not None and draft is not None:
             return self._round(target, draft, sampling)
         if target is not None:
-            return self._alone(self.decoder, "", target, sampling)
+            return self._alone(self.decoder, "", target, after, sampling)
         if draft is not None:
-            return self._alone(self.draft, DRAFT, draft, sampling)
+            return self._alone(self.draft, DRAFT, draft, None, None)
         assert rows is not None, "no inputs"
         for which in ("", DRAFT):
             self.copy_row(rows[:1], rows[1:], which)
@@ -186,22 +187,25 @@ class StatefulRoundGraph(_Fused):
         self.write(draft.at.rows, draft.slots, drafted, DRAFT)
         return answer
 
-    def _alone(self, model: Decoder, which: str, part: _Part, sampling: Sampling | None) -> Tensor:
+    def _alone(
+        self,
+        model: Decoder,
+        which: str,
+        part: _Part,
+        after: Tensor | None,
+        sampling: Sampling | None,
+    ) -> Tensor:
         """Run one model by itself.
 
         The other model's junk slot is written, too: every graph of a package has the same state.
         """
         assert part.tokens is not None, "nothing to look at"
-        assert part.pick is not None, "nothing to choose at"
         rows, seen = part.at
         out: Hidden = model(part.tokens, rows, *seen, part.pick, self.cache(which))
-        logits, after = (
-            model.logits(out.states),
-            torch.gather(seen.positions, 1, part.pick) + 1,
-        )
+        logits = model.logits(out.states)
         chosen = (
             choose_greedy(logits)
-            if sampling is None
+            if sampling is None or after is None
             else choose_mixed(logits, sampling, after, self.levels, self.add)
         )
         self.write(rows, part.slots, out.new, which)
@@ -260,7 +264,6 @@ def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
     beside["tokens"] = beside["tokens"][
         :, :2
     ].contiguous()  # compiled graphs take for granted how their inputs lie
-    del inputs["tokens"], inputs["pick"], beside["pick"]
     given = inputs | under_draft_names(beside)
     return {name: given[name] for name in INPUTS if name in given}
 

@@ -4,7 +4,8 @@
 Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 
 Both have one set of inputs, which name the row of the caches that each row of the call stands for.
-Without the sampling inputs a graph is greedy; with them it serves any mixture of rows. A
+Without `pick` it chooses at every node. Without the sampling inputs it is greedy; with them it
+serves any mixture of rows. A
 `StatefulGraph` that is given `rows` alone copies a row of its caches. It is the same module because
 graphs of one package share state and signature.
 """
@@ -21,7 +22,7 @@ from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.sampler import Add, Sampling, choose_greedy, choose_mixed
 
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """Tokens, rows, positions, context mask, tree mask and pick, in this order."""
 
 
@@ -35,16 +36,17 @@ class _Graph(CachedGraph):
         self.decoder, self.levels, self.add = decoder, levels, add
         self.hold(cache)
 
-    def _run(self, inputs: _Inputs, sampling: Sampling | None) -> tuple[Tensor, KeysValues]:
+    def _run(
+        self, inputs: _Inputs, after: Tensor | None, sampling: Sampling | None
+    ) -> tuple[Tensor, KeysValues]:
         """Return chosen [B, P] int32, and the new nodes' keys and values."""
         tokens, rows, positions, context_mask, tree_mask, pick = inputs
         out: Hidden = self.decoder(
             tokens, rows, positions, context_mask, tree_mask, pick, self.cache()
         )
         logits = self.decoder.logits(out.states)
-        if sampling is None:
+        if sampling is None or after is None:
             return choose_greedy(logits), out.new
-        after = torch.gather(positions, 1, pick) + 1
         return choose_mixed(logits, sampling, after, self.levels, self.add), out.new
 
 
@@ -70,14 +72,15 @@ class VerifyGraph(_Graph):
         positions: Tensor,  # [B, T] int32
         context_mask: Tensor,  # [B, 1, S] int32 0/1
         tree_mask: Tensor,  # [B, T, T] int32 0/1
-        pick: Tensor,  # [B, P] int32, the nodes to choose at
+        pick: Tensor | None = None,  # [B, P] int32, the nodes to choose at; None for all
+        after: Tensor | None = None,  # [B, P] int32, positions of the tokens to be chosen
         temperature: Tensor | None = None,  # [B] float32
         top_k: Tensor | None = None,  # [B] int32
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        chosen, new = self._run(inputs, sampling_of(temperature, top_k, top_p, seed))
+        chosen, new = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
         return chosen, *new.stacked()
 
 
@@ -97,6 +100,7 @@ class StatefulGraph(_Graph):
         context_mask: Tensor | None = None,
         tree_mask: Tensor | None = None,
         pick: Tensor | None = None,
+        after: Tensor | None = None,
         temperature: Tensor | None = None,
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
@@ -108,12 +112,11 @@ class StatefulGraph(_Graph):
             or positions is None
             or context_mask is None
             or tree_mask is None
-            or pick is None
         ):
             self.copy_row(rows[:1], rows[1:])
             return rows + rows  # a graph must return something: this means nothing
         inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        chosen, new = self._run(inputs, sampling_of(temperature, top_k, top_p, seed))
+        chosen, new = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
         self.write(rows, slots, new)
         return chosen
 
@@ -136,10 +139,12 @@ def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
         "positions": torch.zeros(rows, nodes, dtype=torch.int32),
         "context_mask": torch.zeros(rows, 1, bucket.slots, dtype=torch.int32),
         "tree_mask": torch.eye(nodes, dtype=torch.int32).repeat(rows, 1, 1),
-        "pick": torch.zeros(rows, bucket.picks, dtype=torch.int32),
     }
+    if not bucket.everywhere:
+        inputs["pick"] = torch.zeros(rows, bucket.picks, dtype=torch.int32)
     if bucket.sampled:
         inputs |= {
+            "after": torch.zeros(rows, bucket.picks, dtype=torch.int32),
             "temperature": torch.zeros(rows),
             "top_k": torch.zeros(rows, dtype=torch.int32),
             "top_p": torch.ones(rows),
