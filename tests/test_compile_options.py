@@ -52,7 +52,7 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(
     ):
         assert part in shown
     assert not (tmp_path / "out").exists()
-    assert main(arguments) == 1
+    assert main([*arguments, "--rows", "4"]) == 1
     assert "Would fit: --sequence_length" in capsys.readouterr().err
 
 
@@ -91,7 +91,7 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(
 def test_bad_flags_get_one_line(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 1
+    assert main([*arguments, "--rows", "4"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert said in error

@@ -271,7 +271,7 @@ def test_graphs_by_default_are_few_and_prompts_have_one_row(rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "ranks", "rows"), [("2048", "2", 4), ("16384", "2", 2), ("32768", "2", 1)]
+    ("length", "ranks", "rows"), [("2048", "2", 4), ("20000", "2", 2), ("40000", "2", 1)]
 )
 def test_rows_by_default_are_as_many_as_fit(length: str, ranks: str, rows: int) -> None:
     options = CompileOptions(
