@@ -55,7 +55,7 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(
     ):
         assert part in shown
     assert not (tmp_path / "out").exists()
-    assert main(arguments) == 1
+    assert main([*arguments, "--rows", "4"]) == 1
     assert "Would fit: --sequence_length" in capsys.readouterr().err
 
 

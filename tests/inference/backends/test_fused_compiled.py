@@ -206,10 +206,9 @@ def test_a_round_that_computes_something_else_is_not_written(
     model: FusedModel, target: Decoder, draft: Path
 ) -> None:
     bucket, graph = next(iter(model.round_graphs.items()))
-    caches = (model.keys, model.values, model.draft.keys, model.draft.values)
-    eager = RoundGraph(target, decoder_of(draft), caches, SHAPE)
-    for cache in caches:
-        cache.normal_(generator=torch.Generator().manual_seed(1))
+    eager = RoundGraph(target, decoder_of(draft), model.cache, model.draft.cache, SHAPE)
+    for part in (*model.cache.tensors, *model.draft.cache.tensors):
+        part.normal_(generator=torch.Generator().manual_seed(1))
     check_round(eager, graph, bucket, sequence_length=LENGTH)
     with pytest.raises(BadArtifact, match="rounds differ"):
         check_round(

@@ -62,7 +62,7 @@ def spec_of(draft: Path, ranks: int) -> CompileSpec:
         "tiny draft",
         fingerprint(draft),
         read_raw_config(draft),
-        (DraftBucket(ROWS, 16, JUNK, 1, 1, False, JUNK),),
+        (DraftBucket(1, 16, JUNK, 1, 1, False, JUNK),),
         rounds,
     )
     alone_ = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True),)
@@ -136,7 +136,7 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
     assert {
         "round_b2_2x1_s72_sampled",
         "round_b2_2x1_s72_greedy",
-        "draft_prefill_b2_t16_s72_greedy",
+        "draft_prefill_b1_t16_s72_greedy",
         COPY,
     } <= set(neuron.calls)
 
