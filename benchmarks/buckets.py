@@ -26,7 +26,7 @@ from compile.plan.buckets import CHUNK, Sizes, graphs_of, limits_of
 from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, expected_cost, plan, powers_of_two
 from compile.plan.workload import Calls, Limits, Load, calls_of, read_load
-from compile.spec import CompileSpec, least_nodes, takes_all_rows
+from compile.spec import CompileSpec, least_nodes
 from inference.model.config import ModelConfig, parse_config
 
 LOADS = Path(__file__).parent / "loads"
@@ -166,14 +166,10 @@ def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
 
 
 def specs() -> Iterator[tuple[CompileSpec, ModelConfig]]:
-    """An 8B model on trn1.2xlarge, where every call has all rows, and a 135M model on a CPU,
-    where it need not.
-    """
+    """An 8B model on trn1.2xlarge, and a 135M model on a CPU."""
     for target, ranks, raw in (("trn1", 2, LLAMA_8B), ("cpu", 1, _SMALL)):
         dtype = "float32" if target == "cpu" else "bfloat16"
-        limits = Limits(
-            _ROWS, CHUNK, _TREE_NODES, least_nodes(dtype), _SEQUENCE_LENGTH, takes_all_rows(target)
-        )
+        limits = Limits(_ROWS, CHUNK, _TREE_NODES, least_nodes(dtype), _SEQUENCE_LENGTH)
         buckets = graphs_of(Sizes(), limits)
         config = parse_config(raw)
         yield (

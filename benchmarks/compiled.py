@@ -24,22 +24,21 @@ import torch
 
 from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from compile.build.build import build_artifact, read_source
-from compile.build.cpu import CpuBuilder, compile_graph, graph_constants
+from compile.build.cpu import CpuBuilder, Loaded, compile_graph
 from compile.build.openvino_builder import OpenVinoBuilder
 from compile.build.progress import LineProgress
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model
 from inference.backends.compiled import (
-    CACHES,
     CompiledModel,
-    empty_caches,
     load_compiled,
     load_graph,
     read_compiled,
 )
 from inference.backends.eager import EagerModel
 from inference.backends.openvino import load_openvino
+from inference.model.cache import empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.model.verify_graph import VerifyGraph
@@ -150,14 +149,12 @@ def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> Co
     """
     bucket = replace(bucket, junk=capacity)
     decoder = cpu_decoder(model, 1024, Tokenizer(model).vocabulary, DTYPES[dtype])
-    caches = empty_caches(decoder.config, 1, capacity, DTYPES[dtype])
+    loaded = Loaded(decoder, empty_cache(decoder.config, 1, capacity, DTYPES[dtype]))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "graph.pt2"
-        compile_graph(VerifyGraph(decoder, *caches, bucket.levels), bucket, path)
-        graph = load_graph(
-            path, {**graph_constants(decoder), **dict(zip(CACHES, caches, strict=True))}
-        )
-    return CompiledModel({bucket: graph}, *caches)
+        compile_graph(VerifyGraph(*loaded, bucket.levels), bucket, path)
+        graph = load_graph(path, loaded.constants())
+    return CompiledModel({bucket: graph}, loaded.cache)
 
 
 def main() -> None:

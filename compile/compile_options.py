@@ -35,7 +35,11 @@ class CompileOptions:
     )
     target: str | None = option(None, "device that the graphs are for", _TARGET, choices=TARGETS)
     out: str | None = option(None, "directory of the artefact", _TARGET, metavar="DIR")
-    rows: int = option(4, "sequences held at once (default: %(default)s)", _TARGET)
+    rows: int | None = option(
+        None,
+        "sequences held at once (default: as many of 4, 2 or 1 as fit beside weights and graphs)",
+        _TARGET,
+    )
     sequence_length: int | None = option(
         None,
         "prompt and output together (default: the smaller of 2048 and the model's limit)",
@@ -124,7 +128,7 @@ class CompileOptions:
         _PLAN,
         metavar="FILE",
     )
-    graphs: int = option(14, "most graphs to build (default: %(default)s)", _PLAN)
+    graphs: int = option(20, "most graphs to build (default: %(default)s)", _PLAN)
     compile_minutes: float | None = option(
         None, "most time to spend on building, with --graph_minutes", _PLAN
     )

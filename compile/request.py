@@ -16,12 +16,13 @@ from compile.plan.buckets import (
     plan_graphs,
     samplings_of,
 )
+from compile.plan.device import device_of
 from compile.plan.draft import fused_part
 from compile.plan.first_graphs import first_graphs
-from compile.plan.memory import check_fits
+from compile.plan.memory import check_fits, footprint
 from compile.plan.search import BuildBudget
 from compile.plan.workload import Limits, read_load
-from compile.spec import CompileSpec, least_nodes, takes_all_rows
+from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config
@@ -29,7 +30,15 @@ from inference.model.config import ModelConfig, read_config
 _EMBEDDED = Path(inference.__file__).parent / "data" / "target"
 _DEFAULT_SEQUENCE_LENGTH = 2048
 _SMALL_VOCABULARY = 4096
-"""Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little."""
+"""Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little. Such
+a model is small, and a call of it short beside the time that another graph takes to build.
+"""
+_ROWS = (4, 2, 1)
+"""Row counts that are tried where none is given. More sessions than that want --load."""
+_FILLED = 0.75
+"""Share of a rank's memory that weights, caches and the largest activation may fill where the rows
+are chosen. The rest is for the programs of all graphs and for what compilers keep besides.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,27 +83,22 @@ def _vocabulary(directory: Path) -> int:
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
     """What is to be built. The graphs are those of the given sizes, or planned for --load; with
     --quick, the first of them.
+
+    Where --rows was not given, the most of a few row counts that fit are taken.
     """
+    small = checkpoint.vocabulary <= _SMALL_VOCABULARY
     sizes = Sizes(
         options.sizes("prompt_chunks"),
         options.sizes("tree_sizes"),
         options.sizes("slots"),
-        options.sampling or _sampling(checkpoint.vocabulary),
+        options.sampling or ("sampled" if small else "both"),
+        few=small,
     )
-    limits = _limits(options, checkpoint, sizes)
-    spec = CompileSpec(
-        model=checkpoint.name,
-        target=options.device,
-        vocabulary=checkpoint.vocabulary,
-        buckets=graphs_of(sizes, limits),
-        rows=options.rows,
-        sequence_length=limits.sequence_length,
-        max_tree_nodes=options.max_tree_nodes,
-        dtype=options.precision,
-        tensor_parallel=options.tensor_parallel,
-        compiler_flags=options.compiler_flags,
-        fused=fused_part(options, limits, sizes, checkpoint.directory),
-    )
+    for rows in _ROWS if options.rows is None else (options.rows,):
+        limits = _limits(options, checkpoint, sizes, rows)
+        spec = _spec(options, checkpoint, sizes, limits)
+        if _leaves_room(checkpoint.config, spec):
+            break
     request = BuildRequest(spec, ())
     if options.load is not None:
         request = _planned(options, checkpoint, spec, limits, sizes.sampling)
@@ -103,6 +107,30 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     first = first_graphs(request.spec, limits)
     lacking = tuple(graph for graph in request.spec.graphs if graph not in first.graphs)
     return BuildRequest(first, request.explanation, lacking)
+
+
+def _spec(
+    options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, limits: Limits
+) -> CompileSpec:
+    """The spec with graphs of the given sizes, or the default ones."""
+    return CompileSpec(
+        model=checkpoint.name,
+        target=options.device,
+        vocabulary=checkpoint.vocabulary,
+        buckets=graphs_of(sizes, limits),
+        rows=limits.rows,
+        sequence_length=limits.sequence_length,
+        max_tree_nodes=options.max_tree_nodes,
+        dtype=options.precision,
+        tensor_parallel=options.tensor_parallel,
+        compiler_flags=options.compiler_flags,
+        fused=fused_part(options, limits, sizes, checkpoint.directory),
+    )
+
+
+def _leaves_room(config: ModelConfig, spec: CompileSpec) -> bool:
+    """Whether the spec leaves the share of a rank's memory that programs and buffers need."""
+    return footprint(config, spec).total <= _FILLED * device_of(spec.target).memory
 
 
 def _planned(
@@ -120,10 +148,6 @@ def _planned(
     return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
 
 
-def _sampling(vocabulary: int) -> str:
-    return "sampled" if vocabulary <= _SMALL_VOCABULARY else "both"
-
-
 def _directory(options: CompileOptions) -> Path:
     if options.model is None:
         return _EMBEDDED
@@ -134,15 +158,16 @@ def _directory(options: CompileOptions) -> Path:
     return find_model(options.model, weights=not options.dry_run)
 
 
-def _limits(options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes) -> Limits:
+def _limits(
+    options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, rows: int
+) -> Limits:
     length = _sequence_length(options, checkpoint)
     return Limits(
-        options.rows,
+        rows,
         min(max(sizes.prefill or (CHUNK,)), length),
         options.max_tree_nodes,
         least_nodes(options.precision),
         length,
-        takes_all_rows(options.device),
     )
 
 

@@ -16,6 +16,8 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 SAMPLINGS = ("both", "greedy", "sampled")
 """Which graphs for trees are built."""
 
+_MOST_PLACES = 1 << 24
+"""Slots of all rows, at most: accelerators may compute an index in float32."""
 MAX_LEVELS = 16
 """Depths that a verify graph makes noise for; fewer where its trees have fewer nodes."""
 
@@ -56,6 +58,11 @@ class CompileSpec:
             raise InvalidRequest(
                 f"--dtype int8: {self.target} takes float32, bfloat16 or float16; int8 is for cpu"
             )
+        if self.rows * self.cache_slots > _MOST_PLACES:
+            raise InvalidRequest(
+                f"--rows {self.rows}: {self.rows} rows of {self.cache_slots} slots have more than "
+                f"the {_MOST_PLACES} places that a graph can number; take fewer or shorter rows"
+            )
         _check_buckets(self)
         if self.fused is not None:
             _check_fused(self, self.fused)
@@ -85,11 +92,6 @@ class CompileSpec:
     def cache_slots(self) -> int:
         """Slots a row of the cache has, the junk slot included."""
         return self.capacity + 1
-
-
-def takes_all_rows(target: str) -> bool:
-    """Whether every row takes part in every call: Neuron graphs hold the caches as their state."""
-    return target != "cpu"
 
 
 def least_nodes(dtype: str) -> int:
@@ -134,13 +136,12 @@ def _check_buckets(spec: CompileSpec) -> None:
                 f"graph {bucket.name} writes padding to slot {bucket.junk}, this cache's junk slot "
                 f"is {spec.junk}"
             )
-        if bucket.rows > spec.rows or (takes_all_rows(spec.target) and bucket.rows != spec.rows):
-            most = "exactly" if takes_all_rows(spec.target) else "at most"
+        if bucket.rows > spec.rows:
             raise InvalidRequest(
-                f"graph {bucket.name} has {bucket.rows} rows: {spec.target} with --rows "
-                f"{spec.rows} takes {most} {spec.rows}"
+                f"graph {bucket.name} has {bucket.rows} rows: --rows {spec.rows} takes at most "
+                f"{spec.rows}"
             )
-    trees = [bucket for bucket in spec.buckets if bucket.picks == bucket.nodes]
+    trees = [bucket for bucket in spec.buckets if bucket.everywhere]
     if not any(
         bucket.rows >= spec.rows
         and bucket.nodes >= spec.max_tree_nodes
@@ -177,11 +178,7 @@ def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
             "looks at in a round"
         )
     for bucket in (*fused.prefill, *fused.rounds):
-        if (
-            bucket.junk != spec.junk
-            or bucket.rows > spec.rows
-            or (takes_all_rows(spec.target) and bucket.rows != spec.rows)
-        ):
+        if bucket.junk != spec.junk or bucket.rows > spec.rows:
             raise InvalidRequest(
                 f"graph {bucket.name} is for another cache than {spec.rows} rows of "
                 f"{spec.capacity} slots"

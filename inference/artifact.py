@@ -24,7 +24,7 @@ from inference.json_file import LARGEST, read_json, shown
 from inference.tree_shape import Branches
 from inference.whole_file import write_whole
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 MOST_NODES = 1 << 16
 """Nodes of a tree in a manifest, at most; compiled trees are far smaller."""
@@ -96,6 +96,11 @@ class Bucket(Record):
                 "a bucket picks one node or all, on as many levels as it has nodes at most: got "
                 f"{self}"
             )
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether a token is chosen at every node, so that the graph need not be told where."""
+        return self.picks == self.nodes
 
     @property
     def name(self) -> str:

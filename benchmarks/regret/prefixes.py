@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference.model.cache import KeysValues
 from inference.model.decoder import Decoder
 
 EMPTY = 0
@@ -37,7 +38,7 @@ class Prefixes:
         self._children: dict[tuple[int, int], int] = {}
         self._tokens, self._parents, self._depths, self._keys = [-1], [-1], [0], [0]
         self._computed: list[bool] = [True]  # of the empty prefix there are no logits and no keys
-        self._cache = torch.zeros(_FIRST_ROOM, 2, config.layers, config.kv_heads, config.head_dim)
+        self._cache = torch.zeros(_FIRST_ROOM, 2 * config.layers, config.kv_heads * config.head_dim)
         self._logits = torch.zeros(_FIRST_ROOM, decoder.vocabulary)
 
     def __len__(self) -> int:
@@ -100,20 +101,17 @@ class Prefixes:
         )  # one node runs as two: alone it would round differently
         if len(missing) == 1:
             context, tree = context.expand(1, 2, -1), torch.eye(2, dtype=torch.int32)[None]
-        past = self._cache[torch.tensor(seen)].permute(1, 2, 3, 0, 4)[
-            :, :, None
-        ]  # [2, layers, 1, heads, S, head dim]
+        past = KeysValues.of(self._cache[torch.tensor(seen)].transpose(0, 1)[:, None].unbind())
         tokens = torch.tensor([[self._tokens[prefix] for prefix in nodes]], dtype=torch.int32)
         positions = torch.tensor(
             [[self._depths[prefix] - 1 for prefix in nodes]], dtype=torch.int32
         )
-        out = self._decoder(
-            tokens, None, positions, context, tree, torch.arange(len(nodes))[None], past[0], past[1]
-        )
+        row = torch.zeros(1, dtype=torch.int32)
+        out = self._decoder(tokens, row, positions, context, tree, None, past)
         self._make_room()
         places = torch.tensor(missing)
-        made = torch.stack([out.keys, out.values])[:, :, 0]  # [2, layers, heads, n, head dim]
-        self._cache[places] = made.permute(3, 0, 1, 2, 4)[: len(missing)]
+        made = torch.cat(out.new.tensors)  # [2 * layers, n, width]
+        self._cache[places] = made.transpose(0, 1)[: len(missing)]
         self._logits[places] = self._decoder.logits(out.states)[0, : len(missing)]
         for prefix in missing:
             self._computed[prefix] = True

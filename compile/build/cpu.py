@@ -24,15 +24,14 @@ from compile.build.equivalence import check_equivalence, check_row_independence
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, RoundBucket
 from inference.backends.compiled import (
-    CACHES,
     WEIGHTS,
     Graph,
-    empty_caches,
     graph_path,
     host,
     load_graph,
 )
 from inference.errors import BadArtifact, InvalidRequest
+from inference.model.cache import KeysValues, cache_names, empty_cache
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.decoder import Decoder
 from inference.model.verify_graph import VerifyGraph, example_inputs
@@ -51,12 +50,12 @@ class Loaded(NamedTuple):
     """A model that graphs are made of."""
 
     decoder: Decoder
-    keys: Tensor  # [layers, rows, kv heads, capacity + 1, head dim]
-    values: Tensor  # the same shape
+    cache: KeysValues
 
     def constants(self) -> dict[str, Tensor]:
         """The tensors that its graphs take from outside, by their names in the graphs."""
-        return {**graph_constants(self.decoder), **dict(zip(CACHES, self[1:], strict=True))}
+        names = cache_names(len(self.cache.keys))
+        return graph_constants(self.decoder) | dict(zip(names, self.cache.tensors, strict=True))
 
 
 class CpuBuilder:
@@ -140,10 +139,12 @@ class CpuBuilder:
             dtype=dtype,
             device=torch.device("cpu"),
         )
-        keys, values = empty_caches(decoder.config, spec.rows, spec.capacity, dtype)
-        generator = torch.Generator().manual_seed(0)
+        cache, generator = (
+            empty_cache(decoder.config, spec.rows, spec.capacity, dtype),
+            torch.Generator().manual_seed(0),
+        )
         return Loaded(
-            decoder, keys.normal_(generator=generator), values.normal_(generator=generator)
+            decoder, KeysValues.of(held.normal_(generator=generator) for held in cache.tensors)
         )
 
 

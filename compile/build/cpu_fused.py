@@ -43,7 +43,7 @@ class FusedCpuBuilder(CpuBuilder):
 
     def _build_round(self, bucket: RoundBucket, directory: Path) -> list[str]:
         target, draft, length = self.model, self.draft, self.spec.sequence_length
-        eager = RoundGraph(target.decoder, draft.decoder, (*target[1:], *draft[1:]), bucket.shape)
+        eager = RoundGraph(target.decoder, draft.decoder, target.cache, draft.cache, bucket.shape)
         constants = target.constants() | round_constants(draft.constants())
         with self.compiled(eager, bucket, round_inputs(bucket), constants, directory) as graph:
             check_round(eager, graph, bucket, sequence_length=length)

@@ -66,13 +66,12 @@ def check_equivalence(
     """Raise BadArtifact unless keys, values and choices are those of the eager graph. The default
     tolerance is that of its precision.
     """
-    allowed = tolerance or ROUNDING[eager.keys.dtype]
+    first = eager.cache().keys[0]
+    allowed = tolerance or ROUNDING[first.dtype]
     differing = total = 0
     errors: dict[str, list[Tensor]] = {"keys": [], "values": []}
     for seed in range(ROUNDS):
-        inputs = random_inputs(
-            bucket, eager.decoder.vocabulary, eager.keys.shape[1], sequence_length, seed
-        )
+        inputs = random_inputs(bucket, eager.decoder.vocabulary, len(first), sequence_length, seed)
         expected, made = eager(**inputs), compiled(**inputs)
         for name, ours, theirs in zip(errors, made[1:], expected[1:], strict=True):
             errors[name].append(distances(ours, theirs))
@@ -97,13 +96,10 @@ def check_equivalence(
         )
 
 
-def distances(
-    ours: Tensor, theirs: Tensor
-) -> Tensor:  # [layers, B, kv heads, T, head dim] twice -> [B * T]
+def distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, B, T, width] twice -> [B * T]
     """The distance of each node's states, relative to their length."""
     errors, lengths = (
-        part.float().square().sum((0, 2, 4)).sqrt()
-        for part in (ours.float() - theirs.float(), theirs)
+        part.float().square().sum((0, 3)).sqrt() for part in (ours.float() - theirs.float(), theirs)
     )
     return (errors / lengths).flatten()
 
@@ -118,12 +114,14 @@ def check_row_independence(
     inputs, other = (
         random_inputs(bucket, vocabulary, bucket.rows, sequence_length, seed) for seed in (0, 1)
     )
-    inputs["pick"][:, 0] = 0
+    for name, value in (("pick", 0), ("after", inputs["positions"][:, 0] + 1)):
+        if name in inputs:
+            inputs[name][:, 0] = value
     other["tokens"][0, 0] = inputs["tokens"][0, 0]
     other["positions"][0] += (
         inputs["positions"][0, 0] - other["positions"][0, 0]
     )  # the same root, above another tree
-    for name in ("context_mask", "rows", "pick", "temperature", "top_k", "top_p", "seed"):
+    for name in ("context_mask", "rows", "pick", "after", "temperature", "top_k", "top_p", "seed"):
         if name in inputs:
             other[name][0] = inputs[name][0]
     other["tree_mask"][0, 0] = inputs["tree_mask"][0, 0]
@@ -131,7 +129,7 @@ def check_row_independence(
         ("choice", "keys", "values"), graph(**inputs), graph(**other), strict=True
     ):
         first, second = (
-            part[0, 0] if name == "choice" else part[:, 0, :, 0] for part in (ours, theirs)
+            part[0, 0] if name == "choice" else part[:, 0, 0] for part in (ours, theirs)
         )
         if not torch.equal(first, second):
             raise BadArtifact(
@@ -155,8 +153,12 @@ def random_inputs(
         "positions": np.minimum(base + np.stack(depths), sequence_length - 1),
         "context_mask": rng.random((bucket.rows, 1, bucket.slots)) < rng.random(),
         "tree_mask": np.stack(masks),
-        "pick": np.tile(np.arange(bucket.nodes)[-bucket.picks :], (bucket.rows, 1)),
     }
+    pick = np.arange(bucket.nodes)[-bucket.picks :]
+    if not bucket.everywhere:
+        drawn["pick"] = np.tile(pick, (bucket.rows, 1))
+    if bucket.sampled:
+        drawn["after"] = drawn["positions"][:, pick] + 1
     inputs |= {
         name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
         for name, array in drawn.items()
@@ -184,19 +186,17 @@ def _gap(
     eager: VerifyGraph, inputs: dict[str, Tensor], ours: Tensor, theirs: Tensor
 ) -> Tensor:  # [B, P]
     """The distance of two choices by the eager graph's own scores, relative to the greatest."""
-    names = ("tokens", "rows", "positions", "context_mask", "tree_mask", "pick")
-    scores = eager.decoder.logits(
-        eager.decoder(*(inputs[name] for name in names), eager.keys, eager.values).states
-    )
+    names = ("tokens", "rows", "positions", "context_mask", "tree_mask")
+    given = (*(inputs[name] for name in names), inputs.get("pick"))
+    scores = eager.decoder.logits(eager.decoder(*given, eager.cache()).states)
     greatest = scores.abs().amax(-1)
     if "seed" in inputs:
         sampling = Sampling(*(inputs[name] for name in Sampling._fields))
-        after = torch.gather(inputs["positions"], 1, inputs["pick"].to(torch.int64)) + 1
         scores = sampling.scaled(scores)
         greatest = scores.abs().amax(-1)
         ids = torch.arange(scores.shape[-1], dtype=torch.int32)
         scores = scores + sampling.weigh(
-            noise(sampling.seed[:, None, None], after[:, :, None], ids)
+            noise(sampling.seed[:, None, None], inputs["after"][:, :, None], ids)
         )
     both = torch.gather(
         scores, -1, torch.stack((ours, theirs), -1).to(torch.int64).clamp(0, scores.shape[-1] - 1)

@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,12 @@ from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
 from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
+from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import StatefulRoundGraph
-from inference.model.verify_graph import StatefulGraph, copy_inputs, stateful_inputs
+from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
 from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph
@@ -105,7 +107,7 @@ class NeuronBuilder:
         check_routes(buckets)
         calls, records = [self._call(bucket) for bucket in buckets], []
         if self._spec.rows > 1:
-            copy = GraphCall(COPY, copy_inputs(self._spec.rows), None, self._tools.flags)
+            copy = GraphCall(COPY, copy_inputs(), None, self._tools.flags)
             calls.append(copy)
             records.append(self._record(directory, COPY_RECORD, copy, {}))
         model = self._graphs.package(calls, self._spec.tensor_parallel)
@@ -183,14 +185,14 @@ class NeuronBuilder:
 
     def _inputs(self, bucket: Bucket) -> dict[str, Tensor]:
         """Inputs of an idle call of the bucket's graph."""
-        return stateful_inputs(bucket)
+        return example_inputs(bucket)
 
     def _graph(self, device: str) -> Stateful:
         """One rank's module, its weights not filled in."""
         return (
             StatefulGraph(
                 self._rank_decoder(self._dealt),
-                *self._rank_caches(self._dealt, device),
+                self._rank_cache(self._dealt, device),
                 1,
             )
             .requires_grad_(False)
@@ -213,18 +215,9 @@ class NeuronBuilder:
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
         return decoder
 
-    def _rank_caches(self, dealt: ModelConfig, device: str) -> tuple[Tensor, Tensor]:
-        spec = self._spec
-        shape = (
-            dealt.layers,
-            spec.rows,
-            dealt.kv_heads // spec.tensor_parallel,
-            spec.cache_slots,
-            dealt.head_dim,
-        )
-        return torch.zeros(shape, dtype=self._dtype, device=device), torch.zeros(
-            shape, dtype=self._dtype, device=device
-        )
+    def _rank_cache(self, dealt: ModelConfig, device: str) -> KeysValues:
+        own = replace(dealt, kv_heads=dealt.kv_heads // self._spec.tensor_parallel)
+        return empty_cache(own, self._spec.rows, self._spec.capacity, self._dtype, device)
 
 
 def graph_flags(flags: Mapping[str, str], spec: CompileSpec, bucket: Bucket) -> dict[str, str]:
@@ -232,23 +225,23 @@ def graph_flags(flags: Mapping[str, str], spec: CompileSpec, bucket: Bucket) -> 
     otherwise: their calls are large, and the compiler's further passes take long on them.
     """
     asked = any(flag.startswith(_OPTIMISATION) for flag in spec.compiler_flags)
-    if asked or bucket.picks == bucket.nodes:
+    if asked or bucket.everywhere:
         return dict(flags)
     return {flag: value for flag, value in flags.items() if not flag.startswith("-O")} | {"-O1": ""}
 
 
 def hot_graph(spec: CompileSpec) -> Bucket | None:
-    """The graph for which the weights are laid out: the largest tree over the whole cache, with
-    sampling where there is. A plan of these rows always has it, so a graph added later leaves the
-    layout as it is.
+    """The graph for which the weights are laid out: the largest tree of all rows over the whole
+    cache, with sampling where there is. A plan of these rows always has it, so a graph added later
+    leaves the layout as it is.
 
     None where weights stay as they are: on trn2, whose two-core layout is unproven, and beside a
     draft, whose weights this graph does not read.
     """
     if spec.target == "trn2" or spec.fused is not None:
         return None
-    trees = [bucket for bucket in spec.buckets if bucket.picks == bucket.nodes]
-    return max(trees, key=lambda bucket: (bucket.nodes, bucket.slots, bucket.sampled))
+    trees = [bucket for bucket in spec.buckets if bucket.everywhere]
+    return max(trees, key=lambda bucket: (bucket.nodes, bucket.rows, bucket.slots, bucket.sampled))
 
 
 def check_routes(buckets: Sequence[Bucket]) -> None:

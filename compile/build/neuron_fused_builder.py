@@ -55,7 +55,8 @@ class FusedNeuronBuilder(NeuronBuilder):
     def _graph(self, device: str) -> StatefulRoundGraph:
         decoder, draft = self._rank_decoder(self._dealt), self._rank_decoder(self._draft_dealt)
         caches = (
-            *self._rank_caches(self._dealt, device),
-            *self._rank_caches(self._draft_dealt, device),
+            self._rank_cache(self._dealt, device),
+            self._rank_cache(self._draft_dealt, device),
         )
-        return StatefulRoundGraph(decoder, draft, caches, self._shape).requires_grad_(False).eval()
+        graph = StatefulRoundGraph(decoder, draft, *caches, self._shape)
+        return graph.requires_grad_(False).eval()

@@ -19,19 +19,21 @@ from torch import Tensor, nn
 from compile.build.equivalence import INT8, check_equivalence, check_row_independence
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.compiled import empty_caches, host
+from inference.backends.compiled import host
+from inference.backends.graph_calls import unstacked
 from inference.backends.openvino import (
-    CACHE_DTYPE,
     DECODER,
     DECODER_WEIGHTS,
     INPUTS,
     SETTINGS,
     OpenVinoDecoder,
     OpenVinoGraph,
+    empty_stack,
     import_openvino,
     openvino_host,
 )
 from inference.errors import InvalidRequest
+from inference.model.cache import KeysValues
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.verify_graph import VerifyGraph, example_inputs
@@ -57,7 +59,7 @@ class OpenVinoBuilder:
             )
         self._openvino = import_openvino()
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
-        self._loaded: tuple[Decoder, OpenVinoDecoder, Tensor, Tensor] | None = None
+        self._loaded: tuple[Decoder, OpenVinoDecoder, KeysValues] | None = None
 
     def prepare(self, directory: Path) -> list[str]:
         """Write the whole decoder, for all buckets."""
@@ -74,11 +76,8 @@ class OpenVinoBuilder:
         """Check this bucket; no file is written. Raises BadArtifact when the decoder does not
         compute it as torch does, or not row by row.
         """
-        decoder, served, keys, values = self._model(directory)
-        eager, graph = (
-            VerifyGraph(decoder, keys, values, bucket.levels),
-            OpenVinoGraph(served, bucket),
-        )
+        decoder, served, cache = self._model(directory)
+        eager, graph = VerifyGraph(decoder, cache, bucket.levels), OpenVinoGraph(served, bucket)
         check_equivalence(
             eager, graph, bucket, sequence_length=self._spec.sequence_length, tolerance=INT8
         )
@@ -114,19 +113,20 @@ class OpenVinoBuilder:
             linear.data = torch.from_numpy(levels * scale)
         return decoder
 
-    def _model(self, directory: Path) -> tuple[Decoder, OpenVinoDecoder, Tensor, Tensor]:
-        """The reference, the artefact's decoder, and the keys and values that both read, which are
-        noise. They are kept for all buckets.
+    def _model(self, directory: Path) -> tuple[Decoder, OpenVinoDecoder, KeysValues]:
+        """The reference, the artefact's decoder, and the caches that both read, which hold noise.
+        They are kept for all buckets.
         """
         if self._loaded is None:
             decoder, spec = self._decoder(), self._spec
-            keys, values = empty_caches(decoder.config, spec.rows, spec.capacity, CACHE_DTYPE)
+            keys, values = empty_stack(decoder.config, spec.rows, spec.capacity)
             generator = torch.Generator().manual_seed(0)
             keys.normal_(generator=generator), values.normal_(generator=generator)
             model = self._openvino.Core().read_model(
                 directory / DECODER, directory / DECODER_WEIGHTS
             )
-            self._loaded = decoder, OpenVinoDecoder(model, keys, values), keys, values
+            served = OpenVinoDecoder(model, keys, values)
+            self._loaded = decoder, served, unstacked(keys, values)
         return self._loaded
 
 
@@ -148,8 +148,9 @@ class _Logits(nn.Module):
         keys: Tensor,
         values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        out = self.decoder(tokens, rows, positions, context_mask, tree_mask, pick, keys, values)
-        return self.decoder.logits(out.states), out.keys, out.values
+        cache = unstacked(keys, values)
+        out = self.decoder(tokens, rows, positions, context_mask, tree_mask, pick, cache)
+        return self.decoder.logits(out.states), *out.new.stacked()
 
 
 @torch.no_grad()
@@ -161,14 +162,15 @@ def convert(decoder: Decoder) -> Any:
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    caches = empty_caches(decoder.config, _EXAMPLE.rows, _EXAMPLE.junk, CACHE_DTYPE)
-    inputs = [example_inputs(_EXAMPLE)[name] for name in INPUTS[:-2]]
+    caches = empty_stack(decoder.config, _EXAMPLE.rows, _EXAMPLE.junk)
+    pick = torch.zeros(_EXAMPLE.rows, _EXAMPLE.picks, dtype=torch.int32)
+    inputs = [(example_inputs(_EXAMPLE) | {"pick": pick})[name] for name in INPUTS[:-2]]
     traced = TorchScriptPythonDecoder(_Logits(decoder), example_input=(*inputs, *caches))
     frontend = FrontEndManager().load_by_framework("pytorch")
     model = frontend.convert(frontend.load(traced))
     for port, name, example in zip(model.inputs, INPUTS, (*inputs, *caches), strict=True):
         port.get_tensor().set_names({name})
-        fixed = {0, 2, 4} if name in ("keys", "values") else set()
+        fixed = {0, 3} if name in ("keys", "values") else set()
         port.get_node().set_partial_shape(
             openvino.PartialShape(
                 [size if axis in fixed else -1 for axis, size in enumerate(example.shape)]

@@ -7,7 +7,7 @@ integer.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from compile.ops.recording import Op, Recording, Value
@@ -48,7 +48,7 @@ def ranges(recording: Recording) -> Mapping[int, Range]:
     """The bounds of every integer tensor of a recording, by its number. A result of arithmetic is
     bounded as it would be without wrapping, so it may lie beyond 32 bits.
     """
-    found: dict[int, Range] = {}
+    found = dict(_looked_up(recording))
     for op in recording.ops:
         for value in op.inputs:
             found.setdefault(value.number, _given(value))
@@ -57,6 +57,15 @@ def ranges(recording: Recording) -> Mapping[int, Range]:
             for out in op.outputs:
                 found[out.number] = result
     return found
+
+
+def _looked_up(recording: Recording) -> Iterator[tuple[int, Range]]:
+    """The bounds of inputs by which parts of a tensor are read: they name parts that it has."""
+    for op in recording.ops:
+        if op.name == "index_select":
+            source, axis, index = op.arguments
+            if index.kind == "input":
+                yield index.number, Range(0, source.shape[axis] - 1)
 
 
 def _given(value: Value) -> Range:

@@ -4,6 +4,7 @@ operations of a call of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from compile.ops.recording import Recording, record
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends.neuron_sdk import Sdk
+from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
-from inference.model.verify_graph import StatefulGraph, stateful_inputs
+from inference.model.verify_graph import StatefulGraph, example_inputs
 
 
 def _all_reduce(x: Tensor) -> Tensor:
@@ -56,7 +58,7 @@ def record_bucket(
         elif isinstance(bucket, DraftBucket):
             inputs = draft_inputs(bucket)
         else:
-            inputs = stateful_inputs(bucket)
+            inputs = example_inputs(bucket)
         graph = _graph(config, spec, bucket, draft)
     inputs = {name: tensor.to("meta") for name, tensor in inputs.items()}
     return record(graph.requires_grad_(False).eval(), inputs)
@@ -65,11 +67,11 @@ def record_bucket(
 def _graph(
     config: ModelConfig, spec: CompileSpec, bucket: Bucket, draft: ModelConfig | None
 ) -> nn.Module:
-    decoder, caches = _decoder(config, spec), _caches(config, spec)
+    decoder, cache = _decoder(config, spec), _cache(config, spec)
     if spec.fused is None or draft is None:
-        return StatefulGraph(decoder, *caches, bucket.levels)
-    both = (*caches, *_caches(draft, spec))
-    return StatefulRoundGraph(decoder, _decoder(draft, spec), both, spec.fused.shape)
+        return StatefulGraph(decoder, cache, bucket.levels)
+    caches = (cache, _cache(draft, spec))
+    return StatefulRoundGraph(decoder, _decoder(draft, spec), *caches, spec.fused.shape)
 
 
 def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:
@@ -85,12 +87,10 @@ def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:
     return decoder.to("meta")
 
 
-def _caches(config: ModelConfig, spec: CompileSpec) -> tuple[Tensor, Tensor]:
+def _cache(config: ModelConfig, spec: CompileSpec) -> KeysValues:
     dealt = parallel_config(config, spec.tensor_parallel)
-    heads = dealt.kv_heads // spec.tensor_parallel
-    shape = (dealt.layers, spec.rows, heads, spec.cache_slots, dealt.head_dim)
-    dtype = getattr(torch, spec.dtype)
-    return torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    own = replace(dealt, kv_heads=dealt.kv_heads // spec.tensor_parallel)
+    return empty_cache(own, spec.rows, spec.capacity, getattr(torch, spec.dtype), "meta")
 
 
 def _meta_sdk(ranks: int) -> Sdk:

@@ -11,20 +11,16 @@ from itertools import product
 from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, plan, serving
 from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
-from compile.spec import (
-    SAMPLINGS,
-    CompileSpec,
-    least_nodes,
-    prefill_bucket,
-    takes_all_rows,
-    verify_bucket,
-)
+from compile.spec import SAMPLINGS, CompileSpec, least_nodes, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 
 CHUNK = 256
 """Prompt tokens in one call, by default."""
+_TREES = (1, 4, 16)
+"""Nodes of trees, by default, below the most."""
+_FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
 """Caches of up to so many slots are always read whole: reading half of one saves little."""
@@ -39,6 +35,7 @@ class Sizes:
     trees: tuple[int, ...] | None = None  # nodes
     slots: tuple[int, ...] | None = None
     sampling: str = "both"  # one of SAMPLINGS
+    few: bool = False  # fewer sizes of trees, where they were not given
 
 
 @dataclass(frozen=True)
@@ -54,29 +51,27 @@ class Planned:
 
 
 def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
-    """Every combination of the given sizes, and what the limits need besides.
+    """Every combination of the given sizes for one session at a time, and for all rows at once
+    what is left out of them: trees of each size over the whole cache.
 
-    Defaults are half the cache and all of it, or a short cache whole; the target alone, a tree of
-    16 and the largest tree.
-    Where a graph need not have all rows, also one session at a time.
+    By default trees have 1, 4, 16 nodes or the most. Graphs of one session read half the cache or
+    all of it where there is one row, else all of it: so there are at most 18. Where few are wanted,
+    trees of 4 nodes are left out, and of all rows what the limits do not need.
     """
-    capacity = limits.capacity
-    slots = slots_of(sizes, capacity)
     least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
-    trees = sizes.trees or (least, min(most, max(least, 16)), most)
-    _check_sizes("--slots", slots, capacity)
+    usual = _FEW_TREES if sizes.few else _TREES
+    trees = sizes.trees or (*(nodes for nodes in usual if nodes < most), most)
+    slots = slots_of(sizes, limits.capacity)
+    _check_sizes("--slots", slots, limits.capacity)
     _check_sizes("--tree_sizes", trees, most)
-    rows = limits.rows if limits.all_rows else 1
-    shapes = {
-        CallShape(True, rows, nodes, size)
-        for nodes, size in product(sizes.prefill or (limits.chunk,), slots)
-    }
-    shapes |= {
-        CallShape(False, rows, max(least, nodes), size) for nodes, size in product(trees, slots)
-    }
-    return buckets_of(
-        [*sorted(shapes - {*limits.required()}), *limits.required()], limits, sizes.sampling
-    )
+    chunks = product(sizes.prefill or (limits.chunk,), slots)
+    shapes = {CallShape(True, 1, nodes, size) for nodes, size in chunks}
+    read = slots if sizes.slots or limits.rows == 1 else (limits.capacity,)
+    for nodes in {max(least, nodes) for nodes in trees}:
+        shapes |= {CallShape(False, 1, nodes, size) for size in read}
+        if sizes.trees or not sizes.few:
+            shapes.add(CallShape(False, limits.rows, nodes, limits.capacity))
+    return buckets_of([*shapes, *limits.required()], limits, sizes.sampling)
 
 
 def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
@@ -114,7 +109,6 @@ def limits_of(spec: CompileSpec, chunk: int) -> Limits:
         tree_nodes=spec.max_tree_nodes,
         least_nodes=least_nodes(spec.dtype),
         sequence_length=spec.sequence_length,
-        all_rows=takes_all_rows(spec.target),
     )
 
 

@@ -46,18 +46,14 @@ def fused_part(
             f"--sequence_length {limits.sequence_length}: the draft takes {positions} tokens at "
             "most"
         )
-    counts = {limits.rows} if limits.all_rows else {1, limits.rows}
+    counts = {1, limits.rows}
     rounds = product(sorted(counts), slots_of(sizes, capacity), samplings_of(sizes.sampling))
     chunk = max(limits.chunk, 1 + shape.inner)
     return FusedPart(
         model=options.draft_model or "outrider-embedded-draft",
         fingerprint="" if options.dry_run else _fingerprint(directory, target),
         config=read_raw_config(directory),
-        prefill=(
-            DraftBucket(
-                limits.rows if limits.all_rows else 1, chunk, capacity, 1, 1, False, capacity
-            ),
-        ),
+        prefill=(DraftBucket(1, chunk, capacity, 1, 1, False, capacity),),
         rounds=tuple(
             RoundBucket.of(shape, rows, slots, capacity, sampled=sampled)
             for rows, slots, sampled in rounds

@@ -17,9 +17,9 @@ _WIDTH = 36
 
 
 def first_graphs(spec: CompileSpec, limits: Limits) -> CompileSpec:
-    """The spec with as few of its graphs as serve everything that it promises: a prompt chunk, the
-    target alone and the largest tree, with all rows over the whole cache. Their cache is the whole
-    plan's, so the same directory takes the other graphs later.
+    """The spec with as few of its graphs as serve everything that it promises, over the whole
+    cache: a prompt chunk of one session, and with all rows the target alone and the largest tree.
+    Their cache is the whole plan's, so the same directory takes the other graphs later.
     """
     required = set(limits.required())
     buckets = [
@@ -69,7 +69,7 @@ def purpose(spec: CompileSpec, bucket: Bucket) -> str:
 
 
 def _is_prefill(bucket: Bucket) -> bool:
-    return bucket.picks < bucket.nodes
+    return not bucket.everywhere
 
 
 def _one_sampling(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:

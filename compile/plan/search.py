@@ -152,7 +152,6 @@ def powers_of_two(limits: Limits) -> list[CallShape]:
         ]
         axes[2] = [slots for slots in axes[2] if slots >= min(64, largest.slots)]
         axes[1] = [nodes for nodes in axes[1] if nodes >= limits.least_nodes]
-        axes[0] = axes[0][-1:] if limits.all_rows else axes[0]
         shapes += [CallShape(largest.prefill, *sizes) for sizes in product(*axes)]
     return shapes
 

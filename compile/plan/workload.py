@@ -118,7 +118,6 @@ class Limits:
     tree_nodes: int
     least_nodes: int
     sequence_length: int
-    all_rows: bool  # every call has all rows
 
     @property
     def capacity(self) -> int:
@@ -129,9 +128,8 @@ class Limits:
         of a tree.
         """
         alone, largest = self.least_nodes, max(self.least_nodes, self.tree_nodes)
-        prefill_rows = self.rows if self.all_rows else 1
         return (
-            CallShape(True, prefill_rows, self.chunk, self.capacity),
+            CallShape(True, 1, self.chunk, self.capacity),
             CallShape(False, self.rows, largest, self.capacity),
             CallShape(False, self.rows, alone, self.capacity),
         )
@@ -152,9 +150,8 @@ def _prefill(prompt: int, limits: Limits) -> Iterator[tuple[CallShape, float]]:
     """Calls that feed a prompt in chunks, one session at a time. The last token is left out, since
     it is the first root.
     """
-    rows = limits.rows if limits.all_rows else 1
     for start in range(0, prompt - 1, limits.chunk):
-        yield CallShape(True, rows, min(limits.chunk, prompt - 1 - start), max(1, start)), 1.0
+        yield CallShape(True, 1, min(limits.chunk, prompt - 1 - start), max(1, start)), 1.0
 
 
 def _rounds(
@@ -174,5 +171,5 @@ def _rounds(
             )  # committed keys have holes as wide as a tree among them
             for sessions, share in load.concurrent.items():
                 active = min(sessions, limits.rows)
-                shape = CallShape(False, limits.rows if limits.all_rows else active, nodes, slots)
+                shape = CallShape(False, active, nodes, slots)
                 yield shape, tree_share / trees * share / together / active

@@ -17,21 +17,21 @@ from torch import Tensor
 
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Ranked, Segment
-from inference.backends.batch import Batch, Shape, check_rows, pad
+from inference.backends.batch import check_rows
+from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
 from inference.model.config import ModelConfig, parse_config
-from inference.model.sampler import Sampling
 from inference.model.sizes import check_sizes
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
 WEIGHTS = "weights/model.safetensors"
-CACHES = ("keys", "values")
 REBUILD = "build it again here with python -m compile --target cpu"
 
 Graph = Callable[..., tuple[Tensor, ...]]
-"""Takes inputs by name; returns chosen [B, P], then new keys and new values [layers, B, kv
-heads, T, head dim]. A round returns more (fused.py).
+"""Takes inputs by name; returns chosen [B, P], then new keys and new values, each [layers, B, T,
+width]. A round returns more (fused.py).
 """
 
 
@@ -39,16 +39,15 @@ class CompiledModel:
     """Compiled graphs, one for each bucket, over shared KV caches.
 
     graphs: by bucket, the cheapest first
-    keys, values: [layers, rows, kv heads, capacity + 1, head dim]
     """
 
     copies_rows = True
 
-    def __init__(self, graphs: Mapping[Bucket, Graph], keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
-        self.rows, self.capacity = keys.shape[1], keys.shape[3] - 1
+    def __init__(self, graphs: Mapping[Bucket, Graph], cache: KeysValues) -> None:
+        self.cache, first = cache, cache.keys[0]
+        self.rows, self.capacity = len(first), first.shape[1] - 1
         self.max_nodes = max(bucket.nodes for bucket in graphs)
-        self.dtype, self.device = keys.dtype, keys.device
+        self.dtype, self.device = first.dtype, first.device
         self.graphs = dict(sorted(graphs.items(), key=lambda pair: cost(pair[0])))
 
     @torch.no_grad()
@@ -64,10 +63,9 @@ class CompiledModel:
                 "this artefact was built for greedy decoding (--sampling greedy): ask for "
                 "temperature 0, or build it again"
             )
-        if len(segments) > 1:
-            half = len(segments) // 2
-            return self.choose(segments[:half]) + self.choose(segments[half:])
-        return [self._in_parts(segments[0])]
+        if len(segments) == 1:
+            return [self._in_parts(segments[0])]
+        return self._in_turn(segments)
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         """Raise InvalidRequest: a compiled target only chooses."""
@@ -79,32 +77,53 @@ class CompiledModel:
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         """Return the cheapest graph's shape.
 
-        Where no graph holds so many rows, return the shapes of the two halves together.
+        Where no graph holds so many rows, return what the calls of `choose` compute together. So
+        a call that is split has measured times of its own.
         """
-        bucket = next(
-            (bucket for bucket in self.graphs if bucket.rows >= rows and bucket.nodes >= nodes),
-            None,
-        )
+        wide = [bucket for bucket in self.graphs if bucket.nodes >= nodes]
+        if not wide:
+            return rows, nodes
+        bucket = next((bucket for bucket in wide if bucket.rows >= rows), None)
         if bucket is not None:
             return bucket.rows, bucket.nodes
-        if rows == 1:
-            return 1, nodes
-        half = self.padded(-(-rows // 2), nodes)
-        return 2 * half[0], half[1]
+        largest = max(wide, key=lambda bucket: bucket.rows)
+        rest = self.padded(rows - largest.rows, nodes)
+        return largest.rows + rest[0], max(largest.nodes, rest[1])
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        for cache in (self.keys, self.values):
-            cache[:, target, :, :slots] = cache[:, source, :, :slots]
+        copy_slots(self.cache, source, target, slots)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
-        batch = pad(segments, shape, bucket.junk)
-        chosen, keys, values = self.graphs[bucket](**inputs_of(bucket, batch, segments))
-        rows, slots = torch.from_numpy(batch.rows), torch.from_numpy(batch.slots)
-        write_slots(self.keys, rows, slots, keys)
-        write_slots(self.values, rows, slots, values)
-        table = chosen.numpy()
-        return [table[row, : len(segment.pick)].copy() for row, segment in enumerate(segments)]
+        inputs = inputs_of(bucket, segments)
+        chosen, *new = self.graphs[bucket](**inputs)
+        write_slots(self.cache, inputs["rows"], inputs["slots"], unstacked(*new))
+        return picked(bucket, chosen, segments)
+
+    def _in_turn(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """Answer rows that no graph holds together, in as few calls as the graphs allow.
+
+        As many rows as the largest graph takes are a call. Chunks of prompts are apart from trees.
+        """
+        most = max(
+            (
+                bucket.rows
+                for bucket in self.graphs
+                if all(holds(bucket, [segment]) for segment in segments)
+            ),
+            default=0,
+        )
+        if most:
+            return self.choose(segments[:most]) + self.choose(segments[most:])
+        chunk = [len(segment.pick) == 1 < len(segment.tokens) for segment in segments]
+        if any(chunk) and not all(chunk):
+            answers = dict[int, IntArray]()
+            for kind in (True, False):
+                places = [place for place, is_chunk in enumerate(chunk) if is_chunk == kind]
+                made = self.choose([segments[place] for place in places])
+                answers |= dict(zip(places, made, strict=True))
+            return [answers[place] for place in range(len(segments))]
+        half = len(segments) // 2
+        return self.choose(segments[:half]) + self.choose(segments[half:])
 
     def _in_parts(self, segment: Segment) -> IntArray:
         """Compute one row in several calls.
@@ -112,7 +131,7 @@ class CompiledModel:
         A tree that spans more depths than a graph has noise for is computed again for the deeper
         nodes. A long chain is fed in pieces.
         """
-        levels = max((bucket.levels for bucket in self.graphs if _fits(bucket, segment)), default=0)
+        levels = max((bucket.levels for bucket in self.graphs if fits(bucket, segment)), default=0)
         if levels:
             return self._by_depth(segment, levels)
         sizes = [
@@ -137,54 +156,6 @@ class CompiledModel:
         for part in (near, ~near):
             chosen[part] = self.choose([segment._replace(pick=segment.pick[part])])[0]
         return chosen
-
-
-def write_slots(cache: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Write new [layers, B, kv heads, T, head dim] into a cache at rows [B] and slots [B, T]."""
-    cache[:, rows[:, None], :, slots] = new.permute(1, 3, 0, 2, 4)
-
-
-def cost(bucket: Bucket) -> tuple[int, int, int, bool]:
-    """Sort key for what a call costs: nodes computed, slots read, choices made, noise."""
-    return bucket.rows * bucket.nodes, bucket.slots, bucket.picks, bucket.sampled
-
-
-def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
-    """Whether one call of the bucket's graph serves all these rows."""
-    return len(segments) <= bucket.rows and all(
-        _fits(bucket, segment) and _spread(segment) <= _levels(bucket) for segment in segments
-    )
-
-
-def inputs_of(bucket: Bucket, batch: Batch, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return the graph's inputs by name."""
-    names = ("tokens", "rows", "slots", "positions", "context_mask", "tree_mask", "pick")
-    inputs = {name: torch.from_numpy(getattr(batch, name)) for name in names}
-    if bucket.sampled:
-        idle = [SamplingParams()] * (bucket.rows - len(segments))
-        inputs |= Sampling.of(
-            [*(segment.params for segment in segments), *idle], torch.device("cpu")
-        )._asdict()
-    return inputs
-
-
-def _fits(bucket: Bucket, segment: Segment) -> bool:
-    """Whether the graph has room for this row. The depth of its tree is not looked at."""
-    room = (
-        len(segment.tokens) <= bucket.nodes
-        and len(segment.pick) <= bucket.picks
-        and segment.context.shape[1] <= bucket.slots
-    )
-    return room and segment.context.shape[0] == 1 and (bucket.sampled or segment.params.greedy)
-
-
-def _levels(bucket: Bucket) -> int:
-    return bucket.levels if bucket.sampled else bucket.nodes
-
-
-def _spread(segment: Segment) -> int:
-    """Number of positions that noise is needed for, from the first to the last."""
-    return int(np.ptp(segment.positions[segment.pick])) + 1
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
@@ -264,7 +235,7 @@ def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
     graphs = {
         bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets
     }
-    return CompiledModel(graphs, *(constants[name] for name in CACHES))
+    return CompiledModel(graphs, cache_in(constants))
 
 
 def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> dict[str, Tensor]:
@@ -274,18 +245,15 @@ def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> di
     tensors = load_file(weights)
     check_sizes({name: tensor.shape for name, tensor in tensors.items()}, config, weights)
     constants = {f"decoder.{name}": tensor for name, tensor in tensors.items()}
-    caches = empty_caches(
-        config, manifest.rows, manifest.capacity, constants["decoder.model.norm.weight"].dtype
-    )
-    return constants | dict(zip(CACHES, caches, strict=True))
+    dtype = constants["decoder.model.norm.weight"].dtype
+    cache = empty_cache(config, manifest.rows, manifest.capacity, dtype)
+    return constants | dict(zip(cache_names(config.layers), cache.tensors, strict=True))
 
 
-def empty_caches(
-    config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return zeroed keys and values. Each row has one junk slot behind its usable ones."""
-    shape = (config.layers, rows, config.kv_heads, capacity + 1, config.head_dim)
-    return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+def cache_in(constants: Mapping[str, Tensor]) -> KeysValues:
+    """Return the caches among a model's constants."""
+    layers = sum(name.startswith("keys_") for name in constants)
+    return KeysValues.of(constants[name] for name in cache_names(layers))
 
 
 def graph_path(bucket: Bucket) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.errors import LimitExceeded
+from inference.model.cache import copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
 from inference.model.sampler import (
     Sampling,
@@ -39,12 +40,9 @@ class EagerModel:
     def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
         self._decoder = decoder
-        config = decoder.config
         weight = decoder.model.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
-        shape = (config.layers, rows, config.kv_heads, capacity + 1, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self.values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.cache = empty_cache(decoder.config, rows, capacity, self.dtype, self.device)
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -79,8 +77,7 @@ class EagerModel:
         return rows, max(nodes, self._least_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        for cache in (self.keys, self.values):
-            cache[:, target, :, :slots] = cache[:, source, :, :slots]
+        copy_slots(self.cache, source, target, slots)
 
     @property
     def _least_nodes(self) -> int:
@@ -118,11 +115,8 @@ class EagerModel:
 
         Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
         """
-        out = self._decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values
-        )
-        self.keys[:, rows[:, None], :, slots] = out.keys.permute(1, 3, 0, 2, 4)
-        self.values[:, rows[:, None], :, slots] = out.values.permute(1, 3, 0, 2, 4)
+        out = self._decoder(tokens, rows, positions, context_mask, tree_mask, pick, self.cache)
+        write_slots(self.cache, rows, slots, out.new)
         return self._decoder.logits(out.states), torch.gather(
             positions, 1, pick.to(torch.int64)
         ) + 1

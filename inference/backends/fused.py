@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,19 +17,19 @@ from inference.artifact import Bucket, FusedPart, Manifest, RoundBucket
 from inference.backends import Segment
 from inference.backends.batch import check_rows
 from inference.backends.compiled import (
-    CACHES,
     WEIGHTS,
     CompiledModel,
     Graph,
-    cost,
+    cache_in,
     graph_path,
     load_constants,
     load_graph,
-    write_slots,
 )
+from inference.backends.graph_calls import cost, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.model.cache import KeysValues, write_slots
 from inference.model.config import parse_config
-from inference.model.round_graph import round_inputs
+from inference.model.round_graph import DRAFT, round_inputs
 from inference.model.sampler import Sampling
 from inference.tree import IntArray
 
@@ -38,19 +39,17 @@ DRAFT_WEIGHTS = "weights/draft.safetensors"
 class FusedModel(CompiledModel):
     """The graphs of a target, of its draft, and of the rounds of both.
 
-    keys, values: the caches of both models, each shaped like a CompiledModel's
     round_graphs: by bucket
     """
 
     def __init__(
         self,
         graphs: Mapping[Bucket, Graph],
-        keys: Tensor,
-        values: Tensor,
+        cache: KeysValues,
         draft: CompiledModel,
         rounds: Mapping[RoundBucket, Graph],
     ) -> None:
-        super().__init__(graphs, keys, values)
+        super().__init__(graphs, cache)
         self.draft, self.round_graphs = draft, dict(rounds)
         self.shape = next(iter(rounds)).shape
 
@@ -60,18 +59,13 @@ class FusedModel(CompiledModel):
         return in_rounds(list(self.round_graphs), segments, self._round)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
-        inputs = fill_round(bucket, segments, [(index, index) for index in range(len(segments))])
-        for index, segment in enumerate(segments):
-            inputs["rows"][index], inputs["draft_rows"][index] = segment.row, draft_of(segment).row
-        inputs["rows"][len(segments) :], inputs["draft_rows"][len(segments) :] = (
-            0,
-            0,
-        )  # idle: row 0's junk
+        inputs = fill_round(bucket, segments)
         answers, *new = self.round_graphs[bucket](**inputs)
-        caches = (self.keys, self.values, self.draft.keys, self.draft.values)
-        for cache, part, which in zip(caches, new, ("", "", "draft_", "draft_"), strict=True):
-            write_slots(cache, inputs[f"{which}rows"], inputs[f"{which}slots"], part)
-        return list(answers[: len(segments)].numpy().copy())
+        write_slots(self.cache, inputs["rows"], inputs["slots"], unstacked(*new[:2]))
+        write_slots(
+            self.draft.cache, inputs["draft_rows"], inputs["draft_slots"], unstacked(*new[2:])
+        )
+        return list(answers[: len(segments)].numpy().astype(np.int32))
 
 
 def in_rounds(
@@ -117,25 +111,20 @@ def _round_bucket(
     return next((bucket for bucket in suitable if bucket.rows >= len(segments)), None)
 
 
-def fill_round(
-    bucket: RoundBucket, segments: Sequence[Segment], places: Sequence[tuple[int, int]]
-) -> dict[str, Tensor]:
-    """Return the inputs of a round: idle everywhere but for the segments.
-
-    places: for each segment, the index of its target row and of its draft row in the call
-    """
+def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
+    """Return the inputs of a round: the segments, then idle rows."""
     inputs = round_inputs(bucket)
     entry = 1 + bucket.shape.inner
-    for segment, (place, draft_place) in zip(segments, places, strict=True):
+    for index, segment in enumerate(segments):
         draft = draft_of(segment)
         first = entry - len(draft.tokens)  # 1 where nothing is pending
-        _lay(inputs, "", place, segment, 0)
-        _lay(inputs, "draft_", draft_place, draft, first)
-        inputs["draft_tokens"][draft_place, first:] = torch.tensor(draft.tokens[: 2 - first])
+        _lay(inputs, "", index, segment, 0)
+        _lay(inputs, DRAFT, index, draft, first)
+        inputs["draft_tokens"][index, first:] = torch.tensor(draft.tokens[: 2 - first])
     if bucket.sampled:
         sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
         for name, part in sampling._asdict().items():
-            inputs[name][[place for place, _ in places]] = part
+            inputs[name][: len(segments)] = part
     return inputs
 
 
@@ -146,15 +135,16 @@ def draft_of(segment: Segment) -> Segment:
 
 
 def _lay(
-    inputs: Mapping[str, Tensor], which: str, place: int, segment: Segment, first: int
+    inputs: Mapping[str, Tensor], which: str, index: int, segment: Segment, first: int
 ) -> None:
-    """Write one model's part of one row into the inputs, its nodes from index `first` on."""
+    """Write one model's part of one text into the inputs, its nodes from index `first` on."""
     last = first + len(segment.tokens)
     seen = segment.context.shape[1]
-    inputs[f"{which}slots"][place, first:last] = torch.tensor(segment.slots)
-    inputs[f"{which}positions"][place, first:last] = torch.tensor(segment.positions)
-    inputs[f"{which}context_mask"][place, :, :seen] = torch.tensor(segment.context)
-    inputs[f"{which}tree_mask"][place, first:last, first:last] = torch.tensor(segment.tree_mask)
+    inputs[f"{which}rows"][index] = segment.row
+    inputs[f"{which}slots"][index, first:last] = torch.tensor(segment.slots)
+    inputs[f"{which}positions"][index, first:last] = torch.tensor(segment.positions)
+    inputs[f"{which}context_mask"][index, :, :seen] = torch.tensor(segment.context)
+    inputs[f"{which}tree_mask"][index, first:last, first:last] = torch.tensor(segment.tree_mask)
 
 
 def fused_part(manifest: Manifest) -> FusedPart:
@@ -182,15 +172,15 @@ def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
     }
     both = target | round_constants(beside)
     rounds = {bucket: load_graph(directory / graph_path(bucket), both) for bucket in part.rounds}
-    draft = CompiledModel(alone, beside["keys"], beside["values"])
-    return FusedModel(graphs, target["keys"], target["values"], draft, rounds)
+    draft = CompiledModel(alone, cache_in(beside))
+    return FusedModel(graphs, cache_in(target), draft, rounds)
 
 
 def round_constants(beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a draft's weights and caches by the names that a round's graph uses."""
-    caches = {f"draft_{name}": beside[name] for name in CACHES}
-    return caches | {
-        name.replace("decoder.", "draft.", 1): tensor
+    return {
+        name.replace("decoder.", "draft.", 1)
+        if name.startswith("decoder.")
+        else f"{DRAFT}{name}": tensor
         for name, tensor in beside.items()
-        if name not in CACHES
     }

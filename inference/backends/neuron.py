@@ -1,29 +1,29 @@
 """A compiled target on NeuronCores, which serves one call at a time.
 
-The caches are the graphs' state on the device, so every row takes part in every call. A row without
-a segment writes to its junk slot. Not yet run on hardware: see docs/neuron.md.
+The caches are the graphs' state on the device, and a graph writes the slots that a call names. Not
+yet run on hardware: see docs/neuron.md.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from inference.artifact import Bucket, Manifest
 from inference.backends import Segment
-from inference.backends.compiled import CompiledModel, empty_caches
+from inference.backends.compiled import CompiledModel
+from inference.backends.graph_calls import inputs_of, picked
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
+from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
-from inference.model.sampler import Sampling
-from inference.model.verify_graph import copy_inputs, stateful_inputs
+from inference.model.verify_graph import copy_inputs, example_inputs
 from inference.tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"
@@ -58,14 +58,7 @@ class NeuronModel(CompiledModel):
         graphs: dict[Bucket, Any] = {
             bucket: partial(program, bucket.name) for bucket in manifest.buckets
         }
-        with torch.device("meta"):  # their shape is all that this side has of them
-            caches = empty_caches(
-                parse_config(manifest.config),
-                manifest.rows,
-                manifest.capacity,
-                DTYPES[manifest.dtype],
-            )
-        super().__init__(graphs, *caches)
+        super().__init__(graphs, shape_of_cache(manifest, manifest.config))
         self.device = torch.device("xla")
         self.copies_rows = COPY_RECORD in manifest.files
         self._program = program
@@ -75,18 +68,16 @@ class NeuronModel(CompiledModel):
     def copy_row(self, source: int, target: int, slots: int) -> None:
         """Copy a whole row, junk slot included, by one call of the copying graph.
 
-        That call keeps every other row. Raises InvalidRequest for an artefact without the graph.
+        Raises InvalidRequest for an artefact without the graph.
         """
         if not self.copies_rows:
             raise InvalidRequest(
                 "this artefact has no graph that copies rows: it has one row, which needs none"
             )
-        inputs = copy_inputs(self.rows)
-        inputs["rows"][target] = source
-        self._run(COPY, inputs)
+        self._run(COPY, copy_inputs(source, target))
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        return picked(bucket, self._run(bucket.name, fill(bucket, segments)), segments)
+        return picked(bucket, self._run(bucket.name, inputs_of(bucket, segments)), segments)
 
     def _run(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
         """Call a graph while no other call is in flight: all graphs share the device's state."""
@@ -98,8 +89,8 @@ class NeuronModel(CompiledModel):
 
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
         """Return, for each graph by name, inputs that change nothing."""
-        idle = {bucket.name: stateful_inputs(bucket) for bucket in self.graphs}
-        return idle | ({COPY: copy_inputs(self.rows)} if self.copies_rows else {})
+        idle = {bucket.name: example_inputs(bucket) for bucket in self.graphs}
+        return idle | ({COPY: copy_inputs()} if self.copies_rows else {})
 
     def _warm(self, say: Say) -> None:
         """Call every graph once with idle inputs: the first call of a graph initialises it."""
@@ -113,39 +104,14 @@ class NeuronModel(CompiledModel):
             )
 
 
-def fill(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return the inputs of a call: idle everywhere but in the segments' cache rows."""
-    inputs = stateful_inputs(bucket)
-    for segment in segments:
-        row, n = segment.row, len(segment.tokens)
-        for name, values in (
-            ("tokens", segment.tokens),
-            ("slots", segment.slots),
-            ("positions", segment.positions),
-        ):
-            inputs[name][row, :n] = _int32(values)
-        inputs["context_mask"][row, :, : segment.context.shape[1]] = _int32(segment.context)
-        inputs["tree_mask"][row, :n, :n] = _int32(segment.tree_mask)
-        if "pick" in inputs:
-            inputs["pick"][row] = int(segment.pick[0])
-        if "first" in inputs:
-            inputs["first"][row] = int(segment.positions[segment.pick].min())
-    if bucket.sampled:
-        sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
-        for name, part in sampling._asdict().items():
-            inputs[name][[segment.row for segment in segments]] = part
-    return inputs
+def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:
+    """Return caches without memory: their shape is all that this side has of them.
 
-
-def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[IntArray]:
-    """Return what a call chose at each segment's picked nodes.
-
-    chosen: [rows, picks] int32
+    config: of the model whose caches they are
     """
-    table = chosen.numpy().astype(np.int32)
-    if bucket.picks == bucket.nodes:
-        return [table[segment.row, segment.pick] for segment in segments]
-    return [table[segment.row, : len(segment.pick)] for segment in segments]
+    return empty_cache(
+        parse_config(config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype], "meta"
+    )
 
 
 def runtime_error(error: Exception) -> OutriderError:
@@ -164,7 +130,3 @@ def runtime_error(error: Exception) -> OutriderError:
             "and this is a defect to report"
         )
     return Unavailable(f"the Neuron runtime failed: {line}")
-
-
-def _int32(values: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))

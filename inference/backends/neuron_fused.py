@@ -1,7 +1,6 @@
 """A fused target on NeuronCores: graphs of target, draft and rounds in one package, over one state.
 
-A text has one row of the target and one of the draft; each round is told which belong together. Not
-yet run on hardware.
+Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from inference.artifact import Bucket, DraftBucket, Manifest, RoundBucket
 from inference.backends import Segment
-from inference.backends.compiled import CompiledModel, empty_caches
-from inference.backends.fused import draft_of, fill_round, fused_part, in_rounds
-from inference.backends.neuron import NeuronModel, Program, Say, fill, picked
-from inference.model.checkpoint import DTYPES
-from inference.model.config import parse_config
+from inference.backends.compiled import CompiledModel
+from inference.backends.fused import fill_round, fused_part, in_rounds
+from inference.backends.graph_calls import inputs_of, picked
+from inference.backends.neuron import NeuronModel, Program, Say, shape_of_cache
 from inference.model.round_graph import draft_inputs, round_inputs, under_draft_names
 from inference.tree import IntArray
 
@@ -43,12 +40,8 @@ class NeuronFusedModel(NeuronModel):
         return self._run(graph, inputs)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
-        places = [(segment.row, draft_of(segment).row) for segment in segments]
-        inputs = fill_round(bucket, segments, places)
-        for row, draft_row in places:
-            inputs["draft_rows"][row], inputs["rows"][draft_row] = draft_row, row
-        answers = self._run(bucket.name, inputs).numpy()
-        return [answers[segment.row].astype(np.int32) for segment in segments]
+        answers = self._run(bucket.name, fill_round(bucket, segments)).numpy()
+        return list(answers[: len(segments)].astype(np.int32))
 
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
         alone = {bucket.name: draft_inputs(bucket) for bucket in self.draft.buckets}
@@ -65,16 +58,12 @@ class _NeuronDraft(CompiledModel):
     def __init__(self, beside: NeuronFusedModel, manifest: Manifest) -> None:
         part = fused_part(manifest)
         self.buckets: tuple[DraftBucket, ...] = part.prefill
-        with torch.device("meta"):  # their shape is all that this side has of them
-            caches = empty_caches(
-                parse_config(part.config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype]
-            )
         graphs: dict[Bucket, Any] = {
             bucket: partial(beside.call, bucket.name) for bucket in self.buckets
         }
-        super().__init__(graphs, *caches)
+        super().__init__(graphs, shape_of_cache(manifest, part.config))
         self._beside = beside
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        chosen = self._beside.call(bucket.name, under_draft_names(fill(bucket, segments)))
-        return picked(bucket, chosen, segments)
+        inputs = under_draft_names(inputs_of(bucket, segments))
+        return picked(bucket, self._beside.call(bucket.name, inputs), segments)

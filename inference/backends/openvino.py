@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket, Manifest
-from inference.backends.compiled import REBUILD, CompiledModel, empty_caches
+from inference.backends.compiled import REBUILD, CompiledModel
+from inference.backends.graph_calls import unstacked
 from inference.errors import BadArtifact, MissingExtra
-from inference.model.config import parse_config
+from inference.model.cache import empty_cache
+from inference.model.config import ModelConfig, parse_config
 from inference.model.sampler import Sampling, choose_greedy, choose_mixed
 
 CACHE_DTYPE = torch.float32
@@ -62,7 +64,7 @@ def openvino_host(openvino: Any) -> dict[str, str]:
 class OpenVinoDecoder:
     """A compiled decoder over caches that stay the caller's.
 
-    keys, values: [layers, rows, kv heads, slots, head dim] float32
+    keys, values: every layer's cache in one tensor, [layers, rows, slots, width] float32
     """
 
     def __init__(self, model: Any, keys: Tensor, values: Tensor) -> None:
@@ -79,10 +81,12 @@ class OpenVinoDecoder:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits [B, P, V] float32, new keys and new values. The next call overwrites
-        them.
+        them. Without `pick` every node is picked.
         """
+        rows, nodes = inputs["tokens"].shape
+        every = torch.arange(nodes, dtype=torch.int32).repeat(rows, 1)
         for name in INPUTS[:-2]:
-            self._request.set_tensor(name, self._tensor(inputs[name].numpy()))
+            self._request.set_tensor(name, self._tensor(inputs.get(name, every).numpy()))
         self._request.infer()
         logits, keys, values = (
             torch.from_numpy(self._request.get_output_tensor(index).data) for index in range(3)
@@ -103,8 +107,7 @@ class OpenVinoGraph:
         if "seed" not in inputs:
             return choose_greedy(logits), keys, values
         sampling = Sampling(*(inputs[name] for name in Sampling._fields))
-        positions = torch.gather(inputs["positions"], 1, inputs["pick"].to(torch.int64)) + 1
-        return choose_mixed(logits, sampling, positions, self._levels), keys, values
+        return choose_mixed(logits, sampling, inputs["after"], self._levels), keys, values
 
 
 def load_openvino(directory: Path, manifest: Manifest) -> CompiledModel:
@@ -125,10 +128,12 @@ def load_openvino(directory: Path, manifest: Manifest) -> CompiledModel:
         raise BadArtifact(
             f"{directory / DECODER} cannot be loaded ({str(error).splitlines()[0]}): {REBUILD}"
         ) from error
-    keys, values = empty_caches(
-        parse_config(manifest.config), manifest.rows, manifest.capacity, CACHE_DTYPE
-    )
+    keys, values = empty_stack(parse_config(manifest.config), manifest.rows, manifest.capacity)
     decoder = OpenVinoDecoder(model, keys, values)
-    return CompiledModel(
-        {bucket: OpenVinoGraph(decoder, bucket) for bucket in manifest.buckets}, keys, values
-    )
+    graphs = {bucket: OpenVinoGraph(decoder, bucket) for bucket in manifest.buckets}
+    return CompiledModel(graphs, unstacked(keys, values))
+
+
+def empty_stack(config: ModelConfig, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+    """Return zeroed caches of all layers as two tensors: OpenVINO binds one for each input."""
+    return empty_cache(config, rows, capacity, CACHE_DTYPE).stacked()

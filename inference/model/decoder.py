@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inference.model.cache import KeysValues, read_rows
 from inference.model.config import ModelConfig
 
 MASKED = -1e30
@@ -28,18 +29,25 @@ class Hidden(NamedTuple):
     """
 
     states: Tensor  # [B, P, hidden]
-    keys: Tensor  # [layers, B, kv heads, T, head dim]
-    values: Tensor  # [layers, B, kv heads, T, head dim]
+    new: KeysValues  # each layer's [B, T, width]
 
 
-class KeysValues(NamedTuple):
-    """Keys and values that attention reads.
+class Sight(NamedTuple):
+    """What new nodes see, and at which positions they stand, for all layers of a forward."""
 
-    One layer's are [B, kv heads, n, head dim]; all layers' are [layers, B, kv heads, n, head dim].
-    """
+    cos: Tensor  # [B, T, 1, head dim / 2]
+    sin: Tensor  # [B, T, 1, head dim / 2]
+    context: Tensor  # [B, M, S] bool, with M = 1 or T: slots of the cache
+    tree: Tensor  # [B, T, E + T] bool: E earlier nodes, then the new ones
 
-    keys: Tensor
-    values: Tensor
+
+class Past(NamedTuple):
+    """One layer's keys and values that were computed before."""
+
+    keys: Tensor  # [B, S, width] of the cache
+    values: Tensor  # [B, S, width]
+    near_keys: Tensor | None  # [B, E, width] of earlier nodes that are not in the cache
+    near_values: Tensor | None  # [B, E, width]
 
 
 class RMSNorm(nn.Module):
@@ -86,7 +94,7 @@ WHOLE = Layers()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to x [B, heads, T, D]; cos and sin are [B, 1, T, D / 2]."""
+    """Apply rotary positions to x [B, T, heads, D]; cos and sin are [B, T, 1, D / 2]."""
     low, high = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
@@ -110,77 +118,66 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.qk_norm = config.qk_norm
 
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        past: KeysValues,
-        earlier: KeysValues | None,
-        context_mask: Tensor,
-        tree_mask: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the attention's output [B, T, hidden], and the new keys and values.
+    def forward(self, x: Tensor, past: Past, sight: Sight) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the attention's output [B, T, hidden], and the new keys and values [B, T, width].
 
         x: [B, T, hidden]
-        past: keys and values [B, kv heads, S, D] of the cache
-        earlier: keys and values [B, kv heads, E, D] of nodes that are not in the cache yet
-        context_mask: [B, M, S] bool
-        tree_mask: [B, T, E + T] bool; the new nodes come last
         """
         batch, nodes, _ = x.shape
         q = self.q_proj(x).view(batch, nodes, -1, self.head_dim)  # as many heads as this rank has
-        k = self.k_proj(x).view(batch, nodes, -1, self.head_dim)
-        v = self.v_proj(x).view(batch, nodes, -1, self.head_dim).transpose(1, 2)
+        k, v = self.k_proj(x).view(batch, nodes, -1, self.head_dim), self.v_proj(x)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)
+        q, k = rotate(q, sight.cos, sight.sin), rotate(k, sight.cos, sight.sin).flatten(2)
         near_keys, near_values = (
-            (k, v)
-            if earlier is None
-            else (torch.cat((earlier.keys, k), 2), torch.cat((earlier.values, v), 2))
+            part if earlier is None else torch.cat((earlier, part), 1)
+            for part, earlier in ((k, past.near_keys), (v, past.near_values))
         )
-        mixed = attend(
-            q, near_keys, near_values, past.keys, past.values, context_mask, tree_mask
-        ).to(x.dtype)
-        return self.o_proj(mixed.transpose(1, 2).reshape(batch, nodes, -1)), k, v
+        mixed = attend(q, past.keys, past.values, near_keys, near_values, sight)
+        return self.o_proj(mixed.to(x.dtype)), k, v
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past_keys: Tensor,
-    past_values: Tensor,
-    context_mask: Tensor,
-    tree_mask: Tensor,
+    q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
 ) -> Tensor:
     """Return attention's output for the queries q.
 
-    q: [B, H, T, D]
-    k, v: [B, KV, E + T, D]
-    past_keys, past_values: [B, KV, S, D]
-    result: [B, H, T, D] float32
-    """
-    batch, heads, nodes, size = q.shape
-    shared = k.shape[1]
-    folded = (q.float() * size**-0.5).reshape(
-        batch, shared, heads // shared * nodes, size
-    )  # query heads of a group as rows
+    The products take numbers as narrow as the cache's, and add in float32. The softmax is in
+    float32.
 
-    def scores(keys: Tensor, mask: Tensor) -> Tensor:
-        raw = (folded @ keys.float().transpose(2, 3)).view(
-            batch, shared, heads // shared, nodes, -1
-        )
+    q: [B, T, H, D]
+    past_keys, past_values: [B, S, width] of the cache
+    k, v: [B, E + T, width] of nodes that are not in the cache
+    result: [B, T, H * D] float32
+    """
+    batch, nodes, heads, size = q.shape
+    shared = k.shape[-1] // size
+    group = heads // shared * nodes  # a key-value head's query heads and their nodes, as rows
+    narrow = k.dtype if k.dtype.itemsize == 2 else torch.float32
+    scaled = (q.float() * size**-0.5).to(narrow)
+    folded = scaled.transpose(1, 2).reshape(batch * shared, group, size)
+
+    def by_head(part: Tensor) -> Tensor:  # [B, n, width] -> [B * KV, n, D]
+        parted = part.to(narrow).view(batch, part.shape[1], shared, size).transpose(1, 2)
+        return parted.reshape(batch * shared, part.shape[1], size)
+
+    def scores(keys: Tensor, mask: Tensor) -> Tensor:  # [B, KV, H / KV, T, n]
+        raw = torch.bmm(folded, by_head(keys).transpose(1, 2)).float()
+        raw = raw.view(batch, shared, heads // shared, nodes, -1)
         return torch.where(mask[:, None, None], raw, MASKED)
 
-    past, new = scores(past_keys, context_mask), scores(k, tree_mask)
+    past, new = scores(past_keys, sight.context), scores(k, sight.tree)
     top = torch.maximum(past.amax(-1, keepdim=True), new.amax(-1, keepdim=True))
     past, new = torch.exp(past - top), torch.exp(new - top)
     total = past.sum(-1, keepdim=True) + new.sum(-1, keepdim=True)
-    rows = (batch, shared, heads // shared * nodes, -1)
-    mixed = past.view(rows) @ past_values.float() + new.view(rows) @ v.float()
-    return (mixed / total.view(rows)).view(batch, heads, nodes, size)
+    rows = (batch * shared, group, -1)
+
+    def weighed(weights: Tensor, values: Tensor) -> Tensor:  # [B * KV, H / KV * T, D]
+        return torch.bmm(weights.to(narrow).view(rows), by_head(values)).float()
+
+    mixed = weighed(past, past_values) + weighed(new, v)
+    mixed = (mixed / total.view(rows)).view(batch, heads, nodes, size)
+    return mixed.transpose(1, 2).reshape(batch, nodes, heads * size)
 
 
 class MLP(nn.Module):
@@ -209,23 +206,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config, layers)
 
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        past: KeysValues,
-        earlier: KeysValues | None,
-        context_mask: Tensor,
-        tree_mask: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the layer's output [B, T, hidden], and its new keys and values.
-
-        Arguments are those of Attention.forward().
-        """
-        mixed, keys, values = self.self_attn(
-            self.input_layernorm(x), cos, sin, past, earlier, context_mask, tree_mask
-        )
+    def forward(self, x: Tensor, past: Past, sight: Sight) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the layer's output [B, T, hidden], and its new keys and values [B, T, width]."""
+        mixed, keys, values = self.self_attn(self.input_layernorm(x), past, sight)
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x)), keys, values
 
@@ -273,49 +256,44 @@ class Decoder(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        rows: Tensor | None,
+        rows: Tensor,
         positions: Tensor,
         context_mask: Tensor,
         tree_mask: Tensor,
         pick: Tensor | None,
-        keys: Tensor,
-        values: Tensor,
+        cache: KeysValues,
         earlier: KeysValues | None = None,
     ) -> Hidden:
         """Make one forward over new nodes. The caches are only read.
 
         tokens, positions: [B, T] int32
-        rows: [B] int32, the cache row of each; None for all rows in their order
+        rows: [B] int32, the cache row of each
         context_mask: [B, M, S] int32 0/1 over the first S slots, with M = 1 or T
         tree_mask: [B, T, T] int32 0/1; with `earlier` [B, T, E + T], its nodes first
         pick: [B, P] int32, the nodes whose states are wanted; None for all in their order
-        keys, values: [layers, cache rows, kv heads, slots, head dim]
-        earlier: keys and values [layers, B, kv heads, E, head dim] of nodes that are not in the
-            cache yet
+        cache: each layer's [cache rows, slots, width]
+        earlier: each layer's [B, E, width], of nodes that are not in the cache yet
         """
-        slots = context_mask.shape[-1]
-        context, tree = context_mask.to(torch.bool), tree_mask.to(torch.bool)
         x = self.model.embed_tokens(tokens)
-        cos = F.embedding(positions, self.cos)[:, None].to(x.dtype)  # [B, 1, T, head dim / 2]
-        sin = F.embedding(positions, self.sin)[:, None].to(x.dtype)
+        cos, sin = (
+            F.embedding(positions, table)[:, :, None].to(x.dtype) for table in (self.cos, self.sin)
+        )
+        sight = Sight(cos, sin, context_mask.to(torch.bool), tree_mask.to(torch.bool))
         new_keys, new_values = [], []
         for index, layer in enumerate(self.model.layers):
-            past_keys, past_values = keys[index, :, :, :slots], values[index, :, :, :slots]
-            if rows is not None:
-                past_keys, past_values = (
-                    past_keys.index_select(0, rows),
-                    past_values.index_select(0, rows),
-                )
-            near = (
-                None if earlier is None else KeysValues(earlier.keys[index], earlier.values[index])
+            past = Past(
+                read_rows(cache.keys[index], rows, context_mask.shape[-1]),
+                read_rows(cache.values[index], rows, context_mask.shape[-1]),
+                None if earlier is None else earlier.keys[index],
+                None if earlier is None else earlier.values[index],
             )
-            x, k, v = layer(x, cos, sin, KeysValues(past_keys, past_values), near, context, tree)
+            x, k, v = layer(x, past, sight)
             new_keys.append(k)
             new_values.append(v)
         picked = (
             x if pick is None else torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
         )
-        return Hidden(self.model.norm(picked), torch.stack(new_keys), torch.stack(new_values))
+        return Hidden(self.model.norm(picked), KeysValues(tuple(new_keys), tuple(new_values)))
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
         """Apply the head, for the tokenizer's ids only. The result is cast to float32, the

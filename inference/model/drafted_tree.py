@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from inference.model.arithmetic import Arithmetic
-from inference.model.decoder import Decoder, Hidden, KeysValues
+from inference.model.cache import KeysValues
+from inference.model.decoder import Decoder, Hidden
 from inference.model.sampler import (
     Sampling,
     guess_drawn,
@@ -26,13 +27,11 @@ class Seen(NamedTuple):
     tree_mask: Tensor  # [B, n, n] int32 0/1
 
 
-class Drafted(NamedTuple):
-    """A drafted tree, and keys and values of the nodes that the draft computed, its two entry
-    nodes first.
-    """
+class Rows(NamedTuple):
+    """The cache rows of a model's new nodes, and what the nodes see there."""
 
-    tokens: Tensor  # [B, nodes] int32
-    new: KeysValues  # [layers, B, kv heads, 1 + inner nodes, head dim]
+    rows: Tensor  # [B] int32
+    seen: Seen
 
 
 class Draws(NamedTuple):
@@ -46,12 +45,7 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        sampling: Sampling | None,
-        seen: Seen,
-        shape: Branches,
-        vocabulary: int,
-        by: Arithmetic,
+        cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, by: Arithmetic
     ) -> Draws | None:
         """Return the draws of trees whose roots are the first nodes; None where every row is
         greedy.
@@ -63,13 +57,6 @@ class Draws(NamedTuple):
             noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, by),
         )
 
-    def rows(self, order: Tensor) -> Draws:
-        """Return the draws of these rows, in this order."""
-        return Draws(
-            Sampling(*(part.index_select(0, order) for part in self.sampling)),
-            self.table.index_select(0, order),
-        )
-
     def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
         """Return the noise for the children of `wide` nodes at this depth."""
         return self.table[:, depth : depth + 1].expand(-1, wide, -1)
@@ -79,17 +66,20 @@ def draft_tree(
     draft: Decoder,
     shape: Branches,
     entry: Tensor,
-    seen: Seen,
-    rows: Tensor | None,
-    past: KeysValues,
+    at: Rows,
+    cache: KeysValues,
     draws: Draws | None,
     by: Arithmetic,
-) -> Drafted:
+) -> tuple[Tensor, KeysValues]:
     """Grow the tree level by level.
 
+    Returns its tokens [B, nodes], and each layer's keys and values [B, 1 + inner nodes, width] of
+    what the draft computed: the two entry nodes first.
+
     entry: [B, 2] int32, a token that the draft has not seen yet (or padding), then the root
-    seen: for the two entry nodes and the tree's inner nodes
+    at: of the two entry nodes and the tree's inner nodes
     """
+    rows, seen = at
     levels, level, new, first = [entry[:, 1:]], entry, None, 0
     for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
         last = first + level.shape[1]
@@ -98,26 +88,18 @@ def draft_tree(
             seen.context_mask,
             seen.tree_mask[:, first:last, :last],
         )
-        out: Hidden = draft(level, rows, *near, None, past.keys, past.values, new)
+        out: Hidden = draft(level, rows, *near, None, cache, new)
         logits = draft.logits(out.states[:, -wide:])
         ids = (
             guess_greedy(logits, branch, by)
             if draws is None
             else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch, by)
         )
-        new = _joined(new, out)
+        new = out.new if new is None else new.followed_by(out.new)
         level, first = ids.flatten(1), last
         levels.append(level)
     assert new is not None
-    return Drafted(torch.cat(levels, 1), new)
-
-
-def _joined(earlier: KeysValues | None, out: Hidden) -> KeysValues:
-    if earlier is None:
-        return KeysValues(out.keys, out.values)
-    return KeysValues(
-        torch.cat((earlier.keys, out.keys), 3), torch.cat((earlier.values, out.values), 3)
-    )
+    return torch.cat(levels, 1), new
 
 
 def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

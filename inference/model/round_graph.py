@@ -14,28 +14,24 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.arithmetic import ENGINES, HOST
-from inference.model.decoder import Decoder, Hidden, KeysValues
-from inference.model.drafted_tree import Drafted, Draws, Seen, accept_in_graph, draft_tree
+from inference.model.cache import CachedGraph, KeysValues, read_rows
+from inference.model.decoder import Decoder, Hidden
+from inference.model.drafted_tree import Draws, Rows, Seen, accept_in_graph, draft_tree
 from inference.model.sampler import (
     Sampling,
     choose_drawn,
     choose_greedy,
     choose_mixed,
 )
-from inference.model.verify_graph import (
-    example_inputs,
-    positions_after,
-    sampling_of,
-    stateful_inputs,
-)
+from inference.model.verify_graph import example_inputs, sampling_of
 from inference.tree_shape import Branches
 
-CACHES = ("keys", "values", "draft_keys", "draft_values")
-"""Buffers of a fused graph: the target's caches, then the draft's."""
+DRAFT = "draft_"
+"""Prefix of the draft's caches and inputs in a fused graph."""
 
 # fmt: off
 INPUTS = (
@@ -47,16 +43,8 @@ INPUTS = (
 """Inputs of a round, in this order. A greedy round lacks the last four."""
 
 
-class _Fused(nn.Module):
-    """Target, draft and the shape of the tree, with the caches of both models.
-
-    A cache is [layers, rows, kv heads, capacity + 1, head dim].
-    """
-
-    keys: Tensor
-    values: Tensor
-    draft_keys: Tensor
-    draft_values: Tensor
+class _Fused(CachedGraph):
+    """Target, draft and the shape of the tree, with the caches of both models."""
 
     arithmetic = HOST
 
@@ -64,40 +52,29 @@ class _Fused(nn.Module):
         self,
         decoder: Decoder,
         draft: Decoder,
-        caches: tuple[Tensor, ...],
+        cache: KeysValues,
+        draft_cache: KeysValues,
         shape: Branches,
     ) -> None:
-        """caches: in the order of CACHES"""
         super().__init__()
         self.decoder, self.draft, self.shape = decoder, draft, shape
-        for name, cache in zip(CACHES, caches, strict=True):
-            self.register_buffer(name, cache, persistent=False)
+        self.hold(cache)
+        self.hold(draft_cache, DRAFT)
 
-    def _draws(self, sampling: Sampling | None, seen: Seen) -> Draws | None:
-        return Draws.of(sampling, seen, self.shape, self.decoder.vocabulary, self.arithmetic)
-
-    def _draft(
-        self, entry: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
-    ) -> Drafted:
-        return draft_tree(
-            self.draft,
-            self.shape,
-            entry,
-            seen,
-            rows,
-            KeysValues(self.draft_keys, self.draft_values),
-            draws,
-            self.arithmetic,
-        )
-
-    def _verify(
-        self, tokens: Tensor, seen: Seen, rows: Tensor | None, draws: Draws | None
-    ) -> tuple[Tensor, KeysValues]:
-        """Return the round's answer, and the target's new keys and values.
+    def _made(
+        self, entry: Tensor, target: Rows, draft: Rows, sampling: Sampling | None
+    ) -> tuple[Tensor, KeysValues, KeysValues]:
+        """Return the round's answer, and the new keys and values of the target and of the draft.
 
         The answer is [B, nodes - 1 + depth + 1] int32: drafted tokens, accepted nodes, next token.
+
+        entry: [B, 2] int32, a token that the draft has not seen yet (or padding), then the root
         """
-        out: Hidden = self.decoder(tokens, rows, *seen, None, self.keys, self.values)
+        by = self.arithmetic
+        draws = Draws.of(sampling, target.seen, self.shape, self.decoder.vocabulary, by)
+        past = self.cache(DRAFT)
+        tokens, drafted = draft_tree(self.draft, self.shape, entry, draft, past, draws, by)
+        out: Hidden = self.decoder(tokens, target.rows, *target.seen, None, self.cache())
         logits = self.decoder.logits(out.states)
         if draws is None:
             chosen = choose_greedy(logits)
@@ -105,11 +82,9 @@ class _Fused(nn.Module):
             drawn = torch.cat(
                 [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
             )
-            chosen = choose_drawn(logits, draws.sampling, drawn, self.arithmetic)
+            chosen = choose_drawn(logits, draws.sampling, drawn, by)
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
-        return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), KeysValues(
-            out.keys, out.values
-        )
+        return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
 
 class RoundGraph(_Fused):
@@ -134,30 +109,26 @@ class RoundGraph(_Fused):
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the answer, then the new keys and values in the order of CACHES."""
-        seen = Seen(positions, context_mask, tree_mask)
-        draws = self._draws(sampling_of(temperature, top_k, top_p, seed), seen)
-        drafted = self._draft(
+        """Return the answer, then new keys and values of the target, then those of the draft.
+
+        Keys and values are each [layers, B, nodes, width].
+        """
+        answer, new, drafted = self._made(
             draft_tokens,
-            Seen(draft_positions, draft_context_mask, draft_tree_mask),
-            draft_rows,
-            draws,
+            Rows(rows, Seen(positions, context_mask, tree_mask)),
+            Rows(draft_rows, Seen(draft_positions, draft_context_mask, draft_tree_mask)),
+            sampling_of(temperature, top_k, top_p, seed),
         )
-        answer, new = self._verify(drafted.tokens, seen, rows, draws)
-        return answer, *new, *drafted.new
+        return answer, *new.stacked(), *drafted.stacked()
 
 
 class StatefulRoundGraph(_Fused):
     """A round that reassigns its caches and returns one tensor.
 
-    Every row of the caches takes part in every call, in its order. The inputs that are given select
-    the operation:
+    The inputs that are given select the operation:
     - All inputs of a RoundGraph: a round.
-    - The target's inputs alone, or the draft's alone: a VerifyGraph of that model.
-    - `rows` alone: row i of every cache becomes what row rows[i] was.
-
-    In a round, a text has one row of the target and one of the draft. draft_rows[i] is the draft's
-    row for the target's row i. rows[j] is the target's row for the draft's row j.
+    - The target's inputs alone, or the draft's alone: a StatefulGraph of that model.
+    - `rows` [2] alone: in every cache, the second of these rows becomes what the first is.
     """
 
     arithmetic = ENGINES
@@ -173,7 +144,7 @@ class StatefulRoundGraph(_Fused):
         context_mask: Tensor | None = None,
         tree_mask: Tensor | None = None,
         pick: Tensor | None = None,
-        first: Tensor | None = None,
+        after: Tensor | None = None,
         draft_tokens: Tensor | None = None,
         draft_rows: Tensor | None = None,
         draft_slots: Tensor | None = None,
@@ -191,8 +162,9 @@ class StatefulRoundGraph(_Fused):
         After copying rows, the returned tensor is meaningless.
         """
         sampling = sampling_of(temperature, top_k, top_p, seed)
-        target = _part(tokens, slots, positions, context_mask, tree_mask, pick)
+        target = _part(rows, tokens, slots, positions, context_mask, tree_mask, pick)
         draft = _part(
+            draft_rows,
             draft_tokens,
             draft_slots,
             draft_positions,
@@ -200,33 +172,22 @@ class StatefulRoundGraph(_Fused):
             draft_tree_mask,
             draft_pick,
         )
-        if target is not None and draft is not None and rows is not None and draft_rows is not None:
-            return self._round(target, draft, rows, draft_rows, sampling)
+        if target is not None and draft is not None:
+            return self._round(target, draft, sampling)
         if target is not None:
-            return self._alone(self.decoder, "", target, sampling, first)
+            return self._alone(self.decoder, "", target, after, sampling)
         if draft is not None:
-            return self._alone(self.draft, "draft_", draft, sampling, None)
+            return self._alone(self.draft, DRAFT, draft, None, None)
         assert rows is not None, "no inputs"
-        return self._copied(rows)
+        for which in ("", DRAFT):
+            self.copy_row(rows[:1], rows[1:], which)
+        return rows + rows
 
-    def _round(
-        self,
-        target: _Part,
-        draft: _Part,
-        rows: Tensor,
-        draft_rows: Tensor,
-        sampling: Sampling | None,
-    ) -> Tensor:
+    def _round(self, target: _Part, draft: _Part, sampling: Sampling | None) -> Tensor:
         assert draft.tokens is not None, "the draft starts from a root"
-        draws = self._draws(sampling, target.seen)
-        drafted = self._draft(
-            draft.tokens, draft.seen, None, None if draws is None else draws.rows(rows)
-        )
-        answer, new = self._verify(
-            drafted.tokens.index_select(0, draft_rows), target.seen, None, draws
-        )
-        self._write("", target.slots, new)
-        self._write("draft_", draft.slots, drafted.new)
+        answer, new, drafted = self._made(draft.tokens, target.at, draft.at, sampling)
+        self.write(target.at.rows, target.slots, new)
+        self.write(draft.at.rows, draft.slots, drafted, DRAFT)
         return answer
 
     def _alone(
@@ -234,58 +195,33 @@ class StatefulRoundGraph(_Fused):
         model: Decoder,
         which: str,
         part: _Part,
+        after: Tensor | None,
         sampling: Sampling | None,
-        first: Tensor | None,
     ) -> Tensor:
         """Run one model by itself.
 
-        The other model's junk slots are written, too: every graph of a package has the same state.
+        The other model's junk slot is written, too: every graph of a package has the same state.
         """
         assert part.tokens is not None, "nothing to look at"
-        out: Hidden = model(
-            part.tokens,
-            None,
-            *part.seen,
-            part.pick,
-            getattr(self, f"{which}keys"),
-            getattr(self, f"{which}values"),
-        )
+        rows, seen = part.at
+        out: Hidden = model(part.tokens, rows, *seen, part.pick, self.cache(which))
         logits = model.logits(out.states)
-        after = positions_after(part.seen.positions, part.pick, first, self.levels)
         chosen = (
             choose_greedy(logits)
-            if sampling is None
+            if sampling is None or after is None
             else choose_mixed(logits, sampling, after, self.levels, self.arithmetic)
         )
-        self._write(which, part.slots, KeysValues(out.keys, out.values))
-        other = "" if which else "draft_"
-        self._write(
-            other, torch.full_like(part.slots[:, :1], self.keys.shape[3] - 1), self._nothing(other)
-        )
+        self.write(rows, part.slots, out.new, which)
+        self._touch(DRAFT if which == "" else "", rows[:1])
         return chosen
 
-    def _write(self, which: str, slots: Tensor, new: KeysValues) -> None:
-        """Write new [layers, B, kv heads, n, head dim] into the model's caches at slots [B, n]."""
-        index = slots[None, :, None, :, None].expand(new.keys.shape)
-        setattr(
-            self, f"{which}keys", torch.scatter(getattr(self, f"{which}keys"), 3, index, new.keys)
+    def _touch(self, which: str, row: Tensor) -> None:
+        """Write a model's junk slot in one row [1] with its first slot, which is finite."""
+        cache = self.cache(which)
+        junk = torch.full_like(row[:, None], cache.keys[0].shape[1] - 1)
+        self.write(
+            row, junk, KeysValues.of(read_rows(held, row, 1) for held in cache.tensors), which
         )
-        setattr(
-            self,
-            f"{which}values",
-            torch.scatter(getattr(self, f"{which}values"), 3, index, new.values),
-        )
-
-    def _nothing(self, which: str) -> KeysValues:
-        """Return keys and values for a junk slot: the first slot's, which are finite."""
-        return KeysValues(
-            getattr(self, f"{which}keys")[:, :, :, :1], getattr(self, f"{which}values")[:, :, :, :1]
-        )
-
-    def _copied(self, rows: Tensor) -> Tensor:
-        for name in CACHES:
-            setattr(self, name, getattr(self, name).index_select(1, rows))
-        return rows + rows
 
 
 class _Part(NamedTuple):
@@ -296,11 +232,12 @@ class _Part(NamedTuple):
 
     tokens: Tensor | None
     slots: Tensor
-    seen: Seen
+    at: Rows
     pick: Tensor | None
 
 
 def _part(
+    rows: Tensor | None,
     tokens: Tensor | None,
     slots: Tensor | None,
     positions: Tensor | None,
@@ -309,9 +246,15 @@ def _part(
     pick: Tensor | None,
 ) -> _Part | None:
     """Return the model's inputs together; None where it takes no part in the call."""
-    if slots is None or positions is None or context_mask is None or tree_mask is None:
+    if (
+        rows is None
+        or slots is None
+        or positions is None
+        or context_mask is None
+        or tree_mask is None
+    ):
         return None
-    return _Part(tokens, slots, Seen(positions, context_mask, tree_mask), pick)
+    return _Part(tokens, slots, Rows(rows, Seen(positions, context_mask, tree_mask)), pick)
 
 
 def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
@@ -324,7 +267,6 @@ def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
     beside["tokens"] = beside["tokens"][
         :, :2
     ].contiguous()  # compiled graphs take for granted how their inputs lie
-    del inputs["tokens"], inputs["pick"], beside["pick"]
     given = inputs | under_draft_names(beside)
     return {name: given[name] for name in INPUTS if name in given}
 
@@ -333,9 +275,9 @@ def draft_inputs(bucket: DraftBucket) -> dict[str, Tensor]:
     """Return the inputs of an idle call of the draft alone, by StatefulRoundGraph's parameter
     names.
     """
-    return under_draft_names(stateful_inputs(bucket))
+    return under_draft_names(example_inputs(bucket))
 
 
 def under_draft_names(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename a graph's inputs to those that StatefulRoundGraph takes for the draft."""
-    return {f"draft_{name}": tensor for name, tensor in inputs.items()}
+    return {f"{DRAFT}{name}": tensor for name, tensor in inputs.items()}

@@ -3,82 +3,50 @@
 `VerifyGraph` reads the caches and returns new keys and values for its caller to write (CPU, CUDA).
 Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 
-Both have one set of inputs. Without the sampling inputs a graph is greedy; with them it serves any
-mixture of rows. A `StatefulGraph` that is given `rows` alone copies rows of its caches. It is the
-same module because graphs of one package share state and signature.
+Both have one set of inputs, which name the row of the caches that each row of the call stands for.
+Without `pick` it chooses at every node. Without the sampling inputs it is greedy; with them it
+serves any mixture of rows. A
+`StatefulGraph` that is given `rows` alone copies a row of its caches. It is the same module because
+graphs of one package share state and signature.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from inference.artifact import Bucket
 from inference.model.arithmetic import ENGINES, HOST
+from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.sampler import Sampling, choose_greedy, choose_mixed
 
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""Tokens, positions, context mask, tree mask and pick, in this order. Pick is None for all
-nodes.
-"""
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""Tokens, rows, positions, context mask, tree mask and pick, in this order."""
 
 
-class _Graph(nn.Module):
-    """A Decoder, its caches and the choice.
-
-    keys, values: [layers, rows, kv heads, capacity + 1, head dim]
-
-    A bucket reads the first `bucket.slots` slots.
-    """
-
-    keys: Tensor
-    values: Tensor
+class _Graph(CachedGraph):
+    """A Decoder, its caches and the choice. A bucket reads the first `bucket.slots` slots."""
 
     arithmetic = HOST
 
-    def __init__(self, decoder: Decoder, keys: Tensor, values: Tensor, levels: int) -> None:
+    def __init__(self, decoder: Decoder, cache: KeysValues, levels: int) -> None:
         super().__init__()
         self.decoder, self.levels = decoder, levels
-        self.register_buffer("keys", keys, persistent=False)
-        self.register_buffer("values", values, persistent=False)
+        self.hold(cache)
 
     def _run(
-        self,
-        inputs: _Inputs,
-        rows: Tensor | None,
-        sampling: Sampling | None,
-        first: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return chosen [B, P] int32, then new keys and new values [layers, B, kv heads, T, head
-        dim].
-        """
-        tokens, positions, context_mask, tree_mask, pick = inputs
+        self, inputs: _Inputs, after: Tensor | None, sampling: Sampling | None
+    ) -> tuple[Tensor, KeysValues]:
+        """Return chosen [B, P] int32, and the new nodes' keys and values."""
+        tokens, rows, positions, context_mask, tree_mask, pick = inputs
         out: Hidden = self.decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self.keys, self.values
+            tokens, rows, positions, context_mask, tree_mask, pick, self.cache()
         )
         logits = self.decoder.logits(out.states)
-        if sampling is None:
-            return choose_greedy(logits), out.keys, out.values
-        after = positions_after(positions, pick, first, self.levels)
-        chosen = choose_mixed(logits, sampling, after, self.levels, self.arithmetic)
-        return chosen, out.keys, out.values
-
-
-def positions_after(
-    positions: Tensor, pick: Tensor | None, first: Tensor | None, levels: int
-) -> Tensor:  # [B, T] -> [B, P]
-    """Return positions of the tokens that are chosen at the picked nodes.
-
-    pick: [B, P] int32; None for all nodes
-    first: [B, 1] int32, the least position of a node whose choice is used. Other nodes may lie
-        anywhere: they are taken to lie within `levels` positions from there on.
-    """
-    if pick is not None:
-        return torch.gather(positions, 1, pick) + 1
-    if first is None:
-        return positions + 1
-    return torch.minimum(torch.maximum(positions, first), first + (levels - 1)) + 1
+        if sampling is None or after is None:
+            return choose_greedy(logits), out.new
+        return choose_mixed(logits, sampling, after, self.levels, self.arithmetic), out.new
 
 
 def sampling_of(
@@ -103,24 +71,23 @@ class VerifyGraph(_Graph):
         positions: Tensor,  # [B, T] int32
         context_mask: Tensor,  # [B, 1, S] int32 0/1
         tree_mask: Tensor,  # [B, T, T] int32 0/1
-        pick: Tensor,  # [B, P] int32, the nodes to choose at
+        pick: Tensor | None = None,  # [B, P] int32, the nodes to choose at; None for all
+        after: Tensor | None = None,  # [B, P] int32, positions of the tokens to be chosen
         temperature: Tensor | None = None,  # [B] float32
         top_k: Tensor | None = None,  # [B] int32
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = (tokens, positions, context_mask, tree_mask, pick)
-        return self._run(inputs, rows, sampling_of(temperature, top_k, top_p, seed))
+        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
+        chosen, new = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
+        return chosen, *new.stacked()
 
 
 class StatefulGraph(_Graph):
     """A graph that reassigns its caches and returns chosen [B, P] alone.
 
-    Without `pick` it chooses at every node. A gather of all nodes would have an index of its
-    source's shape, which compilers for Neuron have got wrong.
-
-    Every row of the cache takes part in every call, in its order. Given `rows` alone, row i becomes
-    what row `rows[i]` was. Otherwise `rows` is ignored.
+    Its inputs are those of a VerifyGraph. It writes the slots that they name, and nothing else.
+    Given `rows` [2] alone, the second of these rows becomes what the first is.
     """
 
     arithmetic = ENGINES
@@ -134,7 +101,7 @@ class StatefulGraph(_Graph):
         context_mask: Tensor | None = None,
         tree_mask: Tensor | None = None,
         pick: Tensor | None = None,
-        first: Tensor | None = None,  # [B, 1] int32, see positions_after()
+        after: Tensor | None = None,
         temperature: Tensor | None = None,
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
@@ -147,45 +114,17 @@ class StatefulGraph(_Graph):
             or context_mask is None
             or tree_mask is None
         ):
-            return self._copied(rows)
-        inputs = (tokens, positions, context_mask, tree_mask, pick)
-        chosen, self.keys, self.values = self._written(
-            inputs, slots, sampling_of(temperature, top_k, top_p, seed), first
-        )
+            self.copy_row(rows[:1], rows[1:])
+            return rows + rows  # a graph must return something: this means nothing
+        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
+        chosen, new = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
+        self.write(rows, slots, new)
         return chosen
 
-    def _written(
-        self,
-        inputs: _Inputs,
-        slots: Tensor,
-        sampling: Sampling | None,
-        first: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return chosen [B, P] int32, and the caches with the new keys and values in their
-        slots.
-        """
-        assert slots.shape[0] == self.keys.shape[1], (
-            f"{slots.shape[0]} rows in a call, {self.keys.shape[1]} in the cache"
-        )
-        chosen, keys, values = self._run(inputs, None, sampling, first)
-        index = slots[None, :, None, :, None].expand(keys.shape)
-        return (
-            chosen,
-            torch.scatter(self.keys, 3, index, keys),
-            torch.scatter(self.values, 3, index, values),
-        )
 
-    def _copied(self, rows: Tensor) -> Tensor:
-        """Copy rows of the caches. A graph must return something: the result [rows] means
-        nothing.
-        """
-        self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
-        return rows + rows
-
-
-def copy_inputs(rows: int) -> dict[str, Tensor]:
-    """Return inputs, by parameter name, that copy every row of a StatefulGraph to itself."""
-    return {"rows": torch.arange(rows, dtype=torch.int32)}
+def copy_inputs(source: int = 0, target: int = 0) -> dict[str, Tensor]:
+    """Return inputs, by parameter name, that make a stateful graph copy a row of its caches."""
+    return {"rows": torch.tensor([source, target], dtype=torch.int32)}
 
 
 def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
@@ -196,30 +135,20 @@ def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
     rows, nodes = bucket.rows, bucket.nodes
     inputs = {
         "tokens": torch.zeros(rows, nodes, dtype=torch.int32),
-        "rows": torch.arange(rows, dtype=torch.int32),
+        "rows": torch.zeros(rows, dtype=torch.int32),
         "slots": torch.full((rows, nodes), bucket.junk, dtype=torch.int32),
         "positions": torch.zeros(rows, nodes, dtype=torch.int32),
         "context_mask": torch.zeros(rows, 1, bucket.slots, dtype=torch.int32),
         "tree_mask": torch.eye(nodes, dtype=torch.int32).repeat(rows, 1, 1),
-        "pick": torch.zeros(rows, bucket.picks, dtype=torch.int32),
     }
+    if not bucket.everywhere:
+        inputs["pick"] = torch.zeros(rows, bucket.picks, dtype=torch.int32)
     if bucket.sampled:
         inputs |= {
+            "after": torch.zeros(rows, bucket.picks, dtype=torch.int32),
             "temperature": torch.zeros(rows),
             "top_k": torch.zeros(rows, dtype=torch.int32),
             "top_p": torch.ones(rows),
             "seed": torch.zeros(rows, 2, dtype=torch.int32),
         }
-    return inputs
-
-
-def stateful_inputs(bucket: Bucket) -> dict[str, Tensor]:
-    """Return the inputs of an idle call of a StatefulGraph: without `pick` where all are picked,
-    with `first` where it is sampled then.
-    """
-    inputs = example_inputs(bucket)
-    if bucket.picks == bucket.nodes:
-        del inputs["pick"]
-        if bucket.sampled:
-            inputs["first"] = torch.zeros(bucket.rows, 1, dtype=torch.int32)
     return inputs

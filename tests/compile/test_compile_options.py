@@ -55,7 +55,7 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(
     ):
         assert part in shown
     assert not (tmp_path / "out").exists()
-    assert main(arguments) == 1
+    assert main([*arguments, "--rows", "4"]) == 1
     assert "Would fit: --sequence_length" in capsys.readouterr().err
 
 
@@ -82,6 +82,8 @@ DRY = ["--target", "cpu", "--dry_run"]
         ([*DRY, "--gamma", "4"], "it goes with --fused"),
         ([*DRY, "--fused", "--gamma", "0"], "a round drafts one token at least"),
         ([*DRY, "--fused", "--model", "x"], "--fused needs --draft_model"),
+        ([*DRY, "--fused", "--draft_tree", "2,x"], "--draft_tree 2,x"),
+        ([*DRY, "--fused", "--dtype", "int8"], "leave out --dtype int8"),
         (["--target", "trn1", "--dry_run", "--dtype", "int8"], "int8 is for cpu"),
         (["--pull", "somewhere", "--out", "x"], "--pull needs --digest"),
     ],

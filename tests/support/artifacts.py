@@ -18,7 +18,7 @@ from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
 from tests.support.models import TINY
 
-LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=2, sequence_length=120, all_rows=False)
+LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=2, sequence_length=120)
 
 
 @dataclass

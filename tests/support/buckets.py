@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket
+from inference.model.cache import KeysValues, empty_cache
 from inference.model.verify_graph import StatefulGraph, VerifyGraph
 from tests.support.models import tiny_decoder
 
-SLOTS, JUNK = 40, 47
+SLOTS, JUNK, CACHE_ROWS = 40, 47, 3
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 1},
@@ -63,12 +64,14 @@ class Case:
         """Always the same weights and the same full caches."""
         vocabulary = 290 if "290" in self.family else 61
         decoder = tiny_decoder(vocabulary=vocabulary, **FAMILIES[self.family]).to(self.dtype)
-        config = decoder.config
-        shape = (2, config.layers, self.rows, config.kv_heads, JUNK + 1, config.head_dim)
-        keys, values = torch.randn(shape, generator=torch.Generator().manual_seed(5)).to(self.dtype)
+        generator = torch.Generator().manual_seed(5)
+        cache = KeysValues.of(
+            part.normal_(generator=generator).to(self.dtype)
+            for part in empty_cache(decoder.config, CACHE_ROWS, JUNK, torch.float32).tensors
+        )
         if self.stateful:
-            return StatefulGraph(decoder, keys.clone(), values.clone(), self.bucket.levels)
-        return VerifyGraph(decoder, keys.clone(), values.clone(), self.bucket.levels)
+            return StatefulGraph(decoder, cache, self.bucket.levels)
+        return VerifyGraph(decoder, cache, self.bucket.levels)
 
     def inputs(self, call: int) -> dict[str, Tensor]:
         """Of the first or second call: trees (chains in a prefill) with context, whose second
@@ -97,18 +100,17 @@ class Case:
             "tokens": torch.randint(
                 0, 61, (batch, nodes), generator=torch.Generator().manual_seed(call)
             ),
-            "rows": torch.arange(batch),
+            "rows": CACHE_ROWS - 1 - torch.arange(batch),
             "slots": slots,
             "positions": (7 + call * nodes + depths).repeat(batch, 1),
             "context_mask": context,
             "tree_mask": tree,
-            "pick": pick.clamp(min=0),
         }
+        if not self.bucket.everywhere:
+            whole["pick"] = pick.clamp(min=0)
+        if self.sampled:
+            whole["after"] = whole["positions"].gather(1, pick.clamp(min=0)) + 1
         inputs = {name: tensor.to(torch.int32) for name, tensor in whole.items()}
-        if self.stateful and not self.prefill:
-            del inputs["pick"]
-            if self.sampled:
-                inputs["first"] = inputs["positions"].amin(1, keepdim=True)
         return inputs | self._sampling(call) if self.sampled else inputs
 
     def _sampling(self, call: int) -> dict[str, Tensor]:
@@ -130,16 +132,6 @@ def _tree(nodes: int, chain: bool) -> tuple[Tensor, Tensor]:
     for node in range(1, nodes):
         mask[node] += mask[node - 1 if chain else (node - 1) // 2]
     return mask, mask.sum(1) - 1
-
-
-def write(
-    caches: dict[str, Tensor], inputs: dict[str, Tensor], keys: Tensor, values: Tensor
-) -> None:
-    """What the caller of a VerifyGraph does with the new keys and values."""
-    for name, new in (("keys", keys), ("values", values)):
-        caches[name][:, inputs["rows"][:, None].long(), :, inputs["slots"].long()] = new.permute(
-            1, 3, 0, 2, 4
-        )
 
 
 PREFILL, BFLOAT16 = True, torch.bfloat16

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from inference.model.cache import empty_cache
 from inference.model.decoder import Decoder
 from inference.model.noise import noise
 from inference.model.sampler import Sampling
@@ -43,20 +44,12 @@ def full_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:  # [n,
     precision.
     """
     chain = TokenTree.chain(tokens)
-    config, n = decoder.config, len(tokens)
-    cache = torch.zeros(
-        config.layers,
-        1,
-        config.kv_heads,
-        1,
-        config.head_dim,
-        dtype=decoder.model.embed_tokens.weight.dtype,
-    )
+    config = decoder.config
+    cache = empty_cache(config, 1, 0, decoder.model.embed_tokens.weight.dtype)
     ids, positions = (
         torch.from_numpy(np.array(part, dtype=np.int32))[None]
         for part in (chain.tokens, chain.depths)
     )
-    pick = torch.arange(n, dtype=torch.int32)[None]
     mask = torch.from_numpy(chain.mask.astype(np.int32))[None]
     with torch.no_grad():
         out = decoder(
@@ -65,8 +58,7 @@ def full_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:  # [n,
             positions,
             torch.zeros(1, 1, 1, dtype=torch.int32),
             mask,
-            pick,
-            cache,
+            None,
             cache,
         )
         weight = decoder.model.embed_tokens.weight if config.tied else decoder.lm_head.weight

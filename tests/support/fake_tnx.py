@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from inference.model.cache import empty_cache, write_slots
 from inference.model.checkpoint import load_decoder
 from tests.support.fake_neuron import lay_out
 
@@ -127,9 +128,8 @@ class LlamaForSampling:
             dtype=dtype,
             device=torch.device("cpu"),
         )
-        config = self._decoder.config
-        shape = (config.layers, 1, config.kv_heads, self.token_buckets[-1], config.head_dim)
-        self._keys, self._values = (torch.full(shape, STALE, dtype=dtype) for _ in range(2))
+        self._cache = empty_cache(self._decoder.config, 1, self.token_buckets[-1] - 1, dtype)
+        self._spoil(0)
         self.loaded = True
 
     def speculative_forward(
@@ -170,28 +170,22 @@ class LlamaForSampling:
     @torch.inference_mode()
     def _compute(self, input_ids: Tensor, first: int) -> Tensor:  # [k, vocab_size, 1]
         k = input_ids.shape[1]
-        self._keys[:, :, :, first:], self._values[:, :, :, first:] = STALE, STALE
-        slots = torch.arange(self._keys.shape[3], dtype=torch.int32)
+        self._spoil(first)
+        slots = torch.arange(self.token_buckets[-1], dtype=torch.int32)
         seen, causal = (
             (slots < first).to(torch.int32)[None, None],
             torch.ones(k, k, dtype=torch.int32).tril()[None],
         )
         positions, pick = slots[first : first + k][None], torch.arange(k)[None]
-        out = self._decoder(
-            input_ids,
-            torch.zeros(1, dtype=torch.int32),
-            positions,
-            seen,
-            causal,
-            pick,
-            self._keys,
-            self._values,
-        )
-        self._keys[:, :, :, first : first + k], self._values[:, :, :, first : first + k] = (
-            out.keys,
-            out.values,
-        )
+        row = torch.zeros(1, dtype=torch.int32)
+        out = self._decoder(input_ids, row, positions, seen, causal, pick, self._cache)
+        write_slots(self._cache, row, positions, out.new)
         return self._decoder.logits(out.states).transpose(0, 1).transpose(1, 2)
+
+    def _spoil(self, first: int) -> None:
+        """Garbage in every slot from here on."""
+        for part in self._cache.tensors:
+            part[:, first:] = STALE
 
 
 @dataclass

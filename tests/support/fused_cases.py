@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compile.build.fused_equivalence import random_round
 from inference.artifact import DraftBucket, RoundBucket
-from inference.backends.compiled import empty_caches
+from inference.model.cache import KeysValues, empty_cache
 from inference.model.round_graph import RoundGraph, StatefulRoundGraph
 from inference.tree_shape import Branches
 from tests.support.models import tiny_decoder
@@ -48,19 +48,17 @@ class Case:
             tiny_decoder(2, num_hidden_layers=1, hidden_size=8).to(self.dtype),
         )
         generator = torch.Generator().manual_seed(5)
-        caches = tuple(
-            cache.normal_(generator=generator)
+        caches = [
+            KeysValues.of(part.normal_(generator=generator) for part in cache.tensors)
             for model in (target, draft)
-            for cache in empty_caches(model.config, self.rows, JUNK, self.dtype)
-        )
+            for cache in [empty_cache(model.config, self.rows, JUNK, self.dtype)]
+        ]
         if self.stateful:
-            return StatefulRoundGraph(target, draft, caches, self.bucket.shape)
-        return RoundGraph(target, draft, caches, self.bucket.shape)
+            return StatefulRoundGraph(target, draft, *caches, self.bucket.shape)
+        return RoundGraph(target, draft, *caches, self.bucket.shape)
 
     def inputs(self, seed: int) -> dict[str, Tensor]:
-        """A busy call; where the graph is stateful, texts lie in other rows of the draft than of
-        the target.
-        """
+        """A busy call; texts lie in other rows of the draft than of the target."""
         inputs = random_round(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
         slots = torch.stack(
             [
@@ -70,9 +68,7 @@ class Case:
         ).to(torch.int32)
         for name in ("slots", "draft_slots"):
             inputs[name] = slots[:, : inputs[name].shape[1]].contiguous()
-        if self.stateful:
-            inputs["draft_rows"] = torch.arange(self.rows, dtype=torch.int32).flip(0)
-            inputs["rows"] = torch.argsort(inputs["draft_rows"]).to(torch.int32)
+        inputs["draft_rows"] = inputs["rows"].flip(0)
         return inputs
 
 

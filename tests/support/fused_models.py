@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.backends.compiled import CompiledModel, empty_caches
+from inference.backends.compiled import CompiledModel
 from inference.backends.fused import FusedModel
+from inference.model.cache import empty_cache
 from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph
 from inference.model.verify_graph import VerifyGraph
@@ -28,8 +29,8 @@ def eager_fused(
     for one row and for all.
     """
     capacity = length + shape.nodes
-    caches, beside = (
-        empty_caches(model.config, rows, capacity, torch.float32) for model in (target, draft)
+    cache, beside = (
+        empty_cache(model.config, rows, capacity, torch.float32) for model in (target, draft)
     )
     alone = Bucket(
         rows,
@@ -44,12 +45,12 @@ def eager_fused(
     prefill = DraftBucket(1, 32, capacity, 1, 1, False, capacity)
     rounds = {
         RoundBucket.of(shape, count, slots, capacity, sampled=sampled): RoundGraph(
-            target, draft, (*caches, *beside), shape
+            target, draft, cache, beside, shape
         )
         for count in sorted({1, rows})
         for slots in sorted({min(64, capacity), capacity})
     }
-    graphs = {bucket: VerifyGraph(target, *caches, bucket.levels) for bucket in (alone, fed)}
+    graphs = {bucket: VerifyGraph(target, cache, bucket.levels) for bucket in (alone, fed)}
     return FusedModel(
-        graphs, *caches, CompiledModel({prefill: VerifyGraph(draft, *beside, 1)}, *beside), rounds
+        graphs, cache, CompiledModel({prefill: VerifyGraph(draft, beside, 1)}, beside), rounds
     )

@@ -28,15 +28,8 @@ from torch.fx.node import map_arg
 
 from inference.artifact import Bucket
 from inference.errors import OutriderError
-from inference.model.round_graph import CACHES as FUSED_CACHES
-from inference.model.round_graph import RoundGraph, StatefulRoundGraph
-from inference.model.verify_graph import (
-    StatefulGraph,
-    VerifyGraph,
-    copy_inputs,
-    example_inputs,
-    stateful_inputs,
-)
+from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
 
 aten = torch.ops.aten
 Arrays = dict[str, Any]  # name -> jax array
@@ -69,10 +62,10 @@ def _expand(x: Any, sizes: Sequence[int]) -> Any:
     )
 
 
-def _scatter(x: Any, axis: int, index: Any, source: Any) -> Any:
-    where = list(jnp.indices(index.shape, sparse=True))
-    where[axis] = index
-    return x.at[tuple(where)].set(source, mode="promise_in_bounds")
+def _index_put(x: Any, index: Sequence[Any], source: Any) -> Any:
+    if len(index) != 1:
+        raise NotLowerable("index_put along several axes: only whole runs of the first are written")
+    return x.at[index[0]].set(source, mode="promise_in_bounds")
 
 
 def _take(x: Any, axis: int, index: Any) -> Any:
@@ -145,7 +138,7 @@ TABLE: Mapping[Any, Callable[..., Any]] = {
     aten.gather.default: lambda x, axis, index: jnp.take_along_axis(
         x, index, axis, mode="promise_in_bounds"
     ),
-    aten.scatter.src: _scatter,
+    aten.index_put.default: _index_put,
     # constants and types
     aten.arange.start_step: lambda start, end, step=1, dtype=None: jnp.arange(
         start, end, step, dtype=DTYPES[dtype]
@@ -238,12 +231,11 @@ def prove(graph: VerifyGraph | StatefulGraph, bucket: Bucket) -> Proof:
     """Compiles the graph for this bucket; raises NotLowerable naming what an accelerator would
     not take.
     """
-    inputs = (stateful_inputs if isinstance(graph, StatefulGraph) else example_inputs)(bucket)
-    program = export(graph, inputs)
+    program = export(graph, example_inputs(bucket))
     return compile_program(
         program,
-        inputs,
-        state=("keys", "values") if isinstance(graph, StatefulGraph) else (),
+        example_inputs(bucket),
+        state=graph.names() if isinstance(graph, StatefulGraph) else (),
     )
 
 
@@ -254,14 +246,16 @@ def prove_fused(graph: RoundGraph | StatefulRoundGraph, inputs: Mapping[str, Ten
     return compile_program(
         export(graph, inputs),
         inputs,
-        state=FUSED_CACHES if isinstance(graph, StatefulRoundGraph) else (),
+        state=(*graph.names(), *graph.names(DRAFT))
+        if isinstance(graph, StatefulRoundGraph)
+        else (),
     )
 
 
 def prove_copying(graph: StatefulGraph) -> Proof:
     """The same for the graph that copies rows of its caches."""
-    inputs = copy_inputs(graph.keys.shape[1])
-    return compile_program(export(graph, inputs), inputs, state=("keys", "values"))
+    inputs = copy_inputs()
+    return compile_program(export(graph, inputs), inputs, state=graph.names())
 
 
 def compile_program(

@@ -27,7 +27,7 @@ from tests.support.models import TINY
 torch.set_num_threads(1)
 LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59
 JUNK = LENGTH + TREE
-FEW = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True), prefill_bucket(ROWS, 16, JUNK, JUNK))
+FEW = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True), prefill_bucket(1, 16, JUNK, JUNK))
 MORE: tuple[Bucket, ...] = (
     *(
         verify_bucket(ROWS, nodes, slots, JUNK, sampled=sampled)
@@ -35,7 +35,8 @@ MORE: tuple[Bucket, ...] = (
         for slots in (32, JUNK)
         for sampled in (False, True)
     ),
-    prefill_bucket(ROWS, 16, JUNK, JUNK),
+    verify_bucket(1, TREE, JUNK, JUNK, sampled=True),
+    prefill_bucket(1, 16, JUNK, JUNK),
 )
 
 FUSED_SHAPE = Branches((2, 1))
@@ -59,7 +60,7 @@ def fused_spec_of(draft: Path, ranks: int) -> CompileSpec:
         "tiny draft",
         fingerprint(draft),
         read_raw_config(draft),
-        (DraftBucket(ROWS, 16, JUNK, 1, 1, False, JUNK),),
+        (DraftBucket(1, 16, JUNK, 1, 1, False, JUNK),),
         rounds,
     )
     alone = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True),)

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from inference.backends import Model, Segment
+from inference.model.cache import KeysValues
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
 CONTEXT = 12
 
 
-Caches = tuple[Tensor, Tensor]
-"""Keys and values, each [layers, rows, kv heads, slots, head dim]."""
-
-
 def assert_rows_are_independent(
-    model: Model, caches: Caches, nodes: int, vocabulary: int, params: SamplingParams
+    model: Model, cache: KeysValues, nodes: int, vocabulary: int, params: SamplingParams
 ) -> None:
     """The root and its first child are the same in every call; their siblings, descendants and
     the other row are drawn anew.
@@ -44,7 +40,7 @@ def assert_rows_are_independent(
         seen.append(
             (
                 torch.from_numpy(chosen[:2].copy()),
-                *(cache[:, 0, :, [CONTEXT, CONTEXT + 1]].clone() for cache in caches),
+                *(part[:, 0, [CONTEXT, CONTEXT + 1]] for part in cache.stacked()),
             )
         )
     for other in seen[1:]:

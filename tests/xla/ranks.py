@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from compile.build.parallel import parallel_config, parallel_tensors
 from inference.artifact import Bucket
+from inference.model.cache import KeysValues
 from inference.model.decoder import Decoder, Layers
 from inference.model.verify_graph import StatefulGraph
 
@@ -90,8 +91,8 @@ def rank_graph(
     tensors = parallel_tensors(whole.decoder.named_parameters(), whole.decoder.config, RANKS)
     for name, mine in decoder.named_parameters():
         mine.copy_(_share(tensors[name].detach(), mine.shape, rank))
-    keys, values = (cache.chunk(RANKS, 2)[rank].clone() for cache in (whole.keys, whole.values))
-    return StatefulGraph(decoder, keys, values, bucket.levels)
+    cache = KeysValues.of(part.chunk(RANKS, 2)[rank].clone() for part in whole.cache().tensors)
+    return StatefulGraph(decoder, cache, bucket.levels)
 
 
 def _share(tensor: Tensor, shape: torch.Size, rank: int) -> Tensor:

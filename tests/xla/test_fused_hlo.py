@@ -18,7 +18,7 @@ pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-
 import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from inference.model.round_graph import CACHES, StatefulRoundGraph, draft_inputs
+from inference.model.round_graph import DRAFT, StatefulRoundGraph, draft_inputs
 from tests.support.fused_cases import CASES, Case
 from tests.xla.test_hlo import ALLOWED, TOLERANCE, WIDE
 
@@ -30,19 +30,24 @@ def lower(graph: StatefulRoundGraph, inputs: dict[str, Tensor]) -> tuple[str, li
     torch_xla.sync()
     metrics.clear_all()
     with torch.no_grad():
-        results = [graph(**inputs), *(getattr(graph, name) for name in CACHES)]
+        results = [graph(**inputs), *both(graph)]
     text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
     assert [name for name in metrics.counter_names() if name.startswith("aten::")] == []
     torch_xla.sync()
     return text, [result.cpu() for result in results]
 
 
-def check_text(text: str, sorts: int) -> None:
+def both(graph: StatefulRoundGraph) -> list[Tensor]:
+    """The caches of target and draft."""
+    return [*graph.cache().tensors, *graph.cache(DRAFT).tensors]
+
+
+def check_text(text: str, sorts: int, caches: int) -> None:
     opcodes = Counter(
         re.findall(r"^\s*(?:ROOT )?%[\w.-]+ = (?:\([^)]*\)|\S+) ([\w-]+)\(", text, re.MULTILINE)
     )
     assert opcodes.keys() <= ALLOWED
-    assert (opcodes["scatter"], opcodes["sort"]) == (len(CACHES), sorts)
+    assert (opcodes["scatter"], opcodes["sort"]) == (caches, sorts)
     assert "<=" not in text  # as bounded, dynamic sizes are written
     wide = [
         line.strip()
@@ -63,11 +68,11 @@ def test_a_round_lowers_to_allowed_operations_and_equals_eager(case: Case) -> No
     again = case.graph()
     assert isinstance(again, StatefulRoundGraph)
     text, found = lower(again, case.inputs(0))
-    check_text(text, 2 * levels + 1 if case.sampled else levels)
+    check_text(text, 2 * levels + 1 if case.sampled else levels, len(both(graph)))
     if found[0].equal(answer):  # else a near-tie of bfloat16, after which everything is another
-        for one, name in zip(found[1:], CACHES, strict=True):
+        for one, cache in zip(found[1:], both(graph), strict=True):
             torch.testing.assert_close(
-                one, getattr(graph, name), atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype]
+                one, cache, atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype]
             )
     else:
         assert case.dtype == torch.bfloat16
@@ -78,4 +83,4 @@ def test_the_draft_alone_lowers_to_allowed_operations() -> None:
     graph = case.graph()
     assert isinstance(graph, StatefulRoundGraph)
     text, _ = lower(graph, draft_inputs(case.draft_bucket))
-    check_text(text, 0)
+    check_text(text, 0, len(both(graph)))

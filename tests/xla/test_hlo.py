@@ -20,7 +20,12 @@ import torch_xla  # type: ignore[import-not-found]
 import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from inference.model.verify_graph import StatefulGraph, VerifyGraph, stateful_inputs
+from inference.model.verify_graph import (
+    StatefulGraph,
+    VerifyGraph,
+    copy_inputs,
+    example_inputs,
+)
 from tests.support.buckets import CASES, Case
 from tests.xla.ranks import RANKS, Threads, rank_graph
 
@@ -36,9 +41,9 @@ ALLOWED = frozenset({
 WIDE = (
     r"s64\[\] constant\([01]\)",  # of comparisons with a number
     r"f32\[\] convert\(s64\[\] ",
-    r"s64\[\d\]\{0\} convert\(s32\[\d\]\{0\} ",  # top_k > 0
-    r"s64\[\d\]\{0\} broadcast\(s64\[\] ",
-    r"pred\[\d\]\{0\} compare\(s64\[\d\]\{0\} ",
+    r"s64\[\d+\]\{0\} convert\(s32\[\d+\]\{0\} ",  # top_k > 0, and places in the caches >= 0
+    r"s64\[\d+\]\{0\} broadcast\(s64\[\] ",
+    r"pred\[\d+\]\{0\} compare\(s64\[\d+\]\{0\} ",
     # the indices of argmax and topk, widened and narrowed
     r"s64\[[\d,]+\]\{[\d,]+\} convert\(s32\[",
     r"s32\[[\d,]+\]\{[\d,]+\} convert\(s64\[",
@@ -71,7 +76,7 @@ def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bo
     with torch.no_grad():
         returned = graph(**inputs)
     results = (
-        [returned, graph.keys, graph.values] if isinstance(graph, StatefulGraph) else list(returned)
+        [returned, *graph.cache().tensors] if isinstance(graph, StatefulGraph) else list(returned)
     )
     text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
     fallbacks = [name for name in metrics.counter_names() if name.startswith("aten::")]
@@ -89,7 +94,7 @@ def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> N
     with torch.no_grad():
         returned = graph(**inputs)
     expected = (
-        [returned, graph.keys, graph.values] if isinstance(graph, StatefulGraph) else list(returned)
+        [returned, *graph.cache().tensors] if isinstance(graph, StatefulGraph) else list(returned)
     )
     found = lower(case.graph(), inputs)
     check_text(found, case)
@@ -99,20 +104,15 @@ def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> N
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 
-def test_copying_a_row_lowers_to_two_gathers_and_equals_eager() -> None:
-    case, inputs = (
-        Case(stateful=True, sampled=False, nodes=2, rows=2),
-        {"rows": torch.tensor([1, 1], dtype=torch.int32)},
-    )
-    before = case.graph()
-    found = lower(case.graph(), inputs)
-    assert (found.fallbacks, found.opcodes["gather"], found.opcodes.keys() <= ALLOWED) == (
-        [],
-        2,
-        True,
-    )
-    for moved, cache in zip(found.results[1:], (before.keys, before.values), strict=True):
-        assert moved.equal(cache[:, [1, 1]])
+def test_copying_a_row_lowers_to_a_gather_and_a_scatter_a_cache_and_equals_eager() -> None:
+    case = Case(stateful=True, sampled=False, nodes=2, rows=2)
+    before = case.graph().cache().tensors
+    found = lower(case.graph(), copy_inputs(1, 0))
+    assert found.fallbacks == []
+    assert found.opcodes.keys() <= ALLOWED
+    assert found.opcodes["gather"] == found.opcodes["scatter"] == len(before)
+    for moved, cache in zip(found.results[1:], before, strict=True):
+        assert moved.equal(cache[[1, 1, 2]])
 
 
 def check_text(found: Hlo, case: Case) -> None:
@@ -122,7 +122,9 @@ def check_text(found: Hlo, case: Case) -> None:
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED
     assert found.opcodes["sort"] == int(case.sampled)
-    assert found.opcodes["scatter"] == 2 * case.stateful
+    scatters = case.stateful * len(case.graph().cache().tensors)
+    assert found.opcodes["scatter"] == scatters
+    assert found.text.count("update_window_dims={1}") == scatters  # a node's keys are one window
     assert "<=" not in found.text  # as bounded, dynamic sizes are written
     wide = [
         line.strip()
@@ -135,7 +137,7 @@ def check_text(found: Hlo, case: Case) -> None:
     for name, tensor in case.inputs(0).items():
         shape = f"[{','.join(map(str, tensor.shape))}]"
         kind = "f32" if tensor.is_floating_point() else "s32"
-        used = name != ("rows" if case.stateful else "slots")
+        used = case.stateful or name != "slots"
         assert not used or re.search(rf"= {kind}{re.escape(shape)}\S* parameter\(", found.text), (
             name
         )
@@ -144,7 +146,7 @@ def check_text(found: Hlo, case: Case) -> None:
 def test_masks_are_parameters_whose_values_the_text_does_not_hold() -> None:
     case = Case(stateful=True, sampled=False, nodes=8, rows=2)
     idle, busy = (
-        lower(case.graph(), inputs) for inputs in (stateful_inputs(case.bucket), case.inputs(0))
+        lower(case.graph(), inputs) for inputs in (example_inputs(case.bucket), case.inputs(0))
     )
     assert shape_of(idle.text) == shape_of(busy.text)
     assert not idle.results[1].equal(busy.results[1])
@@ -193,9 +195,9 @@ def test_two_ranks_equal_the_whole(sampled: bool) -> None:
             expected = whole(**case.inputs(call))
         for chosen in threads.run(ranks, case.inputs(call)):
             assert chosen.equal(expected)
-        for name in ("keys", "values"):
-            joined = torch.cat([getattr(rank, name) for rank in ranks], 2)
-            torch.testing.assert_close(joined, getattr(whole, name), atol=1e-5, rtol=1e-5)
+        parts = zip(*(rank.cache().tensors for rank in ranks), strict=True)
+        for own, cache in zip(parts, whole.cache().tensors, strict=True):
+            torch.testing.assert_close(torch.cat(own, 2), cache, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])

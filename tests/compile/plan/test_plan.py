@@ -12,18 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
+from compile.compile_options import CompileOptions
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.memory import check_fits, check_sharding, footprint, work
 from compile.plan.search import BuildBudget, expected_cost, grid, plan, powers_of_two, serving
 from compile.plan.workload import Calls, CallShape, Limits, calls_of, read_load
+from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
 from tests.support.models import TINY, tiny_decoder
 
-LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120, all_rows=False)
+LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
 
 def spec_of(**changes: Any) -> CompileSpec:
@@ -42,7 +44,6 @@ def spec_of(**changes: Any) -> CompileSpec:
         settings_["max_tree_nodes"],
         1,
         settings_["sequence_length"],
-        settings_["target"] != "cpu",
     )
     return CompileSpec(
         **{"model": "big", "vocabulary": 128256, "buckets": graphs_of(Sizes(), limits)} | settings_
@@ -125,7 +126,7 @@ def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
 
 @pytest.mark.parametrize("name", IMITATED)
 def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> None:
-    limits = Limits(4, 256, 64, 1, 2048, all_rows=True)
+    limits = Limits(4, 256, 64, 1, 2048)
     calls = calls_of(read_load(LOADS / f"{name}.json"), limits)
     free, powers = (
         plan(calls, limits, area, BuildBudget(12)),
@@ -221,7 +222,8 @@ def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int, said: str) ->
         ),
         ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 99),)}, "junk slot is 2112"),
         ({"buckets": (verify_bucket(1, 8, 9, 2112, sampled=True),) * 2}, "asked for twice"),
-        ({"buckets": (verify_bucket(2, 64, 2112, 2112, sampled=True),)}, "takes exactly 1"),
+        ({"buckets": (verify_bucket(2, 64, 2112, 2112, sampled=True),)}, "takes at most 1"),
+        ({"rows": 8000}, "more than the 16777216 places"),
     ],
 )
 def test_a_spec_that_contradicts_itself_does_not_exist(changes: dict[str, Any], said: str) -> None:
@@ -233,7 +235,7 @@ def test_a_spec_that_contradicts_itself_does_not_exist(changes: dict[str, Any], 
 def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(
     dtype: str, alone: int
 ) -> None:
-    limits = Limits(4, 128, 24, alone, 1000, all_rows=False)
+    limits = Limits(4, 128, 24, alone, 1000)
     buckets = graphs_of(Sizes(), limits)
     trees = {
         (bucket.rows, bucket.nodes, bucket.slots, bucket.sampled)
@@ -252,6 +254,29 @@ def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(
         if bucket.picks == 1 < bucket.nodes
     } == {(128, 1, False)}
     assert {bucket.junk for bucket in buckets} == {1024}
+    assert len(buckets) <= CompileOptions().graphs
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_graphs_by_default_are_few_and_prompts_have_one_row(rows: int) -> None:
+    buckets = graphs_of(Sizes(), Limits(rows, 256, 64, 1, 2048))
+    assert len(buckets) == 18
+    prompts = [bucket for bucket in buckets if not bucket.everywhere]
+    assert {bucket.rows for bucket in prompts} == {1}
+    assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}
+
+
+@pytest.mark.parametrize(
+    ("length", "ranks", "rows"), [("2048", "2", 4), ("20000", "2", 2), ("40000", "2", 1)]
+)
+def test_rows_by_default_are_as_many_as_fit(length: str, ranks: str, rows: int) -> None:
+    options = CompileOptions(
+        model="docs/shapes/llama-3.1-8b", target="trn1", sequence_length=int(length),
+        tensor_parallel=int(ranks), dry_run=True,
+    )  # fmt: skip
+    spec = make_request(options, find_checkpoint(options)).spec
+    assert spec.rows == rows
+    assert make_request(replace(options, rows=3), find_checkpoint(options)).spec.rows == 3
 
 
 def test_a_planned_spec_explains_itself() -> None:
@@ -273,7 +298,7 @@ def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_MOST_SECONDS", seconds)
-    limits = Limits(4, 256, 64, 1, 2048, all_rows=False)
+    limits = Limits(4, 256, 64, 1, 2048)
     calls = calls_of(read_load(LOADS / "chat.json"), limits)
     made = plan(calls, limits, area, BuildBudget(14))
     assert made.bound <= made.expected

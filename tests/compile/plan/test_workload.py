@@ -14,7 +14,7 @@ from compile.plan.workload import CallShape, Limits, Load, calls_of, read_load
 from inference.errors import InvalidRequest
 from outrider.completion import Completion
 
-LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120, all_rows=False)
+LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
 
 def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> None:

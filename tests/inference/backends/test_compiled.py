@@ -33,6 +33,7 @@ from inference.drafters.tree_policies import BestFirst, Chain
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.model.cache import KeysValues
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.verify_graph import VerifyGraph
@@ -183,9 +184,9 @@ def test_drafting_for_a_compiled_target_leaves_its_text_as_it_is(
 def test_rows_and_nodes_are_independent(
     model: CompiledModel, target: Decoder, params: SamplingParams
 ) -> None:
-    assert_rows_are_independent(model, (model.keys, model.values), NODES, target.vocabulary, params)
+    assert_rows_are_independent(model, model.cache, NODES, target.vocabulary, params)
     eager = eager_model(target)
-    assert_rows_are_independent(eager, (eager.keys, eager.values), NODES, target.vocabulary, params)
+    assert_rows_are_independent(eager, eager.cache, NODES, target.vocabulary, params)
 
 
 def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
@@ -196,8 +197,7 @@ def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decod
     caches = []
     for served in (model, replace_graphs(model, prefill=False), eager):
         ModelSequence(served, 1, SamplingParams()).extend(prompt[:-1])
-        keys = served.keys
-        caches.append(keys[:, 1, :, :13].clone())
+        caches.append(served.cache.stacked()[0][:, 1, :13])
     torch.testing.assert_close(caches[0], caches[2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(caches[1], caches[2], rtol=1e-4, atol=1e-5)
 
@@ -207,7 +207,7 @@ def replace_graphs(model: CompiledModel, *, prefill: bool) -> CompiledModel:
     kept = {
         bucket: graph for bucket, graph in model.graphs.items() if (bucket.picks == 1) == prefill
     }
-    return CompiledModel(kept, model.keys, model.values)
+    return CompiledModel(kept, model.cache)
 
 
 def test_a_session_longer_than_the_artefact_is_refused_at_open_with_the_limit(
@@ -223,8 +223,8 @@ def test_a_graph_that_computes_something_else_is_not_written(
     bucket, graph = next(
         (bucket, graph) for bucket, graph in model.graphs.items() if bucket.sampled
     )
-    keys, values = (torch.randn_like(part) for part in (model.keys, model.values))
-    eager = VerifyGraph(target, keys, values, LEVELS)
+    cache = KeysValues.of(torch.randn_like(part) for part in model.cache.tensors)
+    eager = VerifyGraph(target, cache, LEVELS)
     with pytest.raises(BadArtifact, match="keys differ"):
         check_equivalence(
             eager,
@@ -278,6 +278,7 @@ def test_another_schema_another_machine_and_another_target_are_refused(artifact:
     manifest = read_manifest(artifact)
     for change, said in (
         ({"schema": 99}, "manifest.json"),
+        ({"schema": 1}, "build it again"),
         ({"host": {**manifest.host, "cpu_capability": "AVX9000"}}, "AVX9000.*python -m compile"),
         ({"versions": {"torch": "1.0"}}, "torch 1.0.*python -m compile"),
         ({"target": "trn1"}, "built for trn1"),

@@ -98,10 +98,8 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
                 assert made.scores.tolist() == expected.scores.tolist()
                 for sequence in (ours, theirs):
                     sequence.commit(TREE, (1, 3))
-    assert torch.equal(model.keys[..., : model.capacity, :], eager.keys[..., : model.capacity, :])
-    assert torch.equal(
-        model.values[..., : model.capacity, :], eager.values[..., : model.capacity, :]
-    )
+    for ours, theirs in zip(model.cache.tensors, eager.cache.tensors, strict=True):
+        assert torch.equal(ours[:, : model.capacity], theirs[:, : model.capacity])
     assert reruns.replayed > reruns.recorded > 0
 
 
@@ -135,7 +133,7 @@ def test_text_is_the_targets_own_with_both_models_recorded(
 )
 def test_rows_and_nodes_are_independent(target: Decoder, params: SamplingParams) -> None:
     model, _ = recorded(target)
-    assert_rows_are_independent(model, (model.keys, model.values), 8, VOCABULARY, params)
+    assert_rows_are_independent(model, model.cache, 8, VOCABULARY, params)
 
 
 def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
@@ -154,7 +152,8 @@ def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
             ranked.ids.tolist() for ranked in theirs
         ]
     assert (reruns.warmed, reruns.recorded, reruns.replayed) == (2, 2, 4)
-    torch.testing.assert_close(model.keys[:, :, :, :6], eager.keys[:, :, :, :6])
+    for keys, others in zip(model.cache.keys, eager.cache.keys, strict=True):
+        torch.testing.assert_close(keys[:, :6], others[:, :6])
 
 
 def segment(

@@ -115,7 +115,7 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
     assert {
         "round_b2_2x1_s72_sampled",
         "round_b2_2x1_s72_greedy",
-        "draft_prefill_b2_t16_s72_greedy",
+        "draft_prefill_b1_t16_s72_greedy",
         COPY,
     } <= set(neuron.calls)
 

@@ -24,6 +24,7 @@ from inference.backends.sequence import ModelSequence
 from inference.drafters.tree_policies import BestFirst
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.model.cache import cache_names
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.proposer import Proposer
@@ -127,14 +128,14 @@ def test_ranks_together_compute_what_one_whole_model_computes(
             ours.commit(tree, (1, 4))
             theirs.commit(tree, (1, 4))
     device = neuron.loaded[-1]
-    copies = max(1, ranks // whole(checkpoint).config.kv_heads)
-    caches = [value for value in vars(eager).values() if isinstance(value, torch.Tensor)]
-    for name_, expected in zip(("keys", "values"), caches, strict=True):
+    config = whole(checkpoint).config
+    copies = max(1, ranks // config.kv_heads)
+    names = cache_names(config.layers)
+    for name_, expected in zip(names, eager.cache.tensors, strict=True):
         parts = [device.read_from_neuron_buffer(name_, rank) for rank in range(ranks)]
-        together = torch.cat(parts, 2)[:, :, ::copies]
-        torch.testing.assert_close(
-            together[..., :JUNK, :], expected[..., :JUNK, :], atol=2e-5, rtol=1e-4
-        )
+        heads = torch.cat(parts, 2).unflatten(2, (-1, config.head_dim))[:, :, ::copies]
+        together = heads.flatten(2)
+        torch.testing.assert_close(together[:, :JUNK], expected[:, :JUNK], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +210,9 @@ def test_every_graph_has_run_before_the_model_is_handed_out(
         ([segment(0, 2), segment(1, 2, SamplingParams(1.0, seed=1))], "verify_b2_t2_s32_sampled"),
         (
             [segment(0, 12)._replace(pick=np.array([11], dtype=np.int32))],
-            "prefill_b2_t16_s72_greedy",
+            "prefill_b1_t16_s72_greedy",
         ),
+        ([segment(1, 8, SamplingParams(1.0, seed=1))], "verify_b1_t8_s72_sampled"),
     ],
 )
 def test_a_call_goes_to_the_smallest_graph_that_fits(
@@ -218,6 +220,41 @@ def test_a_call_goes_to_the_smallest_graph_that_fits(
 ) -> None:
     served.model.choose(call)
     assert served.neuron.calls[-1] == graph
+
+
+def test_rows_that_no_graph_holds_together_are_answered_in_turn(served: Served) -> None:
+    """Prompts have graphs of one row; a chunk of one goes apart from another row's tree."""
+    chunks = [segment(row, 12)._replace(pick=np.array([11], dtype=np.int32)) for row in range(ROWS)]
+    alone_ = [served.model.choose([chunk])[0].tolist() for chunk in chunks]
+    del served.neuron.calls[:]
+    assert [one.tolist() for one in served.model.choose(chunks)] == alone_
+    assert served.neuron.calls == ["prefill_b1_t16_s72_greedy"] * 2
+    tree = segment(1, 2, first=20)
+    found = served.model.choose([chunks[0], tree])
+    assert found[0].tolist() == alone_[0]
+    assert found[1].tolist() == served.model.choose([tree])[0].tolist()
+    assert served.neuron.calls[2:4] == ["prefill_b1_t16_s72_greedy", "verify_b2_t2_s32_greedy"]
+    assert served.model.padded(2, 16) == (2, 16)
+    assert served.model.padded(1, 8) == (1, 8)
+
+
+def test_a_call_leaves_the_rows_that_are_not_in_it_as_they_are(served: Served) -> None:
+    """To the last bit and on every rank, whatever graph it goes to; of its own row it writes its
+    slots and the junk slot.
+    """
+    model, device = served.model, served.neuron.loaded[-1]
+    names, rng = cache_names(2), np.random.default_rng(3)
+    for nodes in (1, 5, 8, 12):
+        for row in range(ROWS):
+            first = int(rng.integers(0, JUNK - nodes))
+            before = [device.read_from_neuron_buffer(name, 1) for name in names]
+            call = segment(row, nodes, slots=30, first=first)
+            model.choose([call._replace(pick=call.pick[-1:])])
+            for name, old in zip(names, before, strict=True):
+                new = device.read_from_neuron_buffer(name, 1)
+                changed = (new != old).any(-1).nonzero().tolist()
+                own = [[row, slot] for slot in range(first, first + nodes)]
+                assert [place for place in changed if place[1] != JUNK] == own
 
 
 @pytest.mark.parametrize(
@@ -276,7 +313,7 @@ def test_a_nan_on_the_device_is_reported_as_a_defect(
     neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
     model = built_model(tmp_path / "artifact", checkpoint, spec_of(2))
-    neuron.loaded[-1].states[0]["values"][:] = float("nan")
+    neuron.loaded[-1].states[0]["values_0"][:] = float("nan")
     with pytest.raises(Unavailable, match="NaN"):
         model.choose([segment(0, 4, slots=8, first=8)])
 
@@ -287,7 +324,7 @@ def test_bfloat16_weights_of_every_rank_are_bfloat16(
     """The fake refuses a weight whose type differs from the traced one, the norms' included."""
     model = built_model(tmp_path / "artifact", checkpoint, spec_of(2, dtype="bfloat16"))
     assert model.dtype == torch.bfloat16
-    assert neuron.loaded[-1].read_from_neuron_buffer("keys", 1).dtype == torch.bfloat16
+    assert neuron.loaded[-1].read_from_neuron_buffer("keys_0", 1).dtype == torch.bfloat16
     assert max(alone(LocalSession(engine_of(model)), [1, 2, 3], SamplingParams(), 10)) < VOCABULARY
 
 
@@ -312,20 +349,16 @@ def test_a_copied_row_has_every_bit_of_its_source_on_every_rank_and_other_rows_s
     model, device = served.model, served.neuron.loaded[-1]
     model.choose([segment(0, 8), segment(1, 8, first=8)])
     before = [
-        device.read_from_neuron_buffer(name, rank)
-        for name in ("keys", "values")
-        for rank in range(2)
+        device.read_from_neuron_buffer(name, rank) for name in cache_names(2) for rank in range(2)
     ]
     model.copy_row(1, 0, 16)
     after = [
-        device.read_from_neuron_buffer(name, rank)
-        for name in ("keys", "values")
-        for rank in range(2)
+        device.read_from_neuron_buffer(name, rank) for name in cache_names(2) for rank in range(2)
     ]
     assert served.neuron.calls[-1] == COPY
     for old, new in zip(before, after, strict=True):
-        assert not old[:, 0].equal(old[:, 1])
-        assert new.equal(old[:, [1, 1]])
+        assert not old[0].equal(old[1])
+        assert new.equal(old[[1, 1]])
 
 
 def test_a_single_row_has_no_graph_that_copies(

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("openvino", reason="outrider[openvino] is not installed")
 
@@ -55,6 +57,8 @@ FLAGS = [
     str(LENGTH),
     "--max_tree_nodes",
     str(NODES),
+    "--sampling",
+    "both",
 ]
 SAMPLINGS = [
     SamplingParams(),
@@ -152,9 +156,7 @@ def prompt_of(decoder: Decoder) -> list[int]:
 def test_rows_and_nodes_are_independent(
     model: CompiledModel, rounded: Decoder, params: SamplingParams
 ) -> None:
-    assert_rows_are_independent(
-        model, (model.keys, model.values), NODES, rounded.vocabulary, params
-    )
+    assert_rows_are_independent(model, model.cache, NODES, rounded.vocabulary, params)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +208,9 @@ def test_another_models_decoder_is_not_accepted_as_this_one(
         if bucket.nodes == NODES and not bucket.sampled
     )
     other = tiny_decoder(9, rounded.vocabulary, vocab_size=rounded.vocabulary, **SIZES)
-    model.keys.normal_(), model.values.normal_()
+    fill(model.cache.tensors, 0.0, 1.0)
     check_equivalence(
-        VerifyGraph(rounded, model.keys, model.values, 1),
+        VerifyGraph(rounded, model.cache, 1),
         graph,
         bucket,
         sequence_length=LENGTH,
@@ -217,12 +219,18 @@ def test_another_models_decoder_is_not_accepted_as_this_one(
     check_row_independence(graph, bucket, rounded.vocabulary, sequence_length=LENGTH)
     with pytest.raises(BadArtifact, match="differ"):
         check_equivalence(
-            VerifyGraph(other, model.keys, model.values, 1),
+            VerifyGraph(other, model.cache, 1),
             graph,
             bucket,
             sequence_length=LENGTH,
             tolerance=INT8,
         )
+
+
+def fill(parts: Sequence[Tensor], mean: float, spread: float = 0.0) -> None:
+    """Write normal numbers, in place."""
+    for part in parts:
+        part.normal_(mean, spread)
 
 
 def test_the_caches_are_bound_and_not_copied(model: CompiledModel) -> None:
@@ -236,9 +244,9 @@ def test_the_caches_are_bound_and_not_copied(model: CompiledModel) -> None:
 
     inputs = example_inputs(bucket)
     inputs["context_mask"][:] = 1
-    model.values.zero_()
-    first = graph(**inputs)[1].clone()  # keys of the second layer follow from the first's values
-    model.values.fill_(1.0)
+    fill(model.cache.values, 0.0)
+    first = graph(**inputs)[1].clone()
+    fill(model.cache.values, 1.0)
     assert not torch.equal(first, graph(**inputs)[1])
 
 

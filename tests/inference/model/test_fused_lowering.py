@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from inference.model.round_graph import CACHES, RoundGraph, StatefulRoundGraph, draft_inputs
+from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, draft_inputs
 from tests.support.fused_cases import CASES, Case
 from tests.support.lowering import STABLEHLO, Proof, export, prove_fused
 
@@ -24,13 +24,9 @@ def test_a_round_compiles_and_equals_eager(case: Case) -> None:
     inputs = case.inputs(1)
     with torch.no_grad():
         returned = graph(**inputs)
-    expected = (
-        [returned, *(getattr(graph, name) for name in CACHES)]
-        if isinstance(graph, StatefulRoundGraph)
-        else list(returned)
-    )
+    expected = [returned, *both(graph)] if isinstance(graph, StatefulRoundGraph) else list(returned)
     found = list(proof(inputs))
-    found += [proof.state[name] for name in CACHES] if case.stateful else []
+    found += [proof.state[name] for name in names(graph)] if case.stateful else []
     assert (found[0] != expected[0]).any(-1).sum() <= int(case.dtype == torch.bfloat16)
     if (found[0] == expected[0]).all():
         for one, other in zip(found[1:], expected[1:], strict=True):
@@ -41,13 +37,15 @@ def test_a_round_compiles_and_equals_eager(case: Case) -> None:
 
 def check_report(case: Case, proof: Proof) -> None:
     """Two top-k for every drafted level and one at the target where it is sampled, else one a
-    level; four caches aliased to the last byte.
+    level; all caches aliased to the last byte.
     """
     operations, levels = proof.report.operations, len(case.branches)
     assert operations.keys() <= STABLEHLO
     assert operations.get("top_k", 0) == (2 * levels + 1 if case.sampled else levels)
-    assert operations.get("scatter", 0) == proof.report.aliased_outputs == 4 * case.stateful
-    caches = [getattr(case.graph(), name) for name in CACHES]
+    caches = both(case.graph())
+    assert (
+        operations.get("scatter", 0) == proof.report.aliased_outputs == len(caches) * case.stateful
+    )
     assert proof.report.aliased_bytes == case.stateful * sum(cache.nbytes for cache in caches)
 
 
@@ -56,39 +54,40 @@ def test_the_draft_alone_is_a_graph_of_the_same_package_and_leaves_the_target_as
     graph, inputs = case.graph(), draft_inputs(case.draft_bucket)
     inputs["draft_tokens"] += 3
     inputs["draft_slots"] = torch.arange(8, dtype=torch.int32).repeat(2, 1)
-    before = {name: getattr(graph, name).clone() for name in CACHES}
+    inputs["draft_rows"] = torch.arange(2, dtype=torch.int32)
+    keys, draft_keys = (graph.cache(which).keys[0].clone() for which in ("", DRAFT))
     proof = prove_fused(graph, inputs)
     proof(inputs)
-    assert proof.report.aliased_outputs == len(CACHES)
-    assert proof.state["keys"][:, :, :, :-1].equal(before["keys"][:, :, :, :-1])
-    assert not proof.state["draft_keys"][:, :, :, :8].equal(before["draft_keys"][:, :, :, :8])
+    assert proof.report.aliased_outputs == len(both(graph))
+    assert proof.state["keys_0"][:, :-1].equal(keys[:, :-1])
+    assert not proof.state["draft_keys_0"][:, :8].equal(draft_keys[:, :8])
 
 
 def test_a_round_changes_its_caches_or_nothing() -> None:
     for case in (CASES[0], CASES[2]):
-        signature = export(case.graph(), case.inputs(0)).graph_signature
+        graph = case.graph()
+        signature = export(graph, case.inputs(0)).graph_signature
         assert sorted(signature.buffers_to_mutate.values()) == (
-            sorted(CACHES) if case.stateful else []
+            sorted(names(graph)) if case.stateful else []
         )
 
 
-def test_a_text_may_lie_in_another_row_of_the_draft_than_of_the_target() -> None:
-    """The stateful graph with crossed rows answers what the graph whose caller names the rows
-    answers.
-    """
-    crossed, plain = (
-        Case(stateful=True, sampled=True, branches=(2, 1)),
-        Case(stateful=False, sampled=True, branches=(2, 1)),
+def names(graph: RoundGraph | StatefulRoundGraph) -> list[str]:
+    """The names of the caches of target and draft."""
+    return [*graph.names(), *graph.names(DRAFT)]
+
+
+def both(graph: RoundGraph | StatefulRoundGraph) -> list[Tensor]:
+    """The caches of target and draft."""
+    return [*graph.cache().tensors, *graph.cache(DRAFT).tensors]
+
+
+def test_graphs_that_write_their_caches_answer_as_graphs_whose_caller_writes() -> None:
+    """A text lies in another row of the draft than of the target."""
+    writing, plain = (
+        Case(stateful=stateful, sampled=True, branches=(2, 1)) for stateful in (True, False)
     )
-    inputs = crossed.inputs(3)
+    inputs = writing.inputs(3)
+    assert not inputs["rows"].equal(inputs["draft_rows"])
     with torch.no_grad():
-        answer: Tensor = crossed.graph()(**inputs)
-        graph = plain.graph()
-        assert isinstance(graph, RoundGraph)
-        swapped = {
-            name: tensor.flip(0) if name.startswith("draft_") else tensor
-            for name, tensor in inputs.items()
-        }
-        rows = torch.arange(2, dtype=torch.int32)
-        expected = graph(**swapped | {"rows": rows, "draft_rows": rows.flip(0)})[0]
-    assert answer.equal(expected)
+        assert writing.graph()(**inputs).equal(plain.graph()(**inputs)[0])

@@ -4,6 +4,7 @@ what it computes eagerly.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -12,8 +13,15 @@ from torch import Tensor, nn
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from inference.model.verify_graph import StatefulGraph, VerifyGraph, example_inputs, stateful_inputs
-from tests.support.buckets import CASES, Case, write
+from inference.backends.graph_calls import unstacked
+from inference.model.cache import write_slots
+from inference.model.verify_graph import (
+    StatefulGraph,
+    VerifyGraph,
+    copy_inputs,
+    example_inputs,
+)
+from tests.support.buckets import CASES, Case
 from tests.support.lowering import (
     STABLEHLO,
     NotLowerable,
@@ -47,14 +55,14 @@ def check_report(case: Case, graph: VerifyGraph | StatefulGraph, proof: Proof) -
     """One top-k where it is sampled, no other sort; caches aliased to the last byte where the
     graph holds them.
     """
-    operations, caches = proof.report.operations, (graph.keys, graph.values)
+    operations, caches = proof.report.operations, graph.cache().tensors
     assert operations.keys() <= STABLEHLO
     assert operations.get("top_k", 0) == operations.get("reduce_window", 0) == int(case.sampled)
     assert (
         operations.get("scatter", 0)
         == proof.report.aliased_outputs
         == proof.report.text.count("tf.aliasing_output")
-        == 2 * case.stateful
+        == len(caches) * case.stateful
     )
     assert proof.report.aliased_bytes == case.stateful * sum(cache.nbytes for cache in caches)
 
@@ -64,8 +72,8 @@ def run_stateful(case: Case, graph: StatefulGraph, proof: Proof, call: int) -> N
     with torch.no_grad():
         expected = graph(**inputs)
     check_chosen(case, proof(inputs)[0], expected)
-    assert_close(case, proof.state["keys"], graph.keys)
-    assert_close(case, proof.state["values"], graph.values)
+    for name, cache in zip(graph.names(), graph.cache().tensors, strict=True):
+        assert_close(case, proof.state[name], cache)
 
 
 def run_verify(case: Case, graph: VerifyGraph, proof: Proof, call: int) -> None:
@@ -76,9 +84,8 @@ def run_verify(case: Case, graph: VerifyGraph, proof: Proof, call: int) -> None:
     check_chosen(case, found[0], chosen)
     assert_close(case, found[1], keys)
     assert_close(case, found[2], values)
-    caches = {"keys": graph.keys, "values": graph.values}
-    write(caches, inputs, keys, values)
-    proof.hold(caches)
+    write_slots(graph.cache(), inputs["rows"], inputs["slots"], unstacked(keys, values))
+    proof.hold(dict(zip(graph.names(), graph.cache().tensors, strict=True)))
 
 
 def check_chosen(case: Case, found: Tensor, expected: Tensor) -> None:
@@ -99,16 +106,16 @@ def assert_close(case: Case, found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_copying_a_row_compiles_and_moves_every_bit_of_both_caches(dtype: torch.dtype) -> None:
+def test_copying_a_row_compiles_and_moves_every_bit_of_it_and_no_other(dtype: torch.dtype) -> None:
     graph = Case(stateful=True, sampled=False, nodes=2, rows=3, dtype=dtype).graph()
     assert isinstance(graph, StatefulGraph)
-    before = {name: getattr(graph, name).float() for name in ("keys", "values")}
+    before = [cache.float() for cache in graph.cache().tensors]
     proof = prove_copying(graph)
-    proof({"rows": torch.tensor([0, 0, 2], dtype=torch.int32)})
-    for name, cache in before.items():
-        assert proof.state[name].equal(cache[:, [0, 0, 2]])
-    assert proof.report.operations["gather"] == proof.report.aliased_outputs == 2
-    assert proof.report.aliased_bytes == graph.keys.nbytes + graph.values.nbytes
+    proof(copy_inputs(0, 1))
+    for name, cache in zip(graph.names(), before, strict=True):
+        assert proof.state[name].equal(cache[[0, 0, 2]])
+    assert proof.report.operations["scatter"] == proof.report.aliased_outputs == len(before)
+    assert proof.report.aliased_bytes == sum(cache.nbytes for cache in graph.cache().tensors)
 
 
 # --- state and masks
@@ -116,7 +123,9 @@ def test_copying_a_row_compiles_and_moves_every_bit_of_both_caches(dtype: torch.
 
 
 @pytest.mark.parametrize(
-    ("stateful", "changed"), [(False, []), (True, ["keys", "values"])], ids=["verify", "stateful"]
+    ("stateful", "changed"),
+    [(False, []), (True, ["keys_0", "values_0"])],
+    ids=["verify", "stateful"],
 )
 def test_a_graph_changes_its_caches_or_nothing(stateful: bool, changed: list[str]) -> None:
     case = Case(stateful=stateful, sampled=False, nodes=2)
@@ -124,30 +133,34 @@ def test_a_graph_changes_its_caches_or_nothing(stateful: bool, changed: list[str
     assert sorted(signature.buffers_to_mutate.values()) == changed
 
 
-def test_rows_that_are_the_identity_are_not_gathered_by() -> None:
-    """On Neuron every row takes part in every call; elsewhere a call names its rows."""
+def test_every_layers_keys_and_values_are_read_by_row() -> None:
     for stateful in (True, False):
         case = Case(stateful=stateful, sampled=True, nodes=2, rows=2)
         nodes = export(case.graph(), example_inputs(case.bucket)).graph.nodes
-        used = next(bool(node.users) for node in nodes if node.name == "rows")
         gathers = sum(node.target == torch.ops.aten.index_select.default for node in nodes)
-        assert (used, gathers) == ((False, 0) if stateful else (True, 2))
+        assert gathers == 2
 
 
 def test_no_stateful_graph_gathers_by_an_index_of_its_sources_shape() -> None:
     """AWS's compilers have got such gathers wrong."""
     for sampled in (False, True):
         case = Case(stateful=True, sampled=sampled, nodes=8, family="llama 290 ids")
-        for node in export(case.graph(), stateful_inputs(case.bucket)).graph.nodes:
+        for node in export(case.graph(), example_inputs(case.bucket)).graph.nodes:
             if node.target == torch.ops.aten.gather.default:
                 source, _, index = node.args
                 assert source.meta["val"].shape != index.meta["val"].shape  # type: ignore[union-attr]
 
 
-def test_a_call_of_fewer_rows_than_the_cache_has_is_no_stateful_graph() -> None:
-    graph = Case(stateful=True, sampled=False, nodes=2, rows=2).graph()
-    with pytest.raises(AssertionError, match=r"1 rows.*2"):
-        graph(**example_inputs(Case(stateful=True, sampled=False, nodes=2).bucket))
+def test_a_nodes_keys_are_written_as_one_run_of_memory() -> None:
+    """The scatter's windows are whole rows of the flat cache, not elements."""
+    case = Case(stateful=True, sampled=False, nodes=8, rows=2)
+    text, graph = prove(case.graph(), case.bucket).report.text, case.graph()
+    width = graph.cache().keys[0].shape[2]
+    scatters = re.findall(r"stablehlo.scatter.*?\}\) : \((.*?)\) ->", text, re.DOTALL)
+    assert len(scatters) == 2
+    for operands in scatters:
+        assert operands.endswith(f"tensor<16x1xi32>, tensor<16x{width}xf32>")
+    assert text.count("update_window_dims = [1]") == 2
 
 
 def test_state_that_strict_export_drops_is_missed() -> None:
@@ -156,8 +169,8 @@ def test_state_that_strict_export_drops_is_missed() -> None:
         program = torch.export.export(
             case.graph(), (), example_inputs(case.bucket), strict=True
         ).run_decompositions()
-    with pytest.raises(NotLowerable, match=r"buffers \[\]"):
-        lower(program, ("keys", "values"))
+    with pytest.raises(NotLowerable, match=r"changes the buffers \[\], and must change"):
+        lower(program, ("keys_0", "values_0"))
 
 
 def test_state_that_nobody_asked_for_is_refused() -> None:
@@ -168,16 +181,16 @@ def test_state_that_nobody_asked_for_is_refused() -> None:
 
 def test_masks_are_inputs_whose_values_the_text_does_not_hold() -> None:
     case = Case(stateful=True, sampled=False, nodes=8, rows=2)
-    idle, busy = stateful_inputs(case.bucket), case.inputs(0)
+    idle, busy = example_inputs(case.bucket), case.inputs(0)
     proofs = [
-        compile_program(export(case.graph(), inputs), inputs, ("keys", "values"))
+        compile_program(export(case.graph(), inputs), inputs, case.graph().names())
         for inputs in (idle, busy)
     ]
     assert proofs[0].report.text == proofs[1].report.text
     other = busy | {"context_mask": 1 - busy["context_mask"]}
     proofs[0](busy), proofs[1](other)
     assert (
-        proofs[0].state["keys"].equal(proofs[1].state["keys"])
+        proofs[0].state["keys_0"].equal(proofs[1].state["keys_0"])
     )  # of the one layer, which the mask does not reach
     assert not proofs[0](busy)[0].equal(proofs[1](other)[0])
 

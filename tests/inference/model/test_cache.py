@@ -1,0 +1,114 @@
+"""KV caches by layer: a call reads and writes the rows that it names, and no other bit changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from compile.build.equivalence import random_inputs
+from compile.spec import prefill_bucket, verify_bucket
+from inference.artifact import Bucket
+from inference.backends.graph_calls import unstacked
+from inference.model.cache import KeysValues, copy_slots, empty_cache, write_slots
+from inference.model.decoder import Decoder
+from inference.model.verify_graph import (
+    StatefulGraph,
+    VerifyGraph,
+    copy_inputs,
+    example_inputs,
+)
+from tests.support.models import tiny_decoder
+
+ROWS, JUNK, VOCABULARY = 5, 40, 61
+BUCKETS = [
+    verify_bucket(1, 1, 24, JUNK, sampled=False),
+    verify_bucket(1, 8, JUNK, JUNK, sampled=True),
+    verify_bucket(3, 4, JUNK, JUNK, sampled=True),
+    prefill_bucket(1, 16, JUNK, JUNK),
+]
+
+
+def noise(decoder: Decoder, dtype: torch.dtype = torch.float32) -> KeysValues:
+    """Full caches, always the same."""
+    generator = torch.Generator().manual_seed(3)
+    cache = empty_cache(decoder.config, ROWS, JUNK, dtype)
+    return KeysValues.of(part.normal_(generator=generator) for part in cache.tensors)
+
+
+def inputs_for(bucket: Bucket, seed: int) -> dict[str, torch.Tensor]:
+    """Trees in distinct rows and slots."""
+    inputs, rng = random_inputs(bucket, VOCABULARY, ROWS, 200, seed), np.random.default_rng(seed)
+    slots = [rng.permutation(JUNK)[: bucket.nodes] for _ in range(bucket.rows)]
+    return inputs | {"slots": torch.from_numpy(np.array(slots, dtype=np.int32))}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("bucket", BUCKETS, ids=lambda bucket: bucket.name)
+@torch.no_grad()
+def test_a_graph_writes_the_slots_that_its_call_names_and_no_other_bit(
+    bucket: Bucket, seed: int
+) -> None:
+    decoder, inputs = tiny_decoder(), inputs_for(bucket, seed)
+    before, graph = noise(decoder), StatefulGraph(decoder, noise(decoder), bucket.levels)
+    chosen = graph(**inputs)
+    named = torch.zeros(ROWS, JUNK + 1, dtype=torch.bool)
+    named[inputs["rows"][:, None].long(), inputs["slots"].long()] = True
+    for old, new in zip(before.tensors, graph.cache().tensors, strict=True):
+        assert ((old != new).any(-1) == named).all()
+    plain = VerifyGraph(decoder, before, bucket.levels)
+    expected, *made = plain(**inputs)
+    write_slots(before, inputs["rows"], inputs["slots"], unstacked(*made))
+    assert chosen.equal(expected)
+    for ours, theirs in zip(graph.cache().tensors, before.tensors, strict=True):
+        assert ours.equal(theirs)
+
+
+@torch.no_grad()
+def test_a_row_answers_the_same_in_a_graph_of_one_row_and_of_several() -> None:
+    """In whatever place of the call it stands, up to the rounding of other kernels."""
+    decoder, many = tiny_decoder(), verify_bucket(3, 4, JUNK, JUNK, sampled=True)
+    graph = VerifyGraph(decoder, noise(decoder), many.levels)
+    inputs = inputs_for(many, 1)
+    together = graph(**inputs)
+    for row in range(many.rows):
+        alone = graph(**{name: part[row : row + 1] for name, part in inputs.items()})
+        assert alone[0][0].equal(together[0][row])
+        torch.testing.assert_close(alone[1][:, 0], together[1][:, row], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_copied_row_is_its_source_and_the_others_stay() -> None:
+    decoder, cache = tiny_decoder(), noise(tiny_decoder())
+    graph = StatefulGraph(decoder, noise(decoder), 1)
+    graph(**copy_inputs(3, 1))
+    for old, new in zip(cache.tensors, graph.cache().tensors, strict=True):
+        assert new.equal(old[[0, 3, 2, 3, 4]])
+    before = cache.keys[0].clone()
+    copy_slots(cache, 3, 1, 7)
+    assert cache.keys[0][1, :7].equal(before[3, :7])
+    assert cache.keys[0][1, 7:].equal(before[1, 7:])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widened"), [(torch.bfloat16, 0), (torch.float16, 0), (torch.float32, 4)], ids=str
+)
+def test_what_is_read_of_the_cache_is_as_narrow_as_the_cache(
+    dtype: torch.dtype, widened: int
+) -> None:
+    bucket = verify_bucket(1, 4, JUNK, JUNK, sampled=False)
+    decoder = tiny_decoder().to(dtype)
+    graph = VerifyGraph(decoder, noise(decoder, dtype), 1)
+    with torch.no_grad():
+        program = torch.export.export(graph, (), example_inputs(bucket)).run_decompositions()
+    width = decoder.config.kv_heads * decoder.config.head_dim
+    read = [
+        node
+        for node in program.graph.nodes
+        if node.target == torch.ops.aten.view.default
+        and isinstance(found := node.meta.get("val"), torch.Tensor)
+        and found.dtype == torch.float32
+        and found.numel() == JUNK * width
+        and found.dim() == 4
+    ]
+    assert len(read) == widened
