@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compile.build.neuron_fused import FusedNeuronBuilder
 
 from compile.build.build import Source, build_artifact
+from compile.build.neuron_fused_builder import FusedNeuronBuilder
+from compile.build.progress import LineProgress
 from inference.artifact import Manifest
 from inference.backends.neuron_fused import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
@@ -28,7 +29,7 @@ from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import fingerprint
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests import test_fused_neuron
+from tests.inference.backends import test_fused_neuron
 from tests.nxd import closed, graphs
 from tests.support.fake_neuron import VERSIONS, lay_out
 from tests.support.models import TINY, write_checkpoint
@@ -113,7 +114,7 @@ def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
         FusedNeuronBuilder(spec, target, VOCABULARY, draft),
         tmp_path / "artifact",
         command="test",
-        say=lambda line: None,
+        progress=LineProgress(lambda line: None),
     )
     model = load(device, tmp_path / "artifact", manifest)
     assert isinstance(model, NeuronFusedModel)
