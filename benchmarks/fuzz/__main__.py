@@ -87,6 +87,7 @@ class Report:
 def campaign(plan: Plan, tell: Callable[[str], None]) -> Report:
     """Everything; `seconds` are those of the hostile calls."""
     flags = [part for name, value in FLAGS.items() for part in (f"--{name}", str(value))]
+    flags.append("--measure_first")  # a target that measures while it is idle says so
     with started("fused_target", flags) as target:
         texts, heard = _listen(target.address)
         author = Author(heard, SERVICE, _near(target.address), plan.seed)

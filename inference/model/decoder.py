@@ -162,12 +162,12 @@ def attend(
         return parted.reshape(batch * shared, part.shape[1], size)
 
     def scores(keys: Tensor, mask: Tensor) -> Tensor:  # [B, KV, H / KV, T, n]
-        raw = torch.bmm(folded, by_head(keys).transpose(1, 2)).float()
+        raw = torch.bmm(folded, by_head(keys).transpose(1, 2))
         raw = raw.view(batch, shared, heads // shared, nodes, -1)
-        return torch.where(mask[:, None, None], raw, MASKED)
+        return torch.where(mask[:, None, None], raw, max(MASKED, torch.finfo(narrow).min))
 
     past, new = scores(past_keys, sight.context), scores(k, sight.tree)
-    top = torch.maximum(past.amax(-1, keepdim=True), new.amax(-1, keepdim=True))
+    top = torch.maximum(past.amax(-1, keepdim=True), new.amax(-1, keepdim=True)).float()
     past, new = torch.exp(past - top), torch.exp(new - top)
     total = past.sum(-1, keepdim=True) + new.sum(-1, keepdim=True)
     rows = (batch * shared, group, -1)

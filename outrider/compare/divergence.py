@@ -78,6 +78,7 @@ class Divergence:
         import numpy as np
         import torch
 
+        from inference.model.cache import empty_cache
         from inference.model.noise import noise
         from inference.model.sampler import Sampling
         from inference.tree import TokenTree
@@ -85,7 +86,7 @@ class Divergence:
         decoder, chain = self._load(), TokenTree.chain(prefix)
         wanted = torch.tensor(ids, dtype=torch.int32)
         config, at = decoder.config, len(prefix)
-        cache = torch.zeros(config.layers, 1, config.kv_heads, 1, config.head_dim)
+        cache = empty_cache(config, 1, 0, torch.float32)
         tokens, positions, mask = (
             torch.from_numpy(np.array(part, dtype=np.int32))[None]
             for part in (chain.tokens, chain.depths, chain.mask)
@@ -93,7 +94,7 @@ class Divergence:
         pick = torch.tensor([[at - 1]], dtype=torch.int32)
         row, unseen = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
         with torch.no_grad():
-            states = decoder(tokens, row, positions, unseen, mask, pick, cache, cache).states
+            states = decoder(tokens, row, positions, unseen, mask, pick, cache).states
             weight = decoder.model.embed_tokens.weight if config.tied else decoder.lm_head.weight
             scores = (states[0, 0] @ weight[wanted.long()].T) / (params.temperature or 1.0)
         if not params.greedy:

@@ -21,6 +21,7 @@ import torch
 
 from compile.build.build import Source, build_artifact
 from compile.build.neuron_fused_builder import FusedNeuronBuilder
+from compile.build.progress import LineProgress
 from inference.artifact import Manifest
 from inference.backends.neuron_fused import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
@@ -112,7 +113,7 @@ def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
         FusedNeuronBuilder(spec, target, VOCABULARY, draft),
         tmp_path / "artifact",
         command="test",
-        say=lambda line: None,
+        progress=LineProgress(lambda line: None),
     )
     model = load(device, tmp_path / "artifact", manifest)
     assert isinstance(model, NeuronFusedModel)
