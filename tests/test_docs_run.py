@@ -35,12 +35,14 @@ NEEDED = {
     "--artifact": "an artefact",
     "--role fused_client": "a running fused target",
     "--cs 0,": "minutes of measuring",
+    "-m compile.ops": "minutes of counting, which tests of compile/ops do at smaller sizes",
     "-m benchmarks": "minutes of measuring",
     "meta-llama": "a gated model",
 }
 """What a command with these words needs that is not here."""
 
 EMBEDDED = (
+    (r"\bdocs/shapes", str(ROOT / "docs/shapes")),
     (r"--(draft_)?model (Qwen/\S+|DIR|DRAFT)", ""),  # the pair that ships here
     (r"--device cuda", ""),
     (r"--host target\.example\.com", "--host localhost"),

@@ -14,10 +14,10 @@ import pytest
 
 from outrider.endpoint.run import SERVING
 from outrider.spawn import role_command, role_environment, target_process
+from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.extended
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "endpoint.md", ROOT / "docs" / "python.md"]
 WAIT = 240
 """Seconds that a command may take on a busy machine."""
