@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_positive
+from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_positive, check_target
 from inference.command import USAGE, Parser, add_flags, add_gone, option
 from inference.errors import InvalidRequest
 from inference.tree_shape import Branches
@@ -188,15 +188,7 @@ class CompileOptions:
                     f"--tree_sizes {size}: sizes lie between 1 and {self.max_tree_nodes} "
                     "(--max_tree_nodes)"
                 )
-        if self.device == "cpu" and self.tensor_parallel != 1:
-            raise InvalidRequest(
-                f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave "
-                "it at 1"
-            )
-        if self.device != "cpu" and self.dtype == "int8":
-            raise InvalidRequest(
-                f"--dtype int8: {self.device} takes float32, bfloat16 or float16; int8 is for cpu"
-            )
+        check_target(self.device, self.tensor_parallel, self.dtype)
 
     def _check_draft(self) -> None:
         """Check the flags of the draft beside the target."""

@@ -49,15 +49,7 @@ class CompileSpec:
                 f"--sequence_length {self.sequence_length}: prompt and output need two tokens at "
                 "least"
             )
-        if self.target == "cpu" and self.tensor_parallel != 1:
-            raise InvalidRequest(
-                f"--tensor_parallel {self.tensor_parallel}: the cpu target is not sharded, leave "
-                "it at 1"
-            )
-        if self.target != "cpu" and self.dtype == "int8":
-            raise InvalidRequest(
-                f"--dtype int8: {self.target} takes float32, bfloat16 or float16; int8 is for cpu"
-            )
+        check_target(self.target, self.tensor_parallel, self.dtype)
         if self.rows * self.cache_slots > _MOST_PLACES:
             raise InvalidRequest(
                 f"--rows {self.rows}: {self.rows} rows of {self.cache_slots} slots have more than "
@@ -111,6 +103,21 @@ def prefill_bucket(rows: int, nodes: int, slots: int, junk: int) -> Bucket:
     used.
     """
     return Bucket(rows, nodes, slots, 1, 1, False, junk)
+
+
+def check_target(target: str, tensor_parallel: int, dtype: str | None) -> None:
+    """Raise InvalidRequest for a number of ranks or a precision that the target does not take.
+
+    dtype: None where it is not chosen yet
+    """
+    if target == "cpu" and tensor_parallel != 1:
+        raise InvalidRequest(
+            f"--tensor_parallel {tensor_parallel}: the cpu target is not sharded, leave it at 1"
+        )
+    if target != "cpu" and dtype == "int8":
+        raise InvalidRequest(
+            f"--dtype int8: {target} takes float32, bfloat16 or float16; int8 is for cpu"
+        )
 
 
 def check_positive(name: str, value: int) -> None:

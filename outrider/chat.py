@@ -8,8 +8,7 @@ being made, and not the program.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -135,34 +134,29 @@ class Chat:
         """What all texts took: counts add up, rates are ratios of sums."""
         if not self._texts:
             return "no text was made yet"
-        whole = replace(self._texts[0].statistics)
-        for text in self._texts[1:]:
-            _add(whole, text.statistics)
-        return f"texts {len(self._texts)}, {figures(whole)}"
+        return f"texts {len(self._texts)}, {figures([text.statistics for text in self._texts])}"
 
 
 def told(made: Generation) -> str:
     """One line about a text, which stands below it."""
     reason = {"length": "cut at its length, ", "cancelled": "ended here, "}
     cost = "" if made.cost.value is None else f", ${made.cost.value:.6f}"
-    return f"[{reason.get(made.finish_reason, '')}{figures(made.statistics)}{cost}]"
+    return f"[{reason.get(made.finish_reason, '')}{figures([made.statistics])}{cost}]"
 
 
-def figures(done: Completion) -> str:
-    """Tokens, speed and acceptance length of a text so far."""
-    tokens, forwards = len(done.token_ids), max(done.forwards, 1)
-    speed = tokens / done.seconds if done.seconds else 0.0
-    return f"{tokens} tokens, {speed:.1f} tokens/s, {tokens / forwards:.2f} tokens a forward"
+def figures(texts: Sequence[Completion]) -> str:
+    """Tokens, speed and acceptance length of these texts, as far as they are made."""
+    tokens = sum(len(done.token_ids) for done in texts)
+    forwards = sum(done.forwards for done in texts)
+    seconds = sum(done.seconds for done in texts)
+    speed = tokens / seconds if seconds else 0.0
+    return (
+        f"{tokens} tokens, {speed:.1f} tokens/s, {tokens / max(forwards, 1):.2f} tokens a forward"
+    )
 
 
 def _glance(done: Completion) -> None:
-    glance(figures(done))
-
-
-def _add(whole: Completion, more: Completion) -> None:
-    whole.token_ids = [*whole.token_ids, *more.token_ids]
-    whole.forwards += more.forwards
-    whole.seconds += more.seconds
+    glance(figures([done]))
 
 
 def _lines(who: str) -> Iterator[str]:
