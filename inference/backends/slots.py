@@ -16,7 +16,6 @@ from inference.errors import LimitExceeded
 from inference.tree import IntArray
 
 FREE = -1
-NONE: IntArray = np.empty(0, dtype=np.int32)
 
 
 class Slots:
@@ -50,10 +49,10 @@ class Slots:
         self.high_water = max(self.high_water, int(free[-1]) + 1 if free.size else 0)
         return free.astype(np.int32)
 
-    def commit(self, slots: IntArray, still: IntArray = NONE) -> None:
-        """Commit `slots`, keep `still` provisional, and free every other provisional slot."""
+    def commit(self, slots: IntArray) -> None:
+        """Commit `slots`, and free every other provisional slot."""
         self.committed[slots] = True
-        self._free_provisional(still)
+        self._free_provisional()
 
     def release(self, slots: Sequence[int]) -> None:
         """Free the given provisional slots."""
@@ -78,9 +77,8 @@ class Slots:
         copy._free_provisional()
         return copy
 
-    def _free_provisional(self, still: IntArray = NONE) -> None:
-        """Free all provisional slots but those of `still`."""
+    def _free_provisional(self) -> None:
+        """Free all provisional slots."""
         used: NDArray[np.bool_] = np.array(self.committed[: self.high_water])
-        used[still] = True
         self.positions[: self.high_water][~used] = FREE
         self.high_water = len(used) - int(used[::-1].argmax()) if used.any() else 0
