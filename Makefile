@@ -8,6 +8,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: demo lint check test test-all test-xla test-nxd proto clean
 
@@ -20,13 +21,13 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 check: lint
-	$(BIN)/python -m pytest -m "not slow and not extended"
+	$(PYTEST) -m "not slow and not extended"
 
 test: lint
-	$(BIN)/python -m pytest -m "not extended"
+	$(PYTEST) -m "not extended"
 
 test-all: .venv/ready
-	$(BIN)/python -m pytest -m extended
+	$(PYTEST) -m extended
 
 test-xla: .venv-xla/ready
 	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py

@@ -34,7 +34,9 @@ SLIPS: list[tuple[Command, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("command", "words", "meant"), SLIPS, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(
+    ("command", "words", "meant"), SLIPS, ids=lambda it: getattr(it, "__module__", str(it))
+)
 def test_a_slip_gets_one_line_that_names_what_was_meant(
     capsys: pytest.CaptureFixture[str], command: Command, words: str, meant: str
 ) -> None:
