@@ -59,6 +59,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[closed.Device]:
     folder = tmp_path_factory.mktemp("nxd")
     with pytest.MonkeyPatch.context() as patch:
         lay_out(patch, folder / "packages", VERSIONS, device=True)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # nothing was compiled here before
         yield closed.install(patch, Path(NXD), folder)
 
 

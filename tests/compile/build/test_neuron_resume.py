@@ -205,7 +205,7 @@ def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:
     turned = lowering.module(operations)
     turned.computations[0].instructions[1].operand_ids[:] = []
     marked = lowering.module(operations)
-    marked.frontend_attributes = "transposable_weight_idx"
+    marked.frontend_attributes.map["transposable_weight_idx"] = "0"
     assert len({hlo_digest(each) for each in (one, other, turned, marked)}) == 4
     keys = {
         unit_key(*parts)
