@@ -20,6 +20,7 @@ from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron
+from inference.backends.neuron_sdk import reserve_cores
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError
 from inference.model.noise import from_limbs, noise_in_limbs
 from inference.text import Tokenizer
@@ -107,6 +108,14 @@ def test_a_target_reserves_the_cores_that_share_it_unless_the_user_says_otherwis
         monkeypatch.setenv("NEURON_RT_NUM_CORES", stated)
     load_neuron(tmp_path / "a", manifest, lambda line: None)
     assert os.environ["NEURON_RT_NUM_CORES"] == asked
+
+
+def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_a_remedy() -> None:
+    environment: dict[str, str] = {}
+    reserve_cores(2, environment)
+    reserve_cores(1, environment)
+    with pytest.raises(InvalidRequest, match=r"has 2 cores since it .* in a process of its own"):
+        reserve_cores(4, environment)
 
 
 def test_any_other_failure_of_the_runtime_keeps_its_first_line() -> None:
