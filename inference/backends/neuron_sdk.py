@@ -44,7 +44,6 @@ class Sdk(NamedTuple):
     tests/support/neuron_signatures.py.
     """
 
-    model_builder: Any
     nxd_model: Any
     parallel_state: Any
     shard_checkpoint: Any
@@ -69,7 +68,6 @@ def load_sdk() -> Sdk:
             f"the Neuron packages are installed but cannot be imported ({error}). {_WHICH}"
         ) from error
     return Sdk(
-        nxd.ModelBuilder,
         nxd.NxDModel,
         nxd.NxDParallelState,
         nxd.shard_checkpoint,

@@ -308,7 +308,7 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints(
 ) -> None:
     rows = [
         row.split(" | ")
-        for row in (ROOT / "docs" / "neuron.md").read_text(encoding="utf-8").splitlines()
+        for row in (ROOT / "docs" / "neuron-reference.md").read_text(encoding="utf-8").splitlines()
         if row.startswith("| llama-")
     ]
     assert len(rows) == 4

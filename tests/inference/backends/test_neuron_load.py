@@ -148,15 +148,15 @@ def test_the_probes_table_has_the_noise_that_winners_have() -> None:
 
 
 def test_a_device_with_other_noise_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path
+    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
 ) -> None:
     Neuron().install(monkeypatch, packages)
     flags = render(compiler_flags(spec_of(1), 1))
-    probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
+    probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
 
     monkeypatch.setattr(probe, "noise_in_limbs", lambda *_: noise_in_limbs(*_) * (1 + 2e-6))
     with pytest.raises(BadArtifact, match=r"seed 26, position 0, token 133856 gave noise 16\.6"):
-        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
+        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
 
     def rounded(limbs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Words on a unit that computes in float32."""
@@ -166,7 +166,7 @@ def test_a_device_with_other_noise_is_refused(
     with pytest.raises(
         BadArtifact, match=r"seed 0, position 0, token 0 gave bits .* 0x9d1c5ec6 is right"
     ):
-        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
+        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
 
 
 SMOKE = [
