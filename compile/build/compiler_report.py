@@ -1,8 +1,8 @@
 """What neuronx-cc says about a graph that it compiled: read from its log and from the file of
 metrics that it leaves in its working directory.
 
-Neither format is documented. Both are read as compilers 2.22 to 2.26 wrote them in published logs:
-what is not found is None, never an error.
+Neither format is documented. Both are read as compiler 2.22 wrote them in published
+logs: what is not found is None, never an error.
 """
 
 from __future__ import annotations
