@@ -40,7 +40,6 @@ from inference.artifact import Bucket
 from inference.command import run_command, say
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.json_file import read_json
-from inference.model.config import ModelConfig
 from inference.whole_file import write_whole
 
 COMPILER = "neuronx-cc"
@@ -80,9 +79,10 @@ def _run(options: CompileOptions) -> int:
     builder = builder_of(options, spec, checkpoint)
     assert isinstance(builder, NeuronBuilder), "every target but cpu has this builder"
     version = builder.versions()[COMPILER]
-    one = partial(_try, compiler, version, builder, checkpoint.config, spec, Path(options.out))
+    predicted = [graph_time(checkpoint.config, spec, bucket) for bucket in spec.graphs]
+    one = partial(_try, compiler, version, builder, Path(options.out))
     with ThreadPoolExecutor(builder.workers) as pool:
-        tried = list(pool.map(one, spec.graphs))
+        tried = list(pool.map(one, spec.graphs, predicted))
     print(*table(tried, spec), sep="\n")
     return int(any(graph.error for graph in tried))
 
@@ -102,14 +102,12 @@ def _try(
     compiler: str,
     version: str,
     builder: NeuronBuilder,
-    config: ModelConfig,
-    spec: CompileSpec,
     out: Path,
     bucket: Bucket,
+    predicted: GraphTime,
 ) -> Tried:
     """Compile one graph, unless it was compiled before from the same HLO with the same flags."""
-    directory, predicted = out / bucket.name, graph_time(config, spec, bucket)
-    hlo, flags = builder.hlo(bucket)
+    directory, (hlo, flags) = out / bucket.name, builder.hlo(bucket)
     key = unit_key("tried", hlo, flags, version)
     kept = _kept(directory / _REPORT, key)
     if kept is not None:
