@@ -104,7 +104,7 @@ class CompileOptions:
     )
     tree_sizes: str | None = option(
         None,
-        "nodes of trees, roots included (default: the target alone, 16, the largest)",
+        "nodes of trees, roots included (default: 1, 4, 16 and the largest)",
         _SIZES,
         metavar="N,...",
     )

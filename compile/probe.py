@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from inference.backends.neuron_sdk import Sdk
+from inference.backends.neuron_sdk import Sdk, load_build_units
 from inference.errors import BadArtifact
 from inference.model.noise import from_limbs, noise, noise_in_limbs, threefry2x32, threefry_in_limbs
 
@@ -138,14 +138,19 @@ def _place(row: int, token: int) -> str:
 
 @torch.no_grad()
 def _run(sdk: Sdk, probe: NoiseProbe, ranks: int, logical: int, flags: str, work: str) -> Tensor:
-    """Build and run one probe through ModelBuilder, as a target is."""
-    inputs = probe_inputs()
+    """Trace, compile and run one probe, as a target's graphs are."""
+    inputs, units = probe_inputs(), load_build_units()
     with sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=logical):
-        model: Any = (
-            sdk.model_builder(probe)
-            .trace(kwargs=inputs, tag="noise")
-            .compile(compiler_workdir=work, compiler_args={"noise": flags})
+        trace = units.trace(model=probe, kwargs=inputs)
+        made = units.compile(
+            hlo_module=trace.hlo,
+            metaneff=trace.metaneff,
+            compiler_workdir=work,
+            compiler_args=flags,
+            key="noise",
         )
+        model: Any = sdk.nxd_model(world_size=ranks)
+        model.add(key="noise", trace_artifacts=trace, compilation_artifacts=made)
     model.set_weights([{"zero": torch.zeros(1)} for _ in range(ranks)])
     model.to_neuron()
     answer: Tensor = model(**inputs, model_name="noise")

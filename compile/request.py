@@ -92,7 +92,7 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
         options.sizes("tree_sizes"),
         options.sizes("slots"),
         options.sampling or ("sampled" if small else "both"),
-        few=small,
+        few=small or options.fused,  # rounds are graphs, too
     )
     for rows in _ROWS if options.rows is None else (options.rows,):
         limits = _limits(options, checkpoint, sizes, rows)
@@ -142,7 +142,9 @@ def _planned(
 ) -> BuildRequest:
     """The spec with the graphs that serve --load best."""
     check_fits(checkpoint.config, spec)
-    budget, load = _budget(options, sampling), read_load(Path(options.load or ""))
+    beside = len(spec.graphs) - len(spec.buckets)
+    budget = _budget(options, sampling, options.graphs - beside)
+    load = read_load(Path(options.load or ""))
     planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
     buckets = buckets_of(planned.plan.shapes, limits, sampling)
     return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
@@ -187,13 +189,13 @@ def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> in
     return asked
 
 
-def _budget(options: CompileOptions, sampling: str) -> BuildBudget:
+def _budget(options: CompileOptions, sampling: str, graphs: int) -> BuildBudget:
     samplings = len(samplings_of(sampling))
     if options.compile_minutes is None or options.graph_minutes is None:
-        return BuildBudget(options.graphs, samplings=samplings)
+        return BuildBudget(graphs, samplings=samplings)
     seconds = options.graph_minutes * 60
     return BuildBudget(
-        options.graphs,
+        graphs,
         seconds=options.compile_minutes * 60,
         of=lambda shape: seconds,
         samplings=samplings,

@@ -29,6 +29,7 @@ NEEDED = {
     "neuron-legacy": "a Neuron device",
     "--target_host HOST --gamma": "a target on a Neuron device",
     "-m compile.smoke": "a Neuron device",
+    "-m compile.try_compiler": "AWS's compiler",
     "s3://": "AWS",
     "--out artefact": "minutes of compiling, which tests of compile/ do at smaller sizes",
     "--target cpu": "minutes of compiling, which tests of compile/ do at smaller sizes",

@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compile.build.compiler_report import read_report
 from compile.build.free_memory import processors, workers_within
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
@@ -96,9 +97,19 @@ class NeuronBuilder:
         """
         call = self._call(bucket)
         graph = self._graphs.compiled(call)
-        more = {"levels": bucket.levels, "instructions": dict(graph.instructions)}
+        more: dict[str, Any] = {
+            "levels": bucket.levels,
+            "instructions": dict(graph.instructions),
+        }
+        if graph.log is not None:
+            more["compiler"] = asdict(read_report(graph.log))
         files = [self._record(directory, f"graphs/{bucket.name}.json", call, more)]
         return files + self._log(directory, bucket.name, graph)
+
+    def hlo(self, bucket: Bucket) -> tuple[Any, str]:
+        """A graph's HloModuleProto, for weights as they are, and the compiler's flags for it."""
+        call = self._call(bucket)
+        return self._graphs.hlo(call), render(call.flags)
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Put every graph into one package, without weights. With several rows there is also a

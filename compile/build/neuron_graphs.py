@@ -92,6 +92,11 @@ class NeuronGraphs:
             return layout.graph
         return self._compiled_for(call, self._traced(call, layout))
 
+    def hlo(self, call: GraphCall) -> Any:
+        """The graph's HloModuleProto, for weights as they are. It is traced and not compiled."""
+        with self._tracing:
+            return self._trace(call).hlo
+
     def package(self, calls: Iterable[GraphCall], ranks: int) -> Any:
         """An NxDModel of the graphs, which share one set of weights and one state."""
         layout = self._laid_out()

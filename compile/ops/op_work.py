@@ -58,6 +58,7 @@ class OpWork:
     tensor: float = 0.0  # cycles
     collectives: float = 0.0  # times that the ranks wait for each other
     exchanged: float = 0.0  # bytes that a rank receives
+    instructions: float = 0.0  # about how many it becomes
 
     def __add__(self, other: OpWork) -> OpWork:
         return OpWork(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -72,7 +73,7 @@ def op_work(op: Op) -> OpWork:
     """
     if op.view or op.constant:
         return OpWork()
-    return _read(op) + _computed(op, KINDS[op.name])
+    return _read(op) + _computed(op, KINDS[op.name]) + OpWork(instructions=instructions(op))
 
 
 def instructions(op: Op) -> int:

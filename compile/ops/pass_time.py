@@ -57,6 +57,11 @@ class PassWork:
 
     by_cost: Mapping[str, OpWork]
 
+    @property
+    def instructions(self) -> int:
+        """About how many instructions the graph becomes."""
+        return round(sum(work.instructions for work in self.by_cost.values()))
+
     def milliseconds(self, rates: EngineRates, dma: float | None = None) -> PassTime:
         """The time at a target's rates. dma: bytes a second from memory (default: what streams of
         weights reach)

@@ -128,4 +128,4 @@ def _meta_sdk(ranks: int) -> Sdk:
         def forward(self, ids: Tensor) -> Tensor:
             return gathered(super().forward(ids))
 
-    return Sdk(None, None, None, None, None, Column, Row, Embedding)
+    return Sdk(None, None, None, None, Column, Row, Embedding)

@@ -66,9 +66,8 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     _check_sizes("--tree_sizes", trees, most)
     chunks = product(sizes.prefill or (limits.chunk,), slots)
     shapes = {CallShape(True, 1, nodes, size) for nodes, size in chunks}
-    read = slots if sizes.slots or limits.rows == 1 else (limits.capacity,)
     for nodes in {max(least, nodes) for nodes in trees}:
-        shapes |= {CallShape(False, 1, nodes, size) for size in read}
+        shapes |= {CallShape(False, 1, nodes, size) for size in tree_slots(sizes, limits)}
         if sizes.trees or not sizes.few:
             shapes.add(CallShape(False, limits.rows, nodes, limits.capacity))
     return buckets_of([*shapes, *limits.required()], limits, sizes.sampling)
@@ -81,6 +80,13 @@ def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
     if capacity <= _SHORT_CACHE:
         return (capacity,)
     return (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
+
+
+def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
+    """The numbers of cache slots that graphs for trees of one session read."""
+    if sizes.slots is None and limits.rows > 1:
+        return (limits.capacity,)
+    return slots_of(sizes, limits.capacity)
 
 
 def plan_graphs(

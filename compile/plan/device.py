@@ -21,6 +21,7 @@ class Device:
     target: str
     memory: int  # bytes
     instances: Mapping[str, int]  # name -> ranks it has
+    physical_cores: int = 1  # of a rank
 
     @property
     def ranks(self) -> int:
@@ -42,7 +43,7 @@ _NEURON = {
         {"inf2.xlarge": 2, "inf2.8xlarge": 2, "inf2.24xlarge": 12, "inf2.48xlarge": 24},
     ),
     # 96 GiB a chip of 4 logical cores
-    "trn2": Device("trn2", 24 * GIB, {"trn2.3xlarge": 4, "trn2.48xlarge": 64}),
+    "trn2": Device("trn2", 24 * GIB, {"trn2.3xlarge": 4, "trn2.48xlarge": 64}, 2),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import inference
 from compile.compile_options import CompileOptions
-from compile.plan.buckets import Sizes, samplings_of, slots_of
+from compile.plan.buckets import Sizes, samplings_of, tree_slots
 from compile.plan.workload import Limits
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
@@ -34,7 +34,8 @@ def fused_part(
 ) -> FusedPart | None:
     """What --fused adds; None without it. Raises Mismatch when the tokenizers differ.
 
-    Rounds read as much of the caches as the target's own graphs do, for one text and for all rows.
+    Rounds of one text read as much of the caches as the target's own trees do, rounds of all rows
+    the whole.
     A dry run reads the draft's config.json alone.
     """
     if not options.fused:
@@ -46,8 +47,8 @@ def fused_part(
             f"--sequence_length {limits.sequence_length}: the draft takes {positions} tokens at "
             "most"
         )
-    counts = {1, limits.rows}
-    rounds = product(sorted(counts), slots_of(sizes, capacity), samplings_of(sizes.sampling))
+    read = {(1, slots) for slots in tree_slots(sizes, limits)} | {(limits.rows, capacity)}
+    rounds = product(sorted(read), samplings_of(sizes.sampling))
     chunk = max(limits.chunk, 1 + shape.inner)
     return FusedPart(
         model=options.draft_model or "outrider-embedded-draft",
@@ -56,7 +57,7 @@ def fused_part(
         prefill=(DraftBucket(1, chunk, capacity, 1, 1, False, capacity),),
         rounds=tuple(
             RoundBucket.of(shape, rows, slots, capacity, sampled=sampled)
-            for rows, slots, sampled in rounds
+            for (rows, slots), sampled in rounds
         ),
     )
 

@@ -30,6 +30,7 @@ class GraphTime(NamedTuple):
     seconds: float
     slower: float | None  # at the rate that the fastest published Neuron target reaches
     bound: str  # what takes most of it
+    instructions: int = 0  # about how many the graph becomes; none are counted for a CPU
 
 
 def graph_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> GraphTime:
@@ -41,7 +42,7 @@ def graph_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> GraphT
         return GraphTime(longest, None, "compute" if arithmetic > traffic else "memory")
     counted, rates = pass_work(config, spec, bucket), rates_of(spec.target)
     time, slower = counted.milliseconds(rates), counted.milliseconds(rates, rates.observed).total
-    return GraphTime(time.total / 1e3, slower / 1e3, time.largest)
+    return GraphTime(time.total / 1e3, slower / 1e3, time.largest, counted.instructions)
 
 
 def call_cost(config: ModelConfig, spec: CompileSpec) -> Callable[[CallShape], float]:

@@ -307,8 +307,8 @@ def _activations(
     rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
     yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE
     yield (
-        "keys of a layer in float32",
-        rows * _kv_heads(config, ranks) * slots * config.head_dim * _WIDE,
+        "keys of a layer",
+        rows * _kv_heads(config, ranks) * slots * config.head_dim * ITEM[spec.dtype],
     )
     yield "new keys of all layers", _cache_bytes(config, spec, rows, nodes) // 2
     yield "MLP states", rows * nodes * config.intermediate_size // ranks * ITEM[spec.dtype]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from compile.ops.engines import rates_of
 from compile.plan.device import Device, device_of
-from compile.plan.graph_time import graph_time
-from compile.plan.memory import Footprint, gib, graph_work
+from compile.plan.graph_time import GraphTime, graph_time
+from compile.plan.memory import Footprint, Work, gib, graph_work
+from compile.plan.programs import programs
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.model.config import ModelConfig
@@ -28,13 +29,16 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
         f"{spec.max_tree_nodes} nodes, and padding)"
     )
     yield f"cache: {spec.rows} rows of {slots}" if spec.rows > 1 else f"cache: one row of {slots}"
+    times = [graph_time(config, spec, bucket) for bucket in spec.graphs]
     yield ""
-    yield from _graphs(spec, config)
+    yield from _graphs(spec, config, times)
     yield ""
     yield from _memory(need, device)
+    if spec.target != "cpu":
+        yield from programs(device, [time.instructions for time in times])
 
 
-def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
+def _graphs(spec: CompileSpec, config: ModelConfig, times: Sequence[GraphTime]) -> Iterator[str]:
     ranks = "" if spec.tensor_parallel == 1 else " a rank"
     rates = None if spec.target == "cpu" else rates_of(spec.target)
     slower = f"{f'at {rates.observed / 1e9:.0f} GB/s':>14}" if rates else ""
@@ -42,8 +46,8 @@ def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
         f"{f'{len(spec.graphs)} graphs':<36}{f'GFLOP{ranks}':>14}{f'MB moved{ranks}':>18}"
         f"{'ms':>11}{slower}  most of it"
     )
-    for bucket in spec.graphs:
-        yield _graph(spec, config, bucket)
+    for bucket, time in zip(spec.graphs, times, strict=True):
+        yield _graph(bucket, graph_work(config, spec, bucket), time)
     if rates:
         yield (
             f"computed, not measured: weights at {rates.stream / 1e9:.0f} GB/s a rank, and "
@@ -53,8 +57,7 @@ def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
         yield "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
 
 
-def _graph(spec: CompileSpec, config: ModelConfig, bucket: Bucket) -> str:
-    call, time = graph_work(config, spec, bucket), graph_time(config, spec, bucket)
+def _graph(bucket: Bucket, call: Work, time: GraphTime) -> str:
     slower = "" if time.slower is None else f"{time.slower * 1e3:>14.1f}"
     return (
         f"{bucket.name:<36}{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}"

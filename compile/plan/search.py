@@ -120,7 +120,7 @@ def expected_cost(shapes: Sequence[CallShape], calls: Calls, cost: Cost) -> floa
 
 def grid(calls: Calls, limits: Limits) -> list[CallShape]:
     """Every combination of the sizes that occur, rounded up to a few sizes an axis; the limits
-    are among them.
+    are among them. Another size would cost more than the largest that occurs below it.
     """
     shapes: list[CallShape] = []
     for prefill in (True, False):

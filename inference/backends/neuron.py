@@ -27,7 +27,7 @@ from inference.model.verify_graph import copy_inputs, example_inputs
 from inference.tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"
-"""All graphs in one file, made by NxD's ModelBuilder."""
+"""All graphs in one file, an NxDModel."""
 
 COPY = "copy_rows"
 """Name of the graph that copies rows of the caches. An artefact with several rows has it."""

@@ -102,7 +102,7 @@ def _check_versions(manifest: Manifest) -> None:
 
 
 def _load_package(directory: Path, manifest: Manifest) -> Program:
-    """Load a package of NxD's ModelBuilder: all graphs in one file, one weight file for each
+    """Load an NxDModel: all graphs in one file, one weight file for each
     rank.
     """
     sdk = load_sdk()

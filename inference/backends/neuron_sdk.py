@@ -44,7 +44,6 @@ class Sdk(NamedTuple):
     tests/support/neuron_signatures.py.
     """
 
-    model_builder: Any
     nxd_model: Any
     parallel_state: Any
     shard_checkpoint: Any
@@ -69,7 +68,6 @@ def load_sdk() -> Sdk:
             f"the Neuron packages are installed but cannot be imported ({error}). {_WHICH}"
         ) from error
     return Sdk(
-        nxd.ModelBuilder,
         nxd.NxDModel,
         nxd.NxDParallelState,
         nxd.shard_checkpoint,
@@ -203,9 +201,13 @@ def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> i
     return int(stated)
 
 
+_asked_for: set[str] = set()
+"""Numbers of cores that this process has asked the runtime for."""
+
+
 def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.environ) -> None:
     """Ask the runtime for as many cores as are needed. It reserves every core where none is asked
-    for.
+    for, and keeps those of the first load until the process ends.
 
     What the user has set stays. Raises InvalidRequest if it leaves this process too few cores.
     """
@@ -223,6 +225,12 @@ def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.enviro
         raise InvalidRequest(
             f"NEURON_RT_VISIBLE_CORES={ranges} or NEURON_RT_NUM_CORES={count} is not understood"
         ) from error
+    if visible < needed and not ranges and count in _asked_for:
+        raise InvalidRequest(
+            f"this process has {count} cores since it loaded another artefact, this one needs "
+            f"{needed}: load it in a process of its own, or set NEURON_RT_NUM_CORES={needed} "
+            "before the first"
+        )
     if visible < needed:
         name = "NEURON_RT_VISIBLE_CORES" if ranges else "NEURON_RT_NUM_CORES"
         raise InvalidRequest(
@@ -231,3 +239,4 @@ def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.enviro
         )
     if not ranges and not count:
         environment["NEURON_RT_NUM_CORES"] = str(needed)
+        _asked_for.add(str(needed))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import shlex
 import subprocess
 import sys
 import types
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tests.nxd import graphs
+from tests.support import fake_hlo
 
 HERE = Path(__file__).parent
 CLOSED = ("torch_xla", "torch_neuronx", "libneuronxla", "neuronxcc", "nki", "nkilib")
@@ -42,8 +44,21 @@ FLAGS: list[str] = []
 
 
 def _compile(module_bytes: bytes, compiler_flags: str, **_: Any) -> bytes:
+    """libneuronxla's call of neuronx-cc, which keeps its log where it is told to."""
     FLAGS.append(compiler_flags)
-    return module_bytes
+    (log,) = [word for word in shlex.split(compiler_flags) if word.startswith("--logfile=")]
+    Path(log.removeprefix("--logfile=")).write_text(f"compiled with {compiler_flags}\n")
+    return graphs.neff_of(fake_hlo.HloModuleProto.FromString(module_bytes)).encode()
+
+
+def _compile_priority(
+    module_bytes: bytes, compiler_flags: str, **named: Any
+) -> tuple[bytes, bytes]:
+    """The same for the graph that the weights are laid out for. They are best as they are."""
+    marks = fake_hlo.HloModuleProto.FromString(module_bytes).frontend_attributes.map
+    assert marks["transposable_weight_idx"], "weights have to be marked first"
+    assert "--enable-internal-neff-wrapper" in shlex.split(compiler_flags)
+    return _compile(module_bytes, compiler_flags, **named), b""
 
 
 def _platform(arguments: Any = None) -> str:
@@ -58,12 +73,13 @@ CALLED: dict[str, Any] = {
     "torch_neuronx.xla_impl.structure.Packer": graphs.Packer,
     "torch_neuronx.proto.metaneff_pb2.MetaTensor": graphs.MetaTensor,
     "torch_neuronx.proto.metaneff_pb2.MetaNeff": graphs.MetaNeff,
-    "torch_neuronx.pyhlo.hlo_pb2.HloModuleProto": graphs.HloModuleProto,
+    "torch_neuronx.pyhlo.hlo_pb2.HloModuleProto": fake_hlo.HloModuleProto,
     "torch_neuronx.utils.utils.get_platform_target": _platform,
     "torch_neuronx.utils.get_platform_target": _platform,
     "torch_neuronx.utils.utils.SUPPORTED_TYPES": ["trn1", "trn2"],
     "torch_neuronx.contexts.disable_nrt_load": contextlib.nullcontext,
     "libneuronxla.neuron_xla_compile": _compile,
+    "libneuronxla.neuron_xla_wlo_compile": _compile_priority,
     "torch_xla.__version__": "2.9.0",
     "torch_xla.core.xla_model.all_reduce": graphs.all_reduce,
     "torch_xla.core.xla_model.all_gather": graphs.all_gather,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import hashlib
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,10 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from inference.model.arithmetic import WIDEST
+from tests.support.fake_hlo import Lowering, program_of
 
 Shards = list[dict[str, Tensor]]
 
@@ -148,7 +151,9 @@ class Graph:
 
 
 GRAPHS: dict[str, Graph] = {}
-"""By the bytes of their HLO."""
+"""By their NEFFs."""
+
+_LOWERING = Lowering()
 
 
 class Kind(enum.IntEnum):
@@ -181,16 +186,27 @@ class MetaNeff:
         return repr([(int(each.type), each.checkpoint_key) for each in self.input_tensors]).encode()
 
 
-class HloModuleProto:
-    """A module whose bytes are its number."""
+def hlo_of(program: ExportedProgram) -> Any:
+    """A HloModuleProto with an instruction for every node, whose numbers no trace has twice."""
+    operations = [
+        ("parameter" if node.op == "placeholder" else str(node.target), _written(node, program))
+        for node in program.graph.nodes
+    ]
+    return _LOWERING.module(operations)
 
-    def __init__(self) -> None:
-        self.id = len(GRAPHS)
-        self.computations = [types.SimpleNamespace(id=1, instructions=[])]
-        self.entry_computation_id = 1
 
-    def SerializeToString(self) -> bytes:
-        return f"HLO {self.id}".encode()
+def _written(node: torch.fx.Node, program: ExportedProgram) -> str:
+    """What a node takes and makes, and the numbers of a constant."""
+    made = node.meta.get("val")
+    kind = f"{made.dtype}{list(made.shape)}" if isinstance(made, Tensor) else ""
+    held = program.graph_signature.inputs_to_lifted_tensor_constants.get(node.name)
+    numbers = "" if held is None else str(program.constants[held].tolist())
+    return f"{kind} {node.args} {node.kwargs} {numbers}"
+
+
+def neff_of(hlo: Any) -> str:
+    """What the compiler makes of a module: a text, which is equal for equal computations."""
+    return f"NEFF {hashlib.sha256(repr(program_of(hlo)).encode()).hexdigest()}"
 
 
 class Flattener:
@@ -238,9 +254,10 @@ def generate_hlo(
     weights = [name for name in held if name in kept and name not in states]
     constants = held.keys() - set(states) - kept
     assert not constants, f"read by the graph and in no checkpoint: {sorted(constants)}"
-    hlo, meta = HloModuleProto(), MetaNeff()
-    graph = Graph(copy.deepcopy(func), dict(example_inputs), _unread(func, example_inputs), states)
-    GRAPHS[hlo.SerializeToString().decode()] = graph
+    program = _exported(func, example_inputs)
+    hlo, meta = hlo_of(program), MetaNeff()
+    graph = Graph(copy.deepcopy(func), dict(example_inputs), _unread(program), states)
+    GRAPHS[neff_of(hlo)] = graph
     meta.input_tensors = [
         *(MetaTensor(Kind.USER_INPUT, example_inputs[name]) for name in graph.inputs),
         *(MetaTensor(Kind.INPUT_STATE, held[name], name) for name in states),
@@ -257,10 +274,13 @@ def generate_hlo(
     )
 
 
-def _unread(module: nn.Module, inputs: dict[str, Tensor]) -> list[int]:
-    """Places of the inputs that no operation reads. The tracer takes them out of the graph."""
+def _exported(module: nn.Module, inputs: dict[str, Tensor]) -> ExportedProgram:
     with torch.no_grad():
-        program = torch.export.export(copy.deepcopy(module), (), dict(inputs), strict=False)
+        return torch.export.export(copy.deepcopy(module), (), dict(inputs), strict=False)
+
+
+def _unread(program: ExportedProgram) -> list[int]:
+    """Places of the inputs that no operation reads. The tracer takes them out of the graph."""
     read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
     names = program.graph_signature.user_inputs
     return [at for at, name in enumerate(names) if name not in read]

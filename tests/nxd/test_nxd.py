@@ -19,12 +19,16 @@ import numpy as np
 import pytest
 import torch
 
+from compile import probe
 from compile.build.build import Source, build_artifact
+from compile.build.neuron_compiler import compiler_flags, render
 from compile.build.neuron_fused_builder import FusedNeuronBuilder
 from compile.build.progress import LineProgress
+from compile.spec import verify_bucket
 from inference.artifact import Manifest
 from inference.backends.neuron_fused import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
+from inference.backends.neuron_sdk import load_sdk
 from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import fingerprint
 from inference.sampling import SamplingParams
@@ -32,7 +36,16 @@ from inference.tree import TokenTree
 from tests.nxd import closed, graphs
 from tests.support.fake_neuron import VERSIONS, lay_out
 from tests.support.models import TINY, write_checkpoint
-from tests.support.neuron_artifacts import FEW, VOCABULARY, build, eager_of, fused_spec_of, spec_of
+from tests.support.neuron_artifacts import (
+    FEW,
+    JUNK,
+    ROWS,
+    VOCABULARY,
+    build,
+    eager_of,
+    fused_spec_of,
+    spec_of,
+)
 from tests.support.neuron_signatures import SIGNATURES
 
 NXD = os.environ.get("NXD", "")
@@ -59,6 +72,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[closed.Device]:
     folder = tmp_path_factory.mktemp("nxd")
     with pytest.MonkeyPatch.context() as patch:
         lay_out(patch, folder / "packages", VERSIONS, device=True)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # nothing was compiled here before
         yield closed.install(patch, Path(NXD), folder)
 
 
@@ -97,6 +111,23 @@ def test_a_target_built_by_nxd_chooses_as_the_eager_model_does(
             assert ours.choose(tree).tolist() == theirs.choose(tree).tolist()
             for sequence in (ours, theirs):
                 sequence.commit(tree, (1, 4))
+
+
+def test_one_graph_more_compiles_one_graph_and_every_graph_keeps_its_log(
+    device: closed.Device, tmp_path: Path
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model")
+    build(tmp_path / "artifact", checkpoint, spec_of(1, FEW))
+    more = (*FEW, verify_bucket(ROWS, 2, JUNK, JUNK, sampled=False))
+    before = len(closed.FLAGS)
+    manifest = build(tmp_path / "artifact", checkpoint, spec_of(1, more))
+    assert len(closed.FLAGS) == before + 1
+    assert {f"graphs/{bucket.name}.log.txt" for bucket in more} <= manifest.files.keys()
+
+
+def test_the_noise_of_the_probe_is_the_hosts(device: closed.Device, tmp_path: Path) -> None:
+    flags = render(compiler_flags(spec_of(2), 1))
+    probe.check_noise(load_sdk(), 2, 1, flags, str(tmp_path))
 
 
 def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(

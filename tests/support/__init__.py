@@ -22,6 +22,7 @@ Oracles
 Stand-ins
     clock
     fake_neuron, fake_nxd, fake_ranks, neuron_signatures: AWS's packages on the CPU
+    fake_compiler: the neuronx-cc command
     fake_tnx: transformers-neuronx
     fake_recorder: CUDA's recordings
     terminal: a screen without anybody before it

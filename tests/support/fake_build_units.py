@@ -145,7 +145,7 @@ class FakeFunctions:
         compiler_args: Any = None,
         key: Any = None,
     ) -> CompilationArtifacts:
-        assert not hlo_module.frontend_attributes, "a marked graph is compiled by compile_wlo"
+        assert not hlo_module.frontend_attributes.map, "a marked graph is compiled by compile_wlo"
         folder = self._compile(
             hlo_module, compiler_workdir, compiler_args, key, layout_of(hlo_module)
         )
@@ -159,7 +159,7 @@ class FakeFunctions:
         compiler_args: Any = None,
         key: Any = None,
     ) -> WLOArtifacts:
-        assert hlo_module.frontend_attributes == MARK, "weights have to be marked first"
+        assert MARK in hlo_module.frontend_attributes.map, "weights have to be marked first"
         layout = hashlib.sha256(json.dumps(program_of(hlo_module)).encode()).hexdigest()[:8]
         if not self._neuron.layout_changes:
             folder = self._compile(hlo_module, compiler_workdir, compiler_args, key, "")
@@ -193,10 +193,12 @@ class FakeFunctions:
     def mark_weights_for_wlo(
         self, trace_artifacts: Any, weights_to_skip_layout_optimization: Any = None
     ) -> None:
-        assert not trace_artifacts.hlo.frontend_attributes, "marked twice"
+        assert not trace_artifacts.hlo.frontend_attributes.map, "marked twice"
         marked = type(trace_artifacts.hlo)()
         marked.CopyFrom(trace_artifacts.hlo)
-        marked.frontend_attributes = MARK
+        marked.frontend_attributes.map[MARK] = ",".join(
+            map(str, sorted(trace_artifacts.weight_name_to_idx.values()))
+        )
         trace_artifacts.hlo = marked
 
     def apply_layout_transformation(

@@ -31,9 +31,13 @@ _FIELDS: dict[str, list[tuple[str, int, int, str]]] = {
         ("entry_computation_id", _Field.TYPE_INT64, _ONE, ""),
         ("computations", _Field.TYPE_MESSAGE, _MANY, ".fake.HloComputationProto"),
         ("id", _Field.TYPE_INT64, _ONE, ""),
-        ("frontend_attributes", _Field.TYPE_STRING, _ONE, ""),
+        ("frontend_attributes", _Field.TYPE_MESSAGE, _ONE, ".fake.FrontendAttributes"),
+    ],
+    "FrontendAttributes": [
+        ("map", _Field.TYPE_MESSAGE, _MANY, ".fake.FrontendAttributes.MapEntry")
     ],
 }
+_ENTRY = (("key", 1), ("value", 2))
 
 
 def _module_class() -> Any:
@@ -44,10 +48,20 @@ def _module_class() -> Any:
             message.field.add(
                 name=field, number=number, type=kind, label=label, type_name=type_name or None
             )
+        if name == "FrontendAttributes":
+            _add_map_entry(message)
     file.syntax = "proto3"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("fake.HloModuleProto"))
+
+
+def _add_map_entry(message: Any) -> None:
+    """Make the message's field `map` one of texts by texts."""
+    entry = message.nested_type.add(name="MapEntry")
+    for name, number in _ENTRY:
+        entry.field.add(name=name, number=number, type=_Field.TYPE_STRING, label=_ONE)
+    entry.options.map_entry = True
 
 
 HloModuleProto = _module_class()

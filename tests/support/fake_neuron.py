@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support import fake_build_units, fake_ranks
-from tests.support.fake_nxd import ModelBuilder, NxDModel
+from tests.support.fake_nxd import NxDModel
 
 VERSIONS = {
     "torch-neuronx": "2.9.0.2.15.32035",
@@ -113,7 +113,6 @@ class Neuron:
 
     def modules(self) -> dict[str, Any]:
         nxd = types.SimpleNamespace(
-            ModelBuilder=type("ModelBuilder", (ModelBuilder,), {"neuron": self}),
             NxDModel=self.nxd_model,
             NxDParallelState=fake_ranks.NxDParallelState,
             shard_checkpoint=fake_ranks.shard_checkpoint,

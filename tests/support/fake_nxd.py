@@ -1,5 +1,5 @@
-"""Stand-in for NxD Core's ModelBuilder (V2) and NxDModel: traces are modules that are run
-eagerly, each rule is checked.
+"""Stand-in for NxD Core's NxDModel: graphs are modules that are run eagerly, and each rule is
+checked. What a checkout of NxD Core can be asked is proven in tests/nxd.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inference.model.arithmetic import WIDEST
 from tests.support.fake_hlo import program_of
-from tests.support.fake_ranks import Group, as_rank, current_group
+from tests.support.fake_ranks import Group, as_rank
 
 BOUNDARY = (torch.int32, torch.float32)
 FORBIDDEN = re.compile(
@@ -155,68 +155,6 @@ class Traced:
 
 def route_of(inputs: Mapping[str, Tensor]) -> str:
     return "(" + ", ".join(f"{name}: {list(tensor.shape)}" for name, tensor in inputs.items()) + ")"
-
-
-class ModelBuilder:
-    neuron: Any
-
-    def __init__(self, model: nn.Module, weights_to_skip_layout_optimization: Any = None) -> None:
-        self._model, self._group = model, current_group()
-        self._traces: dict[str, Traced] = {}
-
-    def trace(
-        self, args: Any = None, kwargs: Any = None, tag: str | None = None, spmd: bool = True
-    ) -> ModelBuilder:
-        assert args is None, "inputs are given by name"
-        assert kwargs, "at least one input"
-        assert tag, "a graph without a tag is named by a hash"
-        assert spmd, "MPMD tracing is not supported"
-        assert current_group() is self._group, "traced in the parallel state of the builder"
-        assert tag not in self._traces, f"{tag} would silently replace the graph of the same tag"
-        signature = check_signature(self._model.forward)
-        check_boundary(kwargs)
-        unknown = set(kwargs) - set(signature.parameters)
-        if unknown:
-            raise ValueError(f"Found unexpected keys in kwargs: {unknown}")
-        ordered = {name: kwargs[name] for name in signature.parameters if name in kwargs}
-        module = copy.deepcopy(self._model)
-        for parameter in module.parameters():  # the weights' values must not matter
-            parameter.data = torch.zeros_like(parameter)
-        with Operations(), no_in_place(module) as changed:
-            out = module(**ordered)
-        check_boundary({"output": out})
-        states = {name: (tensor.shape, tensor.dtype) for name, tensor in changed.items()}
-        self._traces[tag] = Traced(
-            copy.deepcopy(self._model),
-            route_of(ordered),
-            tuple(ordered),
-            states,
-            list(signature.parameters),
-        )
-        return self
-
-    def compile(
-        self,
-        priority_model_key: str | None = None,
-        compiler_workdir: Any = None,
-        compiler_args: Any = None,
-        max_workers: int | None = None,
-    ) -> Any:
-        if not self._traces:
-            raise ValueError("No traces available for compilation. Call trace() first.")
-        missing = set(self._traces) - set(compiler_args or {})
-        if missing:
-            raise ValueError(f"Missing compiler args for buckets: {missing}")
-        assert priority_model_key is None, "its layout transformer ignores --lnc"
-        try:
-            self.neuron.check_platform()
-            for tag in self._traces:
-                check_flags(compiler_args[tag], self.neuron.device)
-            if self.neuron.compiler_fails:
-                raise RuntimeError(self.neuron.compiler_fails)
-        except RuntimeError as error:
-            raise RuntimeError("Compilation process failed") from error
-        return self.neuron.nxd_model(self._group.size)._with(self._traces)
 
 
 class NxDModel:

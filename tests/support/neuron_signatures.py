@@ -6,13 +6,6 @@ the SDK are written as None; annotations are left out.
 """
 
 SIGNATURES = {
-    "neuronx_distributed.ModelBuilder": "(model, weights_to_skip_layout_optimization=None)",
-    "neuronx_distributed.ModelBuilder.trace": "(self, args=None, kwargs=None, tag=None, spmd=True)",
-    "neuronx_distributed.ModelBuilder.compile": (
-        "(self, priority_model_key=None, "
-        "compiler_workdir=None, compiler_args=None, "
-        "max_workers=None)"
-    ),
     "neuronx_distributed.NxDModel": (
         "(world_size, start_rank=None, local_ranks_size=None, "
         "state_initializer=None, layout_transformer=None)"

@@ -1,5 +1,8 @@
 """What torch_xla makes of every kind of bucket: operations, types, aliasable state, and the same
 results.
+
+Sizes are small. On Neuron top-k and argmax are calls of AWS's own kernels; here they are a sort and
+a reduction of two operands. What the compiler takes at real size is in tests/compile/ops.
 """
 
 from __future__ import annotations

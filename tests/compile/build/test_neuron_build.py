@@ -303,12 +303,12 @@ def test_each_of_awss_packages_is_imported_by_one_module_alone() -> None:
                 ), path
 
 
-def test_the_memory_table_of_the_documentation_is_what_its_command_prints(
+def test_the_memory_table_of_the_documentation_is_what_its_command_prints_beside_programs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = [
         row.split(" | ")
-        for row in (ROOT / "docs" / "neuron.md").read_text(encoding="utf-8").splitlines()
+        for row in (ROOT / "docs" / "neuron-reference.md").read_text(encoding="utf-8").splitlines()
         if row.startswith("| llama-")
     ]
     assert len(rows) == 4
@@ -329,6 +329,8 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints(
         )
         printed = capsys.readouterr().out
         assert f"memory of a rank: {total} at least, of {memory}" in printed
+        assert "  programs, besides   0." in printed
+        assert "compiling: about " in printed
         for name, value in (
             ("weights", weights),
             ("KV cache", cache),

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import boto3
 import pytest
 
 from compile.build import free_memory
 from compile.build.neff_cache import NeffCache, hlo_digest, unit_key
 from compile.build.neuron_builder import NeuronBuilder, hot_graph
-from compile.store import DiskObjects
+from compile.spec import verify_bucket
+from compile.store import DiskObjects, open_store
 from inference.artifact import MANIFEST, Bucket, check_files
 from inference.backends.neuron import COPY
 from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact
 from tests.support.fake_hlo import Lowering
 from tests.support.fake_neuron import Neuron
-from tests.support.neuron_artifacts import FEW, MORE, build, spec_of
+from tests.support.neuron_artifacts import FEW, JUNK, MORE, ROWS, build, spec_of
 from tests.support.repository import ROOT
 
 NAMES = [bucket.name for bucket in MORE]
@@ -33,13 +36,39 @@ import sys
 from functools import partial
 from pathlib import Path
 import pytest
+from compile.build.neff_cache import NeffCache
 from compile.build.neuron_builder import NeuronBuilder
+from compile.store import open_store
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import MORE, build, spec_of
 folder, checkpoint, stalls_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 Neuron(stalls_at=stalls_at).install(pytest.MonkeyPatch(), folder / "packages")
-build(folder / "artefact", checkpoint, spec_of(1, MORE), partial(NeuronBuilder, workers=1))
+cache = NeffCache(folder / "cache", open_store(sys.argv[4])) if len(sys.argv) > 4 else None
+builder = partial(NeuronBuilder, workers=1, cache=cache)
+build(folder / "artefact", checkpoint, spec_of(1, MORE), builder)
 """
+
+
+@pytest.fixture
+def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """S3 as a server of moto in another process, which boto3 finds in the environment of any."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    for name, value in {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        while "Running on" not in server.stderr.readline():
+            assert server.poll() is None, "the server ended"
+        yield url
+        server.kill()
 
 
 def hot(buckets: Sequence[Bucket] = MORE) -> str:
@@ -48,9 +77,12 @@ def hot(buckets: Sequence[Bucket] = MORE) -> str:
     return graph.name
 
 
-def killed_at(folder: Path, checkpoint: Path, graph: str) -> None:
-    """A build in another process, which is killed while its compiler is at this graph."""
-    command = [sys.executable, "-c", KILLED, str(folder), str(checkpoint), graph]
+def killed_at(folder: Path, checkpoint: Path, graph: str, *store: str) -> None:
+    """A build in another process, which is killed while its compiler is at this graph.
+
+    store: that of compiled graphs, where there is one
+    """
+    command = [sys.executable, "-c", KILLED, str(folder), str(checkpoint), graph, *store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == f"compiling {graph}\n"
@@ -125,6 +157,27 @@ def test_another_machine_takes_the_graphs_from_the_store(
         builder = partial(NeuronBuilder, cache=cache)
         build(tmp_path / f"artefact-{machine}", checkpoint, spec_of(1), builder)
     assert len(neuron.compiled) == len(set(neuron.compiled)) == len(FEW) + 2  # layout and copy
+
+
+@pytest.mark.slow
+def test_another_machine_goes_on_with_a_killed_build_from_the_graphs_on_s3(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path, s3_server: str
+) -> None:
+    boto3.client("s3").create_bucket(Bucket="graphs")
+    store, at = "s3://graphs/neuron", NAMES[5]
+    killed_at(tmp_path / "one", checkpoint, at, store)
+    neuron = Neuron()
+    neuron.install(monkeypatch, tmp_path / "packages")
+    cache = NeffCache(tmp_path / "two", open_store(store))
+    builder = partial(NeuronBuilder, workers=1, cache=cache)
+    build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), builder)
+    assert neuron.compiled == [*(name for name in NAMES[5:] if name != hot()), COPY]
+    before = len(neuron.compiled)
+    one_more = (*MORE, verify_bucket(ROWS, 4, JUNK, JUNK, sampled=False))
+    manifest = build(tmp_path / "artefact", checkpoint, spec_of(1, one_more), builder)
+    assert neuron.compiled[before:] == [one_more[-1].name]
+    kept = {f"graphs/{bucket.name}.{kind}" for bucket in one_more for kind in ("json", "log.txt")}
+    assert kept <= manifest.files.keys()
 
 
 def test_a_store_whose_file_was_changed_is_told_of(
@@ -205,7 +258,7 @@ def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:
     turned = lowering.module(operations)
     turned.computations[0].instructions[1].operand_ids[:] = []
     marked = lowering.module(operations)
-    marked.frontend_attributes = "transposable_weight_idx"
+    marked.frontend_attributes.map["transposable_weight_idx"] = "0"
     assert len({hlo_digest(each) for each in (one, other, turned, marked)}) == 4
     keys = {
         unit_key(*parts)

@@ -94,7 +94,9 @@ def test_the_work_of_a_deep_graph_is_that_of_its_layers() -> None:
     whole = work_of(record_bucket(config, small, bucket))
     extended = pass_work(config, small, bucket)
     for name, work in whole.by_cost.items():
-        for field in ("weights", "cache", "vector", "scalar", "tensor", "collectives"):
+        for field in (
+            "weights", "cache", "vector", "scalar", "tensor", "collectives", "instructions",
+        ):  # fmt: skip
             assert getattr(extended.by_cost[name], field) == pytest.approx(getattr(work, field))
 
 
@@ -117,10 +119,10 @@ def test_an_operations_cycles_are_the_documented_ones() -> None:
         recording = record(Weighed().half(), {"x": torch.empty(4, 128, dtype=torch.float16)})
     works = {op.name: op_work(op) for op in recording.ops if not op.view}
     assert all(op_work(op) == OpWork() for op in recording.ops if op.view)
-    assert works["mm"] == OpWork(weights=256 * 128 * 2, tensor=2 * 64)
-    assert works["exp"] == OpWork(scalar=8 + 100)
-    assert works["topk"] == OpWork(vector=2 * (2 * 256 + 100))
-    assert works["add"] == OpWork(vector=2 * 8 + 100)
+    assert works["mm"] == OpWork(weights=256 * 128 * 2, tensor=2 * 64, instructions=4)
+    assert works["exp"] == OpWork(scalar=8 + 100, instructions=1)
+    assert works["topk"] == OpWork(vector=2 * (2 * 256 + 100), instructions=4)
+    assert works["add"] == OpWork(vector=2 * 8 + 100, instructions=1)
 
 
 def test_float32_products_take_four_times_as_long() -> None:

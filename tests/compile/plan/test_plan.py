@@ -15,7 +15,9 @@ from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
 from compile.compile_options import CompileOptions
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
+from compile.plan.device import device_of
 from compile.plan.memory import check_fits, check_sharding, footprint, work
+from compile.plan.programs import programs
 from compile.plan.search import BuildBudget, expected_cost, grid, plan, powers_of_two, serving
 from compile.plan.workload import Calls, CallShape, Limits, calls_of, read_load
 from compile.request import find_checkpoint, make_request
@@ -264,6 +266,22 @@ def test_graphs_by_default_are_few_and_prompts_have_one_row(rows: int) -> None:
     prompts = [bucket for bucket in buckets if not bucket.everywhere]
     assert {bucket.rows for bucket in prompts} == {1}
     assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
+    options = CompileOptions(
+        model="docs/shapes/llama-3.1-8b", target="trn1", rows=rows, tensor_parallel=2,
+        fused=True, draft_model="docs/shapes/llama-3.2-1b", dry_run=True,
+    )  # fmt: skip
+    spec = make_request(options, find_checkpoint(options)).spec
+    assert len(spec.graphs) <= options.graphs == 20
+
+
+def test_programs_take_64_bytes_an_instruction_and_a_seconds_work_is_stated() -> None:
+    lines = list(programs(device_of("trn2"), [3 << 20, 1 << 20]))
+    assert "0.44 GiB" in lines[0]  # 256 MiB of instructions, and microcode of two cores
+    assert lines[2].startswith("compiling: about 20 min in all, about 15 min for the longest")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ would prove nothing.
 from __future__ import annotations
 
 import threading
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from inference.backends.neuron_sdk import Sdk, load_sdk
+from inference.backends.neuron_sdk import Sdk, load_build_units, load_sdk
 from tests.support.fake_neuron import Neuron
 
 FLAGS = "--target trn1 --lnc=1 --auto-cast=none -O2"
@@ -74,15 +75,24 @@ class Decides(Counter):
         return x if x.sum() > 0 else -x
 
 
-def traced(sdk: Sdk, module: nn.Module, *inputs: dict[str, Any]) -> Any:
-    with sdk.parallel_state(world_size=1, tensor_model_parallel_size=1, lnc_size=1):
-        builder = sdk.model_builder(module)
+def traced(sdk: Sdk, module: nn.Module, *inputs: dict[str, Any], flags: str = FLAGS) -> Any:
+    """An NxDModel of a module's graphs, which are called 0, 1, ..."""
+    units, model = load_build_units(), sdk.nxd_model(world_size=1)
+    with (
+        sdk.parallel_state(world_size=1, tensor_model_parallel_size=1, lnc_size=1),
+        TemporaryDirectory() as work,
+    ):
         for number, example in enumerate(inputs or (INPUT,)):
-            builder.trace(kwargs=example, tag=str(number))
-        return builder.compile(
-            compiler_workdir="work",
-            compiler_args={str(number): FLAGS for number in range(len(inputs) or 1)},
-        )
+            trace = units.trace(model=module, kwargs=example)
+            made = units.compile(
+                hlo_module=trace.hlo,
+                metaneff=trace.metaneff,
+                compiler_workdir=work,
+                compiler_args=flags,
+                key=str(number),
+            )
+            model.add(key=str(number), trace_artifacts=trace, compilation_artifacts=made)
+    return model
 
 
 def weights(module: nn.Module) -> list[dict[str, Tensor]]:
@@ -196,22 +206,8 @@ def test_a_second_call_while_one_runs_is_an_error(neuron: Neuron) -> None:
     ["--target trn1 --lnc=1 -O2", "--target trn1 --auto-cast=none", FLAGS + " --unheard-of"],
 )
 def test_flags_that_are_missing_or_unknown_fail_the_compiler(neuron: Neuron, flags: str) -> None:
-    sdk = load_sdk()
-    with (
-        sdk.parallel_state(world_size=1, tensor_model_parallel_size=1, lnc_size=1),
-        pytest.raises(RuntimeError, match="Compilation process failed"),
-    ):
-        sdk.model_builder(Counter()).trace(kwargs=INPUT, tag="a").compile(
-            compiler_workdir="work", compiler_args={"a": flags}
-        )
-
-
-def test_one_tag_names_one_graph(neuron: Neuron) -> None:
-    sdk = load_sdk()
-    with sdk.parallel_state(world_size=1, tensor_model_parallel_size=1, lnc_size=1):
-        builder = sdk.model_builder(Counter()).trace(kwargs=INPUT, tag="a")
-        with pytest.raises(AssertionError, match="silently replace"):
-            builder.trace(kwargs=INPUT, tag="a")
+    with pytest.raises(RuntimeError, match="Compilation failed for 0"):
+        traced(load_sdk(), Counter(), flags=flags)
 
 
 def test_parallel_layers_are_made_in_a_parallel_state(neuron: Neuron) -> None:

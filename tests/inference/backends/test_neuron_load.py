@@ -20,6 +20,7 @@ from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron
+from inference.backends.neuron_sdk import reserve_cores
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError
 from inference.model.noise import from_limbs, noise_in_limbs
 from inference.text import Tokenizer
@@ -109,6 +110,14 @@ def test_a_target_reserves_the_cores_that_share_it_unless_the_user_says_otherwis
     assert os.environ["NEURON_RT_NUM_CORES"] == asked
 
 
+def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_a_remedy() -> None:
+    environment: dict[str, str] = {}
+    reserve_cores(2, environment)
+    reserve_cores(1, environment)
+    with pytest.raises(InvalidRequest, match=r"has 2 cores since it .* in a process of its own"):
+        reserve_cores(4, environment)
+
+
 def test_any_other_failure_of_the_runtime_keeps_its_first_line() -> None:
     assert (
         str(runtime_error(RuntimeError("\nnrt_load failed: 4\nat x")))
@@ -139,15 +148,15 @@ def test_the_probes_table_has_the_noise_that_winners_have() -> None:
 
 
 def test_a_device_with_other_noise_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path
+    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
 ) -> None:
     Neuron().install(monkeypatch, packages)
     flags = render(compiler_flags(spec_of(1), 1))
-    probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
+    probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
 
     monkeypatch.setattr(probe, "noise_in_limbs", lambda *_: noise_in_limbs(*_) * (1 + 2e-6))
     with pytest.raises(BadArtifact, match=r"seed 26, position 0, token 133856 gave noise 16\.6"):
-        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
+        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
 
     def rounded(limbs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Words on a unit that computes in float32."""
@@ -157,7 +166,7 @@ def test_a_device_with_other_noise_is_refused(
     with pytest.raises(
         BadArtifact, match=r"seed 0, position 0, token 0 gave bits .* 0x9d1c5ec6 is right"
     ):
-        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, "work")
+        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
 
 
 SMOKE = [

@@ -1,0 +1,102 @@
+"""What neuronx-cc says about a graph that it compiled: read from its log and from the file of
+metrics that it leaves in its working directory.
+
+Neither format is documented. Both are read as compiler 2.22 wrote them in published
+logs: what is not found is None, never an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from inference.errors import BadArtifact
+from inference.json_file import read_json
+
+METRICS = "global_metric_store.json"
+"""The file of metrics, as the compiler names it."""
+
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z ", re.MULTILINE)
+_ROW = re.compile(r"^│ ([^│]+?) *│ ([^│]+?) *│$", re.MULTILINE)
+_SIZE = re.compile(r"([\d.]+) ?([KMGT]?)B")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_ERRORS = (r"\[NCC_\w+\].*", r"ERROR.*", r".*[Ee]rror:.*", r".*Too many instructions.*")
+"""The lines that say most about why a compiler failed, the best first."""
+_LONGEST = 300  # characters of an error
+
+
+@dataclass(frozen=True)
+class CompilerReport:
+    """The compiler's figures of one graph; None where it stated none."""
+
+    seconds: float | None = None  # between the first line of the log and the last
+    opcodes: Mapping[str, int] = field(default_factory=dict)  # instructions by what they do
+    engines: Mapping[str, int] = field(default_factory=dict)  # instructions by engine
+    code: int | None = None  # bytes of code
+    memory: int | None = None  # bytes of the device in all, the tensors included
+    products: float | None = None  # multiplications and additions
+    moved: float | None = None  # bytes to and from the device's memory
+
+    @property
+    def instructions(self) -> int | None:
+        return sum(self.opcodes.values()) or None
+
+
+def read_report(log: Path, metrics: Path | None = None) -> CompilerReport:
+    """The report of a graph. metrics: the compiler's file of metrics, where there is one"""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    stamps = [datetime.fromisoformat(stamp) for stamp in _STAMP.findall(text)]
+    sizes = _table(text, "DRAM Memory Usage", "Size")
+    sums = {} if metrics is None else _sums(metrics)
+    return CompilerReport(
+        (stamps[-1] - stamps[0]).total_seconds() if stamps else None,
+        _counts(_table(text, "Opcode", "Count")),
+        _counts(_table(text, "Engine", "Count")),
+        _bytes(sizes.get("Model Code")),
+        _bytes(sizes.get("Total:")),
+        _number(text, "HloMacCount has found"),
+        sums.get("DDRTransferBytes") or _number(text, "Traffic has found"),
+    )
+
+
+def first_error(text: str) -> str:
+    """The line of a failed compiler's output that says most about why."""
+    for pattern in _ERRORS:
+        if found := re.search(pattern, text):
+            return found[0].strip()[:_LONGEST]
+    said = text.split("\n")
+    return next((line.strip()[:_LONGEST] for line in reversed(said) if line.strip()), "no output")
+
+
+def _table(text: str, *heads: str) -> Mapping[str, str]:
+    """The last table of two columns with these heads."""
+    row = "│".join(rf" {re.escape(head)} +" for head in heads)
+    tables = [match.end() for match in re.finditer(rf"^│{row}│$", text, re.MULTILINE)]
+    return dict(_ROW.findall(text[tables[-1] : text.find("└", tables[-1])])) if tables else {}
+
+
+def _counts(rows: Mapping[str, str]) -> Mapping[str, int]:
+    return {name: int(count) for name, count in rows.items() if count.isdigit() and count != "0"}
+
+
+def _bytes(size: str | None) -> int | None:
+    found = None if size is None else _SIZE.fullmatch(size)
+    return None if found is None else round(float(found[1]) * _UNITS[found[2]])
+
+
+def _number(text: str, before: str) -> float | None:
+    found = re.findall(rf"{before} (\d+)", text)
+    return float(found[-1]) if found else None
+
+
+def _sums(metrics: Path) -> Mapping[str, Any]:
+    """The sums that the compiler's middle part keeps, by their names without its passes."""
+    try:
+        kept = read_json(metrics, BadArtifact).value["Sum"]["tensorizer"]
+        return {str(name).rpartition("::")[2]: value for name, value in kept.items()}
+    except (BadArtifact, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,203 @@
+"""Runs `python -m compile.try_compiler`: gives every graph of a Neuron target to neuronx-cc on an
+ordinary x86 machine, and holds what the compiler says against what compile/ops predicts.
+
+It needs AWS's packages, no device, and of the model its config.json alone. What it leaves in --out:
+
+    NAME/graph.hlo      the graph as the compiler takes it
+    NAME/output.txt     what the compiler printed
+    NAME/log-neuron-cc.txt, NAME/global_metric_store.json, NAME/graph.neff   what it wrote
+    NAME/report.json    its figures beside the predicted ones; written last
+
+The same command goes on where it was broken off. Not yet run on the compiler itself.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compile.build.builders import builder_of
+from compile.build.compiler_report import METRICS, CompilerReport, first_error, read_report
+from compile.build.neff_cache import unit_key
+from compile.build.neuron_builder import NeuronBuilder
+from compile.build.neuron_graphs import LOG
+from compile.compile_options import CompileOptions, parse
+from compile.ops.engines import rates_of
+from compile.plan.graph_time import GraphTime, graph_time
+from compile.request import find_checkpoint, make_request
+from compile.spec import CompileSpec
+from inference.artifact import Bucket
+from inference.command import run_command, say
+from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from inference.json_file import read_json
+from inference.whole_file import write_whole
+
+COMPILER = "neuronx-cc"
+_REPORT, _HLO, _NEFF, _OUTPUT = "report.json", "graph.hlo", "graph.neff", "output.txt"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of a graph."""
+
+    name: str
+    predicted: GraphTime
+    seconds: float  # that the compiler took
+    report: CompilerReport
+    error: str = ""  # why the compiler failed; empty where it did not
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 1 where the compiler refused a graph, or the flags are wrong."""
+    options = parse([*(sys.argv[1:] if arguments is None else arguments), "--dry_run"])
+    return run_command(
+        lambda: _run(options),
+        debug=options.debug,
+        interrupted="interrupted: the same command goes on from here",
+    )
+
+
+def _run(options: CompileOptions) -> int:
+    if options.device == "cpu":
+        raise InvalidRequest(
+            "--target is needed: trn1, inf2 or trn2, for which neuronx-cc compiles"
+        )
+    if options.out is None:
+        raise InvalidRequest("--out is needed: the directory of the compiler's logs")
+    compiler, checkpoint = _compiler(), find_checkpoint(options)
+    spec = make_request(options, checkpoint).spec
+    builder = builder_of(options, spec, checkpoint)
+    assert isinstance(builder, NeuronBuilder), "every target but cpu has this builder"
+    version = builder.versions()[COMPILER]
+    predicted = [graph_time(checkpoint.config, spec, bucket) for bucket in spec.graphs]
+    one = partial(_try, compiler, version, builder, Path(options.out))
+    with ThreadPoolExecutor(builder.workers) as pool:
+        tried = list(pool.map(one, spec.graphs, predicted))
+    print(*table(tried, spec), sep="\n")
+    return int(any(graph.error for graph in tried))
+
+
+def _compiler() -> str:
+    """The path of neuronx-cc, which lies on PATH or beside this Python."""
+    found = shutil.which(COMPILER) or shutil.which(COMPILER, path=str(Path(sys.executable).parent))
+    if found is None:
+        raise MissingExtra(
+            f"{COMPILER} is not on PATH: activate the environment that has AWS's packages "
+            "(docs/neuron.md)"
+        )
+    return found
+
+
+def _try(
+    compiler: str,
+    version: str,
+    builder: NeuronBuilder,
+    out: Path,
+    bucket: Bucket,
+    predicted: GraphTime,
+) -> Tried:
+    """Compile one graph, unless it was compiled before from the same HLO with the same flags."""
+    directory, (hlo, flags) = out / bucket.name, builder.hlo(bucket)
+    key = unit_key("tried", hlo, flags, version)
+    kept = _kept(directory / _REPORT, key)
+    if kept is not None:
+        say(f"{bucket.name}: compiled before")
+        return _tried(bucket.name, predicted, kept["seconds"], directory)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    (directory / _HLO).write_bytes(hlo.SerializeToString())
+    say(f"{bucket.name}: {COMPILER} begins")
+    seconds, error = _compile([compiler, *_arguments(flags)], directory)
+    tried = _tried(bucket.name, predicted, seconds, directory, error)
+    say(f"{bucket.name}: {error or f'compiled in {seconds:.0f} s'}")
+    if not error:
+        record = {"key": key, **asdict(tried), "predicted": predicted._asdict()}
+        write_whole(directory / _REPORT, json.dumps(record, indent=1) + "\n")
+    return tried
+
+
+def _arguments(flags: str) -> list[str]:
+    """The compiler's arguments; files are named relative to its working directory."""
+    files = [_HLO, "--output", _NEFF, f"--logfile={LOG}"]
+    return ["compile", "--framework", "XLA", *files, *shlex.split(flags), "--verbose=35"]
+
+
+def _compile(command: Sequence[str], directory: Path) -> tuple[float, str]:
+    """Run the compiler in a directory. Returns its seconds, and why it failed."""
+    begun = time.monotonic()
+    with (directory / _OUTPUT).open("wb") as output:
+        done = subprocess.run(  # noqa: S603 (the compiler on the user's own PATH)
+            command, cwd=directory, stdout=output, stderr=subprocess.STDOUT, check=False
+        )
+    seconds = time.monotonic() - begun
+    if done.returncode == 0 and (directory / _NEFF).is_file():
+        return seconds, ""
+    texts = [directory / name for name in (LOG, _OUTPUT)]
+    said = "\n".join(
+        path.read_text(encoding="utf-8", errors="replace") for path in texts if path.is_file()
+    )
+    return seconds, f"refused (exit code {done.returncode}): {first_error(said)}"
+
+
+def _tried(
+    name: str, predicted: GraphTime, seconds: float, directory: Path, error: str = ""
+) -> Tried:
+    report = read_report(directory / LOG, directory / METRICS)
+    return Tried(name, predicted, seconds, report, error)
+
+
+def _kept(path: Path, key: str) -> dict[str, Any] | None:
+    """The record of an earlier run that compiled the same; None where there is none."""
+    if not path.is_file():
+        return None
+    try:
+        record: dict[str, Any] = dict(read_json(path, BadArtifact).dictionary())
+    except BadArtifact:
+        return None
+    return record if record.get("key") == key and (path.parent / _NEFF).is_file() else None
+
+
+def table(tried: Sequence[Tried], spec: CompileSpec) -> Iterator[str]:
+    """A line a graph: what was predicted, and what the compiler says."""
+    stream = rates_of(spec.target).stream
+    yield (f"{'':<36}{'instructions':>26}{'ms':>20}{'code':>10}{'memory':>11}{'compiling':>11}")
+    yield (
+        f"{'':<36}{'predicted':>13}{'compiler':>13}{'predicted':>10}{'to move':>10}"
+        f"{'MiB':>10}{'GiB':>11}{'s':>11}"
+    )
+    for graph in tried:
+        yield f"{graph.name:<36}" + (graph.error or _figures(graph, stream))
+    yield (
+        f"to move: what the compiler's own bytes take at {stream / 1e9:.0f} GB/s; -: it did not say"
+    )
+
+
+def _figures(graph: Tried, stream: float) -> str:
+    said = graph.report
+    to_move = None if said.moved is None else said.moved / stream * 1e3
+    return (
+        f"{graph.predicted.instructions:>13,}{_shown(said.instructions, 13, ',')}"
+        f"{graph.predicted.seconds * 1e3:>10.1f}{_shown(to_move, 10, '.1f')}"
+        f"{_shown(said.code, 10, '.1f', 1 << 20)}{_shown(said.memory, 11, '.2f', 1 << 30)}"
+        f"{graph.seconds:>11.0f}"
+    )
+
+
+def _shown(value: float | None, width: int, form: str, unit: int = 1) -> str:
+    if value is None:
+        return f"{'-':>{width}}"
+    return f"{value / unit if unit > 1 else value:>{width}{form}}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
