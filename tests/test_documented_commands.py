@@ -21,7 +21,7 @@ from tests.support.repository import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/compile_options.py",
-    "deploy/__main__.py",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
 ]
@@ -41,8 +41,10 @@ EXITS = {"main.py --help"}
 
 
 def commands_of(text: str) -> Iterator[str]:
-    """Each `python ...` on a line or between backticks, without comment or redirection."""
-    whole = text.replace("\\\n", " ")
+    """Each `python ...` or `outrider deploy ...` on a line or between backticks, without comment or
+    redirection.
+    """
+    whole = text.replace("\\\n", " ").replace("outrider deploy ", "python -m deploy ")
     for line in re.findall(r"(?m)^ *(?:.*; )?python (.*)$", whole):
         yield re.split(r"\s#|\s>|\s2>", line)[0]
     yield from re.findall(r"`python ([^`]*)`", whole)
@@ -55,8 +57,9 @@ def documented() -> Iterator[tuple[str, str]]:
     for name in HELP:
         source = (ROOT / name).read_text(encoding="utf-8")
         text = re.sub(r" \\\\\n *", " ", source)  # a line that goes on
-        for line in re.findall(r"(?m)^  python (.*)$", text):
-            yield name, re.split(r" {2,}", line.removesuffix('"""'))[0].strip()
+        for start, line in re.findall(r"(?m)^  (python|outrider deploy) (.*)$", text):
+            command = re.split(r" {2,}", line.removesuffix('"""'))[0].strip()
+            yield name, command if start == "python" else f"-m deploy {command}"
 
 
 def split(command: str) -> tuple[str, list[str]]:

@@ -466,7 +466,6 @@ def test_the_commands_json_is_a_price_file(
     [
         (["--instance", "trn1", "--no_live"], "is no instance type"),
         (["--region", "Oregon", "--no_live"], "is no region"),
-        (["--tokens_per_second", "0", "--no_live"], "above 0"),
         (["--price_file", "/nowhere.json"], "/nowhere.json cannot be read"),
         (["--instance", "trn2.48xlarge", "--no_live"], "no price: trn2.48xlarge on-demand"),
     ],
@@ -476,6 +475,14 @@ def test_the_command_refuses_in_one_line(
 ) -> None:
     assert main(["prices", *arguments]) == 1
     assert says in capsys.readouterr().err
+
+
+def test_a_speed_of_zero_is_refused_before_anybody_is_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["prices", "--tokens_per_second", "0"])
+    assert "above 0" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(
