@@ -26,6 +26,7 @@ Stand-ins
     fake_recorder: CUDA's recordings
     terminal: a screen without anybody before it
     price_lists: AWS's prices
+    scratch_host, units: a host to set up, and its systemd units
 
 Peers and files that mean no good
     hostile, flooding: callers
