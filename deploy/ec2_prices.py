@@ -235,7 +235,7 @@ def read_table(path: Path, name: str) -> PriceTable:
     if isinstance(raw.value, dict) and "schema" not in raw.value:
         raw.refuse('an object with "schema": 1')
     file = read_record(raw, PriceFile)
-    rows = (*file.prices, *file.services)
+    rows: list[Answer] = [*file.prices, *file.services]
     return PriceTable(name, [replace(row, source=row.source or str(path)) for row in rows])
 
 

@@ -116,8 +116,10 @@ class PriceCache:
 
     def keep(self, answer: Answer) -> None:
         """Keep an answer. A failure is ignored: the price is known anyway."""
-        one = isinstance(answer, Price)
-        file = PriceFile(prices=(answer,)) if one else PriceFile(services=(answer,))
+        if isinstance(answer, Price):
+            file = PriceFile(prices=(answer,))
+        else:
+            file = PriceFile(services=(answer,))
         try:
             write_whole(self._path(answer), json.dumps(file.plain()))
         except OSError:

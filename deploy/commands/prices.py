@@ -150,7 +150,7 @@ def _print_table(shown: PricesShown, options: PricesOptions) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for service in shown.services:
         tiers = ", ".join(f"${tier.usd:g} beyond {tier.begin:g}" for tier in service.tiers[1:])
-        rates = f"${service.tiers[0].usd:g} a {service.service.unit}{tiers and f', {tiers}'}"
+        rates = f"${service.tiers[0].usd:g}{tiers and f', {tiers}'} per {service.service.unit}"
         print(f"{service.key} of {service.region}: {rates} ({service.said})")
         if service.service is Service.TRAFFIC_OUT and options.gb_out is not None:
             print(f"  {options.gb_out:g} GB in a month: ${service.usd(options.gb_out):g}")
