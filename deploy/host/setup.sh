@@ -1,0 +1,120 @@
+
+# Everything above was made for one host: its settings, and functions that print files.
+set -euo pipefail
+umask 027
+step='start'
+export DEBIAN_FRONTEND=noninteractive AWS_DEFAULT_REGION="$region"
+
+begin() {
+    step=$1
+    echo "outrider setup: $step"
+}
+
+ended() {
+    local status=$?
+    if [ "$status" -eq 0 ]; then
+        echo 'outrider setup: done, the target is ready'
+    else
+        echo "outrider setup: FAILED at: $step (exit code $status)"
+        if [ -n "$idle_minutes" ]; then shutdown -P "+$idle_minutes" 'Outrider was not set up'; fi
+    fi
+}
+trap ended EXIT
+
+install_units() {
+    local unit
+    for unit in outrider-{target,idle,lifetime}.service outrider-{idle,lifetime}.timer; do
+        "$unit" > "/etc/systemd/system/$unit"
+        chmod 0644 "/etc/systemd/system/$unit"
+    done
+    if [ -n "$lifetime_minutes" ]; then
+        mkdir -p /etc/systemd/system/outrider-lifetime.timer.d
+        printf '[Timer]\nOnBootSec=\nOnBootSec=%smin\n' "$lifetime_minutes" \
+            > /etc/systemd/system/outrider-lifetime.timer.d/lifetime.conf
+    fi
+    systemctl daemon-reload
+    if [ -n "$lifetime_minutes" ]; then systemctl enable --now outrider-lifetime.timer; fi
+}
+
+make_user() {
+    id outrider > /dev/null 2>&1 || useradd --system --user-group --no-create-home \
+        --home-dir /var/lib/outrider --shell /usr/sbin/nologin outrider
+    install -d -m 0755 /opt/outrider
+    install -d -m 0750 -o root -g outrider /etc/outrider
+    install -d -m 0750 -o outrider -g outrider /var/lib/outrider /var/cache/outrider
+}
+
+install_tools() {
+    if ! command -v aws > /dev/null; then snap install aws-cli --classic; fi
+    if [ -z "$image_venv" ] && ! python3 -c 'import ensurepip' 2> /dev/null; then
+        apt-get update -q
+        apt-get install -q -y python3-venv
+    fi
+}
+
+# pip is asked for the packages that the image brings, in their very versions, beside Outrider. It
+# then keeps them and what they need, or fails.
+install_outrider() {
+    local venv=${image_venv:-/opt/outrider/plain_venv} local_wheel pins=/opt/outrider/pins.txt
+    local_wheel=/opt/outrider/$(basename "$wheel")
+    aws s3 cp --only-show-errors "$wheel" "$local_wheel"
+    echo "$wheel_sha256  $local_wheel" | sha256sum --check --quiet
+    if [ -z "$image_venv" ]; then python3 -m venv "$venv"; fi
+    ln -sfn "$venv" /opt/outrider/venv
+    "$venv/bin/python" -m pip list --format=freeze \
+        | { grep -iE '^(torch|transformers|neuron|libneuron|aws-neuron|nki)' || true; } > "$pins"
+    if grep -qi '^torch-neuronx' "$pins" && ! grep -qi '^transformers=' "$pins"; then
+        echo 'transformers<5' >> "$pins"
+    fi
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        ${extra_index:+--extra-index-url "$extra_index"} \
+        --requirement "$pins" "${local_wheel}[aws,tls,metrics]"
+    chmod -R go+rX /opt/outrider
+}
+
+fetch_secret() {
+    aws ssm get-parameter --with-decryption --name "$1" --query Parameter.Value --output text \
+        > "$2"
+    chown root:outrider "$2"
+    chmod 0640 "$2"
+}
+
+as_outrider() {
+    runuser -u outrider -- env HOME=/var/lib/outrider XDG_CACHE_HOME=/var/cache/outrider \
+        HF_HOME=/var/lib/outrider/huggingface PATH="/opt/outrider/venv/bin:$PATH" "$@"
+}
+
+fetch_model() {
+    cd /var/lib/outrider
+    if [ -n "$artifact_store" ]; then
+        as_outrider python -m compile --pull "$artifact_store" --digest "$artifact_digest" \
+            --out /var/lib/outrider/artifact
+    elif [ "${model#s3://}" != "$model" ]; then
+        as_outrider aws s3 cp --only-show-errors --recursive "$model" /var/lib/outrider/model
+    elif [ -n "$model" ]; then
+        as_outrider outrider pull "$model"
+    fi
+}
+
+begin 'timers'
+install_units
+begin 'user and directories'
+make_user
+begin 'tools'
+install_tools
+begin 'Outrider'
+install_outrider
+begin 'secrets'
+fetch_secret "$certificate_parameter" /etc/outrider/cert.pem
+fetch_secret "$key_parameter" /etc/outrider/key.pem
+fetch_secret "$keys_file_parameter" /etc/outrider/keys.json
+target_options > /etc/outrider/target.yaml
+chown root:outrider /etc/outrider/target.yaml
+begin 'model'
+fetch_model
+begin 'target'
+systemctl enable --now outrider-target.service
+if [ -n "$idle_minutes" ]; then
+    echo "IDLE_MINUTES=$idle_minutes" > /etc/outrider/host.env
+    systemctl enable --now outrider-idle.timer
+fi
