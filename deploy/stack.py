@@ -116,14 +116,15 @@ class Stack:
                 "`outrider deploy down` again goes on from here"
             )
 
-    def resources(self, state: StackState) -> dict[str, str]:
-        """Resources that the stack has or had, by name, with their state."""
+    def resources(self, state: StackState) -> list[str]:
+        """Names of the resources that the stack has."""
         with aws_refusals():
             pages = self._client.get_paginator("list_stack_resources").paginate(
                 StackName=state.stack_id
             )
-            rows = [row for page in pages for row in page["StackResourceSummaries"]]
-        return {row["LogicalResourceId"]: row["ResourceStatus"] for row in rows}
+            return [
+                row["LogicalResourceId"] for page in pages for row in page["StackResourceSummaries"]
+            ]
 
     def _present(self, stack_id: str) -> StackState:
         state = self.state(stack_id)

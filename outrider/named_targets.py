@@ -53,6 +53,11 @@ class NamedTarget(Record):
     def token_file(self) -> Path:
         return self.directory / "token"
 
+    @property
+    def complete(self) -> bool:
+        """Whether authority and token are there. The token is written last."""
+        return self.ca_file.is_file() and self.token_file.is_file()
+
     def write(self) -> None:
         """Keep it. Raises InvalidRequest where that cannot be written."""
         self.write_secret("target.json", json.dumps(asdict(self), indent=1).encode())
