@@ -61,7 +61,7 @@ class FusedTargetRole(groups.DraftModelOptions, ServingRole):
     role: Literal["fused_target"] = "fused_target"
 
 
-TO_A_TARGET = ("target_host", "model", "tls_ca", "token_file")
+TO_A_TARGET = ("target", "target_host", "model", "tls_ca", "token_file")
 """Common flags of a client: where its target is, which draft it loads, and how it is known."""
 
 
@@ -277,7 +277,7 @@ VERBS = {
 OTHER_VERBS = {
     "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2",
     "compare": "measure architectures side by side",
-    "deploy": "what instances cost",
+    "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",
 }
 """Verbs that are commands of their own, with their help."""
 

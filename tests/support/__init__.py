@@ -27,6 +27,7 @@ Stand-ins
     terminal: a screen without anybody before it
     price_lists: AWS's prices
     scratch_host, units: a host to set up, and its systemd units
+    aws_server: AWS itself, by moto in a process of its own
 
 Peers and files that mean no good
     hostile, flooding: callers

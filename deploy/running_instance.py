@@ -1,0 +1,69 @@
+"""A target's instance as EC2 describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from deploy.aws import Aws, aws_refusals, error_code
+from deploy.instance_kind import Market
+
+_ALIVE = ("pending", "running")
+
+
+@dataclass(frozen=True)
+class RunningInstance:
+    """An instance, which may have ended."""
+
+    instance_id: str
+    type: str
+    state: str
+    zone: str
+    address: str | None  # public, IPv4
+    launched: datetime
+    tags: Mapping[str, str]
+    ended_by: str  # why it ended, in EC2's words; empty while it runs
+
+    @property
+    def alive(self) -> bool:
+        return self.state in _ALIVE
+
+    @property
+    def market(self) -> Market:
+        """How it is paid."""
+        tag = self.tags.get("outrider:market")
+        return tag if tag == "spot" or tag == "capacity-block" else "on-demand"
+
+    @property
+    def ends_at(self) -> str | None:
+        """When the host powers itself off (UTC)."""
+        return self.tags.get("outrider:ends")
+
+    @property
+    def hours(self) -> float:
+        """Hours since it was started."""
+        return (datetime.now(timezone.utc) - self.launched).total_seconds() / 3600
+
+
+def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
+    """The instance; None where EC2 has forgotten it."""
+    client = aws.client("ec2")
+    with aws_refusals():
+        try:
+            found = client.describe_instances(InstanceIds=[instance_id])
+        except client.exceptions.ClientError as error:
+            if error_code(error) == "InvalidInstanceID.NotFound":
+                return None
+            raise
+    row = found["Reservations"][0]["Instances"][0]
+    return RunningInstance(
+        instance_id,
+        row["InstanceType"],
+        row["State"]["Name"],
+        row["Placement"]["AvailabilityZone"],
+        row.get("PublicIpAddress"),
+        row["LaunchTime"],
+        {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())},
+        row.get("StateReason", {}).get("Message", ""),
+    )
