@@ -17,6 +17,7 @@ VERBS = {
     "logs": "what a target's host logged",
     "tunnel": "lead a port of this machine to a target",
     "down": "remove a target with all that was made for it",
+    "doctor": "whether the account can run a target, and this machine can reach it",
     "prices": "what targets cost, with source and date",
 }
 """Verbs, each a module of deploy/commands, with their help."""
