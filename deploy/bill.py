@@ -70,9 +70,7 @@ def hire(price: Price, seconds: float) -> Line:
     what = f"{price.instance_type}, {price.pricing.value}"
     if price.pricing is Pricing.CAPACITY_BLOCK:
         what += " (its block was paid in full beforehand)"
-    return Line(
-        what, paid / SECONDS_PER_HOUR, "h", hire_usd(paid, price.usd_per_hour), price.said
-    )
+    return Line(what, paid / SECONDS_PER_HOUR, "h", hire_usd(paid, price.usd_per_hour), price.said)
 
 
 def spot_hire(
