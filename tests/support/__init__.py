@@ -26,6 +26,7 @@ Stand-ins
     fake_recorder: CUDA's recordings
     terminal: a screen without anybody before it
     price_lists: AWS's prices
+    aws_server: AWS itself, by moto in a process of its own
 
 Peers and files that mean no good
     hostile, flooding: callers

@@ -7,10 +7,12 @@ CloudFormation cannot complete.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -49,9 +51,9 @@ class AwsServer:
         }
 
     def control(self, **settings: Any) -> dict[str, Any]:
-        """Set faults (each {action, code, message} for a refused call, or {action: CreateStack,
-        zone, reason} for a stack that fails), what hosts answer, or whether they take secrets.
-        Returns the actions that were called since.
+        """Set faults (each {action, code, message} for a refused call, {action, seconds} for a slow
+        one, or {action: CreateStack, zone, reason} for a stack that fails), what hosts answer, or
+        whether they take secrets. Returns the actions that were called since.
         """
         request = urllib.request.Request(
             self.address + _CONTROL, data=json.dumps(settings).encode(), method="POST"
@@ -110,8 +112,6 @@ class FaultyAws:
         self._calls: list[str] = []
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        import io
-
         size = int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(size)
         environ["wsgi.input"] = io.BytesIO(body)
@@ -121,7 +121,7 @@ class FaultyAws:
         query = {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
         action = target.rpartition(".")[2] or query.get("Action", "")
         self._calls.append(action)
-        reply = self._refused(action, query, bool(target)) or self._host_answers(action)
+        reply = self._refused(action, query, bool(target)) or self._answered(action)
         return self._moto(environ, start) if reply is None else _send(start, reply)
 
     def _set(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -135,6 +135,9 @@ class FaultyAws:
         for fault in self._faults:
             if fault["action"] != action:
                 continue
+            if "seconds" in fault:
+                time.sleep(fault["seconds"])
+                return None
             if "code" in fault:
                 return _error(fault["code"], fault["message"], as_json)
             given = {
@@ -146,14 +149,16 @@ class FaultyAws:
                 return _failed_stack(query["StackName"], fault["reason"])
         return None
 
-    def _host_answers(self, action: str) -> Reply | None:
-        """Systems Manager's answers about hosts."""
+    def _answered(self, action: str) -> Reply | None:
+        """What moto does not answer: commands on hosts, tunnels, and the price list."""
         if action == "SendCommand":
             return _json({"Command": {"CommandId": "0" * 36}})
         if action == "GetCommandInvocation":
             if self._takes_secrets:
                 _take_secrets()
             return _json({"Status": "Success", "StandardOutputContent": self._host})
+        if action == "GetProducts":  # the price list, which moto lacks
+            return _json({"FormatVersion": "aws_v1", "PriceList": []})
         if action == "StartSession":
             return _json({"SessionId": "s-1", "StreamUrl": "wss://there", "TokenValue": "secret"})
         return _json({"SessionId": "s-1"}) if action == "TerminateSession" else None
@@ -181,7 +186,7 @@ def _failed_stack(name: str, reason: str) -> Reply:
 
     backend = cloudformation_backends[ACCOUNT][REGION]
     stack = backend.create_stack(name=name, template='{"Resources": {}}', parameters={})
-    stack._add_resource_event("Instance", "CREATE_FAILED", reason)
+    stack._add_stack_event("CREATE_FAILED", reason)
     backend.delete_stack(name)
     made = f"<CreateStackResult><StackId>{stack.stack_id}</StackId></CreateStackResult>"
     return 200, "text/xml", f"<CreateStackResponse>{made}</CreateStackResponse>"
