@@ -1,7 +1,7 @@
 
 # Everything above was made for one host: its settings, and functions that print files.
 set -euo pipefail
-umask 027
+umask 022
 step='start'
 export DEBIAN_FRONTEND=noninteractive AWS_DEFAULT_REGION="$region"
 
@@ -25,7 +25,6 @@ install_units() {
     local unit
     for unit in outrider-{target,idle,lifetime}.service outrider-{idle,lifetime}.timer; do
         "$unit" > "/etc/systemd/system/$unit"
-        chmod 0644 "/etc/systemd/system/$unit"
     done
     if [ -n "$lifetime_minutes" ]; then
         mkdir -p /etc/systemd/system/outrider-lifetime.timer.d
@@ -69,14 +68,12 @@ install_outrider() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         ${extra_index:+--extra-index-url "$extra_index"} \
         --requirement "$pins" "${local_wheel}[aws,tls,metrics]"
-    chmod -R go+rX /opt/outrider
 }
 
 fetch_secret() {
+    install -m 0640 -o root -g outrider /dev/null "$2"
     aws ssm get-parameter --with-decryption --name "$1" --query Parameter.Value --output text \
         > "$2"
-    chown root:outrider "$2"
-    chmod 0640 "$2"
 }
 
 as_outrider() {
@@ -109,12 +106,12 @@ fetch_secret "$certificate_parameter" /etc/outrider/cert.pem
 fetch_secret "$key_parameter" /etc/outrider/key.pem
 fetch_secret "$keys_file_parameter" /etc/outrider/keys.json
 target_options > /etc/outrider/target.yaml
-chown root:outrider /etc/outrider/target.yaml
 begin 'model'
 fetch_model
 begin 'target'
 systemctl enable --now outrider-target.service
 if [ -n "$idle_minutes" ]; then
-    echo "IDLE_MINUTES=$idle_minutes" > /etc/outrider/host.env
+    printf 'IDLE_MINUTES=%s\nMETRICS_PORT=%s\n' "$idle_minutes" "$metrics_port" \
+        > /etc/outrider/host.env
     systemctl enable --now outrider-idle.timer
 fi

@@ -20,9 +20,6 @@ from inference.errors import InvalidRequest
 CONFIG = "/etc/outrider/target.yaml"
 """The target's options on its host, in the form that --config reads."""
 
-METRICS_PORT = 9100
-"""Port of the target's metrics. They are served to the host alone; the idle timer reads them."""
-
 MOST_BYTES = 16_384
 """EC2 takes no longer user data."""
 
@@ -69,6 +66,7 @@ class HostSettings:
     flags: Mapping[str, FlagValue] = field(default_factory=dict)  # of the role, by name
     host: str = "127.0.0.1"  # address to listen on; a tunnel needs no other
     port: int = 50051
+    metrics_port: int = 9100  # of the host alone; the idle timer reads it
     venv: str | None = None  # of the machine image, such as AWS's for Neuron; None: a new one
     extra_index: str | None = None  # a package index that pip asks, too
     idle_minutes: int | None = 30  # without a session until the host is powered off
@@ -91,10 +89,11 @@ class HostSettings:
             _need(name, _FLAG, "the name of a flag, without its dashes")
             if name in _decided(self):
                 raise InvalidRequest(f"--{name} is decided by the host's other settings")
-        if not 1 <= self.port <= 65535 or self.port == METRICS_PORT:
-            raise InvalidRequest(
-                f"port {self.port}: 1 to 65535 is needed, and not {METRICS_PORT} (metrics)"
-            )
+        for port in (self.port, self.metrics_port):
+            if not 1 <= port <= 65535:
+                raise InvalidRequest(f"port {port}: 1 to 65535 is needed")
+        if self.port == self.metrics_port:
+            raise InvalidRequest(f"port {self.port} is that of the metrics, too: two are needed")
         for name, value in (("idle", self.idle_minutes), ("lifetime", self.lifetime_hours)):
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidRequest(f"{name} time {value}: more than 0 is needed, or none")
@@ -134,7 +133,7 @@ def _decided(settings: HostSettings) -> dict[str, FlagValue]:
         "tls_cert": "/etc/outrider/cert.pem",
         "tls_key": "/etc/outrider/key.pem",
         "keys_file": "/etc/outrider/keys.json",
-        "metrics_port": METRICS_PORT,
+        "metrics_port": settings.metrics_port,
         "metrics_host": "127.0.0.1",
     }
     if settings.served is not None:
@@ -157,6 +156,7 @@ def _assignments(settings: HostSettings) -> Iterator[str]:
         "certificate_parameter": settings.secrets.certificate,
         "key_parameter": settings.secrets.key,
         "keys_file_parameter": settings.secrets.keys_file,
+        "metrics_port": settings.metrics_port,
         "idle_minutes": settings.idle_minutes,
         "lifetime_minutes": None if lifetime is None else max(1, round(lifetime * 60)),
     }

@@ -27,6 +27,7 @@ Stand-ins
     terminal: a screen without anybody before it
     price_lists: AWS's prices
     aws_server: AWS itself, by moto in a process of its own
+    scratch_host, units: a host to set up, and its systemd units
 
 Peers and files that mean no good
     hostile, flooding: callers
