@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from deploy.instance_kind import InstanceKind, Market
 from inference.errors import InvalidRequest
@@ -17,6 +18,7 @@ class Deployment:
     name: str
     region: str
     instance: InstanceKind
+    purpose: Literal["target", "build"] = "target"  # a build's host also writes to the bucket
     market: Market = "on-demand"
     capacity_block: str | None = None  # id of the reservation that was bought
     artifact: str | None = None  # s3://BUCKET/PREFIX, or a directory here
@@ -42,7 +44,8 @@ class Deployment:
             raise InvalidRequest("--digest is of an --artifact s3://BUCKET/PREFIX: give both")
         if self.artifact is not None and self.model is not None:
             raise InvalidRequest("--artifact and --model are both what is served: give one")
-        if self.instance.kind == "neuron" and self.artifact is None:
+        compiled_only = self.instance.kind == "neuron" and self.purpose == "target"
+        if compiled_only and self.artifact is None:
             target = self.instance.compile_target
             raise InvalidRequest(
                 f"{self.instance.name} serves compiled targets only: give --artifact. Build one "

@@ -37,6 +37,7 @@ def stack_parameters(
     """
     return {
         "TargetName": deployment.name,
+        "Purpose": deployment.purpose,
         "InstanceType": deployment.instance.name,
         "ImageId": deployment.image_parameter,
         "VpcId": place.vpc,
