@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from deploy.instance_kind import InstanceKind, Market
+from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
 
 
@@ -17,6 +19,7 @@ class Deployment:
     name: str
     region: str
     instance: InstanceKind
+    purpose: Literal["target", "build"] = "target"  # a build's host also writes to the bucket
     market: Market = "on-demand"
     capacity_block: str | None = None  # id of the reservation that was bought
     artifact: str | None = None  # s3://BUCKET/PREFIX, or a directory here
@@ -42,7 +45,8 @@ class Deployment:
             raise InvalidRequest("--digest is of an --artifact s3://BUCKET/PREFIX: give both")
         if self.artifact is not None and self.model is not None:
             raise InvalidRequest("--artifact and --model are both what is served: give one")
-        if self.instance.kind == "neuron" and self.artifact is None:
+        compiled_only = self.instance.kind == "neuron" and self.purpose == "target"
+        if compiled_only and self.artifact is None:
             target = self.instance.compile_target
             raise InvalidRequest(
                 f"{self.instance.name} serves compiled targets only: give --artifact. Build one "
@@ -72,6 +76,15 @@ class Deployment:
         if self.artifact is None or self.artifact.startswith("s3://"):
             return None
         return Path(self.artifact)
+
+    @property
+    def served(self) -> str:
+        """Digest of the artefact, or name of the model. Raises BadArtifact for a directory without
+        an artefact.
+        """
+        if self.own_artifact is not None:
+            return read_manifest(self.own_artifact).digest()
+        return self.digest or self.model or "embedded target"
 
     def bucket_name(self, account: str) -> str:
         """The bucket that the host may read: the given one, the artefact's, or the account's."""

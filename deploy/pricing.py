@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from deploy.ec2_prices import (
     Price,
     PriceFile,
     PriceSource,
+    Service,
     ServiceOffer,
     ServicePrice,
     read_table,
@@ -71,6 +73,14 @@ class PriceChain:
         answer, _ = self._first(offer)
         assert isinstance(answer, ServicePrice)
         return answer
+
+    def services(self, region: str) -> dict[Service, ServicePrice]:
+        """The services that have a price in the region."""
+        found = {}
+        for service in Service:
+            with suppress(Unpriced):
+                found[service] = self.service(ServiceOffer(service, region))
+        return found
 
     def _first(self, offer: Offer) -> tuple[Answer, tuple[str, ...]]:
         passed_over: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -10,6 +11,8 @@ from deploy.aws import Aws, aws_refusals, error_code
 from deploy.instance_kind import Market
 
 _ALIVE = ("pending", "running")
+_MARKETS: dict[str, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
+_WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class RunningInstance:
     launched: datetime
     tags: Mapping[str, str]
     ended_by: str  # why it ended, in EC2's words; empty while it runs
+    ended: datetime | None = None  # where EC2 says when
 
     @property
     def alive(self) -> bool:
@@ -32,8 +36,7 @@ class RunningInstance:
     @property
     def market(self) -> Market:
         """How it is paid."""
-        tag = self.tags.get("outrider:market")
-        return tag if tag == "spot" or tag == "capacity-block" else "on-demand"
+        return _MARKETS.get(self.tags.get("outrider:market", ""), "on-demand")
 
     @property
     def ends_at(self) -> str | None:
@@ -66,4 +69,13 @@ def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
         row["LaunchTime"],
         {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())},
         row.get("StateReason", {}).get("Message", ""),
+        _time_in(row.get("StateTransitionReason", "")),
     )
+
+
+def _time_in(reason: str) -> datetime | None:
+    """The time in a reason such as "User initiated (2026-11-22 14:00:00 GMT)"."""
+    found = _WHEN.search(reason)
+    if found is None:
+        return None
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)

@@ -37,6 +37,7 @@ def stack_parameters(
     """
     return {
         "TargetName": deployment.name,
+        "Purpose": deployment.purpose,
         "InstanceType": deployment.instance.name,
         "ImageId": deployment.image_parameter,
         "VpcId": place.vpc,
@@ -47,6 +48,7 @@ def stack_parameters(
         "AllowCidr": deployment.allow_cidr or "",
         "Market": deployment.market,
         "CapacityReservation": deployment.capacity_block or "",
+        "Served": deployment.served,
         "EndsAt": ends_at,
     }
 

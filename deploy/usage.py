@@ -1,20 +1,80 @@
-"""What a target has used so far, as AWS's own records say. Reads only."""
+"""What a target's run has used so far, as AWS's own records say. Reads only."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import math
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any
+from datetime import datetime
 
 from deploy.aws import Aws, aws_refusals
 from deploy.bill import BYTES_PER_GB, Usage, charged_seconds
 from deploy.bucket import Bucket
-from deploy.running_instance import RunningInstance, describe_instances
+from deploy.running_instance import RunningInstance
 from inference.cost.accounting import SECONDS_PER_HOUR
-from inference.errors import InvalidRequest
+from inference.errors import OutriderError
 
-_ENDED = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
-_OWN_BUCKET = "outrider-"
 _MOST_POINTS = 1440  # that CloudWatch gives in one reply
+_OWN_BUCKET = "outrider-"
+"""How names of buckets begin that `up` made. What other buckets hold is not the run's alone."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """An instance with its volume and bucket, from its launch until it ended, or until now."""
+
+    instance: RunningInstance
+    volume_gib: float
+    bucket: str
+    now: datetime
+
+    @property
+    def until(self) -> datetime:
+        return self.now if self.instance.alive else self.instance.ended or self.now
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, (self.until - self.instance.launched).total_seconds())
+
+
+def read_usage(aws: Aws, run: Run) -> Usage:
+    """What the run used beside its instance's hours."""
+    hours = run.seconds / SECONDS_PER_HOUR
+    return Usage(
+        volume_gb_hours=run.volume_gib * charged_seconds(run.seconds) / SECONDS_PER_HOUR,
+        address_hours=hours,
+        bytes_out=_bytes_out(aws, run),
+        stored_gb_hours=_stored_gb_hours(aws, run.bucket, hours),
+    )
+
+
+def _bytes_out(aws: Aws, run: Run) -> float | None:
+    """All bytes that left the instance, those to services of AWS included: an upper bound of the
+    traffic to the internet. None where CloudWatch cannot be asked.
+    """
+    minutes = max(5, math.ceil(run.seconds / 60 / _MOST_POINTS))
+    try:
+        with aws_refusals():
+            found = aws.client("cloudwatch").get_metric_statistics(
+                Namespace="AWS/EC2",
+                MetricName="NetworkOut",
+                Dimensions=[{"Name": "InstanceId", "Value": run.instance.instance_id}],
+                StartTime=run.instance.launched,
+                EndTime=run.until,
+                Period=minutes * 60,
+                Statistics=["Sum"],
+            )
+    except OutriderError:
+        return None
+    return float(sum(point["Sum"] for point in found["Datapoints"]))
+
+
+def _stored_gb_hours(aws: Aws, bucket: str, hours: float) -> float | None:
+    """What the bucket holds now, for the hours of the run; None for a bucket that also has other
+    things, or that cannot be read.
+    """
+    if not bucket.startswith(_OWN_BUCKET):
+        return None
+    try:
+        return Bucket(aws, bucket).contents().size / BYTES_PER_GB * hours
+    except OutriderError:
+        return None

@@ -43,29 +43,17 @@ make_user() {
     install -d -m 0750 -o outrider -g outrider /var/lib/outrider /var/cache/outrider
 }
 
-install_tools() {
-    if ! command -v aws > /dev/null; then snap install aws-cli --classic; fi
-    if [ -z "$image_venv" ] && ! python3 -c 'import ensurepip' 2> /dev/null; then
-        apt-get update -q
-        apt-get install -q -y python3-venv
-    fi
-}
-
-install_outrider() {
-    local venv=${image_venv:-/opt/outrider/plain_venv} local_wheel
-    local_wheel=/opt/outrider/$(basename "$wheel")
-    aws s3 cp --only-show-errors "$wheel" "$local_wheel"
-    echo "$wheel_sha256  $local_wheel" | sha256sum --check --quiet
-    if [ -z "$image_venv" ]; then python3 -m venv "$venv"; fi
-    ln -sfn "$venv" /opt/outrider/venv
-    install_beside "$venv/bin/python" "$local_wheel" \
-        ${extra_index:+--extra-index-url "$extra_index"}
-}
-
+# The secrets come when `outrider deploy up` has seen the host start, or is called again within an
+# hour.
 fetch_secret() {
+    local tries=0
     install -m 0640 -o root -g outrider /dev/null "$2"
-    aws ssm get-parameter --with-decryption --name "$1" --query Parameter.Value --output text \
-        > "$2"
+    until aws ssm get-parameter --with-decryption --name "$1" --query Parameter.Value \
+        --output text > "$2"; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 720 ]
+        sleep 5
+    done
 }
 
 as_outrider() {
@@ -97,6 +85,8 @@ begin 'secrets'
 fetch_secret "$certificate_parameter" /etc/outrider/cert.pem
 fetch_secret "$key_parameter" /etc/outrider/key.pem
 fetch_secret "$keys_file_parameter" /etc/outrider/keys.json
+aws ssm delete-parameters --names "$certificate_parameter" "$key_parameter" "$keys_file_parameter" \
+    > /dev/null
 target_options > /etc/outrider/target.yaml
 begin 'model'
 fetch_model
