@@ -15,13 +15,18 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 import outrider
+from compile.store import open_store, push
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from grpc_comm.keys_file import make_key
 from grpc_comm.security import make_certificate
+from inference.artifact import check_files, read_manifest
 from outrider.models import EMBEDDED
+from tests.support.artifacts import build
 from tests.support.repository import ROOT
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, build_wheel, scratch_host
 from tests.support.units import read_unit
@@ -226,3 +231,36 @@ def test_an_image_that_is_too_old_is_left_as_it_was(wheel: Path, credentials: Pa
         assert "FAILED at: Outrider" in done.stdout
         assert "torch" in done.stderr
         assert installed(host) == before
+
+
+def test_an_artefact_is_pulled_by_its_digest_and_no_other_is_served(
+    wheel: Path, credentials: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outrider's own pull, from a stand-in of S3. Setting up again goes on where it failed."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    aws = {
+        "AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port()),
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+    }
+    for name, value in aws.items():
+        monkeypatch.setenv(name, value)
+    try:
+        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="artefacts")
+        manifest = build(tmp_path / "artefact")
+        url = "s3://artefacts/store"
+        digest = push(tmp_path / "artefact", open_store(url), lambda _line: None).digest
+        with scratch_host() as host:
+            prepare(host, wheel, credentials)
+            served = {"model": None, "artifact_store": url}
+            wrong = set_up(host, settings(wheel, **served, artifact_digest="0" * 64), **aws)
+            assert "FAILED at: model" in wrong.stdout
+            assert "enable --now outrider-target.service" not in host.calls("systemctl")
+            right = set_up(host, settings(wheel, **served, artifact_digest=digest), **aws)
+            assert right.returncode == 0, right.stdout + right.stderr
+            place = host.root / "var/lib/outrider/artifact"
+            check_files(place, read_manifest(place))
+            assert read_manifest(place).digest() == manifest.digest()
+    finally:
+        server.stop()
