@@ -10,12 +10,6 @@ from typing import Literal
 from deploy.instance_kind import InstanceKind, Market
 from inference.errors import InvalidRequest
 
-DISK_USD_PER_GIB_MONTH = 0.08
-"""Of a gp3 volume, in us-east-1; AWS's page of EBS prices."""
-ADDRESS_USD_PER_HOUR = 0.005
-"""Of a public IPv4 address; AWS's page of VPC prices."""
-HOURS_PER_MONTH = 730
-
 
 @dataclass(frozen=True)
 class Deployment:
@@ -87,12 +81,6 @@ class Deployment:
         if self.bucket is None and self.artifact is not None and self.own_artifact is None:
             return self.artifact.removeprefix("s3://").partition("/")[0]
         return self.bucket or f"outrider-{account}-{self.region}"
-
-    @property
-    def beside_usd_per_hour(self) -> float:
-        """US dollars an hour for the volume and the public address."""
-        disk = self.volume_gib * DISK_USD_PER_GIB_MONTH / HOURS_PER_MONTH
-        return disk + ADDRESS_USD_PER_HOUR
 
 
 def stack_name(target: str) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 
-from deploy.aws import Aws
+from deploy.aws import Aws, aws_refusals
 from deploy.deployment import Deployment
+from deploy.instance_types import find_type
 from deploy.launch_failures import Cause, LaunchFailure, capacity_remedy, quota_remedy
-from deploy.places import Place, virtual_cpus
+from deploy.places import Place
 from deploy.running_instance import describe_instance
 from deploy.stack import Glance, Stack, StackState
 from deploy.stack_template import stack_parameters, template_body
@@ -71,7 +72,8 @@ class Launch:
     def _refusal(self, failure: LaunchFailure) -> InvalidRequest | Unavailable:
         deployment, reason = self._deployment, failure.reason
         if failure.cause is Cause.NO_QUOTA:
-            cpus = virtual_cpus(self._aws, deployment.instance)
+            with aws_refusals():
+                cpus = find_type(self._aws.client("ec2"), deployment.instance.name).vcpus
             return InvalidRequest(
                 quota_remedy(
                     deployment.instance, deployment.market, deployment.region, cpus, reason

@@ -78,12 +78,3 @@ def find_image(aws: Aws, parameter: str) -> str:
                 f"the machine image is gone: {aws.region} has no parameter {parameter}{near}. "
                 "--image names another one; it must hold the same packages (docs/deploy.md)"
             ) from error
-
-
-def virtual_cpus(aws: Aws, instance: InstanceKind) -> int:
-    """How many virtual CPUs of a quota the instance takes."""
-    with aws_refusals():
-        rows = aws.rows(
-            "ec2", "describe_instance_types", "InstanceTypes", InstanceTypes=[instance.name]
-        )
-    return int(rows[0]["VCpuInfo"]["DefaultVCpus"])

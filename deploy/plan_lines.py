@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from deploy.deployment import Deployment, secret_parameters
-from deploy.ec2_prices import InstanceOffer, Price, Pricing
+from deploy.ec2_prices import InstanceOffer, Pricing
+from deploy.hourly import HourlyCost
+from deploy.instance_types import bundled_types
 from deploy.places import Place
 from deploy.pricing import Unpriced, open_prices
 from deploy.served import Speed
@@ -24,20 +26,11 @@ class Account(NamedTuple):
     image_id: str
 
 
-def find_price(deployment: Deployment, *, live: bool) -> Price | Unpriced:
-    """The instance's price, or why there is none."""
-    offer = InstanceOffer(deployment.instance.name, deployment.region, Pricing(deployment.market))
-    try:
-        return open_prices(live=live).quote(offer).price
-    except Unpriced as error:
-        return error
-
-
 def plan_lines(
     deployment: Deployment,
     manifest: Manifest | None,
     account: Account | None,
-    price: Price | Unpriced,
+    cost: HourlyCost,
     speed: Speed | None,
 ) -> Iterator[str]:
     """The plan, line by line.
@@ -47,7 +40,9 @@ def plan_lines(
     instance = deployment.instance
     image = f" = {account.image_id}" if account else ""
     yield _line("target", f"{deployment.name}, stack {deployment.stack} in {deployment.region}")
-    yield _line("instance", f"{instance.name} ({instance.kind}), {deployment.market}")
+    bundled = bundled_types().get(instance.name)
+    device = (bundled.accelerators if bundled else "") or instance.kind
+    yield _line("instance", f"{instance.name} ({device}), {deployment.market}")
     if account:
         yield _line("zones", ", ".join(place.zone for place in account.places))
     yield _line("image", f"{deployment.image_parameter}{image}")
@@ -67,7 +62,7 @@ def plan_lines(
         f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)",
     )
     yield _line("creates", ", ".join(created_resources()))
-    yield from _costs(deployment, price, speed)
+    yield from _costs(deployment, cost, speed)
     if account is None:
         yield "AWS was not asked: zones, image, artefact on S3 and prices of today are not checked"
 
@@ -102,18 +97,17 @@ def _ports(deployment: Deployment) -> str:
     return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
 
 
-def _costs(deployment: Deployment, price: Price | Unpriced, speed: Speed | None) -> Iterator[str]:
-    beside = deployment.beside_usd_per_hour
-    if isinstance(price, Unpriced):
-        yield _line("$/h", f"no price of the instance: {'; '.join(price.reasons)}")
+def _costs(deployment: Deployment, cost: HourlyCost, speed: Speed | None) -> Iterator[str]:
+    for reason in cost.unknown:
+        yield _line("no price", reason)
+    if cost.usd is None:
         return
-    hourly = price.usd_per_hour + beside
-    yield _line("$/h", f"{hourly:.4f}: {price}; volume and address {beside:.4f}")
-    yield _line("at most", f"${hourly * deployment.lifetime_hours:.2f} until its lifetime ends")
+    yield _line("$/h", f"{cost.usd:.4f}: {cost.instance}; volume and address ${cost.beside:.4f}")
+    yield _line("at most", f"${cost.usd * deployment.lifetime_hours:.2f} until its lifetime ends")
     if speed is None:
         yield _line("$/M tokens", "--tokens_per_second N states a speed; none is computed here")
         return
-    usd = hire_usd(1e6 / speed.tokens_per_second, hourly)
+    usd = hire_usd(1e6 / speed.tokens_per_second, cost.usd)
     rate = f"{speed.tokens_per_second:.4g} tokens/s ({speed.source})"
     yield _line("$/M tokens", f"{usd:.4f} at {rate}")
 

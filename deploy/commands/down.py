@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from deploy.aws import Aws
+from deploy.bill import BYTES_PER_GB
 from deploy.bucket import Bucket
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
+from deploy.ec2_prices import Service, ServiceOffer
 from deploy.handover import withdraw_secrets
 from deploy.leftovers import leftovers
+from deploy.pricing import Unpriced, open_prices
 from deploy.stack import Stack
 from inference.command import FAILED, glance
 from outrider.named_targets import forget_target
@@ -16,9 +19,6 @@ EXAMPLES = """examples:
   outrider deploy down demo
   outrider deploy down demo --with_bucket      also what was uploaded
 """
-
-_STORAGE_USD_PER_GB_MONTH = 0.023
-"""Of S3 in us-east-1; AWS's page of S3 prices."""
 
 
 class DownOptions(NamedOptions, title="target"):
@@ -60,8 +60,10 @@ def _bucket(aws: Aws, *, remove: bool) -> None:
         print(f"removed s3://{bucket.name}")
         return
     objects, size = bucket.contents()
-    monthly = size / 1e9 * _STORAGE_USD_PER_GB_MONTH
-    print(
-        f"kept s3://{bucket.name} for the next target: {objects} objects, {size / 1e6:.1f} MB, "
-        f"${monthly:.4f} a month; --with_bucket removes it"
-    )
+    held = f"{objects} objects, {size / 1e6:.1f} MB"
+    try:
+        price = open_prices().service(ServiceOffer(Service.STORAGE, aws.region))
+        held += f", ${price.usd(size / BYTES_PER_GB):.4f} a month"
+    except Unpriced:
+        pass
+    print(f"kept s3://{bucket.name} for the next target: {held}; --with_bucket removes it")

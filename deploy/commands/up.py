@@ -18,8 +18,9 @@ from deploy.ec2_prices import Price
 from deploy.handover import Handover, withdraw_secrets
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from deploy.host_commands import progress
+from deploy.hourly import hourly_cost
 from deploy.launch import Launch
-from deploy.plan_lines import find_price, plan_lines
+from deploy.plan_lines import plan_lines
 from deploy.running_instance import RunningInstance, describe_instance
 from deploy.served import computed_speed, read_served
 from deploy.stack import StackState
@@ -119,14 +120,14 @@ def _start(
 ) -> StackState | None:
     """The stack, started; None where the user wants none."""
     manifest, account = read_served(deployment), ask_account(aws, deployment)
-    price = find_price(deployment, live=True)
+    cost = hourly_cost(deployment, live=True)
     speed = computed_speed(manifest) if manifest else None
-    print(*plan_lines(deployment, manifest, account, price, speed), sep="\n", flush=True)
+    print(*plan_lines(deployment, manifest, account, cost, speed), sep="\n", flush=True)
     if sys.stdin.isatty() and not options.yes and input("start this? [y/N] ").lower() != "y":
         return None
     bucket = Bucket(aws, deployment.bucket_name(account.number))
     bucket.make()
-    settings = _settings(options, deployment, bucket, price if isinstance(price, Price) else None)
+    settings = _settings(options, deployment, bucket, cost.instance)
     _remember(deployment)
     return launch.start(account.places, user_data(settings), bucket.name)
 

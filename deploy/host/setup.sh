@@ -43,10 +43,17 @@ make_user() {
     install -d -m 0750 -o outrider -g outrider /var/lib/outrider /var/cache/outrider
 }
 
+# The secrets come when `outrider deploy up` has seen the host start, or is called again within an
+# hour.
 fetch_secret() {
+    local tries=0
     install -m 0640 -o root -g outrider /dev/null "$2"
-    aws ssm get-parameter --with-decryption --name "$1" --query Parameter.Value --output text \
-        > "$2"
+    until aws ssm get-parameter --with-decryption --name "$1" --query Parameter.Value \
+        --output text > "$2"; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 720 ]
+        sleep 5
+    done
 }
 
 as_outrider() {
@@ -78,6 +85,8 @@ begin 'secrets'
 fetch_secret "$certificate_parameter" /etc/outrider/cert.pem
 fetch_secret "$key_parameter" /etc/outrider/key.pem
 fetch_secret "$keys_file_parameter" /etc/outrider/keys.json
+aws ssm delete-parameters --names "$certificate_parameter" "$key_parameter" "$keys_file_parameter" \
+    > /dev/null
 target_options > /etc/outrider/target.yaml
 begin 'model'
 fetch_model

@@ -125,6 +125,8 @@ def test_no_secret_is_printed_and_only_the_service_may_read_them(
         seen = host.run("stat", "-c", "%U %G %a", f"/etc/outrider/{name}").stdout
         assert seen == "root outrider 640\n"
     assert host.run("runuser", "-u", "nobody", "--", "ls", "/etc/outrider").returncode != 0
+    deleted = "ssm delete-parameters --names /outrider/cert /outrider/key /outrider/keys"
+    assert deleted in host.calls("aws")
 
 
 def test_systemd_has_nothing_to_say_of_the_installed_units(
