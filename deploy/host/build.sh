@@ -2,7 +2,7 @@
 # Everything above was made for one build: its settings, and how Outrider is installed.
 set -euo pipefail
 umask 022
-step='start' digest='' python=/opt/outrider/venv/bin/python
+step='start' digest='' reporter='' python=/opt/outrider/venv/bin/python
 work=/var/lib/outrider-build
 export DEBIAN_FRONTEND=noninteractive AWS_DEFAULT_REGION="$region" HOME="$work"
 export XDG_CACHE_HOME="$work/cache" HF_HOME="$work/huggingface"
@@ -29,7 +29,7 @@ ended() {
     local status=$?
     set +e
     rm -f "$work/building"
-    wait
+    if [ -n "$reporter" ]; then wait "$reporter"; fi
     if [ "$status" -eq 0 ]; then report built; else
         echo "outrider build: FAILED at: $step (exit code $status)"
         report failed
@@ -53,6 +53,7 @@ if [ -n "$load" ]; then aws s3 cp --only-show-errors "$load" "$work/load.json"; 
 begin 'build'
 touch "$work/building"
 report_meanwhile > /dev/null 2>&1 &
+reporter=$!
 cd "$work"
 "$python" -m compile "${arguments[@]}"
 digest=$("$python" -m deploy.host.artifact_digest "$work/artefact")
