@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deploy.aws import Aws, aws_refusals, error_code
 
@@ -82,6 +82,6 @@ class Bucket:
                 self._client.delete_objects(Bucket=self.name, Delete={"Objects": some})
             self._client.delete_bucket(Bucket=self.name)
 
-    def _rows(self) -> list[dict[str, str]]:
+    def _rows(self) -> list[dict[str, Any]]:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
         return [row for page in pages for row in page.get("Contents", ())]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from deploy.instance_kind import InstanceKind, Market
+from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
 
 
@@ -75,6 +76,15 @@ class Deployment:
         if self.artifact is None or self.artifact.startswith("s3://"):
             return None
         return Path(self.artifact)
+
+    @property
+    def served(self) -> str:
+        """Digest of the artefact, or name of the model. Raises BadArtifact for a directory without
+        an artefact.
+        """
+        if self.own_artifact is not None:
+            return read_manifest(self.own_artifact).digest()
+        return self.digest or self.model or "embedded target"
 
     def bucket_name(self, account: str) -> str:
         """The bucket that the host may read: the given one, the artefact's, or the account's."""

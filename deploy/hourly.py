@@ -1,51 +1,30 @@
-"""What a deployment costs an hour: the instance, its volume and its public address."""
+"""What an hour of a deployment costs: the instance, its volume and its public address."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from deploy.bill import Bill, hourly
 from deploy.deployment import Deployment
-from deploy.ec2_prices import InstanceOffer, Price, Pricing, Service, ServiceOffer
-from deploy.pricing import PriceChain, Unpriced, open_prices
-
-_HOURS_PER_MONTH = 730
+from deploy.ec2_prices import InstanceOffer, Price, Pricing
+from deploy.pricing import open_prices
 
 
-@dataclass(frozen=True)
-class HourlyCost:
-    """US dollars an hour, and why some of them are not known."""
+class HourlyQuote(NamedTuple):
+    """The instance's price, and the bill of an hour of everything."""
 
-    instance: Price | None
-    beside: float  # for volume and address, as far as they are known
-    unknown: tuple[str, ...] = ()
-
-    @property
-    def usd(self) -> float | None:
-        """All together; None without the instance's price."""
-        return None if self.instance is None else self.instance.usd_per_hour + self.beside
+    price: Price
+    hour: Bill
 
 
-def hourly_cost(deployment: Deployment, *, live: bool) -> HourlyCost:
-    """What the deployment costs.
+def hourly_quote(deployment: Deployment, *, live: bool) -> HourlyQuote:
+    """What an hour of the deployment costs. Raises Unpriced without a price of the instance.
 
     live: false asks nobody
     """
-    prices, unknown = open_prices(live=live), []
-    instance, beside = None, 0.0
-    pricing = Pricing(deployment.market)
-    try:
-        offer = InstanceOffer(deployment.instance.name, deployment.region, pricing)
-        instance = prices.quote(offer).price
-    except Unpriced as error:
-        unknown.append(str(error))
-    units = {Service.VOLUME: deployment.volume_gib / _HOURS_PER_MONTH, Service.ADDRESS: 1.0}
-    for service, amount in units.items():
-        try:
-            beside += amount * _rate(prices, service, deployment.region)
-        except Unpriced as error:
-            unknown.append(str(error))
-    return HourlyCost(instance, beside, tuple(unknown))
-
-
-def _rate(prices: PriceChain, service: Service, region: str) -> float:
-    return prices.service(ServiceOffer(service, region)).rate
+    prices = open_prices(live=live)
+    offer = InstanceOffer(deployment.instance.name, deployment.region, Pricing(deployment.market))
+    price = prices.quote(offer).price
+    return HourlyQuote(
+        price, hourly(price, prices.services(deployment.region), deployment.volume_gib)
+    )

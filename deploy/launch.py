@@ -97,6 +97,7 @@ class Launch:
             "Port": str(self._deployment.port),
             "AllowCidr": self._deployment.allow_cidr or "",
             "Market": self._deployment.market,
+            "Served": self._deployment.served,
         }
         for key, value in asked.items():
             stands = state.parameters.get(key)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from deploy.deployment import Deployment, secret_parameters
 from deploy.ec2_prices import InstanceOffer, Pricing
-from deploy.hourly import HourlyCost
+from deploy.hourly import HourlyQuote, hourly_quote
 from deploy.instance_types import bundled_types
 from deploy.places import Place
 from deploy.pricing import Unpriced, open_prices
@@ -26,11 +26,19 @@ class Account(NamedTuple):
     image_id: str
 
 
+def find_cost(deployment: Deployment, *, live: bool) -> HourlyQuote | Unpriced:
+    """What an hour costs, or why that is not known."""
+    try:
+        return hourly_quote(deployment, live=live)
+    except Unpriced as error:
+        return error
+
+
 def plan_lines(
     deployment: Deployment,
     manifest: Manifest | None,
     account: Account | None,
-    cost: HourlyCost,
+    cost: HourlyQuote | Unpriced,
     speed: Speed | None,
 ) -> Iterator[str]:
     """The plan, line by line.
@@ -97,19 +105,23 @@ def _ports(deployment: Deployment) -> str:
     return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
 
 
-def _costs(deployment: Deployment, cost: HourlyCost, speed: Speed | None) -> Iterator[str]:
-    for reason in cost.unknown:
-        yield _line("no price", reason)
-    if cost.usd is None:
+def _costs(
+    deployment: Deployment, cost: HourlyQuote | Unpriced, speed: Speed | None
+) -> Iterator[str]:
+    if isinstance(cost, Unpriced):
+        yield _line("$/h", str(cost))
         return
-    yield _line("$/h", f"{cost.usd:.4f}: {cost.instance}; volume and address ${cost.beside:.4f}")
-    yield _line("at most", f"${cost.usd * deployment.lifetime_hours:.2f} until its lifetime ends")
+    usd = cost.hour.usd
+    yield _line("$/h", f"{usd:.4f} with volume and address; {cost.price}")
+    for unknown in cost.hour.unknown:
+        yield _line("", f"not in the sum: {unknown}")
+    yield _line("at most", f"${usd * deployment.lifetime_hours:.2f} until its lifetime ends")
     if speed is None:
         yield _line("$/M tokens", "--tokens_per_second N states a speed; none is computed here")
         return
-    usd = hire_usd(1e6 / speed.tokens_per_second, cost.usd)
+    million = hire_usd(1e6 / speed.tokens_per_second, usd)
     rate = f"{speed.tokens_per_second:.4g} tokens/s ({speed.source})"
-    yield _line("$/M tokens", f"{usd:.4f} at {rate}")
+    yield _line("$/M tokens", f"{million:.4f} at {rate}")
 
 
 def _line(label: str, text: str) -> str:

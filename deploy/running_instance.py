@@ -11,6 +11,7 @@ from deploy.aws import Aws, aws_refusals, error_code
 from deploy.instance_kind import Market
 
 _ALIVE = ("pending", "running")
+_MARKETS: dict[str, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
@@ -35,8 +36,7 @@ class RunningInstance:
     @property
     def market(self) -> Market:
         """How it is paid."""
-        tag = self.tags.get("outrider:market")
-        return tag if tag == "spot" or tag == "capacity-block" else "on-demand"
+        return _MARKETS.get(self.tags.get("outrider:market", ""), "on-demand")
 
     @property
     def ends_at(self) -> str | None:

@@ -48,6 +48,7 @@ def stack_parameters(
         "AllowCidr": deployment.allow_cidr or "",
         "Market": deployment.market,
         "CapacityReservation": deployment.capacity_block or "",
+        "Served": deployment.served,
         "EndsAt": ends_at,
     }
 

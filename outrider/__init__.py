@@ -94,7 +94,8 @@ def connect(
     from outrider.options.roles import SharedClientRole
 
     where = "target" if target in named_targets() else "target_host"
-    given = SharedClientRole(**{where: target}, draft_model=draft or None, **options)
+    options[where] = target
+    given = SharedClientRole(draft_model=draft or None, **options)
     return Engine(given, drafts=draft is not False)
 
 

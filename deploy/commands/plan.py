@@ -9,9 +9,8 @@ from annotated_types import Gt
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.commands.options import DeploymentOptions
 from deploy.deployment import Deployment
-from deploy.hourly import hourly_cost
 from deploy.places import find_image, places_for
-from deploy.plan_lines import Account, plan_lines, quote_lines
+from deploy.plan_lines import Account, find_cost, plan_lines, quote_lines
 from deploy.served import Speed, computed_speed, read_served
 from inference.command import say
 from inference.errors import MissingExtra, Unavailable
@@ -47,7 +46,7 @@ def run(options: PlanOptions) -> int:
     if options.tokens_per_second is not None:
         speed = Speed(options.tokens_per_second, "as given")
     asked = None if aws is None else ask_account(aws, deployment)
-    cost = hourly_cost(deployment, live=aws is not None)
+    cost = find_cost(deployment, live=aws is not None)
     print(*plan_lines(deployment, manifest, asked, cost, speed), sep="\n")
     if options.capacity_blocks:
         print(*quote_lines(deployment), sep="\n")

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deploy.aws import Aws
+from deploy.commands.cost import bill_of, find_run
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
-from deploy.ec2_prices import InstanceOffer, Pricing
 from deploy.handover import secrets_waiting
 from deploy.host_commands import progress
-from deploy.pricing import Unpriced, open_prices
+from deploy.pricing import open_prices
 from deploy.running_instance import RunningInstance, describe_instance
 from deploy.stack import Stack
 from inference.command import FAILED
-from inference.cost.accounting import hire_usd
 from inference.errors import OutriderError, Unavailable
 from outrider.named_targets import find_target
 
@@ -61,7 +60,7 @@ def _instance_lines(aws: Aws, name: str, instance: RunningInstance) -> Iterator[
     if waiting:
         yield f"secrets     the host has not taken {', '.join(waiting)}"
     yield f"reached     {_reached(name)}"
-    yield f"cost        {_cost(aws.region, instance)}"
+    yield f"cost        {_cost(aws, name)}"
 
 
 def _reached(name: str) -> str:
@@ -83,12 +82,8 @@ def _reached(name: str) -> str:
     return f"at {target.address}, serving {', '.join(models)}"
 
 
-def _cost(region: str, instance: RunningInstance) -> str:
-    """What the instance has cost since it was started."""
-    try:
-        offer = InstanceOffer(instance.type, region, Pricing(instance.market))
-        price = open_prices().quote(offer).price
-    except Unpriced as error:
-        return f"{instance.hours:.2f} h; no price: {'; '.join(error.reasons)}"
-    usd = hire_usd(instance.hours * 3600, price.usd_per_hour)
-    return f"${usd:.2f} for {instance.hours:.2f} h of the instance so far; {price}"
+def _cost(aws: Aws, name: str) -> str:
+    """What the target's run has cost so far."""
+    so_far = bill_of(aws, find_run(aws, name), open_prices(), live=True)
+    unknown = "".join(f"; not in the sum: {reason}" for reason in so_far.unknown)
+    return f"${so_far.usd:.2f} so far{unknown} (`outrider deploy cost {name}` has the lines)"

@@ -14,13 +14,13 @@ from deploy.bucket import Bucket
 from deploy.commands.options import DeploymentOptions
 from deploy.commands.plan import ask_account
 from deploy.deployment import Deployment, secret_parameters
-from deploy.ec2_prices import Price
 from deploy.handover import Handover, withdraw_secrets
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from deploy.host_commands import progress
-from deploy.hourly import hourly_cost
+from deploy.hourly import HourlyQuote
 from deploy.launch import Launch
-from deploy.plan_lines import plan_lines
+from deploy.plan_lines import find_cost, plan_lines
+from deploy.pricing import Unpriced
 from deploy.running_instance import RunningInstance, describe_instance
 from deploy.served import computed_speed, read_served
 from deploy.stack import StackState
@@ -120,20 +120,20 @@ def _start(
 ) -> StackState | None:
     """The stack, started; None where the user wants none."""
     manifest, account = read_served(deployment), ask_account(aws, deployment)
-    cost = hourly_cost(deployment, live=True)
+    cost = find_cost(deployment, live=True)
     speed = computed_speed(manifest) if manifest else None
     print(*plan_lines(deployment, manifest, account, cost, speed), sep="\n", flush=True)
     if sys.stdin.isatty() and not options.yes and input("start this? [y/N] ").lower() != "y":
         return None
     bucket = Bucket(aws, deployment.bucket_name(account.number))
     bucket.make()
-    settings = _settings(options, deployment, bucket, cost.instance)
+    settings = _settings(options, deployment, bucket, cost)
     _remember(deployment)
     return launch.start(account.places, user_data(settings), bucket.name)
 
 
 def _settings(
-    options: UpOptions, deployment: Deployment, bucket: Bucket, price: Price | None
+    options: UpOptions, deployment: Deployment, bucket: Bucket, cost: HourlyQuote | Unpriced
 ) -> HostSettings:
     """What the host is told. Outrider's wheel and an artefact that lies here are uploaded."""
     with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
@@ -146,8 +146,8 @@ def _settings(
     flags: dict[str, str | int | float | bool] = {}
     if deployment.instance.kind != "cpu":
         flags["device"] = deployment.instance.kind
-    if price is not None:
-        flags["usd_per_hour"] = price.usd_per_hour
+    if not isinstance(cost, Unpriced):
+        flags["usd_per_hour"] = cost.hour.usd
     return HostSettings(
         region=deployment.region,
         wheel=url,

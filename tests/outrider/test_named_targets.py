@@ -65,7 +65,7 @@ def test_a_second_place_beside_the_name_is_refused(
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one(demo: NamedTarget) -> None:
-    with pytest.raises(InvalidRequest, match="there is no target demi.*did you mean demo"):
+    with pytest.raises(InvalidRequest, match=r"there is no target demi.*did you mean demo"):
         ChatRole(target="demi")
 
 
