@@ -26,12 +26,12 @@ from deploy.aws import Aws
 from deploy.bucket import Bucket
 from deploy.deployment import Deployment
 from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
-from deploy.hourly import hourly_cost
+from deploy.hourly import hourly_quote
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind
 from deploy.instance_types import find_type
 from deploy.launch import Launch
 from deploy.places import Place, find_image, places_for
-from deploy.pricing import open_prices
+from deploy.pricing import Unpriced, open_prices
 from deploy.run_bill import Run, bill_of
 from deploy.running_instance import describe_instance
 from deploy.stack import Stack, StackState
@@ -131,7 +131,7 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
 
 def plan_lines(build: CloudBuild, places: list[Place]) -> Iterator[str]:
     """What is going to be started, and what it costs."""
-    deployment, cost = build.deployment, hourly_cost(build.deployment, live=True)
+    deployment = build.deployment
     yield f"instance    {deployment.instance.name}, {deployment.market}, in {places[0].zone}"
     yield f"memory      this build needs about {build.need / GIB:.0f} GiB"
     yield f"image       {deployment.image_parameter}"
@@ -140,11 +140,13 @@ def plan_lines(build: CloudBuild, places: list[Place]) -> Iterator[str]:
     yield f"store       {build.store}; it is kept"
     yield f"stack       {deployment.stack}: removed after the build, whatever comes of it"
     yield f"ends        itself after {deployment.lifetime_hours:g} h at most (--most_hours)"
-    for reason in cost.unknown:
-        yield f"no price    {reason}"
-    if cost.usd is not None:
-        most = cost.usd * deployment.lifetime_hours
-        yield f"$/h         {cost.usd:.4f}: {cost.instance}; at most ${most:.2f}"
+    try:
+        quote = hourly_quote(deployment, live=True)
+    except Unpriced as error:
+        yield f"$/h         no price of the instance: {'; '.join(error.reasons)}"
+        return
+    most = quote.hour.usd * deployment.lifetime_hours
+    yield f"$/h         {quote.hour.usd:.4f}: {quote.price}; at most ${most:.2f} in all"
 
 
 def host_arguments(build: CloudBuild) -> tuple[str, ...]:
