@@ -59,6 +59,15 @@ class Bucket:
             )
         return f"s3://{self.name}/{key}"
 
+    def read(self, key: str) -> bytes | None:
+        """A small object; None where it does not exist."""
+        with aws_refusals():
+            try:
+                content: bytes = self._client.get_object(Bucket=self.name, Key=key)["Body"].read()
+            except self._client.exceptions.NoSuchKey:
+                return None
+        return content
+
     def contents(self) -> Contents:
         with aws_refusals():
             sizes = [row["Size"] for row in self._rows()]
