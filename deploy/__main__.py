@@ -18,6 +18,7 @@ VERBS = {
     "tunnel": "lead a port of this machine to a target",
     "cost": "what a target has cost so far, line by line",
     "down": "remove a target with all that was made for it",
+    "doctor": "whether the account can run a target, and this machine can reach it",
     "prices": "what targets cost, with source and date",
 }
 """Verbs, each a module of deploy/commands, with their help."""

@@ -61,7 +61,7 @@ def run_role(options: GeneralOptions) -> int:
 
         return chat(options)
     if isinstance(options, DoctorRole):
-        from outrider.doctor import doctor
+        from outrider.doctor.command import doctor
 
         return doctor(options)
     if isinstance(options, PullRole):

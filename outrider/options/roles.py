@@ -237,10 +237,19 @@ class DoctorRole(
     groups.DeviceOptions,
     groups.DraftModelOptions,
 ):
-    """say what this machine can do, how far the target is, and what that means"""
+    """say what this machine can do, how far the target is, and what that means; on a target's host:
+    whether all that a target needs is there"""
 
-    COMMON: ClassVar = (*TO_A_TARGET, "device")
+    COMMON: ClassVar = (*TO_A_TARGET, "device", "target_config", "json")
     role: Literal["doctor"] = "doctor"
+    target_config: File | None = None
+    """check this machine as the host of the target whose options stand in this YAML file (default:
+    /etc/outrider/target.yaml where it is, unless flags of a client are given)"""
+    health: bool = False
+    """only ask the target at --target_host whether it takes sessions; --tls_cert alone trusts that
+    very certificate"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON object on stdout"""
 
 
 ROLES: dict[str, type[groups.GeneralOptions]] = {
