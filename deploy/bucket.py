@@ -15,7 +15,7 @@ class Contents(NamedTuple):
     size: int  # bytes
 
 
-class Bucket:
+class HostBucket:
     """A bucket of this account, which may not exist."""
 
     def __init__(self, aws: Aws, name: str) -> None:

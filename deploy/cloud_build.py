@@ -23,7 +23,7 @@ from compile.plan.device import GIB
 from compile.request import find_checkpoint, make_request
 from compile.store import open_store, pull
 from deploy.aws import Aws
-from deploy.bucket import Bucket
+from deploy.bucket import HostBucket
 from deploy.deployment import Deployment
 from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
 from deploy.hourly import hourly_quote
@@ -34,7 +34,7 @@ from deploy.places import Place, find_image, places_for
 from deploy.pricing import Unpriced, open_prices
 from deploy.run_bill import Run, bill_of
 from deploy.running_instance import describe_instance
-from deploy.stack import Stack, StackState
+from deploy.stack import StackState, TargetStack
 from deploy.wheel import build_wheel, put_wheel
 from inference.command import glance, say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
@@ -165,7 +165,7 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
 
 def prepare(aws: Aws, build: CloudBuild) -> BuildSettings:
     """Put into the bucket what the instance needs; returns what it is told."""
-    bucket, options = Bucket(aws, build.bucket), build.options
+    bucket, options = HostBucket(aws, build.bucket), build.options
     bucket.make()
     with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
         given = options.where.wheel
@@ -191,7 +191,7 @@ def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
     """Removes the build's stack at the end, also after an error or Ctrl-C, and says what the
     instance has cost.
     """
-    stack = Stack(aws, build.deployment.stack)
+    stack = TargetStack(aws, build.deployment.stack)
     try:
         yield
     finally:
@@ -240,12 +240,12 @@ def wait(aws: Aws, build: CloudBuild, state: StackState) -> str:
 
 
 def _status(aws: Aws, build: CloudBuild) -> dict[str, str]:
-    content = Bucket(aws, build.bucket).read(f"{build.reports}/status.json")
+    content = HostBucket(aws, build.bucket).read(f"{build.reports}/status.json")
     told: dict[str, str] = json.loads(content) if content else {}
     return {"state": "running", "step": "starting", "digest": ""} | told
 
 
 def _log(aws: Aws, build: CloudBuild) -> str:
     """The last lines of what the instance printed."""
-    content = Bucket(aws, build.bucket).read(f"{build.reports}/log.txt") or b""
+    content = HostBucket(aws, build.bucket).read(f"{build.reports}/log.txt") or b""
     return "\n".join(content.decode("utf-8", "replace").splitlines()[-15:])

@@ -9,7 +9,7 @@ from datetime import datetime
 from deploy.aws import Aws, aws_refusals
 from deploy.aws_prices import LivePrices
 from deploy.bill import BYTES_PER_GB, Bill, Line, Usage, charged_seconds, hire, make_bill, spot_hire
-from deploy.bucket import Bucket
+from deploy.bucket import HostBucket
 from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
 from deploy.pricing import PriceChain
 from deploy.running_instance import RunningInstance
@@ -102,6 +102,6 @@ def _stored_gb_hours(aws: Aws, bucket: str, hours: float) -> float | None:
     if not bucket.startswith(_OWN_BUCKET):
         return None
     try:
-        return Bucket(aws, bucket).contents().size / BYTES_PER_GB * hours
+        return HostBucket(aws, bucket).contents().size / BYTES_PER_GB * hours
     except OutriderError:
         return None

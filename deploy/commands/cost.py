@@ -16,7 +16,7 @@ from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
 from deploy.pricing import PriceChain, open_prices
 from deploy.run_bill import Run, bill_of
 from deploy.running_instance import describe_instance
-from deploy.stack import Stack
+from deploy.stack import TargetStack
 from inference.errors import InvalidRequest
 from outrider.options.values import File
 
@@ -67,7 +67,7 @@ def run(options: CostOptions) -> int:
 
 def find_run(aws: Aws, name: str) -> Run:
     """The present run of a target. Raises InvalidRequest where it has no instance."""
-    state = Stack(aws, stack_name(name)).state()
+    state = TargetStack(aws, stack_name(name)).state()
     instance_id = state.instance_id if state else None
     instance = describe_instance(aws, instance_id) if instance_id else None
     if state is None or instance is None:
