@@ -104,9 +104,7 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
     has = find_type(aws.client("ec2"), on).memory_gib * GIB
     if need > has:
-        larger = (
-            name for name in _LARGER if find_type(aws.client("ec2"), name).memory_gib * GIB >= need
-        )
+        larger = (name for name, gib in _LARGER.items() if gib * GIB >= need)
         raise InvalidRequest(
             f"--on {on} has {has / GIB:g} GiB of memory, and this build needs about "
             f"{need / GIB:.0f}: {next(larger, 'a larger type')} has enough"
