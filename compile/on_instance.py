@@ -31,6 +31,12 @@ class OnInstance:
         _GROUP,
         metavar="HOURS",
     )
+    image: str | None = option(
+        None,
+        "public SSM parameter of the machine image (default: by --target)",
+        _GROUP,
+        metavar="PARAMETER",
+    )
     wheel: str | None = option(
         None,
         "Outrider for the instance (default: built from this checkout)",

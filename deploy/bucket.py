@@ -15,7 +15,7 @@ class Contents(NamedTuple):
     size: int  # bytes
 
 
-class Bucket:
+class HostBucket:
     """A bucket of this account, which may not exist."""
 
     def __init__(self, aws: Aws, name: str) -> None:
@@ -58,6 +58,15 @@ class Bucket:
                 str(path), self.name, key, ExtraArgs={"ChecksumAlgorithm": "SHA256"}
             )
         return f"s3://{self.name}/{key}"
+
+    def read(self, key: str) -> bytes | None:
+        """A small object; None where it does not exist."""
+        with aws_refusals():
+            try:
+                content: bytes = self._client.get_object(Bucket=self.name, Key=key)["Body"].read()
+            except self._client.exceptions.NoSuchKey:
+                return None
+        return content
 
     def contents(self) -> Contents:
         with aws_refusals():

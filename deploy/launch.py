@@ -13,7 +13,7 @@ from deploy.instance_types import find_type
 from deploy.launch_failures import Cause, LaunchFailure, capacity_remedy, quota_remedy
 from deploy.places import Place
 from deploy.running_instance import describe_instance
-from deploy.stack import Glance, Stack, StackState
+from deploy.stack import Glance, StackState, TargetStack
 from deploy.stack_template import stack_parameters, template_body
 from inference.errors import InvalidRequest, Unavailable
 
@@ -29,7 +29,7 @@ class Launch:
     def __init__(self, aws: Aws, deployment: Deployment, say: Say, glance: Glance) -> None:
         self._aws, self._deployment = aws, deployment
         self._say, self._glance = say, glance
-        self._stack = Stack(aws, deployment.stack)
+        self._stack = TargetStack(aws, deployment.stack)
 
     def standing(self) -> StackState | None:
         """The stack of an earlier `up`, where its instance runs; what is left of any other is

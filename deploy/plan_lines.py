@@ -18,7 +18,7 @@ from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest
 
 
-class Account(NamedTuple):
+class AccountView(NamedTuple):
     """What the account says of a deployment."""
 
     number: str
@@ -37,7 +37,7 @@ def find_cost(deployment: Deployment, *, live: bool) -> HourlyQuote | Unpriced:
 def plan_lines(
     deployment: Deployment,
     manifest: Manifest | None,
-    account: Account | None,
+    account: AccountView | None,
     cost: HourlyQuote | Unpriced,
     speed: Speed | None,
 ) -> Iterator[str]:

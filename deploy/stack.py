@@ -41,7 +41,7 @@ class StackState:
         return self.outputs.get("InstanceId")
 
 
-class Stack:
+class TargetStack:
     """The stack of this name, which may not exist."""
 
     def __init__(self, aws: Aws, name: str) -> None:

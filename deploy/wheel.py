@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.bucket import Bucket
+from deploy.bucket import HostBucket
 from inference.artifact import hash_file
 from inference.errors import InvalidRequest
 
@@ -35,7 +35,7 @@ def build_wheel(directory: Path) -> Path:
     return wheels[0]
 
 
-def put_wheel(bucket: Bucket, wheel: Path) -> tuple[str, str]:
+def put_wheel(bucket: HostBucket, wheel: Path) -> tuple[str, str]:
     """Upload a wheel under its digest; returns its URL and SHA-256. Raises InvalidRequest for what
     is no wheel.
     """

@@ -9,15 +9,14 @@ from pathlib import Path
 from pydantic import Field
 
 from deploy.aws import Aws
-from deploy.aws_prices import LivePrices
-from deploy.bill import Bill, Line, hire, hourly, make_bill, spot_hire
+from deploy.bill import Bill, hourly
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
 from deploy.pricing import PriceChain, open_prices
+from deploy.run_bill import Run, bill_of
 from deploy.running_instance import describe_instance
-from deploy.stack import Stack
-from deploy.usage import Run, read_usage
+from deploy.stack import TargetStack
 from inference.errors import InvalidRequest
 from outrider.options.values import File
 
@@ -68,7 +67,7 @@ def run(options: CostOptions) -> int:
 
 def find_run(aws: Aws, name: str) -> Run:
     """The present run of a target. Raises InvalidRequest where it has no instance."""
-    state = Stack(aws, stack_name(name)).state()
+    state = TargetStack(aws, stack_name(name)).state()
     instance_id = state.instance_id if state else None
     instance = describe_instance(aws, instance_id) if instance_id else None
     if state is None or instance is None:
@@ -78,30 +77,6 @@ def find_run(aws: Aws, name: str) -> Run:
         )
     volume = float(state.parameters["DiskGiB"])
     return Run(instance, volume, state.parameters["Bucket"], datetime.now(timezone.utc))
-
-
-def bill_of(aws: Aws, of_run: Run, prices: PriceChain, *, live: bool) -> Bill:
-    """The bill of a run at these prices.
-
-    live: whether the history of spot prices may be asked
-    """
-    usage, services = read_usage(aws, of_run), prices.services(aws.region)
-    try:
-        line = _instance_line(aws, of_run, prices, live)
-    except NoPrice as error:
-        rest = make_bill([], usage, services)
-        return Bill(rest.lines, (str(error), *rest.unknown))
-    return make_bill([line], usage, services)
-
-
-def _instance_line(aws: Aws, of_run: Run, prices: PriceChain, live: bool) -> Line:
-    instance = of_run.instance
-    offer = InstanceOffer(instance.type, aws.region, Pricing(instance.market))
-    if offer.pricing is Pricing.SPOT and live:
-        zone, launched = instance.zone, instance.launched
-        history = LivePrices().spot_history(offer, zone, launched, of_run.until)
-        return spot_hire(instance.type, zone, history, launched, of_run.seconds)
-    return hire(prices.quote(offer).price, of_run.seconds)
 
 
 def _an_hour(aws: Aws, of_run: Run, prices: PriceChain) -> str:

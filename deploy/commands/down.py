@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from deploy.aws import Aws
 from deploy.bill import BYTES_PER_GB
-from deploy.bucket import Bucket
+from deploy.bucket import HostBucket
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.ec2_prices import Service, ServiceOffer
 from deploy.handover import withdraw_secrets
 from deploy.leftovers import leftovers
 from deploy.pricing import Unpriced, open_prices
-from deploy.stack import Stack
+from deploy.stack import TargetStack
 from inference.command import FAILED, glance
 from outrider.named_targets import forget_target
 
@@ -34,7 +34,7 @@ OPTIONS = DownOptions
 def run(options: DownOptions) -> int:
     """Remove the target. Returns 1 where something of it is left."""
     aws = options.aws()
-    stack = Stack(aws, stack_name(options.name))
+    stack = TargetStack(aws, stack_name(options.name))
     state = stack.state()
     if state is None:
         print(f"there is no stack {stack.name} in {aws.region}")
@@ -52,7 +52,7 @@ def run(options: DownOptions) -> int:
 
 def _bucket(aws: Aws, *, remove: bool) -> None:
     """Remove the account's bucket, or say what it holds."""
-    bucket = Bucket(aws, f"outrider-{aws.account}-{aws.region}")
+    bucket = HostBucket(aws, f"outrider-{aws.account}-{aws.region}")
     if not bucket.exists:
         return
     if remove:

@@ -9,7 +9,7 @@ from deploy.aws import Aws, aws_refusals
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.host_commands import run_on_host
-from deploy.stack import Stack
+from deploy.stack import TargetStack
 from inference.command import say
 from inference.errors import InvalidRequest, Unavailable
 from outrider.options.values import Count
@@ -43,7 +43,7 @@ OPTIONS = LogsOptions
 def run(options: LogsOptions) -> int:
     """Print the log. Returns 0."""
     aws = options.aws()
-    state = Stack(aws, stack_name(options.name)).state()
+    state = TargetStack(aws, stack_name(options.name)).state()
     if state is None or state.instance_id is None:
         raise InvalidRequest(f"{options.name} has no instance in {aws.region}")
     if options.of == "console":

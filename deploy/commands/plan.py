@@ -10,7 +10,7 @@ from deploy.aws import DEFAULT_REGION, Aws
 from deploy.commands.options import DeploymentOptions
 from deploy.deployment import Deployment
 from deploy.places import find_image, places_for
-from deploy.plan_lines import Account, find_cost, plan_lines, quote_lines
+from deploy.plan_lines import AccountView, find_cost, plan_lines, quote_lines
 from deploy.served import Speed, computed_speed, read_served
 from inference.command import say
 from inference.errors import MissingExtra, Unavailable
@@ -53,10 +53,10 @@ def run(options: PlanOptions) -> int:
     return 0
 
 
-def ask_account(aws: Aws, deployment: Deployment) -> Account:
+def ask_account(aws: Aws, deployment: Deployment) -> AccountView:
     """What the account says of the deployment. Raises InvalidRequest where it cannot be."""
     places = places_for(aws, deployment.instance, deployment.subnet)
-    return Account(aws.account, places, find_image(aws, deployment.image_parameter))
+    return AccountView(aws.account, places, find_image(aws, deployment.image_parameter))
 
 
 def _account(options: PlanOptions) -> Aws | None:

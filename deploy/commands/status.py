@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deploy.aws import Aws
-from deploy.commands.cost import bill_of, find_run
+from deploy.commands.cost import find_run
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.handover import secrets_waiting
 from deploy.host_commands import progress
 from deploy.pricing import open_prices
+from deploy.run_bill import bill_of
 from deploy.running_instance import RunningInstance, describe_instance
-from deploy.stack import Stack
+from deploy.stack import TargetStack
 from inference.command import FAILED
 from inference.errors import OutriderError, Unavailable
 from outrider.named_targets import find_target
@@ -32,7 +33,7 @@ OPTIONS = StatusOptions
 def run(options: StatusOptions) -> int:
     """Print the target's state. Returns 1 where it does not run."""
     aws = options.aws()
-    state = Stack(aws, stack_name(options.name)).state()
+    state = TargetStack(aws, stack_name(options.name)).state()
     if state is None:
         print(f"{options.name}: there is no stack {stack_name(options.name)} in {aws.region}")
         return FAILED

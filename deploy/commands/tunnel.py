@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
-from deploy.stack import Stack
+from deploy.stack import TargetStack
 from deploy.tunnel import open_tunnel
 from inference.command import say
 from inference.errors import InvalidRequest
@@ -33,7 +33,7 @@ def run(options: TunnelOptions) -> int:
             f"outrider chat --target {target.name}"
         )
     aws = options.aws()
-    state = Stack(aws, stack_name(target.name)).state()
+    state = TargetStack(aws, stack_name(target.name)).state()
     if state is None or state.instance_id is None:
         raise InvalidRequest(f"{target.name} has no instance in {aws.region}")
     port, local_port = int(state.parameters["Port"]), target.reached.port

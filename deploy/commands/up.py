@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.bucket import Bucket
+from deploy.bucket import HostBucket
 from deploy.commands.options import DeploymentOptions
 from deploy.commands.plan import ask_account
 from deploy.deployment import Deployment, secret_parameters
@@ -125,7 +125,7 @@ def _start(
     print(*plan_lines(deployment, manifest, account, cost, speed), sep="\n", flush=True)
     if sys.stdin.isatty() and not options.yes and input("start this? [y/N] ").lower() != "y":
         return None
-    bucket = Bucket(aws, deployment.bucket_name(account.number))
+    bucket = HostBucket(aws, deployment.bucket_name(account.number))
     bucket.make()
     settings = _settings(options, deployment, bucket, cost)
     _remember(deployment)
@@ -133,7 +133,7 @@ def _start(
 
 
 def _settings(
-    options: UpOptions, deployment: Deployment, bucket: Bucket, cost: HourlyQuote | Unpriced
+    options: UpOptions, deployment: Deployment, bucket: HostBucket, cost: HourlyQuote | Unpriced
 ) -> HostSettings:
     """What the host is told. Outrider's wheel and an artefact that lies here are uploaded."""
     with tempfile.TemporaryDirectory(prefix="outrider-") as directory:

@@ -2,7 +2,7 @@
 # Everything above was made for one build: its settings, and how Outrider is installed.
 set -euo pipefail
 umask 022
-step='start' digest='' python=/opt/outrider/venv/bin/python
+step='start' digest='' reporter='' python=/opt/outrider/venv/bin/python
 work=/var/lib/outrider-build
 export DEBIAN_FRONTEND=noninteractive AWS_DEFAULT_REGION="$region" HOME="$work"
 export XDG_CACHE_HOME="$work/cache" HF_HOME="$work/huggingface"
@@ -28,6 +28,8 @@ begin() {
 ended() {
     local status=$?
     set +e
+    rm -f "$work/building"
+    if [ -n "$reporter" ]; then wait "$reporter"; fi
     if [ "$status" -eq 0 ]; then report built; else
         echo "outrider build: FAILED at: $step (exit code $status)"
         report failed
@@ -36,9 +38,12 @@ ended() {
 }
 trap ended EXIT
 
-# What is printed is brought to the bucket while it is printed.
+# The log is brought to the bucket while it grows.
 report_meanwhile() {
-    while sleep 20; do report running; done
+    while [ -e "$work/building" ]; do
+        aws s3 cp --only-show-errors "$work/log.txt" "$reports/log.txt"
+        sleep 5
+    done
 }
 
 install_tools
@@ -46,10 +51,10 @@ begin 'Outrider'
 install_outrider
 if [ -n "$load" ]; then aws s3 cp --only-show-errors "$load" "$work/load.json"; fi
 begin 'build'
-report_meanwhile &
+touch "$work/building"
+report_meanwhile > /dev/null 2>&1 &
 reporter=$!
 cd "$work"
 "$python" -m compile "${arguments[@]}"
-kill "$reporter"
 digest=$("$python" -m deploy.host.artifact_digest "$work/artefact")
 begin 'done'

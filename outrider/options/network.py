@@ -46,7 +46,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """Where a client finds its target."""
 
     target: Name | None = None
-    """a target by its name, as `outrider deploy up NAME` made it: in place of --target_host,
+    """a target by its name, as `outrider deploy up` made it: in place of --target_host,
     --tls_ca and --token_file"""
     target_host: Host = "127.0.0.1"
     """where the target is, HOST or HOST:PORT; several of one model: A,B"""

@@ -28,7 +28,6 @@ Stand-ins
     price_lists: AWS's prices
     scratch_host, units, container_files: a host to set up, its systemd units, its Dockerfile
     aws_server: AWS itself, by moto in a process of its own
-    scratch_host, units: a host to set up, and its systemd units
 
 Peers and files that mean no good
     hostile, flooding: callers

@@ -110,6 +110,7 @@ class FaultyAws:
         self._host = SERVING
         self._takes_secrets = True
         self._calls: list[str] = []
+        self._secrets: set[str] = set()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         size = int(environ.get("CONTENT_LENGTH") or 0)
@@ -121,6 +122,8 @@ class FaultyAws:
         query = {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
         action = target.rpartition(".")[2] or query.get("Action", "")
         self._calls.append(action)
+        if action == "PutParameter":
+            self._secrets.add(json.loads(body)["Name"])
         reply = self._refused(action, query, bool(target)) or self._answered(action)
         return self._moto(environ, start) if reply is None else _send(start, reply)
 
@@ -155,7 +158,7 @@ class FaultyAws:
             return _json({"Command": {"CommandId": "0" * 36}})
         if action == "GetCommandInvocation":
             if self._takes_secrets:
-                _take_secrets()
+                _take_secrets(self._secrets)
             return _json({"Status": "Success", "StandardOutputContent": self._host})
         if action == "GetProducts":  # the price list, which moto lacks
             return _json({"FormatVersion": "aws_v1", "PriceList": []})
@@ -164,12 +167,10 @@ class FaultyAws:
         return _json({"SessionId": "s-1"}) if action == "TerminateSession" else None
 
 
-def _take_secrets() -> None:
+def _take_secrets(names: Iterable[str]) -> None:
     from moto.ssm.models import ssm_backends
 
-    backend = ssm_backends[ACCOUNT][REGION]
-    names = [name for name in backend._parameters if name.startswith("/outrider/")]
-    backend.delete_parameters([name for name in names if name != IMAGE])
+    ssm_backends[ACCOUNT][REGION].delete_parameters(list(names))
 
 
 def _zone(subnet: str) -> str:

@@ -13,8 +13,8 @@ import pytest
 from moto import mock_aws
 
 from deploy.__main__ import main
+from deploy.run_bill import Run
 from deploy.running_instance import RunningInstance
-from deploy.usage import Run
 
 NOW = datetime.now(timezone.utc)
 TEMPLATE = {

@@ -1,4 +1,4 @@
-"""What a target's run has used so far, as AWS's own records say. Reads only."""
+"""What a run has used and costs so far, by AWS's own records and prices. Reads only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from deploy.aws import Aws, aws_refusals
-from deploy.bill import BYTES_PER_GB, Usage, charged_seconds
-from deploy.bucket import Bucket
+from deploy.aws_prices import LivePrices
+from deploy.bill import BYTES_PER_GB, Bill, Line, Usage, charged_seconds, hire, make_bill, spot_hire
+from deploy.bucket import HostBucket
+from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
+from deploy.pricing import PriceChain
 from deploy.running_instance import RunningInstance
 from inference.cost.accounting import SECONDS_PER_HOUR
 from inference.errors import OutriderError
@@ -47,6 +50,30 @@ def read_usage(aws: Aws, run: Run) -> Usage:
     )
 
 
+def bill_of(aws: Aws, run: Run, prices: PriceChain, live: bool = True) -> Bill:
+    """The bill of a run at these prices.
+
+    live: whether the history of spot prices may be asked
+    """
+    usage, services = read_usage(aws, run), prices.services(aws.region)
+    try:
+        line = _instance_line(aws, run, prices, live)
+    except NoPrice as error:
+        rest = make_bill([], usage, services)
+        return Bill(rest.lines, (str(error), *rest.unknown))
+    return make_bill([line], usage, services)
+
+
+def _instance_line(aws: Aws, run: Run, prices: PriceChain, live: bool) -> Line:
+    instance = run.instance
+    offer = InstanceOffer(instance.type, aws.region, Pricing(instance.market))
+    if offer.pricing is Pricing.SPOT and live:
+        zone, launched = instance.zone, instance.launched
+        history = LivePrices().spot_history(offer, zone, launched, run.until)
+        return spot_hire(instance.type, zone, history, launched, run.seconds)
+    return hire(prices.quote(offer).price, run.seconds)
+
+
 def _bytes_out(aws: Aws, run: Run) -> float | None:
     """All bytes that left the instance, those to services of AWS included: an upper bound of the
     traffic to the internet. None where CloudWatch cannot be asked.
@@ -75,6 +102,6 @@ def _stored_gb_hours(aws: Aws, bucket: str, hours: float) -> float | None:
     if not bucket.startswith(_OWN_BUCKET):
         return None
     try:
-        return Bucket(aws, bucket).contents().size / BYTES_PER_GB * hours
+        return HostBucket(aws, bucket).contents().size / BYTES_PER_GB * hours
     except OutriderError:
         return None
