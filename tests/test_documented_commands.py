@@ -21,7 +21,7 @@ from tests.support.repository import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/compile_options.py",
-    "deploy/__main__.py",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
 ]
@@ -33,16 +33,22 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "-m compile.smoke": smoke.parse,
     "-m deploy": deploying.parse,
 }
-PLACEHOLDERS = {"D": "int8", "T": "trn1", "N": "2"}
+PLACEHOLDERS = {"D": "int8", "T": "trn1", "N": "2", "NAME": "demo"}
 """What a page has the reader put in where not any text will do."""
 
 EXITS = {"main.py --help"}
 """What prints and ends."""
 
 
+VERB_OF = r"outrider (deploy|compile) "
+"""Commands that are called as `python -m NAME`, too."""
+
+
 def commands_of(text: str) -> Iterator[str]:
-    """Each `python ...` on a line or between backticks, without comment or redirection."""
-    whole = text.replace("\\\n", " ")
+    """Each `python ...` and `outrider VERB ...` on a line or between backticks, without comment or
+    redirection.
+    """
+    whole = re.sub(VERB_OF, r"python -m \1 ", text.replace("\\\n", " "))
     for line in re.findall(r"(?m)^ *(?:.*; )?python (.*)$", whole):
         yield re.split(r"\s#|\s>|\s2>", line)[0]
     yield from re.findall(r"`python ([^`]*)`", whole)
@@ -55,7 +61,7 @@ def documented() -> Iterator[tuple[str, str]]:
     for name in HELP:
         source = (ROOT / name).read_text(encoding="utf-8")
         text = re.sub(r" \\\\\n *", " ", source)  # a line that goes on
-        for line in re.findall(r"(?m)^  python (.*)$", text):
+        for line in re.findall(r"(?m)^  python (.*)$", re.sub(VERB_OF, r"python -m \1 ", text)):
             yield name, re.split(r" {2,}", line.removesuffix('"""'))[0].strip()
 
 
@@ -85,6 +91,8 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
         with pytest.raises(SystemExit) as ended:
             PARSERS[program](arguments)
         assert ended.value.code == 0
+    elif program == "-m deploy" and arguments[1:] in ([], ["NAME"]):  # the text names a verb
+        assert arguments[0] in deploying.VERBS
     elif arguments:
         PARSERS[program](arguments)
 

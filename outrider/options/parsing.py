@@ -151,7 +151,7 @@ def _read(parser: Parser, words: Sequence[str], also: Iterable[str] = ()) -> Val
 
     also: flags of the command that are read elsewhere
     """
-    given, unknown = parser.parse_known_args([_underscored(word) for word in words])
+    given, unknown = parser.parse_known_args([underscored(word) for word in words])
     if unknown:
         word = unknown[0].partition("=")[0]
         if word.startswith("-"):
@@ -163,7 +163,7 @@ def _read(parser: Parser, words: Sequence[str], also: Iterable[str] = ()) -> Val
     return ValueSource("--{}", vars(given))
 
 
-def _underscored(word: str) -> str:
+def underscored(word: str) -> str:
     """A flag may be spelt with dashes, too."""
     name, equals, value = word.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
@@ -236,7 +236,7 @@ def _parser(flags: Mapping[str, Flag], description: str = "") -> Parser:
     for flag in flags.values():
         roles = roles_of(flag.name)
         whose = f" [{', '.join(roles)}]" if 0 < len(roles) < len(ROLES) else ""
-        _add(groups[flag.title], flag, whose)
+        add_to(groups[flag.title], flag, whose)
     groups["general"].add_argument("--version", action="store_true", help="print it, and end")
     groups["general"].add_argument(
         "--help_all", "--help-all", action="store_true", help="print the help with all flags"
@@ -250,7 +250,7 @@ def _parser(flags: Mapping[str, Flag], description: str = "") -> Parser:
     return parser
 
 
-def _add(group: argparse._ActionsContainer, flag: Flag, whose: str = "") -> None:
+def add_to(group: argparse._ActionsContainer, flag: Flag, whose: str = "") -> None:
     """A flag in all its spellings; a switch can be turned off, too. whose: ends its help."""
     text = f"{flag.help}{whose}".replace("%", "%%")
     if flag.kind is bool:
@@ -289,7 +289,7 @@ def shell_completion(shell: str) -> str:
     for verb, role in VERBS.items():
         group = verbs.add_parser(verb, help=ROLES[role].__doc__, add_help=False)
         for flag in flags_of(ROLES[role]).values():
-            _add(group, flag)
+            add_to(group, flag)
     for verb, text in OTHER_VERBS.items():
         verbs.add_parser(verb, help=text, add_help=False)
     return str(shtab.complete(parser, shell=shell))
@@ -307,7 +307,7 @@ def _short_help(verb: str, model: type[GeneralOptions]) -> str:
     )
     group = parser.add_argument_group("common flags")
     for name in model.COMMON or flags:
-        _add(group, flags[name])
+        add_to(group, flags[name])
     return parser.format_help()
 
 

@@ -18,7 +18,7 @@ from outrider.options.group import Group, flags_of
 from outrider.options.roles import FusedTargetRole
 from outrider.target import load_target
 
-START = {"role", "config", "print_config", "debug"}
+START = {"role", "config", "print_config", "debug", "target"}
 PRICED: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": PRICED,
@@ -62,7 +62,11 @@ def test_a_role_reads_its_flags(
         "serve": [serving, {**serving, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
-        "doctor": [{"port": port}, {"port": port, "list_models": True}],
+        "doctor": [
+            {"port": port},
+            {"port": port, "list_models": True},
+            {"port": port, "health": True},
+        ],
     }
     options = [ROLES[role](**given) for given in runs[role]]
     read: set[str] = set()
