@@ -42,7 +42,7 @@ class History:
         fresh = [*tokens, _BETWEEN]
         self._tokens += fresh
         if len(self._tokens) > self._most:
-            self._tokens = fresh = self._tokens[-self._most // 2 :]
+            self._tokens = fresh = self._tokens[len(self._tokens) - self._most // 2 :]
             self.automaton = SuffixAutomaton()  # whoever reads the old one goes on with that
         for token in fresh:
             self.automaton.extend(token)
@@ -52,13 +52,15 @@ class CopySource:
     """Continuations for one text at a time, copied from its own tokens and from a history."""
 
     def __init__(self, history: History | None = None) -> None:
-        self._history = history or History(0)
+        self._history = history
         self.open([])
 
     def open(self, prompt: Sequence[int]) -> None:
         """Begin a text."""
         self._tokens, self._own = list[int](), SuffixAutomaton()
-        self._earlier, self._match = self._history.automaton, Match()
+        self._earlier, self._match = SuffixAutomaton(), Match()
+        if self._history is not None:
+            self._earlier = self._history.automaton
         for token in prompt:
             self.extend(token)
 
@@ -70,7 +72,7 @@ class CopySource:
 
     def close(self) -> None:
         """End the text. The history keeps it."""
-        if self._tokens:
+        if self._tokens and self._history is not None:
             self._history.keep(self._tokens)
         self.open([])
 

@@ -27,6 +27,7 @@ from outrider.options.values import (
     Price,
     Rates,
     Share,
+    Sources,
     Usd,
     Watts,
 )
@@ -215,7 +216,47 @@ class TreeOptions(Group, title="drafting"):
         return self
 
 
-class OfflineOptions(TreeOptions):
+class SourceOptions(TreeOptions):
+    """Where candidates come from."""
+
+    draft: Sources = "model,copy"
+    """where candidates come from: model (the draft here), copy (what followed the same words
+    before); none loads no model and copies alone"""
+
+    @property
+    def drafts_here(self) -> bool:
+        """A model drafts on this machine."""
+        return "model" in self.draft.split(",")
+
+    @property
+    def copies(self) -> bool:
+        """Earlier text is copied."""
+        return "copy" in self.draft.split(",")
+
+    @model_validator(mode="after")
+    def _rounds_need_a_model(self) -> Self:
+        if self.waits and not self.drafts_here:
+            raise ValueError(
+                f"--draft {self.draft} copies without a model, {self.rounds_flag} makes rounds of "
+                "a draft model: give one of them"
+            )
+        return self
+
+
+class HistoryOptions(SourceOptions):
+    """For clients of one user."""
+
+    copy_history: bool = False
+    """copy from earlier texts of this run, too"""
+
+    @model_validator(mode="after")
+    def _something_copies(self) -> Self:
+        if self.copy_history and not self.copies:
+            raise ValueError("--copy_history copies earlier texts: it needs --draft copy")
+        return self
+
+
+class OfflineOptions(SourceOptions):
     offline: Literal["wait", "draft"] = "wait"
     """while the target is away: wait, or go on with the draft's own text, corrected later"""
 

@@ -69,7 +69,7 @@ class ClientRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
     groups.GoalOptions,
-    groups.TreeOptions,
+    groups.SourceOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.DraftModelOptions,
@@ -93,6 +93,7 @@ class SharedClientRole(groups.BatchOptions, ClientRole):
 
 class DraftRole(
     groups.ExplainOptions,
+    groups.HistoryOptions,
     groups.OfflineOptions,
     groups.BaselineOptions,
     groups.TextOptions,
@@ -115,7 +116,7 @@ class DraftRole(
         return self
 
 
-class ChatRole(groups.SamplingOptions, ClientRole):
+class ChatRole(groups.HistoryOptions, groups.SamplingOptions, ClientRole):
     """chat in the terminal: draft here, verify at a target"""
 
     COMMON: ClassVar = (*TO_A_TARGET, *("system", "temperature", "max_new_tokens", "cs"))
