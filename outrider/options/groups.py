@@ -216,12 +216,12 @@ class TreeOptions(Group, title="drafting"):
         return self
 
 
-class SourceOptions(TreeOptions):
+class SourceOptions(Group, title="drafting"):
     """Where candidates come from."""
 
     draft: Sources = "model,copy"
-    """where candidates come from: model (the draft here), copy (what followed the same words
-    before); none loads no model and copies alone"""
+    """where candidates come from: model (the draft), copy (what followed the same words before);
+    none loads no model and copies alone"""
 
     @property
     def drafts_here(self) -> bool:
@@ -232,15 +232,6 @@ class SourceOptions(TreeOptions):
     def copies(self) -> bool:
         """Earlier text is copied."""
         return "copy" in self.draft.split(",")
-
-    @model_validator(mode="after")
-    def _rounds_need_a_model(self) -> Self:
-        if self.waits and not self.drafts_here:
-            raise ValueError(
-                f"--draft {self.draft} copies without a model, {self.rounds_flag} makes rounds of "
-                "a draft model: give one of them"
-            )
-        return self
 
 
 class HistoryOptions(SourceOptions):
@@ -256,7 +247,7 @@ class HistoryOptions(SourceOptions):
         return self
 
 
-class OfflineOptions(SourceOptions):
+class OfflineOptions(TreeOptions):
     offline: Literal["wait", "draft"] = "wait"
     """while the target is away: wait, or go on with the draft's own text, corrected later"""
 

@@ -55,10 +55,19 @@ class TargetRole(ServingRole, groups.LegacyOptions):
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(groups.DraftModelOptions, ServingRole):
+class FusedTargetRole(groups.SourceOptions, groups.DraftModelOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
+
+    @model_validator(mode="after")
+    def _a_model_drafts(self) -> Self:
+        if not self.drafts_here:
+            raise ValueError(
+                f"a draft beside the target is a model: --draft model or model,copy is needed, "
+                f"got {self.draft}"
+            )
+        return self
 
 
 TO_A_TARGET = ("target_host", "model", "tls_ca", "token_file")
@@ -70,11 +79,21 @@ class ClientRole(
     network.ConnectionOptions,
     groups.GoalOptions,
     groups.SourceOptions,
+    groups.TreeOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.DraftModelOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
+
+    @model_validator(mode="after")
+    def _rounds_need_a_model(self) -> Self:
+        if self.waits and not self.drafts_here:
+            raise ValueError(
+                f"--draft {self.draft} copies without a model, {self.rounds_flag} makes rounds of "
+                "a draft model: give one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _rounds_have_no_goal(self) -> Self:
