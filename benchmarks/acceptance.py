@@ -44,10 +44,10 @@ from inference.planner.acceptance import (
     RANKS,
     VERSION,
     AcceptanceModel,
-    FloatArray,
     features,
-    hazards,
+    read_acceptance,
 )
+from inference.planner.law import FloatArray, hazards
 
 K = 8
 """Children of a node in the table."""
@@ -128,9 +128,15 @@ def fit_law(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
         tables += [table for table, _ in seen]
         answers += [taken for _, taken in seen]
         weights += [np.full(len(taken), WORTH / verdicts / len(parts)) for _, taken in seen]
-    table, taken, weight = np.concatenate(tables), np.concatenate(answers), np.concatenate(weights)
-    least = 0.1 * np.eye(len(FEATURES))  # what no data speak of stays near 0
-    law = np.zeros(len(FEATURES))
+    return fit_weights(np.concatenate(tables), np.concatenate(answers), np.concatenate(weights))
+
+
+def fit_weights(
+    table: FloatArray, taken: NDArray[np.bool_], weight: FloatArray
+) -> dict[str, Any]:  # [n, F], [n], [n]
+    """The likeliest logistic law of these children, as a record. weight: of each; WORTH in sum."""
+    least = 0.1 * np.eye(table.shape[1])  # what no data speak of stays near 0
+    law = np.zeros(table.shape[1])
     for _ in range(30):
         chance = hazards(table, law)
         precision = least + (table * (weight * chance * (1 - chance))[:, None]).T @ table
@@ -170,6 +176,7 @@ def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
         "features": list(FEATURES),
         "laws": laws,
         "rates": fit_rates(parts),
+        "copying": shipped_copying(),
     }
 
 
@@ -177,6 +184,11 @@ def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K]
     """Nats by which each outcome surprised."""
     whole = np.concatenate([chances, 1 - chances.sum(axis=1, keepdims=True)], axis=1)
     return np.asarray(-np.log(whole[np.arange(len(taken)), np.minimum(taken, K)]))
+
+
+def shipped_copying() -> dict[str, Any]:
+    """The laws of copied text as they are; benchmarks/copying.py fits them."""
+    return read_acceptance().copying.to_record()
 
 
 def predict(record: dict[str, Any], texts: Iterable[Text], learning: bool) -> Iterator[FloatArray]:
@@ -274,7 +286,8 @@ def main() -> None:
     ]
     print("\n".join(table(pairs)))
     if given.write:
-        record = {"origin": origin(pairs), **fit_prior([pair.texts for pair in pairs])}
+        fitted = fit_prior([pair.texts for pair in pairs])
+        record = {"origin": origin(pairs), **fitted}
         given.write.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 

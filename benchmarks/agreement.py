@@ -56,25 +56,32 @@ class Agreement:
 
     taken: the rank of the target's token among the draft's WIDTH likeliest, WIDTH where it is none
     of them.
+    scores: as the drafter sees them: log-probabilities at temperature 0, else perturbed
     """
 
     kind: str
     temperature: float
-    scores: NDArray[
-        np.float32
-    ]  # [n, WIDTH] as the drafter sees them: log-probabilities at temperature 0, else perturbed
+    prompt: NDArray[np.int32]  # [p]
+    written: NDArray[np.int32]  # [n] by the target
+    ids: NDArray[np.int32]  # [n, WIDTH] the draft's likeliest tokens
+    scores: NDArray[np.float32]  # [n, WIDTH]
     taken: NDArray[np.int32]  # [n]
 
     def __post_init__(self) -> None:
-        if self.scores.shape != (len(self.taken), WIDTH):
-            raise ValueError(
-                f"scores of {len(self.taken)} positions have shape {(len(self.taken), WIDTH)}: got "
-                f"{self.scores.shape}"
-            )
+        expected = (len(self.taken), WIDTH)
+        for array in (self.scores, self.ids):
+            if array.shape != expected or len(self.written) != len(self.taken):
+                raise ValueError(
+                    f"ids and scores of {len(self.taken)} positions have shape {expected}, and as "
+                    f"many tokens were written: got {array.shape} and {len(self.written)}"
+                )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+_ARRAYS = ("prompt", "written", "ids", "scores", "taken")
 
 
 def save(path: Path, texts: Sequence[Agreement]) -> None:
@@ -97,8 +104,7 @@ def load(path: Path) -> list[Agreement]:
             Agreement(
                 str(stored[f"kind_{i}"]),
                 float(stored[f"temperature_{i}"]),
-                stored[f"scores_{i}"],
-                stored[f"taken_{i}"],
+                *(stored[f"{name}_{i}"] for name in _ARRAYS),
             )
             for i in range(count)
         ]
@@ -142,17 +148,21 @@ def read_text(
     sequence = ModelSequence(draft, 0, params)
     sequence.extend(prompt.ids[:-1])
     roots = [prompt.ids[-1], *written[:-1]]
-    scores, taken = [], []
+    ids, scores, taken = [], [], []
     for start in range(0, len(roots), CHUNK):
         chain = TokenTree.chain(roots[start : start + CHUNK])
         ranked = sequence.rank(chain, range(len(chain)), WIDTH)
         sequence.commit(chain, range(1, len(chain)))
         right = ranked.ids == np.array(written[start : start + CHUNK])[:, None]
+        ids.append(ranked.ids)
         scores.append(ranked.scores)
         taken.append(np.where(right.any(axis=1), right.argmax(axis=1), WIDTH))
     return Agreement(
         prompt.kind,
         params.temperature,
+        np.array(prompt.ids, dtype=np.int32),
+        np.array(written, dtype=np.int32),
+        np.concatenate(ids).astype(np.int32),
         np.concatenate(scores).astype(np.float32),
         np.concatenate(taken).astype(np.int32),
     )

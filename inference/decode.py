@@ -216,8 +216,8 @@ class Loop:
 
     def _flush(self) -> None:
         for proposer in self._proposers:
-            nodes = proposer.flush(self._clock(), self._session.next_number)
-            if nodes is not None:
+            next_number = self._session.next_number
+            while (nodes := proposer.flush(self._clock(), next_number)) is not None:
                 self._session.propose(nodes)
 
 

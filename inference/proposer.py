@@ -59,7 +59,7 @@ class Proposer(Protocol):
         ...
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        """Unsent candidates that are worth sending now, or None.
+        """Unsent candidates that are worth sending now, or None. To be asked until it is None.
 
         next_number: gives the next node number of the stream.
         """

@@ -27,8 +27,10 @@ from outrider.wishes import Stated, read_aims, read_prices
 
 
 class Client:
-    """A target, and a draft on this machine where `checkpoint` names one. See open_client().
+    """A target, and what drafts on this machine. See open_client().
 
+    checkpoint: of the draft model; None for none
+    drafts: candidates are made here: by that model, by copying, or by both
     tokenizer: the one of both models
     length: longest text in tokens, prompt and output together
     purse: counts what all texts took, and holds what they may cost
@@ -43,8 +45,10 @@ class Client:
         tokenizer: Tokenizer,
         checkpoint: Checkpoint | None,
         stated: Stated | None,
+        *,
+        drafts: bool,
     ) -> None:
-        self.target, self.tokenizer = target, tokenizer
+        self.target, self.tokenizer, self._drafts = target, tokenizer, drafts
         self._options, self._checkpoint = options, checkpoint
         self.length = target.description.sequence_length
         if checkpoint is not None:
@@ -66,7 +70,7 @@ class Client:
         """The name of the draft here, else of the one beside the target; None without a draft."""
         if self._checkpoint is not None:
             return self._checkpoint.name
-        return self.target.description.draft_model or None
+        return self.target.description.draft_model or ("copied text" if self._drafts else None)
 
     @property
     def round_trip(self) -> float | None:
@@ -94,7 +98,7 @@ class Client:
         rows: texts that it drafts for at the same time
         """
         with self._loading:
-            if self._checkpoint is None or self._rows is not None:
+            if not self._drafts or self._rows is not None:
                 return
             sides = Sides(self._checkpoint, self.target, rows, self.length)
             self._rows = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
@@ -152,11 +156,11 @@ class Client:
 def open_client(options: ClientRole, *, drafts: bool = True) -> Iterator[Client]:
     """Connect to the target that the options name. The draft is loaded by Client.load().
 
-    drafts: with a draft model here; otherwise only the tokenizer is read. Raises Mismatch where the
-    tokenizers of both sides differ.
+    drafts: candidates are made here. Without a draft model only the tokenizer is read. Raises
+    Mismatch where the tokenizers of both sides differ.
     """
     stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
-    checkpoint = find_draft(options) if drafts else None
+    checkpoint = find_draft(options) if drafts and options.drafts_here else None
     tokenizer = (
         checkpoint.tokenizer
         if checkpoint is not None
@@ -164,7 +168,7 @@ def open_client(options: ClientRole, *, drafts: bool = True) -> Iterator[Client]
     )
     name = checkpoint.name if checkpoint is not None else "the tokenizer here"
     with connect_target(options, tokenizer, name) as target:
-        client = Client(options, target, tokenizer, checkpoint, stated)
+        client = Client(options, target, tokenizer, checkpoint, stated, drafts=drafts)
         try:
             yield client
         finally:

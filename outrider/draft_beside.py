@@ -57,7 +57,8 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
         max_nodes=PREFILL_NODES,
     )
     times = user_profiles(options).draft(checkpoint, draft, length)
-    host = Host(draft, partial(_knowledge, times, description), room=ROOM)
+    known = partial(_knowledge, times, description)
+    host = Host(draft, known, room=ROOM, copies=options.copies)
     told = replace(description, draft_model=checkpoint.name, draft_times=tuple(times.items()))
     return Drafts(told, host=host)
 

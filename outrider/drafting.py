@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.client.connection import Connection
-from inference.drafters.model_proposer import ROOM, WIDEST
+from inference.backends.together import Together
+from inference.drafters.copy_proposer import CopyProposer
+from inference.drafters.copy_source import CopySource, History
+from inference.drafters.model_proposer import ROOM, WIDEST, ModelProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from outrider.models import PREFILL_NODES, Checkpoint, load_model
-from outrider.options.groups import DeviceOptions, TreeOptions
+from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
 from outrider.options.roles import ClientRole
-from outrider.pools import AnyRows, GrowingPool, learned_file, rounds
+from outrider.pools import AnyRows, GrowingPool, Pair, learned_file, rounds
 from outrider.profiles import user_profiles
 from outrider.wishes import Aims
 
@@ -29,9 +33,9 @@ DEFAULT_TREE = BestFirst(nodes=16, depth=6)
 
 
 class Sides(NamedTuple):
-    """The draft's checkpoint here and the target there."""
+    """What drafts here, and the target there."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None  # of the draft model; None copies alone
     target: Connection
     rows: int  # texts that are made at once
     length: int  # longest text, prompt and output together
@@ -39,32 +43,67 @@ class Sides(NamedTuple):
 
 def draft_rows(options: ClientRole, sides: Sides, aims: Aims) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
-    return _in_rounds(options, sides) if options.waits else _growing(options, sides, aims)
+    if options.waits and sides.checkpoint is not None:
+        return _in_rounds(options, sides, sides.checkpoint)
+    return _growing(options, sides, aims)
 
 
 @contextmanager
-def _in_rounds(options: ClientRole, sides: Sides) -> Iterator[AnyRows]:
+def _in_rounds(options: ClientRole, sides: Sides, checkpoint: Checkpoint) -> Iterator[AnyRows]:
     """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
     ranked = policy.most_ranked
-    model = load_draft(options, sides.checkpoint, sides.rows, sides.length, ranked, ranked)
+    model = load_draft(options, checkpoint, sides.rows, sides.length, ranked, ranked)
     yield rounds(model, policy, sides.target.description.max_tree_nodes - 1)
 
 
 @contextmanager
 def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]:
     """Rows that never wait. What they learned about the pair is kept at the end."""
-    from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
-
-    target, checkpoint = sides.target, sides.checkpoint
-    model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
-    profile = user_profiles(options).draft(checkpoint, model, sides.length)
-    learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
-    pool = GrowingPool(model, profile, target, aims, learned)
+    make = _copying if sides.checkpoint is None else partial(_drafting, sides.checkpoint)
+    pool = make(options, sides, aims)
     try:
         yield pool
     finally:
         pool.keep()
+
+
+def _drafting(checkpoint: Checkpoint, options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
+    """Rows of a draft model, which copy, too, where the options say so."""
+    from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
+
+    target = sides.target
+    model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
+    times = user_profiles(options).draft(checkpoint, model, sides.length)
+    learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
+    shared, sources = Together(model), _sources(options, sides.rows)
+    return GrowingPool(
+        sides.rows,
+        lambda row, known, prices: ModelProposer(shared, row, known, prices, source=sources[row]),
+        Pair(target, times, learned),
+        aims,
+    )
+
+
+def _copying(options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
+    """Rows that copy alone."""
+    target, sources = sides.target, _sources(options, sides.rows)
+    learned = learned_file("copy", target.description.model_fingerprint)
+    return GrowingPool(
+        sides.rows,
+        lambda row, known, prices: CopyProposer(known, prices, sources[row]),
+        Pair(target, {}, learned),
+        aims,
+    )
+
+
+def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
+    """What each row copies from. Earlier texts are shared only where one user said so."""
+    if not options.copies:
+        return [None] * rows
+    shared = isinstance(options, HistoryOptions) and options.copy_history
+    history = History() if shared else None
+    return [CopySource(history) for _ in range(rows)]
 
 
 def load_draft(

@@ -1,4 +1,4 @@
-"""The rows of a draft model, lent out as proposers to one text at a time each."""
+"""Proposers, lent out to one text at a time each."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
 from inference.backends.together import Together
 from inference.cache_directory import cache_directory
 from inference.command import say
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Policy
 from inference.errors import InvalidRequest
 from inference.planner.acceptance import AcceptanceModel, read_acceptance, write_acceptance
 from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.times import DraftTimes, TargetTimes
 from outrider.probing import link_times, probe_link
@@ -32,15 +33,12 @@ Lent: TypeAlias = AbstractContextManager[Sequence[Proposer]]
 
 
 class Rows(Generic[One]):
-    """Lends the rows of a draft model as proposers, each to one text at a time. Calls that come at
-    the same time are computed together.
-    """
+    """Lends proposers, each to one text at a time."""
 
-    def __init__(self, model: Model, make: Callable[[Model, int], One]) -> None:
-        shared = Together(model)
-        self.proposers = [make(shared, row) for row in range(model.rows)]
+    def __init__(self, proposers: Sequence[One]) -> None:
+        self.proposers = proposers
         self._free = SimpleQueue[One]()
-        for proposer in self.proposers:
+        for proposer in proposers:
             self._free.put(proposer)
 
     @contextmanager
@@ -65,34 +63,45 @@ def rounds(model: Model, policy: Policy, room: int) -> Rows[RoundProposer]:
 
     room: candidates that a forward has
     """
-    return Rows(model, lambda shared, row: RoundProposer(shared, policy, room=room, row=row))
+    shared = Together(model)
+    return Rows([RoundProposer(shared, policy, room=room, row=row) for row in range(model.rows)])
 
 
-class GrowingPool(Rows[ModelProposer]):
-    """Proposers that never wait, on the rows of a draft model, against one target.
+class Pair(NamedTuple):
+    """A draft and a target, as a pool knows them.
 
-    What a row learned in one text serves its next. All rows begin alike.
-
+    times: seconds of a call of the draft, by its nodes; empty without a draft model
     learned: the file of what earlier runs learned; None begins with the shipped prior and keeps
     nothing
     """
 
+    target: Connection
+    times: dict[int, float]
+    learned: Path | None
+
+
+class GrowingPool(Rows[CopyProposer]):
+    """Proposers that never wait, against one target.
+
+    What a row learned in one text serves its next. All rows begin alike.
+
+    make: a row's proposer, from its number, knowledge and prices
+    """
+
     def __init__(
         self,
-        model: Model,
-        profile: dict[int, float],
-        target: Connection,
+        rows: int,
+        make: Callable[[int, Knowledge, Prices], CopyProposer],
+        pair: Pair,
         aims: Aims,
-        learned: Path | None,
     ) -> None:
-        self._learned = learned
-        known = self._knowledge(profile, target)
+        self._learned = pair.learned
+        known = self._knowledge(pair.times, pair.target)
         self.round_trip = known.link.seconds(0)
         # texts are made at once: each row learns alone
-        self.known = [deepcopy(known) for _ in range(model.rows)]
-        prices = [aims.prices(known) for known in self.known]
+        self.known = [deepcopy(known) for _ in range(rows)]
         super().__init__(
-            model, lambda shared, row: ModelProposer(shared, row, self.known[row], prices[row])
+            [make(row, known, aims.prices(known)) for row, known in enumerate(self.known)]
         )
 
     def steer(self, aims: Aims) -> None:
@@ -104,11 +113,11 @@ class GrowingPool(Rows[ModelProposer]):
         """Write what was learned to its file, for the next run: that of the row which learned most.
         Not to be called while texts are made.
         """
-        calls = [proposer.calls for proposer in self.proposers]
-        if self._learned is None or not any(calls):
+        sent = [proposer.proposed for proposer in self.proposers]
+        if self._learned is None or not any(sent):
             return
         try:
-            write_acceptance(self.known[calls.index(max(calls))].acceptance, self._learned)
+            write_acceptance(self.known[sent.index(max(sent))].acceptance, self._learned)
         except OSError as error:
             say(f"note: what was learned was not kept: {error}")
 

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import ModelSequence
-from inference.candidates import MOST_CANDIDATES, Nodes
-from inference.cost.objective import Effort
-from inference.drafters.outbox import Outbox
-from inference.drafters.prospects import Prospect, Prospects
-from inference.drafters.timetable import Timetable
+from inference.candidates import Nodes
+from inference.drafters.copy_proposer import CopyProposer, Passed
+from inference.drafters.copy_source import CopySource
+from inference.drafters.prospects import Prospect
 from inference.planner.acceptance import features
+from inference.planner.copying import joint_features
 from inference.planner.knowledge import Knowledge
-from inference.planner.prices import MESSAGE_BYTES, NODE_BYTES, Prices
+from inference.planner.law import FloatArray
+from inference.planner.prices import Prices
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED
@@ -77,22 +78,22 @@ class _Places:
         self._free += places
 
 
-class ModelProposer:
+class ModelProposer(CopyProposer):
     """A Proposer on one row of a draft model.
 
     room: nodes that may be ranked at a time; the row has so many slots beyond its longest text
     clock: returns seconds; asked around a call only
+    source: names children, too, before the model has ranked a node and beside it
     """
+
+    listed = WORTH_RANKING
 
     _prompt: Sequence[int]  # without its last token
     _chosen: Sequence[Prospect]
     _calling: Sequence[Prospect]  # under way: nothing moves meanwhile
     _heard: list[tuple[int, Sequence[int], float, Notice]]  # while a call was under way
-    _call_seconds: dict[int, float]
     _silent: int  # committed tokens since the last call
     _hits: float  # how often the draft named the target's token lately
-    _accounted: tuple[float, float] | None  # when, and seconds drafted by then
-    _bytes_up: float
 
     def __init__(
         self,
@@ -104,13 +105,12 @@ class ModelProposer:
         room: int = ROOM,
         clock: Callable[[], float] = time.perf_counter,
         kind: int = MODEL,
+        source: CopySource | None = None,
     ) -> None:
-        self.kind = kind
-        self.calls = self.ranked = self.proposed = 0  # calls, nodes in them, nodes sent
-        self.drafting = 0.0  # seconds
-        self._model, self._row, self._known, self.prices = model, row, knowledge, prices
-        self._room, self._clock, self._call_seconds = room, clock, {}
-        self._begin([0], SamplingParams(), 1)
+        self.kind, self.ranked = kind, 0  # nodes in the model's calls
+        self._model, self._row, self._room, self._clock = model, row, room, clock
+        self._call_seconds: dict[int, float] = {}
+        super().__init__(knowledge, prices, source)
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         self.begin(prompt, params, end)
@@ -135,17 +135,8 @@ class ModelProposer:
         """
         if self._calling:
             self._heard.append((position, tokens, now, notice))
-            return
-        expected = self._list.root.position + 1
-        if position > expected:
-            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
-        fresh = tokens[expected - position :]
-        if fresh:
-            self._account(len(fresh), now)
-            self._advance(fresh)
-        if not self.prices.holds_target:  # a held target waits: nothing is late
-            self._times.heard(notice)
-        self._outbox.heard(notice)
+        else:
+            super().hear(position, tokens, now, notice)
 
     def work(self, now: float) -> bool:
         if not self.choose(now):
@@ -171,7 +162,8 @@ class ModelProposer:
             nodes = self._outbox.in_time(nodes, arrives)
         root = self._list.root.log
         values = np.exp([node.log - root for node in nodes])
-        gains: list[float] = np.cumsum(self._gains(values)).tolist()
+        uncovered = values * (1 - np.array([node.covered for node in nodes]))
+        gains: list[float] = np.cumsum(self._gains(uncovered)).tolist()
         self._chosen = nodes[: self.prices.width(gains, self._seconds)]
         if again and not self._chosen:
             self._chosen = [self._list.root]
@@ -198,32 +190,18 @@ class ModelProposer:
         depths = [node.depth for node in nodes]
         tables = features(ranked.scores, depths, self._params.greedy)
         edges = self._known.acceptance.edges_of(tables, ranked.scores, self._params.greedy)
-        order = np.argsort(-edges, axis=1, kind="stable")
-        logs = np.log(np.maximum(np.take_along_axis(edges, order, 1), 1e-300))
-        logs += np.array([node.log for node in nodes])[:, None]
-        sorted_ids = np.take_along_axis(ranked.ids, order, 1).tolist()
-        for node, named, table, ids, row in zip(
-            nodes, ranked.ids.tolist(), tables, sorted_ids, logs.tolist(), strict=True
-        ):
-            node.named, node.features = named, table
-            self._list.name(node, ids, row)
+        for node, ids, table, row in zip(nodes, ranked.ids.tolist(), tables, edges, strict=True):
+            node.named, node.features = ids, table
+            ids, row = self._with_copies(node, row)
+            order = np.argsort(-row, kind="stable")
+            logs = node.log + np.log(np.maximum(row[order], 1e-300))
+            self._list.name(node, [ids[index] for index in order], logs.tolist())
         heard, self._heard = self._heard, []
         for told in heard:
             self.hear(*told)
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        if self._calling:
-            return None
-        self._list_children()
-        proposals = self._outbox.take(now, self._floor, MOST_CANDIDATES, next_number)
-        if not proposals:
-            return None
-        self.proposed += len(proposals)
-        self._bytes_up += MESSAGE_BYTES + NODE_BYTES * len(proposals)
-        return Nodes(self._list.root.position, proposals, self.kind)
-
-    def resend(self) -> None:
-        self._outbox.resend()
+        return None if self._calling else super().flush(now, next_number)
 
     def path(self, most: int) -> list[int]:
         """Return the draft's own continuation, ranking nodes as far as there is room.
@@ -242,26 +220,17 @@ class ModelProposer:
             self._outbox.insist(node)
         return said
 
-    def close(self) -> None:
-        self._begin([0], SamplingParams(), 1)
-
     def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
-        """Reset everything but what was measured, for a text of which the prompt is known."""
-        known = self._known
-        self._params = params
         self._sequence = ModelSequence(self._model, self._row, params)
-        self._list, self._places = Prospects(prompt[-1], len(prompt) - 1, end), _Places()
-        self._times = Timetable(known.target.seconds(1, 1), known.link.seconds(0))
-        self._outbox = Outbox(self._list, self._times)
+        self._places = _Places()
         self._chosen, self._calling, self._heard, self._prompt = [], [], [], []
         self._silent, self._hits = 0, 1.0
-        self._accounted, self._bytes_up = None, 0.0
-        self._look()
+        super()._begin(prompt, params, end)
 
     def _look(self) -> None:
         """Read prices and times again. They change slowly."""
+        super()._look()
         self._call_seconds.clear()
-        self._floor = self.prices.least_value()
 
     @property
     def _free(self) -> int:
@@ -277,51 +246,48 @@ class ModelProposer:
 
     # --- what the target says
 
-    def _advance(self, tokens: Sequence[int]) -> None:
+    def _advance(self, tokens: Sequence[int]) -> list[Passed]:
         """Re-root: keep the keys of committed tokens, and free those of pruned nodes."""
-        line, committed, gone = list[int](), list[int](), list[int]()
-        path = list[tuple[Prospect, int]]()
-        for token in tokens:
-            root = self._list.root
-            if root.features is not None:
-                path.append((root, token))
-            committed.append(root.token)
-            if root.place is not None:
-                line.append(root.place)
-            pruned = self._list.advance(token)
-            gone += [node.place for node in pruned if node.place is not None]
-        self._sequence.advance(line, committed, gone)
+        passed = super()._advance(tokens)
+        line = [root.place for root, _, _ in passed if root.place is not None]
+        gone = [node.place for one in passed for node in one.pruned if node.place is not None]
+        self._sequence.advance(line, [root.token for root, _, _ in passed], gone)
         self._places.free(line + gone)
         if self._list.root.place is not None:
             self._places.parents[self._list.root.place] = -1
         self._silent += len(tokens)
-        if path:
-            self._learn(path)
+        ranked = [(root, token) for root, token, _ in passed if root.features is not None]
+        if ranked:
+            self._learn_ranks(ranked)
+        return passed
 
-    def _learn(self, path: Sequence[tuple[Prospect, int]]) -> None:
+    def _learn_ranks(self, path: Sequence[tuple[Prospect, int]]) -> None:
         """Learn which children the target took at nodes that the draft has ranked."""
-        ranks = list[int | None]()
+        ranks, acceptance = list[int | None](), self._known.acceptance
         for node, token in path:
             named = token in node.named
             ranks.append(node.named.index(token) if named else None)
             chance = math.exp(node.logs[node.ids.index(token)] - node.log) if named else 0.0
             self._hits += ((chance >= self._floor) - self._hits) / HITS_REMEMBERED
+            if node.joint is not None:
+                ids, table = node.joint
+                acceptance.copying.observe_together(
+                    table, ids.index(token) if token in ids else None
+                )
         tables = np.array([node.features for node, _ in path])
-        self._known.acceptance.observe_path(tables, self._params.greedy, ranks)
+        acceptance.observe_path(tables, self._params.greedy, ranks)
 
-    def _account(self, tokens: int, now: float) -> None:
-        """Record what these tokens took, which sets the price of the next ones."""
-        if self._accounted is not None:
-            began, drafted = self._accounted
-            self.prices.committed(
-                tokens, Effort(now - began, self.drafting - drafted, self._bytes_up)
-            )
-        self._accounted, self._bytes_up = (now, self.drafting), 0.0
+    def _with_copies(self, node: Prospect, edges: FloatArray) -> tuple[list[int], FloatArray]:
+        """Return the node's children and their chances, with what is copied taken in: [k]."""
+        if node.copied is None:
+            return node.named, edges
+        model = dict(zip(node.named, edges.tolist(), strict=True))
+        copied = dict(zip(node.copied.ids, node.copied.chances, strict=True))
+        node.joint = joint_features(model, copied)
+        ids, table = node.joint
+        return ids, self._known.acceptance.copying.together(table)
 
     # --- what is worth it
-
-    def _list_children(self) -> None:
-        self._list.list_children(WORTH_RANKING * self._floor)
 
     def _seconds(self, width: int) -> float:
         """Expected seconds of a call of this width. Committed tokens that were not fed are not

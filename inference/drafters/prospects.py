@@ -12,12 +12,21 @@ import heapq
 import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from inference.drafters.copy_source import Context
 from inference.drafters.timetable import AT_ROOT
-from inference.planner.acceptance import FloatArray
+from inference.planner.law import FloatArray
 
 _SPARE = 64  # entries of an order that may be out of date before it is looked through
+
+
+class Copied(NamedTuple):
+    """What the copy source names for a node: tokens, their features and their chances."""
+
+    ids: list[int]
+    table: list[list[float]]  # [k, F]
+    chances: list[float]  # [k]
 
 
 class Prospect:
@@ -27,8 +36,13 @@ class Prospect:
     ids, logs: its named children and the logarithms of their values, likeliest first
     listed: how many of the named children are nodes
     named: ids of the named children in the model's own order
+    context: what the copy source knows of the tokens up to it; None without one
     features: what the model's scores say about each named child; None before it was ranked
     depth: below the root, when it was ranked
+    copied: what the copy source names for it; None where that names nothing
+    covered: chance that the target takes one of these
+    joint: the children that model and copy source name, and what both say of each
+    is_copy: whether the copy source alone had named it when it was made
     place: its place in the model's row, None where it has no keys
     number: the number it was sent under, None before
     """
@@ -37,10 +51,15 @@ class Prospect:
         "alive",
         "arrives",
         "children",
+        "context",
+        "copied",
+        "covered",
         "depth",
         "epoch",
         "features",
         "ids",
+        "is_copy",
+        "joint",
         "listed",
         "log",
         "logs",
@@ -64,6 +83,10 @@ class Prospect:
         self.logs: list[float] = []
         self.named: list[int] = []
         self.features: FloatArray | None = None
+        self.context: Context | None = None
+        self.copied: Copied | None = None
+        self.joint: tuple[list[int], FloatArray] | None = None
+        self.covered, self.is_copy = 0.0, False
         self.listed = self.depth = 0
         self.alive = True
         self.place: int | None = None
@@ -76,7 +99,10 @@ Entry: TypeAlias = tuple[float, int, Prospect]
 
 
 class Order:
-    """Nodes by value. A node is dropped when `wanted` no longer holds for it."""
+    """Nodes by value. A node is dropped when `wanted` no longer holds for it.
+
+    A node whose value changed is added again; its older entries no longer count.
+    """
 
     def __init__(self, wanted: Callable[[Prospect], bool]) -> None:
         self._wanted = wanted
@@ -86,7 +112,7 @@ class Order:
     def add(self, node: Prospect) -> None:
         insort(self._entries, (-node.log, node.serial, node))
         if len(self._entries) > 2 * self._sound + _SPARE:
-            self._entries = [entry for entry in self._entries if self._wanted(entry[2])]
+            self._entries = [entry for entry in self._entries if self._counts(entry)]
             self._sound = len(self._entries)
 
     def first(self, most: int) -> list[Prospect]:
@@ -96,7 +122,7 @@ class Order:
             if len(sound) >= most:
                 break
             seen += 1
-            if self._wanted(entry[2]):
+            if self._counts(entry):
                 sound.append(entry)
         if seen > len(sound):
             self._entries[:seen] = sound
@@ -105,9 +131,12 @@ class Order:
     def take(self, least: float) -> list[Prospect]:
         """Remove and return nodes whose logarithm is at least `least`, the most valuable first."""
         end = bisect_right(self._entries, (-least, math.inf))
-        nodes = [node for _, _, node in self._entries[:end] if self._wanted(node)]
+        nodes = [entry[2] for entry in self._entries[:end] if self._counts(entry)]
         del self._entries[:end]
         return nodes
+
+    def _counts(self, entry: Entry) -> bool:
+        return -entry[0] == entry[2].log and self._wanted(entry[2])
 
 
 def _unranked(node: Prospect) -> bool:
@@ -123,6 +152,7 @@ class Prospects:
 
     end: length of the text beyond which no token is wanted
     sent: nodes that the target has or will have, by number
+    fresh: nodes that may have children, made since somebody emptied this list
     """
 
     def __init__(self, token: int, position: int, end: int) -> None:
@@ -130,6 +160,7 @@ class Prospects:
         self.root = Prospect(token, position, 0.0, 0, None)
         self.unranked, self.unsent = Order(_unranked), Order(_unsent)
         self.sent: dict[int, Prospect] = {}
+        self.fresh: list[Prospect] = []
         self._unlisted: list[Entry] = []  # by the likeliest child that is not listed
         self._sound = 0
         self._rankable(self.root)
@@ -141,20 +172,25 @@ class Prospects:
     def name(self, node: Prospect, ids: list[int], logs: list[float]) -> None:  # likeliest first
         """Name the node's children, the likeliest first. They become nodes when they are worth
         it.
+
+        Naming them anew replaces what was named before; children that are nodes stay.
         """
-        node.ids, node.logs = ids, logs
-        heapq.heappush(self._unlisted, (-logs[0], node.serial, node))
+        node.ids, node.logs, node.listed = ids, logs, 0
+        for token, log in zip(ids, logs, strict=True) if node.children else ():
+            child = node.children.get(token)
+            if child is not None and child.log != log:
+                self._shift(child, log - child.log)
+        if ids:
+            heapq.heappush(self._unlisted, (-logs[0], node.serial, node))
 
     def list_children(self, least: float) -> None:
         """Make nodes of all named children of at least this value."""
         bound, heap = -self.log_of(least), self._unlisted
         while heap and heap[0][0] <= bound:
             node = heap[0][2]
-            if not node.alive:
-                heapq.heappop(heap)
-                continue
-            self._list(node)
-            if node.listed < len(node.ids):
+            if node.alive and node.listed < len(node.ids) and -node.logs[node.listed] <= bound:
+                self._list(node)
+            if node.alive and node.listed < len(node.ids):
                 heapq.heapreplace(heap, (-node.logs[node.listed], node.serial, node))
             else:
                 heapq.heappop(heap)
@@ -201,6 +237,7 @@ class Prospects:
         token, log = node.ids[index], node.logs[index]
         self._serial += 1
         made = node.children[token] = Prospect(token, node.position + 1, log, self._serial, node)
+        made.is_copy = node.copied is not None and token not in node.named
         self._rankable(made)
         self.unsent.add(made)
         return made
@@ -208,6 +245,21 @@ class Prospects:
     def _rankable(self, node: Prospect) -> None:
         if node.position < self.end - 2:  # the last token is the target's own in any case
             self.unranked.add(node)
+            self.fresh.append(node)
+
+    def _shift(self, node: Prospect, by: float) -> None:
+        """Change the value of a node and of all nodes below it."""
+        below = [node]
+        for one in below:  # the list grows during the loop
+            one.log += by
+            one.logs = [log + by for log in one.logs]
+            if one.place is None and one.position < self.end - 2:
+                self.unranked.add(one)
+            if one.number is None:
+                self.unsent.add(one)
+            if one.listed < len(one.ids):
+                heapq.heappush(self._unlisted, (-one.logs[one.listed], one.serial, one))
+            below.extend(one.children.values())
 
     def _prune(self, node: Prospect) -> Iterator[Prospect]:
         below = list(node.children.values())

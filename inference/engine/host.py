@@ -2,10 +2,12 @@
 
 A call of the draft occupies the target's device. So the draft works between forwards, on the
 engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
-are worth more than its seconds. A session that did not ask is delayed only by what it has banked.
-A session that asked keeps 0.98 of its root-only rate over its text. It pays for calls from the
-tokens that it is ahead, or with a loan that the rest of the text can repay. A tenant whose drafts
-brought less than they cost gets no loan. When the draft fails, sessions go on without it.
+are worth more than its seconds. Copies of what the text said before take no call.
+
+A session that did not ask is delayed only by what it has banked. A session that asked keeps 0.98 of
+its root-only rate over its text. It pays for calls from the tokens that it is ahead, or with a loan
+that the rest of the text can repay. A tenant whose drafts brought less than they cost gets no loan.
+When the draft fails, sessions go on without it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from weakref import WeakSet
 from inference.backends import Model, Ranked, Segment
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
+from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer
 from inference.engine.forward import ask_each
 from inference.engine.other_proposers import Others, token_seconds
@@ -118,8 +121,7 @@ class _Guest:
 
     def deliver(self, now: float, board: Board) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
-        nodes = self.proposer.flush(now, self._next_number)
-        if nodes is not None:
+        while (nodes := self.proposer.flush(now, self._next_number)) is not None:
             board.append(self.session, self.stream, nodes)
 
     def _next_number(self) -> int:
@@ -143,6 +145,7 @@ class Host:
 
     knowledge: makes a row's times and acceptances, which persist from session to session.
     room: nodes beyond the text that a row may have ranked.
+    copies: what a session's text said before is copied, too.
     clock: returns seconds.
     """
 
@@ -152,9 +155,10 @@ class Host:
         knowledge: Callable[[], Knowledge],
         *,
         room: int,
+        copies: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._model, self._room, self._clock = model, room, clock
+        self._model, self._room, self._clock, self._copies = model, room, clock, copies
         self._known = [knowledge() for _ in range(model.rows)]
         self._free = list(range(model.rows))
         self._guests: dict[Session, _Guest] = {}
@@ -252,6 +256,7 @@ class Host:
             room=self._room,
             clock=self._clock,
             kind=HOST,
+            source=CopySource() if self._copies else None,
         )
         proposer.begin(list(session.tokens), session.params, order.end)
         stream = board.join(session)

@@ -9,7 +9,6 @@ trees and clocks.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,26 @@ from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
 from inference.json_file import Json, read_json
+from inference.planner.copying import Copying
+from inference.planner.law import (
+    CERTAINTY,
+    FADING,
+    FloatArray,
+    Law,
+    broken,
+    hazards,
+    read_law,
+    read_numbers,
+)
 from inference.whole_file import write_whole
 
-VERSION = 2
+VERSION = 3
 FEATURES = ("one", "odds", "behind", "entropy", "first", "rank", "depth")
 KINDS = ("sampled", "greedy")
 """Kinds of decoding. Each has a law of its own."""
 
 RANKS = 16
 """Ranks whose average rates are kept; edges() takes rows of any width."""
-
-MEMORY = 200
-"""Verdicts after which evidence has faded to 1/e of its weight."""
-
-CERTAINTY = 60
-"""Verdicts that a saved record counts for at most, so that the next session can still change it."""
 
 SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
 
@@ -44,10 +48,6 @@ _STEP = 2.0  # distance of that next one, in e**-score
 _LEAST, _MOST = -40.0, 20.0  # log-probabilities plus noise lie between; excluded tokens do not
 _SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain
 _DEEP = 8
-_STEEPEST = 12.0  # largest absolute log odds of a hazard
-_FADING = 1 - 1 / MEMORY
-
-FloatArray = NDArray[np.float64]
 
 
 def features(
@@ -84,80 +84,6 @@ def features(
     return table
 
 
-def hazards(table: FloatArray, weights: FloatArray) -> FloatArray:  # [..., F], [F] -> [...]
-    """Probability that a child is taken, given that none before it is."""
-    odds = np.minimum(np.maximum(table @ weights, -_STEEPEST), _STEEPEST)
-    return np.asarray(1 / (1 + np.exp(-odds)))
-
-
-def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
-    """Probabilities of the ranks from their hazards (stick breaking); their sum is below 1."""
-    left = np.multiply.accumulate(1 - sticks, axis=-1)
-    sticks = sticks.copy()
-    sticks[..., 1:] *= left[..., :-1]
-    return sticks
-
-
-class Law:
-    """A logistic law: weights of the features and their precision, as a prior and as learnt.
-
-    precision: inverse of the weights' covariance
-    worth: number of verdicts that the prior stands for
-    Raises InvalidRequest for numbers that are no prior.
-    """
-
-    def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
-        self._mean = np.array(weights, dtype=np.float64)
-        self._certainty, self._worth = np.array(precision, dtype=np.float64), float(worth)
-        width = len(FEATURES)
-        if self._mean.shape != (width,) or self._certainty.shape != (width, width):
-            raise InvalidRequest(
-                f"a law has {width} weights and a square of precisions: got {self._mean.shape} and "
-                f"{self._certainty.shape}"
-            )
-        sound = (
-            np.isfinite(self._mean).all()
-            and np.isfinite(self._certainty).all()
-            and np.array_equal(self._certainty, self._certainty.T)
-        )
-        if (
-            not sound
-            or np.linalg.eigvalsh(self._certainty).min() <= 0
-            or not 0 < self._worth < math.inf
-        ):
-            raise InvalidRequest(
-                "a law needs finite weights, a symmetric and positive definite precision and a "
-                "positive worth"
-            )
-        self.weights, self._moved = self._mean, np.zeros(width)  # [F]
-        self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # beyond the prior's
-
-    def learn(self, table: FloatArray, taken: NDArray[np.bool_], verdicts: int = 1) -> None:
-        """Learn from verdicts: children reached [n, F], in order, and which were taken [n]."""
-        chance, fading = hazards(table, self.weights), _FADING**verdicts
-        self._evidence = (
-            fading * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
-        )
-        self._verdicts = fading * self._verdicts + verdicts
-        # Forgotten evidence no longer holds the weights away from the prior's.
-        faded = (1 - fading) * (self._certainty @ self._moved)
-        self._moved = self._moved - np.linalg.solve(
-            self._certainty + self._evidence, faded + (chance - taken) @ table
-        )
-        self.weights = self._mean + self._moved
-
-    def to_record(self) -> dict[str, Any]:
-        """Return this law as a prior."""
-        worth = self._worth + self._verdicts
-        share = min(1.0, CERTAINTY / worth)
-        precision = self._certainty + (self._evidence + self._evidence.T) / 2
-        return {
-            "weights": self.weights.tolist(),
-            "precision": (share * precision).tolist(),
-            "worth": share * worth,
-        }
-
-
 class RankRates:
     """How often each rank was taken, whatever its score: hits / tries, fading to the prior's.
 
@@ -182,8 +108,8 @@ class RankRates:
     def learn(self, come_to: int, taken: int | None) -> None:
         """Learn one verdict: `come_to` ranks were looked at, and the last was taken, or none."""
         self._edges = {}
-        self.tries += (1 - _FADING) * (self._prior[0] - self.tries)
-        self.hits += (1 - _FADING) * (self._prior[1] - self.hits)
+        self.tries += (1 - FADING) * (self._prior[0] - self.tries)
+        self.hits += (1 - FADING) * (self._prior[1] - self.hits)
         self.tries[:come_to] += 1
         if taken is not None and taken < RANKS:
             self.hits[taken] += 1
@@ -220,9 +146,12 @@ class AcceptanceModel:
     temperature 0, perturbed scores above it.
     """
 
-    def __init__(self, laws: tuple[Law, Law], rates: RankRates) -> None:
-        """laws: the law of sampled decoding, then the law of greedy decoding"""
-        self._laws, self._rates = laws, rates
+    def __init__(self, laws: tuple[Law, Law], rates: RankRates, copying: Copying) -> None:
+        """laws: the law of sampled decoding, then the law of greedy decoding
+
+        copying: what copied text is worth
+        """
+        self._laws, self._rates, self.copying = laws, rates, copying
 
     def edges_of(
         self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
@@ -268,6 +197,7 @@ class AcceptanceModel:
             "features": list(FEATURES),
             "laws": laws,
             "rates": self._rates.to_record(),
+            "copying": self.copying.to_record(),
         }
 
     @classmethod
@@ -277,25 +207,16 @@ class AcceptanceModel:
         if version.value != VERSION or features.value != list(FEATURES):
             version.refuse(f"an acceptance record of version {VERSION}")
         laws, rates = record.field("laws"), record.field("rates")
-        sampled, greedy = (_law(laws.field(kind)) for kind in KINDS)
-        known = rates.make(RankRates, _numbers(rates.field("tries")), _numbers(rates.field("hits")))
-        return cls((sampled, greedy), known)
+        sampled, greedy = (read_law(laws.field(kind), len(FEATURES)) for kind in KINDS)
+        known = rates.make(
+            RankRates, read_numbers(rates.field("tries")), read_numbers(rates.field("hits"))
+        )
+        return cls((sampled, greedy), known, Copying.read(record.field("copying")))
 
 
 def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:
     """Read the model from a file, by default the shipped one. Raises InvalidRequest."""
     return AcceptanceModel.read(read_json(path, InvalidRequest))
-
-
-def _law(raw: Json) -> Law:
-    precision = raw.field("precision").each(_numbers)
-    if any(len(row) != len(precision) for row in precision):
-        raw.field("precision").refuse("a square")
-    return raw.make(Law, _numbers(raw.field("weights")), precision, raw.field("worth").number())
-
-
-def _numbers(raw: Json) -> tuple[float, ...]:
-    return raw.each(Json.number)
 
 
 def write_acceptance(model: AcceptanceModel, path: Path) -> None:

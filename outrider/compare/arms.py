@@ -13,7 +13,9 @@ from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.client.connection import Connection
+from inference.backends.together import Together
 from inference.decode import TargetSession
+from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
@@ -22,7 +24,7 @@ from inference.text import Tokenizer
 from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
 from outrider.live_text import silent
-from outrider.pools import AnyRows, GrowingPool, Lent, rounds
+from outrider.pools import AnyRows, GrowingPool, Lent, Pair, rounds
 from outrider.wishes import SPEED_ALONE, Aims
 
 if TYPE_CHECKING:
@@ -173,7 +175,14 @@ def _in_rounds(bench: Bench, setting: Setting) -> Complete:
 def _growing(bench: Bench, setting: Setting) -> Complete:
     """Complete while neither side waits. What the draft learns in one text serves the next."""
     aims = setting.aims or SPEED_ALONE
-    return _across(bench, GrowingPool(bench.draft, bench.draft_times, bench.target, aims, None))
+    shared = Together(bench.draft)
+    pool = GrowingPool(
+        bench.draft.rows,
+        lambda row, known, prices: ModelProposer(shared, row, known, prices),
+        Pair(bench.target, bench.draft_times, None),
+        aims,
+    )
+    return _across(bench, pool)
 
 
 def _once(bench: Bench) -> list[Setting]:

@@ -27,6 +27,7 @@ from outrider.options.values import (
     Price,
     Rates,
     Share,
+    Sources,
     Usd,
     Watts,
 )
@@ -212,6 +213,37 @@ class TreeOptions(Group, title="drafting"):
                 f"{self._fixed[0]} makes the target wait for whole trees, --pace go_on lets it go "
                 "on: give one of them"
             )
+        return self
+
+
+class SourceOptions(Group, title="drafting"):
+    """Where candidates come from."""
+
+    draft: Sources = "model,copy"
+    """where candidates come from: model (the draft), copy (what followed the same words before);
+    none loads no model and copies alone"""
+
+    @property
+    def drafts_here(self) -> bool:
+        """A model drafts on this machine."""
+        return "model" in self.draft.split(",")
+
+    @property
+    def copies(self) -> bool:
+        """Earlier text is copied."""
+        return "copy" in self.draft.split(",")
+
+
+class HistoryOptions(SourceOptions):
+    """For clients of one user."""
+
+    copy_history: bool = False
+    """copy from earlier texts of this run, too"""
+
+    @model_validator(mode="after")
+    def _something_copies(self) -> Self:
+        if self.copy_history and not self.copies:
+            raise ValueError("--copy_history copies earlier texts: it needs --draft copy")
         return self
 
 

@@ -55,10 +55,19 @@ class TargetRole(ServingRole, groups.LegacyOptions):
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(groups.DraftModelOptions, ServingRole):
+class FusedTargetRole(groups.SourceOptions, groups.DraftModelOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
+
+    @model_validator(mode="after")
+    def _a_model_drafts(self) -> Self:
+        if not self.drafts_here:
+            raise ValueError(
+                f"a draft beside the target is a model: --draft model or model,copy is needed, "
+                f"got {self.draft}"
+            )
+        return self
 
 
 TO_A_TARGET = ("target", "target_host", "model", "tls_ca", "token_file")
@@ -69,12 +78,22 @@ class ClientRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
     groups.GoalOptions,
+    groups.SourceOptions,
     groups.TreeOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.DraftModelOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
+
+    @model_validator(mode="after")
+    def _rounds_need_a_model(self) -> Self:
+        if self.waits and not self.drafts_here:
+            raise ValueError(
+                f"--draft {self.draft} copies without a model, {self.rounds_flag} makes rounds of "
+                "a draft model: give one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _rounds_have_no_goal(self) -> Self:
@@ -93,6 +112,7 @@ class SharedClientRole(groups.BatchOptions, ClientRole):
 
 class DraftRole(
     groups.ExplainOptions,
+    groups.HistoryOptions,
     groups.OfflineOptions,
     groups.BaselineOptions,
     groups.TextOptions,
@@ -115,7 +135,7 @@ class DraftRole(
         return self
 
 
-class ChatRole(groups.SamplingOptions, ClientRole):
+class ChatRole(groups.HistoryOptions, groups.SamplingOptions, ClientRole):
     """chat in the terminal: draft here, verify at a target"""
 
     COMMON: ClassVar = (*TO_A_TARGET, *("system", "temperature", "max_new_tokens", "cs"))

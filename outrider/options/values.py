@@ -40,6 +40,18 @@ def _rates(text: str) -> str:
     return text
 
 
+SOURCES = ("model", "copy")
+
+
+def _sources(text: str) -> str:
+    if text == "none":
+        return "copy"
+    named = text.split(",")
+    if not set(named) <= set(SOURCES) or len(set(named)) < len(named):
+        raise ValueError(f"one or more of {', '.join(SOURCES)}, or none, are needed")
+    return text
+
+
 File: TypeAlias = Annotated[str, Shown("FILE")]
 Directory: TypeAlias = Annotated[str, Shown("DIR")]
 ModelName: TypeAlias = Annotated[str, Shown("DIR_OR_NAME")]
@@ -47,6 +59,7 @@ Name: TypeAlias = Annotated[str, Shown("NAME")]
 Host: TypeAlias = Annotated[str, Shown("HOST")]
 Device: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
 Knob: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
+Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Shown("SOURCE,...")]
 Rates: TypeAlias = Annotated[str, AfterValidator(_rates), Shown("R,R,...")]
 Count: TypeAlias = Annotated[int, Ge(1)]
 Natural: TypeAlias = Annotated[int, Ge(0)]

@@ -13,6 +13,8 @@ import torch
 
 from inference.backends.eager import EagerModel
 from inference.decode import Step, TargetSession, decode
+from inference.drafters.copy_proposer import CopyProposer
+from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Policy
@@ -47,6 +49,14 @@ def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
 
 def growing(draft: Decoder, clock: Callable[[], float] = time.perf_counter) -> ModelProposer:
     return ModelProposer(_model(draft), 0, knowledge(), Prices(), clock=clock)
+
+
+def copying() -> CopyProposer:
+    return CopyProposer(knowledge(), Prices(), CopySource())
+
+
+def growing_and_copying(draft: Decoder) -> ModelProposer:
+    return ModelProposer(_model(draft), 0, knowledge(), Prices(), source=CopySource())
 
 
 def knowledge() -> Knowledge:

@@ -212,7 +212,7 @@ def test_live_sent_nodes_stay_within_what_the_target_keeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, _ = fair(disagreeing)
-    monkeypatch.setattr("inference.drafters.model_proposer.MOST_CANDIDATES", 20)
+    monkeypatch.setattr("inference.drafters.copy_proposer.MOST_CANDIDATES", 20)
     most = 0
     while world.target.may > 0:
         world.turn()

@@ -21,7 +21,7 @@ from inference.model.decoder import Decoder
 from inference.order import Decode, End
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
-from inference.proposer import HOST, NOBODY
+from inference.proposer import COPY, HOST, NOBODY
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from tests.support import pairs
@@ -89,11 +89,14 @@ class Hosted:
         rows: int = 4,
         draft_rows: int | None = None,
         call: float = CALL,
+        copies: bool = False,
+        kinds: int = KINDS,
     ) -> None:
         self.clock = Clock()
         self.draft = Draft(says, self.clock, draft_rows or rows, call)
-        self.host = Host(self.draft, partial(_knowledge, call), room=200, clock=self.clock)
-        self.model = Exact(rows, self.clock, kinds=KINDS, cost=lambda rows, nodes: FORWARD)
+        known = partial(_knowledge, call)
+        self.host = Host(self.draft, known, room=200, clock=self.clock, copies=copies)
+        self.model = Exact(rows, self.clock, kinds=kinds, cost=lambda rows, nodes: FORWARD)
         shapes = [(row, nodes) for row in range(1, rows + 1) for nodes in (1, 2, 4, 8, 16, 32)]
         self.engine = Engine(
             self.model,
@@ -130,23 +133,24 @@ SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, 
 CLOSE, UNRELATED = pairs.perturbed(1, 0.02), pairs.decoder(99, layers=1)
 
 
-def beside(draft: Decoder) -> Engine:
+def beside(draft: Decoder, *, copies: bool = False) -> Engine:
     """The random target of tests/support/pairs.py with a draft beside it."""
     target, length = pairs.decoder(1), pairs.SEQUENCE_LENGTH
     model = EagerModel(target, rows=2, capacity=length + 64, max_nodes=64)
     rows = EagerModel(draft, rows=2, capacity=length + ROOM, max_nodes=128)
-    host = Host(rows, partial(_knowledge, CALL), room=ROOM)
+    host = Host(rows, partial(_knowledge, CALL), room=ROOM, copies=copies)
     return Engine(
         model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, host=host
     )
 
 
+@pytest.mark.parametrize("copies", [False, True], ids=["model", "copies"])
 @pytest.mark.parametrize("draft", [CLOSE, UNRELATED], ids=["close", "unrelated"])
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
 def test_the_text_is_the_targets_own_seeded_decoding(
-    draft: Decoder, params: SamplingParams, ties: NearTies
+    draft: Decoder, params: SamplingParams, copies: bool, ties: NearTies
 ) -> None:
-    engine, prompt = beside(draft), [5, 17, 250, 3, 99]
+    engine, prompt = beside(draft, copies=copies), [5, 17, 250, 3, 99] * 4
 
     def produce(prompt: Sequence[int], tokens: int) -> list[int]:
         order = Decode(len(prompt) + tokens, beside=True)
@@ -175,6 +179,16 @@ def test_a_draft_that_is_right_makes_a_text_in_few_forwards() -> None:
     assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
     assert session.spent.forwards < 100
     assert set(session.proposers) == {HOST, NOBODY}
+
+
+def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
+    """The target chooses among three tokens: every context of two soon comes again."""
+    hosted = Hosted(wrong, copies=True, kinds=3)
+    session, other = hosted.asked([1, 2, 3], 300), hosted.asked([1, 2, 4], 300, beside=False)
+    hosted.finish(session, other)
+    assert made_by(session) == own_text([1, 2, 3], 300, kinds=3)
+    assert session.proposers.count(COPY) > 30
+    assert set(other.proposers) == {NOBODY}
 
 
 def test_one_call_serves_all_who_asked() -> None:

@@ -1,0 +1,116 @@
+"""What followed the same words before, in this text and in earlier ones of the same user. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from inference.drafters.suffix_automaton import Match, SuffixAutomaton
+from inference.planner.copying import Following
+
+LEAST_MATCH = 2
+"""Tokens that a context must have in common with earlier text. One word says little."""
+
+MOST_NAMED = 3
+"""Tokens that are named for a context at most."""
+
+HISTORY_TOKENS = 65_536
+"""Tokens of earlier texts that are kept at most."""
+
+_BETWEEN = -1  # stands between two texts; no token
+
+
+class Context(NamedTuple):
+    """The longest ends of a text that occurred before: in itself, and in earlier texts."""
+
+    own: Match
+    earlier: Match
+
+
+class History:
+    """Earlier texts of one user, the latest `most` tokens of them. Never shared between users.
+
+    automaton: may be read while another thread keeps a text
+    """
+
+    def __init__(self, most: int = HISTORY_TOKENS) -> None:
+        self._most, self._tokens = most, list[int]()
+        self.automaton = SuffixAutomaton()
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """Add a text. Where that is too much, the older half is forgotten."""
+        fresh = [*tokens, _BETWEEN]
+        self._tokens += fresh
+        if len(self._tokens) > self._most:
+            self._tokens = fresh = self._tokens[len(self._tokens) - self._most // 2 :]
+            self.automaton = SuffixAutomaton()  # whoever reads the old one goes on with that
+        for token in fresh:
+            self.automaton.extend(token)
+
+
+class CopySource:
+    """Continuations for one text at a time, copied from its own tokens and from a history."""
+
+    def __init__(self, history: History | None = None) -> None:
+        self._history = history
+        self.open([])
+
+    def open(self, prompt: Sequence[int]) -> None:
+        """Begin a text."""
+        self._tokens, self._own = list[int](), SuffixAutomaton()
+        self._earlier, self._match = SuffixAutomaton(), Match()
+        if self._history is not None:
+            self._earlier = self._history.automaton
+        for token in prompt:
+            self.extend(token)
+
+    def extend(self, token: int) -> None:
+        """Append a token to the text."""
+        self._tokens.append(token)
+        self._own.extend(token)
+        self._match = self._earlier.step(self._match, token)
+
+    def close(self) -> None:
+        """End the text. The history keeps it."""
+        if self._tokens and self._history is not None:
+            self._history.keep(self._tokens)
+        self.open([])
+
+    @property
+    def end(self) -> Context:
+        """The context of the next token."""
+        return Context(self._own.end, self._match)
+
+    def step(self, context: Context, token: int) -> Context:
+        """Return the context with one more token behind it."""
+        return Context(
+            self._own.step(context.own, token), self._earlier.step(context.earlier, token)
+        )
+
+    def following(self, context: Context) -> tuple[int, list[Following]]:
+        """Return the matched length, and what followed it most often, the most frequent first.
+
+        The longer match decides; of two that are as long, that within the text.
+        """
+        own = context.own.length >= context.earlier.length
+        match, automaton = (context.own, self._own) if own else (context.earlier, self._earlier)
+        if match.length < LEAST_MATCH:
+            return match.length, []
+        return match.length, _named(automaton, match.state)
+
+
+def _named(automaton: SuffixAutomaton, state: int) -> list[Following]:
+    counts, latest = automaton.counts, automaton.latest
+    seen = [
+        (counts[after], latest[after], token)
+        for token, after in tuple(automaton.next[state].items())
+        if token != _BETWEEN
+    ]
+    seen.sort(reverse=True)
+    left = sum(count for count, _, _ in seen)
+    newest = max((position for _, position, _ in seen), default=0)
+    named = list[Following]()
+    for count, position, token in seen[:MOST_NAMED]:
+        left -= count
+        named.append(Following(token, count, left, position == newest))
+    return named

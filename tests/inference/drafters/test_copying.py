@@ -1,0 +1,116 @@
+"""Copied text beside a model and without one: what is named, sent, learnt and said."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from inference.drafters.copy_proposer import CopyProposer
+from inference.drafters.copy_source import CopySource
+from inference.drafters.model_proposer import ModelProposer
+from inference.planner.copying import joint_features
+from inference.planner.prices import Prices
+from inference.proposer import COPY, MODEL, Notice
+from tests.support.scripted_models import ScriptedModel, disagreeing
+from tests.support.stepped import SAMPLING, knowledge
+
+QUIET = Notice(0.0, 0.03, 0, 0, 64)
+PHRASE = [11, 12, 13, 14, 15, 16]
+
+
+def copier() -> CopyProposer:
+    return CopyProposer(knowledge(), Prices(), CopySource())
+
+
+def sent(proposer: CopyProposer) -> list[tuple[int, list[int]]]:
+    """What is sent now: by message, its kind and its tokens."""
+    numbers, messages = count(), []
+    while (nodes := proposer.flush(0.0, lambda: next(numbers))) is not None:
+        messages.append((nodes.proposer, [one.token for one in nodes.proposals]))
+    return messages
+
+
+def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
+    proposer = copier()
+    proposer.open([*PHRASE, 7, *PHRASE[:3]], SAMPLING, end=100)
+    ((kind, tokens),) = sent(proposer)
+    assert (kind, tokens[:4]) == (COPY, [*PHRASE[3:], 7])
+    assert not proposer.work(0.0)
+    assert proposer.calls == 0
+
+
+def test_nothing_is_sent_where_nothing_was_said_before() -> None:
+    proposer = copier()
+    proposer.open(list(range(50)), SAMPLING, end=100)
+    assert sent(proposer) == []
+    assert proposer.path(5) == []
+
+
+def test_nothing_is_copied_beyond_the_end_of_the_text() -> None:
+    proposer = copier()
+    prompt = [*PHRASE, 7, *PHRASE[:3]]
+    proposer.open(prompt, SAMPLING, end=len(prompt) + 3)
+    ((_, tokens),) = sent(proposer)
+    assert tokens == PHRASE[3:5]
+
+
+def test_what_is_lost_is_sent_again_under_the_new_root() -> None:
+    proposer = copier()
+    prompt = [*PHRASE, 7, *PHRASE[:3]]
+    proposer.open(prompt, SAMPLING, end=100)
+    before = sent(proposer)
+    proposer.hear(len(prompt), PHRASE[3:4], 0.0, QUIET)
+    proposer.resend()
+    ((_, tokens),) = sent(proposer)
+    assert before[0][1][: len(tokens) + 1] == [PHRASE[3], *tokens]
+
+
+def test_a_target_that_never_copies_silences_the_copies() -> None:
+    proposer, length, copies = copier(), 6, list[int]()
+    proposer.open([1, 2, 3, 1, 2, 4], SAMPLING, end=4000)
+    for step in range(200):
+        copies.append(0)
+        for token in (1, 2, 100 + step):
+            copies[-1] += sum(len(tokens) for _, tokens in sent(proposer))
+            proposer.hear(length, [token], 0.0, QUIET)
+            length += 1
+    assert sum(copies[:20]) > 30
+    assert sum(copies[-20:]) < 0.5 * sum(copies[:20])
+
+
+def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
+    model = ScriptedModel(disagreeing, capacity=512)
+    proposer = ModelProposer(model, 0, knowledge(), Prices(), room=99, source=CopySource())
+    prompt = [*PHRASE, 7, *PHRASE[:3]]
+    proposer.open(prompt, SAMPLING, end=200)
+    copied = sent(proposer)
+    assert [kind for kind, _ in copied] == [COPY]
+    for _ in range(6):
+        proposer.work(0.0)
+    drafted = sent(proposer)
+    assert {kind for kind, _ in drafted} <= {COPY, MODEL}
+    assert MODEL in {kind for kind, _ in drafted}
+    assert PHRASE[3] not in [token for _, tokens in drafted for token in tokens]
+
+
+def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None:
+    known = knowledge().acceptance.copying
+    tokens, table = joint_features({1: 0.6, 2: 0.2}, {})
+    alone = dict(zip(tokens, known.together(table), strict=True))
+    tokens, table = joint_features({1: 0.6, 2: 0.2}, {1: 0.9})
+    both = dict(zip(tokens, known.together(table), strict=True))
+    assert both[1] > alone[1]
+    assert both[2] <= alone[2]
+    assert sum(both.values()) < 1
+
+
+def test_what_a_context_is_worth_is_learnt() -> None:
+    copying = knowledge().acceptance.copying
+    table = [[1.0, 1.1, 0.5, 0.7, 1.0]]
+    (before,) = copying.chances(table)
+    for _ in range(100):
+        copying.observe(table, None)
+    (after,) = copying.chances(table)
+    assert after < 0.1 < before
+    for _ in range(200):
+        copying.observe(table, 0)
+    assert copying.chances(table)[0] > 0.8

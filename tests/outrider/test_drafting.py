@@ -1,0 +1,61 @@
+"""What drafts on the client, as --draft says: a model, copied text, or both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from grpc_comm.server.server import BackgroundServer
+from outrider.cli import main
+from outrider.options.roles import TargetRole
+from outrider.target import load_target
+
+PROMPT = "".join(f"def {name}(a, b):\n    return a + b\n\n\n" for name in ("add", "plus", "sum"))
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[str]:
+    options = TargetRole(port=0, batch=2, sequence_length=256)
+    with BackgroundServer(load_target(options)) as server:
+        yield str(server.address.port)
+
+
+def texts(port: str, capsys: pytest.CaptureFixture[str], *flags: str) -> list[dict[str, Any]]:
+    command = ["--role", "draft", "--port", port, "--max_new_tokens", "48", "--json"]
+    assert main([*command, "--seed", "3", *flags]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
+@pytest.mark.parametrize("draft", ["none", "model", "model,copy"])
+def test_whatever_drafts_the_text_is_the_targets_own(
+    port: str, capsys: pytest.CaptureFixture[str], draft: str, temperature: str
+) -> None:
+    flags = ["--prompt", PROMPT, "--temperature", temperature, "--draft", draft, "--baseline"]
+    (record,) = texts(port, capsys, *flags)
+    assert record["token_ids"] == record["baseline"]["token_ids"]
+    assert set(record["accepted_by"]) <= {*draft.replace("none", "copy").split(",")}
+    assert (record["draft_calls"] == 0) == (draft == "none")
+
+
+def test_copies_alone_make_a_text_that_repeats_itself_in_fewer_forwards(
+    port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (record,) = texts(port, capsys, "--prompt", PROMPT, "--draft", "none")
+    assert record["accepted_by"]["copy"] > 10
+    assert record["forwards"] < 36
+
+
+def test_earlier_texts_of_a_run_are_copied_where_that_is_asked(
+    port: str, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("import argparse\nimport argparse\n".replace("\n", " again\n"))
+    flags = ["--prompt_text", str(file), "--batch", "1", "--draft", "none", "--seed", "3"]
+    fresh = texts(port, capsys, *flags)[1]
+    kept = texts(port, capsys, *flags, "--copy_history")[1]
+    assert kept["token_ids"] == fresh["token_ids"]
+    assert kept["forwards"] < fresh["forwards"]
