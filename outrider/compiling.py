@@ -22,4 +22,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return build_on(options)
 
-    return run_command(build, debug=options.debug, interrupted="interrupted: the build was removed")
+    return run_command(build, debug=options.debug, interrupted="interrupted")
