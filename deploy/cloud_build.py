@@ -195,20 +195,20 @@ def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
     try:
         yield
     finally:
-        state = stack.state()
-        if state is not None:
-            say(f"removing {stack.name}")
-            lines = cost_lines(aws, build, state)
-            try:
+        try:
+            state = stack.state()
+            if state is not None:
+                say(f"removing {stack.name}")
                 stack.remove(state, glance)
-            except (OutriderError, KeyboardInterrupt):
-                say(
-                    f"{stack.name} was not removed: `outrider deploy down {build.deployment.name}` "
-                    f"does it; its instance ends itself by {state.parameters['EndsAt']}"
-                )
-                raise
+        except (OutriderError, KeyboardInterrupt):
+            say(
+                f"{stack.name} was not removed: `outrider deploy down {build.deployment.name}` "
+                f"does it; its instance ends itself after {build.deployment.lifetime_hours:g} h"
+            )
+            raise
+        if state is not None:
             say(f"{stack.name} is removed; its log is s3://{build.bucket}/{build.reports}/log.txt")
-            for line in lines:
+            for line in cost_lines(aws, build, state):
                 say(line)
 
 
