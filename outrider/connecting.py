@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.client.remote_session import Patience
 from inference.command import say
-from inference.errors import Mismatch
+from inference.errors import Mismatch, Unavailable
 from inference.text import Tokenizer
 from outrider.models import client_security
 from outrider.options.network import ConnectionOptions
@@ -26,13 +26,21 @@ def connect_target(
     name: the model whose tokenizer this is
     """
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
-    with connect(
-        _addresses(options),
-        security=client_security(options),
-        model=options.model_name or "",
-        timeout=seconds,
-        patience=Patience(options.patience, say),
-    ) as target:
+    with ExitStack() as stack:
+        try:
+            target = stack.enter_context(
+                connect(
+                    _addresses(options),
+                    security=client_security(options),
+                    model=options.model_name or "",
+                    timeout=seconds,
+                    patience=Patience(options.patience, say),
+                )
+            )
+        except Unavailable:
+            if options.target and all(address.loopback for address in options.addresses):
+                say(f"a tunnel leads there: `outrider deploy tunnel {options.target}`")
+            raise
         there = target.description
         if tokenizer.fingerprint() != there.tokenizer_fingerprint:
             raise Mismatch(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from inference.errors import InvalidRequest
+from grpc_comm.security import make_certificate
+from inference.errors import InvalidRequest, Unavailable
+from inference.text import Tokenizer
+from outrider.connecting import connect_target
+from outrider.models import EMBEDDED
 from outrider.named_targets import (
     NamedTarget,
     find_target,
@@ -16,6 +21,7 @@ from outrider.named_targets import (
     read_target,
 )
 from outrider.options.roles import ChatRole
+from tests.support.wire_fixtures import free_port
 
 
 @pytest.fixture
@@ -24,7 +30,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NamedTarget:
     target = NamedTarget("demo", "127.0.0.1:50151", "us-east-1")
     target.write()
     target.write_secret("ca.pem", b"an authority")
-    target.write_secret("token", b"a token\n")
+    target.write_secret("token", b"a-token\n")
     return target
 
 
@@ -73,3 +79,18 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(demo: NamedTarget) -> N
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="a target's name has"):
         find_target(name)
+
+
+def test_a_target_behind_a_closed_tunnel_is_told_with_the_command_that_opens_it(
+    demo: NamedTarget, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.connecting.CONNECT_SECONDS", 0.2)
+    made = make_certificate(demo.directory / "made", ["127.0.0.1"])
+    demo.write_secret("ca.pem", made.ca.read_bytes())
+    replace(demo, address=f"127.0.0.1:{free_port()}").write()
+    with (
+        pytest.raises(Unavailable),
+        connect_target(ChatRole(target="demo"), Tokenizer(EMBEDDED / "draft")),
+    ):
+        pass
+    assert "`outrider deploy tunnel demo`" in capsys.readouterr().err
