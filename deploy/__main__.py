@@ -12,6 +12,8 @@ from outrider.options.verb import VerbOptions, parse_verb
 
 VERBS = {
     "prices": "what targets cost, with source and date",
+    "k8s": "print the manifests of a target on Kubernetes",
+    "ray": "serve from several replicas behind one address, with Ray Serve",
 }
 """Verbs, each a module of deploy/commands, with their help."""
 
