@@ -10,12 +10,13 @@ does anywhere: at the cost of a prefill.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.hosted import Carrier, HostedTarget
-from grpc_comm.transport import MAX_MESSAGE_BYTES
+from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
 from inference.errors import MissingExtra
 from outrider.options.roles import TargetRole
 from outrider.target import load_target
@@ -47,7 +48,7 @@ class Fleet(NamedTuple):
     waiting: int  # sessions beyond those that a replica may have before it refuses more
     neuron_cores: int  # of one replica; 0 where the device is another one
     cpus: float  # of one replica, as Ray counts them
-    port: int
+    ingress: Address
     up_seconds: float  # how long too many sessions are borne
     down_seconds: float  # how long too few are
     grace: float  # time that texts have to end at a replica that goes
@@ -104,9 +105,9 @@ def start(fleet: Fleet, options: TargetRole, cluster: str | None = None) -> None
         here["resources"] = {"neuron_cores": fleet.most_replicas * fleet.neuron_cores}
     ray.init(address=cluster, log_to_driver=False, **({} if cluster else here))
     serve.start(
-        http_options=HTTPOptions(port=0),
+        http_options=HTTPOptions(host=fleet.ingress.host, port=_unused_port()),
         grpc_options=gRPCOptions(
-            port=fleet.port, grpc_servicer_functions=[_SERVICER], enable_reflection=False
+            port=fleet.ingress.port, grpc_servicer_functions=[_SERVICER], enable_reflection=False
         ),
     )
     given = {name: getattr(options, name) for name in sorted(options.model_fields_set)}
@@ -120,6 +121,12 @@ def stop() -> None:
 
     serve.shutdown()
     ray.shutdown()
+
+
+def _unused_port() -> int:
+    """A port for the ingress's HTTP, which has nothing to serve and cannot be left out."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        return int(unused.getsockname()[1])
 
 
 def _deployment(fleet: Fleet) -> Any:

@@ -10,10 +10,11 @@ from annotated_types import Ge
 from pydantic import model_validator
 from typing_extensions import Self
 
+from grpc_comm.transport import Address
 from inference.command import say
 from outrider.options import groups, network
 from outrider.options.roles import TargetRole
-from outrider.options.values import Count, Name, Natural, Port, Seconds
+from outrider.options.values import Count, Host, Name, Natural, Port, Seconds
 from outrider.options.verb import VerbOptions
 
 EXAMPLES = """examples:
@@ -41,6 +42,8 @@ class RayOptions(
     """NeuronCores of each replica, its tensor-parallel group (0: it uses none)"""
     cpus: Annotated[float, Ge(0)] = 1.0
     """processors that Ray sets aside for each replica"""
+    host: Host = "127.0.0.1"
+    """address on which the ingress listens"""
     port: Port = 50051
     """port of the ingress"""
     waiting: Natural = 64
@@ -66,15 +69,19 @@ class RayOptions(
             )
         if self.keys_file is None and not self.insecure:
             raise ValueError(
-                "the ingress listens on all addresses of its machines: give --keys_file FILE (or "
-                "--insecure, if the network is trusted)"
+                "Ray's replicas listen on all addresses of their machines: give --keys_file FILE "
+                "(or --insecure, if the network is trusted)"
             )
         return self
 
     @property
     def target(self) -> TargetRole:
         """What each replica serves."""
-        shared = (self.model_fields_set & TargetRole.model_fields.keys()) - {"port", "debug"}
+        shared = (self.model_fields_set & TargetRole.model_fields.keys()) - {
+            "host",
+            "port",
+            "debug",
+        }
         return TargetRole(**{name: getattr(self, name) for name in shared})
 
 
@@ -84,6 +91,7 @@ OPTIONS = RayOptions
 def run(options: RayOptions) -> int:
     """Start the fleet; in a cluster of its own, serve until a signal."""
     from outrider.ray_target import Fleet, start, stop
+    from outrider.target import READY
 
     fleet = Fleet(
         replicas=options.replicas,
@@ -92,13 +100,13 @@ def run(options: RayOptions) -> int:
         waiting=options.waiting,
         neuron_cores=options.neuron_cores,
         cpus=options.cpus,
-        port=options.port,
+        ingress=Address(options.host, options.port),
         up_seconds=options.scale_up_after,
         down_seconds=options.scale_down_after,
         grace=options.grace,
     )
     start(fleet, options.target, options.cluster)
-    say(f"listening on port {options.port} ({options.replicas} replicas); Ctrl-C ends")
+    say(f"{READY}{fleet.ingress} ({options.replicas} replicas); Ctrl-C ends")
     if options.cluster is not None:
         return 0
     signalled = threading.Event()

@@ -24,6 +24,7 @@ Stand-ins
     fake_neuron, fake_nxd, fake_ranks, neuron_signatures: AWS's packages on the CPU
     fake_tnx: transformers-neuronx
     fake_recorder: CUDA's recordings
+    fleets: on Ray Serve, by the real command line
     terminal: a screen without anybody before it
     price_lists: AWS's prices
 
