@@ -32,7 +32,7 @@ class Neuron(NamedTuple):
     claimed: bool  # by dynamic resource allocation; else by the device plugin
 
 
-class Shape(NamedTuple):
+class Workload(NamedTuple):
     """What is filled in."""
 
     image: str
@@ -43,28 +43,28 @@ class Shape(NamedTuple):
     flags: tuple[str, ...] = ()  # further flags of the target
 
 
-def manifests(shape: Shape) -> list[Manifest]:
+def manifests(workload: Workload) -> list[Manifest]:
     """The manifests, in the order in which they are to be applied."""
     documents = _read("target.yaml")
     stateful_set = next(one for one in documents if one["kind"] == "StatefulSet")
-    stateful_set["spec"]["replicas"] = shape.replicas
+    stateful_set["spec"]["replicas"] = workload.replicas
     pod = stateful_set["spec"]["template"]["spec"]
     (target,) = pod["containers"]
-    target["image"] = shape.image
-    target["args"] += shape.flags
-    target["resources"]["limits"]["memory"] = shape.memory
-    target["resources"]["requests"]["memory"] = shape.memory
-    if shape.artefact is not None:
-        _fetch(pod, target, shape.image, shape.artefact)
-    if shape.neuron is None:
+    target["image"] = workload.image
+    target["args"] += workload.flags
+    target["resources"]["limits"]["memory"] = workload.memory
+    target["resources"]["requests"]["memory"] = workload.memory
+    if workload.artefact is not None:
+        _fetch(pod, target, workload.image, workload.artefact)
+    if workload.neuron is None:
         return documents
     target["args"].append("--device=neuron")
-    pod["nodeSelector"] = {"node.kubernetes.io/instance-type": shape.neuron.instance}
+    pod["nodeSelector"] = {"node.kubernetes.io/instance-type": workload.neuron.instance}
     pod["tolerations"] = [{"key": DEVICE_PLUGIN, "operator": "Exists", "effect": "NoSchedule"}]
-    if not shape.neuron.claimed:
-        target["resources"]["limits"][DEVICE_PLUGIN] = shape.neuron.devices
+    if not workload.neuron.claimed:
+        target["resources"]["limits"][DEVICE_PLUGIN] = workload.neuron.devices
         return documents
-    return [*_claim(pod, target, shape.neuron.devices), *documents]
+    return [*_claim(pod, target, workload.neuron.devices), *documents]
 
 
 def written(documents: list[Manifest]) -> str:

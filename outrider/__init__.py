@@ -80,7 +80,7 @@ def connect(
 ) -> Engine:
     """Connect to a target and load a draft for it. The result is a context manager.
 
-    target: HOST:PORT; several of one model: A,B
+    target: HOST:PORT; several replicas: A,B; dns:///HOST:PORT is one at each address of HOST
     draft: directory or hub name of the draft model; None for the embedded one; False for none
     options: flags of `outrider serve` by name (docs/flags.md), such as tls_ca, token_file, cs
 

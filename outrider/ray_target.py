@@ -14,7 +14,6 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
-from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.hosted import Carrier, HostedTarget
 from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
 from inference.errors import MissingExtra
@@ -33,10 +32,19 @@ ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a message would change threads twice
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),  # Ray's own is 2 GB
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DEREGISTERED_SECONDS),
+    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a port without a key
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "180",  # a busy machine needs more than Ray's own 30 s
 }
 """What Ray's processes read when they start. A cluster that runs already must have it."""
+
+
+_PORTS = (
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
+"""Ports that Ray's ingress opens beside its own."""
 
 
 class Fleet(NamedTuple):
@@ -65,13 +73,13 @@ class RayTarget:
         self._hosted = HostedTarget(load_target(TargetRole(**options)))
         self._hosted.begin()
 
-    async def Describe(self, request: pb.DescribeRequest, grpc_context: Carrier) -> pb.Description:
+    async def Describe(self, request: Any, grpc_context: Carrier) -> Any:
         """Answer Describe."""
         return await self._hosted.describe(request, grpc_context)
 
     async def Session(
-        self, messages: AsyncIterator[pb.ClientMessage], grpc_context: Carrier
-    ) -> AsyncIterator[pb.ServerMessage]:
+        self, messages: AsyncIterator[Any], grpc_context: Carrier
+    ) -> AsyncIterator[Any]:
         """Answer Session."""
         async for message in self._hosted.session(messages, grpc_context):
             yield message
@@ -94,6 +102,8 @@ def start(fleet: Fleet, options: TargetRole, cluster: str | None = None) -> None
     Raises MissingExtra without Ray.
     """
     os.environ.update(ENVIRONMENT)
+    if cluster is None:  # so that another fleet may stand beside it
+        os.environ.update({name: str(_unused_port()) for name in _PORTS})
     try:
         import ray
         from ray import serve
@@ -124,7 +134,7 @@ def stop() -> None:
 
 
 def _unused_port() -> int:
-    """A port for the ingress's HTTP, which has nothing to serve and cannot be left out."""
+    """A port for what Ray opens and nobody here uses, such as the ingress's HTTP."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         return int(unused.getsockname()[1])
 

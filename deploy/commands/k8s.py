@@ -8,17 +8,18 @@ from annotated_types import Len
 from pydantic import StringConstraints, model_validator
 from typing_extensions import Self
 
-from deploy.kubernetes import Artefact, Neuron, Shape, manifests, written
+from deploy.kubernetes import Artefact, Neuron, Workload, manifests, written
 from outrider.options import groups
 from outrider.options.group import Shown
 from outrider.options.values import Count, ModelName, Name
 from outrider.options.verb import VerbOptions
 
 EXAMPLES = """examples:
-  outrider deploy k8s --image outrider:cpu --form cpu | kubectl apply -f -        to try it on kind
+  outrider deploy k8s --image outrider:cpu --form cpu                     to try it on kind
   outrider deploy k8s --image REGISTRY/outrider:neuron --artifact s3://BUCKET/DIR --digest HEX \\
-      --instance trn1.2xlarge --memory 24Gi --replicas 3 | kubectl apply -f -
+      --instance trn1.2xlarge --memory 24Gi --replicas 3
 
+They go to stdout: append `| kubectl apply -f -`.
 The secrets outrider-tls and outrider-keys are yours to make: docs/fleet.md."""
 
 
@@ -61,11 +62,11 @@ class KubernetesOptions(groups.HourlyOptions, VerbOptions, title="kubernetes"):
         return self
 
     @property
-    def shape(self) -> Shape:
+    def workload(self) -> Workload:
         """What the manifests say."""
         assert self.image is not None
         named = {"model": self.model, "batch": self.batch, "usd_per_hour": self.usd_per_hour}
-        return Shape(
+        return Workload(
             image=self.image,
             replicas=self.replicas,
             memory=self.memory,
@@ -84,5 +85,5 @@ OPTIONS = KubernetesOptions
 
 def run(options: KubernetesOptions) -> int:
     """Print the manifests."""
-    print(written(manifests(options.shape)), end="")
+    print(written(manifests(options.workload)), end="")
     return 0

@@ -69,7 +69,8 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
     @model_validator(mode="after")
     def _has_addresses(self) -> Self:
-        if not all(endpoint.address.host for endpoint in self.endpoints):
+        hosts = [endpoint.address.host for endpoint in self.endpoints]
+        if not all(host and "/" not in host for host in hosts):
             raise ValueError(f"--target_host {self.target_host}: HOST or HOST:PORT is needed")
         return self
 
