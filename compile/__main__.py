@@ -15,6 +15,7 @@ from compile.build.quiet import quiet_libraries
 from compile.compile_options import CompileOptions, parse
 from inference.cache_directory import cache_directory
 from inference.command import run_command, say
+from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from compile.build.kept_times import KeptTimes
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
+    if options.where.on:
+        raise InvalidRequest("--on starts an instance: call it as `outrider compile --on TYPE`")
     if options.pull:
         _pull(options)
     elif options.target is None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
+from compile.on_instance import OnInstance
 from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_positive, check_target
 from inference.command import USAGE, Parser, add_flags, add_gone, option
 from inference.errors import InvalidRequest
@@ -161,6 +162,7 @@ class CompileOptions:
     dry_run: bool = option(False, "print the plan, memory and computed times, and build nothing")
     verbose: bool = option(False, "show what the compilers and libraries say")
     debug: bool = option(False, "show the traceback of an error")
+    where: OnInstance = field(default_factory=OnInstance)
 
     def __post_init__(self) -> None:
         for name in ("rows", "max_tree_nodes", "tensor_parallel", "graphs", "workers"):
@@ -232,7 +234,7 @@ class CompileOptions:
             raise InvalidRequest(
                 "--target is needed: cpu, trn1, inf2 or trn2 (--help shows examples)"
             )
-        if self.out is None and not self.dry_run:
+        if self.out is None and not self.dry_run and not self.where.on:
             raise InvalidRequest("--out is needed: the directory of the artefact")
 
     @property
@@ -311,6 +313,7 @@ _EXAMPLES = """examples:
   python -m compile --out artefact --push s3://bucket/artefacts    prints the digest that --pull
                                                                    needs
   python -m compile --pull s3://bucket/artefacts --digest HEX --out artefact
+  outrider compile --on r7i.4xlarge --model NAME --target trn1 --dry_run
 """
 
 
@@ -326,16 +329,19 @@ def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
         allow_abbrev=False,
     )
     add_flags(CompileOptions, parser)
+    add_flags(OnInstance, parser)
     add_gone(parser, "trace", "one core is built for as several are, with --tensor_parallel 1")
     add_gone(parser, "batch", "it is called --rows")
     add_gone(parser, "prefill_nodes", "it is called --prompt_chunks")
     add_gone(parser, "tree_nodes", "it is called --tree_sizes")
-    given = vars(parser.parse_args(arguments))
+    parsed = vars(parser.parse_args(arguments))
+    given = {name: value for name, value in parsed.items() if value is not None}
+    given["flag"] = tuple(given.get("flag", ()))
     try:
-        options = CompileOptions(
-            **{name: value for name, value in given.items() if value is not None}
-            | {"flag": tuple(given["flag"] or ())}
+        where = OnInstance(
+            **{one.name: given.pop(one.name, one.default) for one in fields(OnInstance)}
         )
+        options = CompileOptions(**given, where=where)
         options.check_command()
     except InvalidRequest as error:
         parser.exit(USAGE, f"{parser.prog}: error: {error}\n")

@@ -11,6 +11,14 @@ from inference.command import USAGE, nearest, run_command
 from outrider.options.verb import VerbOptions, parse_verb
 
 VERBS = {
+    "plan": "what `up` would create, and what that costs",
+    "up": "start a target, or go on with one that is half made",
+    "status": "a target's stack, instance and health, and what it has cost",
+    "logs": "what a target's host logged",
+    "tunnel": "lead a port of this machine to a target",
+    "cost": "what a target has cost so far, line by line",
+    "down": "remove a target with all that was made for it",
+    "doctor": "whether the account can run a target, and this machine can reach it",
     "prices": "what targets cost, with source and date",
     "k8s": "print the manifests of a target on Kubernetes",
     "ray": "serve from several replicas behind one address, with Ray Serve",

@@ -1,5 +1,5 @@
-"""Asks AWS for present prices through boto3: price list, spot history and capacity block offerings.
-Nothing here can buy, start or change anything.
+"""Asks AWS for present prices through boto3: price list, spot history, capacity block offerings and
+savings plans. Nothing here can buy, start or change anything.
 
 Written against botocore's models and public replies; not yet run against AWS.
 """
@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date, datetime, timezone
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from deploy.ec2_prices import InstanceOffer, NoPrice, Price, Pricing, SourceDown, TransferPrice
+from deploy.ec2_prices import (
+    Answer,
+    InstanceOffer,
+    NoPrice,
+    Offer,
+    Pricing,
+    Service,
+    ServiceOffer,
+    ServicePrice,
+    SourceDown,
+    Tier,
+)
+from deploy.instance_types import WITHOUT_ON_DEMAND
 from inference.errors import Mismatch
 
 PRICE_LIST_REGION = "us-east-1"
@@ -32,21 +45,42 @@ ON_DEMAND_TERMS = {
 capacity blocks also has a row at $0.00.
 """
 
-TRANSFER_TERMS = {"transferType": "AWS Outbound", "toLocation": "External"}
-SPOT_PRODUCTS = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
-BLOCK_HOURS = 24
-_ATTEMPTS, _CONNECT_SECONDS, _READ_SECONDS = 5, 3, 10
-_REFUSED_ALTOGETHER = {
-    "AuthFailure",
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "InvalidClientTokenId",
-    "InvalidSignatureException",
-    "RequestExpired",
-    "SignatureDoesNotMatch",
-    "UnrecognizedClientException",
+SERVICES: Mapping[Service, tuple[str, str, Mapping[str, str]]] = {
+    Service.TRAFFIC_OUT: (
+        "AWSDataTransfer",
+        "GB",
+        {"transferType": "AWS Outbound", "toLocation": "External"},
+    ),
+    Service.VOLUME: (
+        "AmazonEC2",
+        "GB-Mo",
+        {"productFamily": "Storage", "volumeApiName": "gp3"},
+    ),
+    Service.ADDRESS: ("AmazonVPC", "Hrs", {"group": "VPCPublicIPv4Address"}),
+    Service.STORAGE: (
+        "AmazonS3",
+        "GB-Mo",
+        {"storageClass": "General Purpose", "volumeType": "Standard"},
+    ),
 }
-_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
+"""Where the price list has a service: its code, its unit, and the attributes of its rows."""
+
+BLOCK_HOURS = 24
+_YEAR_SECONDS = 365 * 24 * 3600
+_LINUX = "Linux/UNIX"
+_SPOT_PRODUCTS = (_LINUX, "Linux/UNIX (Amazon VPC)")
+_ATTEMPTS, _CONNECT_SECONDS, _READ_SECONDS = 5, 3, 10
+_REFUSED = re.compile(
+    "AuthFailure|ExpiredToken|ClientTokenId|Signature|RequestExpired|UnrecognizedClient"
+)
+_DENIED = re.compile("AccessDenied|UnauthorizedOperation")
+
+
+class SpotPrice(NamedTuple):
+    """A spot price, and the time from which it holds."""
+
+    since: datetime
+    usd_per_hour: float
 
 
 class LivePrices:
@@ -61,71 +95,154 @@ class LivePrices:
         self._client = functools.cache(client or make_client)
         self._down: str | None = None
 
-    def price(self, offer: InstanceOffer) -> Price:
+    def answer(self, offer: Offer) -> Answer:
+        if isinstance(offer, ServiceOffer):
+            return self._service(offer)
         ask = {
             Pricing.ON_DEMAND: self._on_demand,
             Pricing.SPOT: self._spot,
             Pricing.CAPACITY_BLOCK: self._capacity_block,
-        }[offer.pricing]
+        }.get(offer.pricing, self._savings)
         usd, source = ask(offer)
-        return offer.at(usd, _today(), source)
+        return offer.at(usd, _now().date(), source)
 
-    def transfer(self, region: str) -> TransferPrice:
-        terms = {"fromRegionCode": region} | TRANSFER_TERMS
-        usd = transfer_usd_per_gb(self._products("AWSDataTransfer", terms), region)
-        return TransferPrice(region, 0.0, usd, _today(), "AWS price list; traffic in is free")
+    def spot_history(
+        self, offer: InstanceOffer, zone: str, since: datetime, until: datetime
+    ) -> list[SpotPrice]:
+        """What spot cost in a zone between two times, in order of time. Raises NoPrice."""
+        asked = {"AvailabilityZone": zone, "StartTime": since, "EndTime": until}
+        found = self._spot_prices(offer, asked).get(zone)
+        if not found:
+            raise NoPrice(f"EC2 has no spot price of {offer.instance_type} in {zone}")
+        return found
 
     def _on_demand(self, offer: InstanceOffer) -> tuple[float, str]:
-        rows = self._products("AmazonEC2", on_demand_terms(offer))
-        return on_demand_usd(rows, offer), "AWS price list"
+        """The one price among the rows. Raises Mismatch where there are several, since it cannot
+        be known which is paid. Rows at $0, for other systems or in other units are passed over.
+        """
+        if offer.instance_type in WITHOUT_ON_DEMAND:
+            raise NoPrice("it is sold as capacity blocks and spot only")
+        rates = self._rates("AmazonEC2", "Hrs", on_demand_terms(offer))
+        found = sorted({usd for _, usd in rates if usd > 0})
+        if not found:
+            raise NoPrice("the price list has no on-demand price for it")
+        if len(found) > 1:
+            several = ", ".join(f"${usd:g}" for usd in found)
+            raise Mismatch(
+                f"the price list has several prices for {offer}: {several}; give --price_file"
+            )
+        return found[0], "AWS price list"
 
     def _spot(self, offer: InstanceOffer) -> tuple[float, str]:
-        history = self._rows(
-            "ec2",
-            "describe_spot_price_history",
-            offer.region,
-            "SpotPriceHistory",
-            InstanceTypes=[offer.instance_type],
-            ProductDescriptions=[SPOT_PRODUCTS[0]],
-            StartTime=datetime.now(timezone.utc),
-        )
-        usd, zone = spot_usd(history)
-        return usd, f"EC2 spot history, {zone}"
+        """The cheapest zone's current price; its note names the zone and the others' median."""
+        zones = self._spot_prices(offer, {"StartTime": _now()})
+        asked = sorted((prices[-1].usd_per_hour, zone) for zone, prices in zones.items())
+        if not asked:
+            raise NoPrice("it has no spot price in any zone")
+        usd, zone = asked[0]
+        middle = median(usd for usd, _ in asked)
+        note = f"{zone}, the cheapest of {len(asked)} zones, median ${middle:g}"
+        return usd, f"EC2 spot history, {note}"
+
+    def _spot_prices(
+        self, offer: InstanceOffer, when: Mapping[str, Any]
+    ) -> dict[str, list[SpotPrice]]:
+        """Prices above $0 by zone, in order of time."""
+        asked = {"InstanceTypes": [offer.instance_type], "ProductDescriptions": [_LINUX]}
+        operation, key = "describe_spot_price_history", "SpotPriceHistory"
+        rows = self._rows("ec2", operation, offer.region, key, **asked, **when)
+        zones: dict[str, list[SpotPrice]] = {}
+        for row in sorted(rows, key=lambda row: row["Timestamp"]):
+            if row["ProductDescription"] in _SPOT_PRODUCTS and float(row["SpotPrice"]) > 0:
+                price = SpotPrice(row["Timestamp"], float(row["SpotPrice"]))
+                zones.setdefault(row["AvailabilityZone"], []).append(price)
+        return zones
 
     def _capacity_block(self, offer: InstanceOffer) -> tuple[float, str]:
-        offerings = self._rows(
-            "ec2",
-            "describe_capacity_block_offerings",
-            offer.region,
-            "CapacityBlockOfferings",
-            InstanceType=offer.instance_type,
-            InstanceCount=1,
-            CapacityDurationHours=BLOCK_HOURS,
-        )
-        usd, block = capacity_block_usd(offerings)
-        return usd, f"EC2 capacity block offering, {block}"
+        """The cheapest block's hourly price; a block is paid in full beforehand."""
+        asked = {
+            "InstanceType": offer.instance_type,
+            "InstanceCount": 1,
+            "CapacityDurationHours": BLOCK_HOURS,
+        }
+        operation, key = "describe_capacity_block_offerings", "CapacityBlockOfferings"
+        blocks = []
+        for block in self._rows("ec2", operation, offer.region, key, **asked):
+            duration, fee = block["CapacityBlockDurationHours"], float(block["UpfrontFee"])
+            hours = duration * block["InstanceCount"]
+            if block.get("CurrencyCode", "USD") == "USD" and hours > 0 and fee > 0:
+                where = f"{duration} hours in {block['AvailabilityZone']} for ${fee:g} upfront"
+                blocks.append((fee / hours, f"EC2 capacity block offering, {where}"))
+        if not blocks:
+            raise NoPrice("no capacity block is offered")
+        return min(blocks)
 
-    def _products(self, service: str, terms: Mapping[str, str]) -> list[str]:
-        return self._rows(
-            "pricing",
-            "get_products",
-            PRICE_LIST_REGION,
-            "PriceList",
-            ServiceCode=service,
-            FormatVersion="aws_v1",
-            Filters=filters(terms),
+    def _savings(self, offer: InstanceOffer) -> tuple[float, str]:
+        """The rate of a plan for an hour in which the instance runs."""
+        years = 1 if offer.pricing is Pricing.SAVINGS_1YR else 3
+        asked = {
+            "savingsPlanPaymentOptions": ["No Upfront"],
+            "savingsPlanTypes": ["EC2Instance"],
+            "products": ["EC2"],
+            "serviceCodes": ["AmazonEC2"],
+            "filters": savings_filters(offer),
+        }
+        operation = "describe_savings_plans_offering_rates"
+        found = [
+            float(row["rate"])
+            for row in self._rows(
+                "savingsplans", operation, PRICE_LIST_REGION, "searchResults", **asked
+            )
+            if row["unit"] == "Hrs" and "BoxUsage" in row["usageType"]
+            if row["savingsPlanOffering"]["durationSeconds"] == years * _YEAR_SECONDS
+            if row["savingsPlanOffering"]["currency"] == "USD"
+        ]
+        if not found:
+            raise NoPrice(f"no savings plan of {years} years is offered for it")
+        return min(found), f"AWS savings plan, {years} years, no upfront"
+
+    def _service(self, offer: ServiceOffer) -> ServicePrice:
+        code, unit, _ = SERVICES[offer.service]
+        tiers = sorted(self._rates(code, unit, service_terms(offer)))
+        if not tiers:
+            raise NoPrice(f"the price list has no price of {offer}")
+        return ServicePrice(
+            **vars(offer.offer),
+            tiers=tuple(Tier(*tier) for tier in tiers),
+            as_of=_now().date(),
+            source="AWS price list",
         )
+
+    def _rates(self, code: str, unit: str, terms: Mapping[str, str]) -> set[tuple[float, float]]:
+        """(beginning of the tier, dollars a unit) of the list's on-demand rates. Rows with other
+        attributes are left out, whatever AWS filtered.
+        """
+        asked = {"ServiceCode": code, "FormatVersion": "aws_v1", "Filters": filters(terms)}
+        rows = self._rows("pricing", "get_products", PRICE_LIST_REGION, "PriceList", **asked)
+        found = set()
+        for row in map(json.loads, rows):
+            attributes = row["product"]["attributes"]
+            if all(attributes.get(key, value) == value for key, value in terms.items()):
+                terms_of_row = row["terms"].get("OnDemand", {}).values()
+                found |= {
+                    (float(rate.get("beginRange", 0)), float(rate["pricePerUnit"].get("USD", 0)))
+                    for term in terms_of_row
+                    for rate in term["priceDimensions"].values()
+                    if rate["unit"] == unit
+                }
+        return found
 
     def _rows(
         self, service: str, operation: str, region: str, key: str, **asked: object
-    ) -> list[Any]:
-        """The rows under the key on all pages of a reply. boto's errors are translated into
-        ours.
-        """
+    ) -> Sequence[Any]:
+        """The rows under the key on all pages of a reply. boto's errors become ours."""
         if self._down:
             raise SourceDown(self._down)
         try:
-            pages = self._client(service, region).get_paginator(operation).paginate(**asked)
+            client = self._client(service, region)
+            if not client.can_paginate(operation):
+                return list(getattr(client, operation)(**asked)[key])
+            pages = client.get_paginator(operation).paginate(**asked)
             return [row for page in pages for row in page[key]]
         except SourceDown as error:
             self._down = str(error)
@@ -169,16 +286,22 @@ def _meaning(permission: str, error: Exception) -> NoPrice:
     if response is None:  # none came
         return SourceDown(str(error))
     code = str(response.get("Error", {}).get("Code", ""))
-    if code in _REFUSED_ALTOGETHER:
+    if _REFUSED.search(code):
         return SourceDown(f"the credentials are refused ({code})")
-    if code in _DENIED:
+    if _DENIED.match(code):
         return NoPrice(f"denied: the credentials lack {permission}")
     return NoPrice(f"{permission}: {error}")
 
 
 def on_demand_terms(offer: InstanceOffer) -> dict[str, str]:
-    """The attributes of an offer's row in the price list."""
+    """The attributes of an instance's row in the price list."""
     return {"instanceType": offer.instance_type, "regionCode": offer.region} | ON_DEMAND_TERMS
+
+
+def service_terms(offer: ServiceOffer) -> dict[str, str]:
+    """The attributes of a service's rows in the price list."""
+    field = "fromRegionCode" if offer.service is Service.TRAFFIC_OUT else "regionCode"
+    return {field: offer.region, **SERVICES[offer.service][2]}
 
 
 def filters(terms: Mapping[str, str]) -> list[dict[str, str]]:
@@ -188,82 +311,15 @@ def filters(terms: Mapping[str, str]) -> list[dict[str, str]]:
     ]
 
 
-def on_demand_usd(price_list: Iterable[str], offer: InstanceOffer) -> float:
-    """The one hourly price among the rows. Raises NoPrice where none is left, and Mismatch where
-    there are several, since it cannot be known which is paid.
-
-    Rows at $0, for other systems or in other units are passed over.
-    """
-    rates = _rates(price_list, on_demand_terms(offer))
-    found = sorted({usd for unit, usd, _ in rates if unit == "Hrs"})
-    if not found:
-        raise NoPrice("the price list has no on-demand price for it")
-    if len(found) > 1:
-        several = ", ".join(f"${usd:g}" for usd in found)
-        raise Mismatch(
-            f"the price list has several prices for {offer}: {several}; give --price_file"
-        )
-    return found[0]
+def savings_filters(offer: InstanceOffer) -> list[dict[str, Any]]:
+    """What selects an instance's rates among those of savings plans."""
+    return [
+        {"name": "region", "values": [offer.region]},
+        {"name": "instanceType", "values": [offer.instance_type]},
+        {"name": "tenancy", "values": ["shared"]},
+        {"name": "productDescription", "values": [_LINUX]},
+    ]
 
 
-def transfer_usd_per_gb(price_list: Iterable[str], region: str) -> float:
-    """The first paid tier, in dollars a GB out to the internet. Raises NoPrice."""
-    rates = _rates(price_list, TRANSFER_TERMS)
-    tiers = [(begin, usd) for unit, usd, begin in rates if unit == "GB"]
-    if not tiers:
-        raise NoPrice(f"the price list has no price of traffic out of {region}")
-    return min(tiers)[1]
-
-
-def spot_usd(history: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
-    """The cheapest zone's current price, and a note that names the zone and the others' prices.
-    Raises NoPrice.
-    """
-    latest: dict[str, Mapping[str, Any]] = {}
-    for row in sorted(history, key=lambda row: row["Timestamp"]):
-        if row["ProductDescription"] in SPOT_PRODUCTS:
-            latest[row["AvailabilityZone"]] = row
-    asked = sorted((float(row["SpotPrice"]), zone) for zone, row in latest.items())
-    asked = [(usd, zone) for usd, zone in asked if usd > 0]
-    if not asked:
-        raise NoPrice("it has no spot price in any zone")
-    usd, zone = asked[0]
-    middle = median(usd for usd, _ in asked)
-    return usd, f"{zone}, the cheapest of {len(asked)} zones, median ${middle:g}"
-
-
-def capacity_block_usd(offerings: Iterable[Mapping[str, Any]]) -> tuple[float, str]:
-    """The cheapest block's hourly price, and a note that describes the block. Raises NoPrice. A
-    block is paid in full beforehand.
-    """
-    blocks = []
-    for block in offerings:
-        duration, fee = block["CapacityBlockDurationHours"], float(block["UpfrontFee"])
-        hours = duration * block["InstanceCount"]
-        if block.get("CurrencyCode", "USD") == "USD" and hours > 0 and fee > 0:
-            where = f"{duration} hours in {block['AvailabilityZone']} for ${fee:g} upfront"
-            blocks.append((fee / hours, where))
-    if not blocks:
-        raise NoPrice("no capacity block is offered")
-    return min(blocks)
-
-
-def _rates(
-    price_list: Iterable[str], terms: Mapping[str, str]
-) -> Iterator[tuple[str, float, float]]:
-    """(unit, dollars, beginning of the tier) of the on-demand rates above $0. Rows with other terms
-    are left out.
-    """
-    for row in map(json.loads, price_list):
-        attributes = row["product"]["attributes"]
-        if any(attributes.get(key, value) != value for key, value in terms.items()):
-            continue
-        for term in row["terms"].get("OnDemand", {}).values():
-            for rate in term["priceDimensions"].values():
-                usd = float(rate["pricePerUnit"].get("USD", 0))
-                if usd > 0:
-                    yield rate["unit"], usd, float(rate.get("beginRange", 0))
-
-
-def _today() -> date:
-    return datetime.now(timezone.utc).date()
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

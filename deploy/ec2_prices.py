@@ -1,36 +1,32 @@
-"""Prices of EC2: the question, the answer, and the file that holds answers.
+"""Prices of AWS: the offers that are asked about, the answers, and the file that holds answers.
 
 The snapshot that ships here, the user's own --price_file and the cache have one form:
 
     {"schema": 1,
      "prices": [{"instance_type", "region", "pricing", "usd_per_hour", "as_of", "source",
                  "confidence"}],
-     "transfers": [{"region", "usd_per_gb_in", "usd_per_gb_out", "as_of", "source"}]}
+     "services": [{"service", "region", "tiers": [{"begin", "usd"}], "as_of", "source",
+                   "confidence"}]}
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import TypeAdapter
 
 from inference.errors import InvalidRequest, Unavailable
 from inference.file_model import Number, Record, Text, read_record
 from inference.json_file import read_json
-from inference.whole_file import write_whole
 
-T = TypeVar("T")
 SNAPSHOT = Path(__file__).parent / "data" / "ec2_prices.json"
-MAX_AGE_SECONDS = 24 * 3600.0
 
 
 class NoPrice(Unavailable):
@@ -42,11 +38,28 @@ class SourceDown(NoPrice):
 
 
 class Pricing(Enum):
-    """How an instance is paid."""
+    """How an instance is paid. Savings plans are of the EC2 instance kind, with no upfront."""
 
     ON_DEMAND = "on-demand"
     SPOT = "spot"
     CAPACITY_BLOCK = "capacity-block"
+    SAVINGS_1YR = "savings-1yr"
+    SAVINGS_3YR = "savings-3yr"
+
+
+class Service(Enum):
+    """What is paid beside an instance."""
+
+    TRAFFIC_OUT = "traffic-out"  # to the internet; what comes in is free
+    VOLUME = "gp3-volume"
+    ADDRESS = "public-ipv4"
+    STORAGE = "s3-storage"
+
+    @property
+    def unit(self) -> str:
+        """What its price is for."""
+        units = {Service.TRAFFIC_OUT: "GB", Service.ADDRESS: "hour"}
+        return units.get(self, "GB-month")
 
 
 @dataclass(frozen=True)
@@ -62,32 +75,65 @@ class InstanceOffer(Record):
             raise InvalidRequest(
                 f"{self.instance_type!r} is no instance type, such as trn1.2xlarge"
             )
-        if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", self.region):
-            raise InvalidRequest(f"{self.region!r} is no region, such as us-east-1")
+        check_region(self.region)
+
+    @property
+    def offer(self) -> InstanceOffer:
+        return InstanceOffer(self.instance_type, self.region, self.pricing)
+
+    @property
+    def key(self) -> str:
+        return f"{self.instance_type}.{self.pricing.value}"
 
     def __str__(self) -> str:
         return f"{self.instance_type} in {self.region}, {self.pricing.value}"
 
     def at(self, usd_per_hour: float, as_of: date, source: str) -> Price:
         """This offer at its price."""
-        return Price(
-            self.instance_type,
-            self.region,
-            self.pricing,
-            usd_per_hour=usd_per_hour,
-            as_of=as_of,
-            source=source,
-        )
+        return Price(**vars(self.offer), usd_per_hour=usd_per_hour, as_of=as_of, source=source)
+
+
+@dataclass(frozen=True)
+class ServiceOffer(Record):
+    """A service in a region."""
+
+    service: Service
+    region: str
+
+    def __post_init__(self) -> None:
+        check_region(self.region)
+
+    @property
+    def offer(self) -> ServiceOffer:
+        return ServiceOffer(self.service, self.region)
+
+    @property
+    def key(self) -> str:
+        return self.service.value
+
+    def __str__(self) -> str:
+        return f"{self.key} in {self.region}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price(InstanceOffer):
-    """The price of an offer."""
+class _Said(Record):
+    """Who says a price, and when."""
 
-    usd_per_hour: float
     as_of: date  # the day on which it held
     source: Text = ""  # who says so, in words; a row of a file without one is the file's own
     confidence: Literal["high", "low"] = "high"
+
+    @property
+    def said(self) -> str:
+        doubt = ", low confidence" if self.confidence == "low" else ""
+        return f"{self.source}, {self.as_of}{doubt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price(_Said, InstanceOffer):
+    """The price of an instance."""
+
+    usd_per_hour: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,34 +143,47 @@ class Price(InstanceOffer):
             )
 
     @property
-    def offer(self) -> InstanceOffer:
-        return InstanceOffer(self.instance_type, self.region, self.pricing)
+    def rate(self) -> float:
+        return self.usd_per_hour
 
     def __str__(self) -> str:
-        doubt = ", low confidence" if self.confidence == "low" else ""
-        return (
-            f"${self.usd_per_hour:g} an hour for {self.offer} ({self.source}, {self.as_of}{doubt})"
-        )
+        return f"${self.usd_per_hour:g} an hour for {self.offer} ({self.said})"
 
 
 @dataclass(frozen=True)
-class TransferPrice(Record):
-    """US dollars a GB between a region and the internet, in the first paid tier. Free allowances
-    are not deducted.
-    """
+class Tier(Record):
+    """US dollars a unit for what an account uses beyond `begin` units in a month."""
 
-    region: Text
-    usd_per_gb_in: float
-    usd_per_gb_out: float
-    as_of: date
-    source: Text = ""
+    begin: Number
+    usd: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServicePrice(_Said, ServiceOffer):
+    """The price of a service, by tiers."""
+
+    tiers: tuple[Tier, ...]
 
     def __post_init__(self) -> None:
-        for value in (self.usd_per_gb_in, self.usd_per_gb_out):
-            if not 0 <= value < math.inf:
-                raise InvalidRequest(
-                    f"{self.region}: traffic costs 0 or more a GB, got {value} from {self.source}"
-                )
+        super().__post_init__()
+        begins = [tier.begin for tier in self.tiers]
+        if begins[:1] != [0] or begins != sorted({*begins}) or any(t.usd < 0 for t in self.tiers):
+            raise InvalidRequest(f"{self.offer}: tiers begin at 0, rise, and cost 0 or more")
+
+    @property
+    def rate(self) -> float:
+        """US dollars a unit in the first tier that is paid for; free allowances are left out."""
+        return next((tier.usd for tier in self.tiers if tier.usd > 0), 0.0)
+
+    def usd(self, amount: float) -> float:
+        """US dollars for so many units in one month, if the account uses no others."""
+        ends = [*(tier.begin for tier in self.tiers[1:]), math.inf]
+        parts = zip(self.tiers, ends, strict=True)
+        return sum(tier.usd * max(0.0, min(amount, end) - tier.begin) for tier, end in parts)
+
+
+Offer: TypeAlias = InstanceOffer | ServiceOffer
+Answer: TypeAlias = Price | ServicePrice
 
 
 class PriceSource(Protocol):
@@ -132,12 +191,8 @@ class PriceSource(Protocol):
 
     name: str
 
-    def price(self, offer: InstanceOffer) -> Price:
-        """The price of an offer. Raises NoPrice."""
-        ...
-
-    def transfer(self, region: str) -> TransferPrice:
-        """The price of traffic of a region. Raises NoPrice."""
+    def answer(self, offer: Offer) -> Answer:
+        """The price of an offer: a Price for an instance, else a ServicePrice. Raises NoPrice."""
         ...
 
 
@@ -147,7 +202,7 @@ class PriceFile(Record):
 
     schema: Literal[1] = 1
     prices: tuple[Price, ...] = ()
-    transfers: tuple[TransferPrice, ...] = ()
+    services: tuple[ServicePrice, ...] = ()
     usd_per_million_tokens: tuple[Number, ...] | None = None  # printed beside the prices
 
     def plain(self) -> dict[str, Any]:
@@ -162,25 +217,16 @@ _FILE = TypeAdapter(PriceFile)
 class PriceTable:
     """Prices known beforehand; a PriceSource."""
 
-    def __init__(
-        self, name: str, prices: Iterable[Price], transfers: Iterable[TransferPrice] = ()
-    ) -> None:
+    def __init__(self, name: str, answers: Iterable[Answer]) -> None:
         self.name = name
-        self.prices = {price.offer: price for price in prices}
-        self.transfers = {transfer.region: transfer for transfer in transfers}
+        self.answers: dict[Offer, Answer] = {answer.offer: answer for answer in answers}
 
-    def price(self, offer: InstanceOffer) -> Price:
-        if offer in self.prices:
-            return self.prices[offer]
-        known = {one.region for one in self.prices if one.instance_type == offer.instance_type}
-        others = ", ".join(sorted(known - {offer.region}))
-        guess = f" (it has {others}, and the prices of other regions are not guessed)"
-        raise NoPrice(f"it has no such row{guess if others else ''}")
-
-    def transfer(self, region: str) -> TransferPrice:
-        if region in self.transfers:
-            return self.transfers[region]
-        raise NoPrice(f"it has no price of traffic in {region}")
+    def answer(self, offer: Offer) -> Answer:
+        if offer in self.answers:
+            return self.answers[offer]
+        known = {one.region for one in self.answers if one.key == offer.key}
+        guess = f" (it has {', '.join(sorted(known))}, and other regions' prices are not guessed)"
+        raise NoPrice(f"it has no such row{guess if known else ''}")
 
 
 def read_table(path: Path, name: str) -> PriceTable:
@@ -189,66 +235,11 @@ def read_table(path: Path, name: str) -> PriceTable:
     if isinstance(raw.value, dict) and "schema" not in raw.value:
         raw.refuse('an object with "schema": 1')
     file = read_record(raw, PriceFile)
-    return PriceTable(
-        name,
-        [replace(price, source=price.source or str(path)) for price in file.prices],
-        [replace(transfer, source=transfer.source or str(path)) for transfer in file.transfers],
-    )
+    rows: list[Answer] = [*file.prices, *file.services]
+    return PriceTable(name, [replace(row, source=row.source or str(path)) for row in rows])
 
 
-class PriceCache:
-    """A PriceSource with the prices that AWS gave within the last day, for when it cannot be asked.
-
-    Each price and each region has a file below a directory. Its age is its modification time.
-    """
-
-    name = "cache"
-
-    def __init__(
-        self, directory: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.time
-    ) -> None:
-        """Use the files below a directory.
-
-        tell: hears, in a line, of a file that cannot be used; the next price replaces it
-        """
-        self._directory, self._tell, self._clock = directory, tell, clock
-
-    def price(self, offer: InstanceOffer) -> Price:
-        price = self._table(self._price_path(offer)).price(offer)
-        return replace(price, source=f"{price.source} (kept)")
-
-    def transfer(self, region: str) -> TransferPrice:
-        transfer = self._table(self._transfer_path(region)).transfer(region)
-        return replace(transfer, source=f"{transfer.source} (kept)")
-
-    def keep(self, price: Price) -> None:
-        self._write(self._price_path(price), PriceFile(prices=(price,)))
-
-    def keep_transfer(self, transfer: TransferPrice) -> None:
-        self._write(self._transfer_path(transfer.region), PriceFile(transfers=(transfer,)))
-
-    def _price_path(self, offer: InstanceOffer) -> Path:
-        return self._directory / offer.region / f"{offer.instance_type}.{offer.pricing.value}.json"
-
-    def _transfer_path(self, region: str) -> Path:
-        return self._directory / region / "transfer.json"
-
-    def _table(self, path: Path) -> PriceTable:
-        try:
-            age = self._clock() - path.stat().st_mtime
-        except OSError as error:
-            raise NoPrice("nothing kept") from error
-        if age > MAX_AGE_SECONDS:
-            raise NoPrice(f"what is kept is {age / 3600:.0f} hours old")
-        try:
-            return read_table(path, self.name)
-        except InvalidRequest as error:
-            self._tell(f"note: a kept price is not used: {error}")
-            raise NoPrice("what is kept cannot be used") from error
-
-    def _write(self, path: Path, content: PriceFile) -> None:
-        """Write a file. A failure is ignored: the price is known anyway."""
-        try:
-            write_whole(path, json.dumps(content.plain()))
-        except OSError:
-            return
+def check_region(region: str) -> None:
+    """Raises InvalidRequest for what cannot be the name of a region."""
+    if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", region):
+        raise InvalidRequest(f"{region!r} is no region, such as us-east-1")

@@ -1,29 +1,38 @@
 """Finds the price of an offer from the first source that knows it: the user's file, AWS, what AWS
-said today, the bundled snapshot.
+said within a day, the bundled snapshot.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from deploy.aws_prices import LivePrices
 from deploy.ec2_prices import (
     SNAPSHOT,
+    Answer,
     InstanceOffer,
     NoPrice,
+    Offer,
     Price,
-    PriceCache,
+    PriceFile,
     PriceSource,
-    TransferPrice,
+    Service,
+    ServiceOffer,
+    ServicePrice,
     read_table,
 )
 from inference.cache_directory import cache_directory
+from inference.errors import InvalidRequest
+from inference.whole_file import write_whole
 
-T = TypeVar("T")
+MAX_AGE_SECONDS = 24 * 3600.0
 PLAUSIBLE_FACTOR = 4.0
 """Factor by which a price may differ from the known one. A price further off is reported with low
 confidence and not kept. p5.48xlarge really fell from $98.32 to $55.04 in 2025.
@@ -40,11 +49,10 @@ class Quote(NamedTuple):
 class Unpriced(NoPrice):
     """No source has a price; `reasons` holds what each of them said."""
 
-    def __init__(self, what: str, reasons: tuple[str, ...]) -> None:
-        super().__init__(
-            f"no price for {what}: {'; '.join(reasons)}; --usd_per_hour, in place of --instance, "
-            "states one"
-        )
+    def __init__(self, offer: Offer, reasons: tuple[str, ...]) -> None:
+        one = isinstance(offer, InstanceOffer)
+        remedy = "--usd_per_hour, in place of --instance," if one else "--usd_per_gb_down"
+        super().__init__(f"no price for {offer}: {'; '.join(reasons)}; {remedy} states one")
         self.reasons = reasons
 
 
@@ -55,21 +63,80 @@ class PriceChain:
         self._sources = tuple(sources)
 
     def quote(self, offer: InstanceOffer) -> Quote:
-        """The price of an offer. Raises Unpriced where no source knows it."""
-        return Quote(*self._first(str(offer), lambda source: source.price(offer)))
+        """The price of an instance. Raises Unpriced where no source knows it."""
+        answer, passed_over = self._first(offer)
+        assert isinstance(answer, Price)
+        return Quote(answer, passed_over)
 
-    def transfer(self, region: str) -> TransferPrice:
-        """The price of a region's traffic. Raises Unpriced where no source knows it."""
-        return self._first(f"traffic out of {region}", lambda source: source.transfer(region))[0]
+    def service(self, offer: ServiceOffer) -> ServicePrice:
+        """The price of a service. Raises Unpriced where no source knows it."""
+        answer, _ = self._first(offer)
+        assert isinstance(answer, ServicePrice)
+        return answer
 
-    def _first(self, what: str, ask: Callable[[PriceSource], T]) -> tuple[T, tuple[str, ...]]:
+    def services(self, region: str) -> dict[Service, ServicePrice]:
+        """The services that have a price in the region."""
+        found = {}
+        for service in Service:
+            with suppress(Unpriced):
+                found[service] = self.service(ServiceOffer(service, region))
+        return found
+
+    def _first(self, offer: Offer) -> tuple[Answer, tuple[str, ...]]:
         passed_over: list[str] = []
         for source in self._sources:
             try:
-                return ask(source), tuple(passed_over)
+                return source.answer(offer), tuple(passed_over)
             except NoPrice as reason:
                 passed_over.append(f"{source.name}: {reason}")
-        raise Unpriced(what, tuple(passed_over))
+        raise Unpriced(offer, tuple(passed_over))
+
+
+class PriceCache:
+    """A PriceSource with what AWS said within the last day, for when it cannot be asked.
+
+    Each answer has a price file below a directory. Its age is its modification time.
+    """
+
+    name = "cache"
+
+    def __init__(
+        self, directory: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        """Use the files below a directory.
+
+        tell: hears, in a line, of a file that cannot be used; the next price replaces it
+        """
+        self._directory, self._tell, self._clock = directory, tell, clock
+
+    def answer(self, offer: Offer) -> Answer:
+        path = self._path(offer)
+        try:
+            age = self._clock() - path.stat().st_mtime
+        except OSError as error:
+            raise NoPrice("nothing kept") from error
+        if age > MAX_AGE_SECONDS:
+            raise NoPrice(f"what is kept is {age / 3600:.0f} hours old")
+        try:
+            answer = read_table(path, self.name).answer(offer)
+        except InvalidRequest as error:
+            self._tell(f"note: a kept price is not used: {error}")
+            raise NoPrice("what is kept cannot be used") from error
+        return replace(answer, source=f"{answer.source} (kept)")
+
+    def keep(self, answer: Answer) -> None:
+        """Keep an answer. A failure is ignored: the price is known anyway."""
+        if isinstance(answer, Price):
+            file = PriceFile(prices=(answer,))
+        else:
+            file = PriceFile(services=(answer,))
+        try:
+            write_whole(self._path(answer), json.dumps(file.plain()))
+        except OSError:
+            return
+
+    def _path(self, offer: Offer) -> Path:
+        return self._directory / offer.region / f"{offer.key}.json"
 
 
 class Kept:
@@ -81,23 +148,18 @@ class Kept:
         self.name = source.name
         self._source, self._cache, self._known = source, cache, known
 
-    def price(self, offer: InstanceOffer) -> Price:
-        price = self._source.price(offer)
+    def answer(self, offer: Offer) -> Answer:
+        answer = self._source.answer(offer)
         try:
-            before = self._known.price(offer)
+            before = self._known.answer(offer)
         except NoPrice:
-            before = price
-        moved = price.usd_per_hour / before.usd_per_hour
-        if not 1 / PLAUSIBLE_FACTOR <= moved <= PLAUSIBLE_FACTOR:
-            doubted = f"{price.source}; ${before.usd_per_hour:g} on {before.as_of}"
-            return replace(price, confidence="low", source=doubted)
-        self._cache.keep(price)
-        return price
-
-    def transfer(self, region: str) -> TransferPrice:
-        transfer = self._source.transfer(region)
-        self._cache.keep_transfer(transfer)
-        return transfer
+            before = answer
+        low, high = sorted((answer.rate, before.rate))
+        if high > PLAUSIBLE_FACTOR * low:
+            doubted = f"{answer.source}; ${before.rate:g} on {before.as_of}"
+            return replace(answer, confidence="low", source=doubted)
+        self._cache.keep(answer)
+        return answer
 
 
 def open_prices(price_file: Path | None = None, live: bool = True) -> PriceChain:

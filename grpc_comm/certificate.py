@@ -1,6 +1,6 @@
 """Makes a certificate for a target without a public name, and the authority that signs it.
 
-No other module uses `cryptography`.
+Only this module and certificate_facts use `cryptography`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def connect(
 ) -> Engine:
     """Connect to a target and load a draft for it. The result is a context manager.
 
-    target: HOST:PORT; several replicas: A,B; dns:///HOST:PORT is one at each address of HOST
+    target: HOST:PORT; several replicas: A,B; dns:///HOST:PORT has one at each address of HOST; or
+        the name of a target that `outrider deploy up` made
     draft: directory or hub name of the draft model; None for the embedded one; False for none
     options: flags of `outrider serve` by name (docs/flags.md), such as tls_ca, token_file, cs
 
@@ -90,9 +91,12 @@ def connect(
     Mismatch when the two models' tokenizers differ.
     """
     from outrider.engine import Engine
+    from outrider.named_targets import named_targets
     from outrider.options.roles import SharedClientRole
 
-    given = SharedClientRole(target_host=target, draft_model=draft or None, **options)
+    where = "target" if target in named_targets() else "target_host"
+    options[where] = target
+    given = SharedClientRole(draft_model=draft or None, **options)
     return Engine(given, drafts=draft is not False)
 
 

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(verb: str) -> Callable[[Sequence[str]], int]:
     """The main function of a verb that is a command of its own."""
     if verb == "compile":
-        from compile.__main__ import main as command
+        from outrider.compiling import main as command
     elif verb == "compare":
         from outrider.compare.__main__ import main as command
     else:
@@ -61,7 +61,7 @@ def run_role(options: GeneralOptions) -> int:
 
         return chat(options)
     if isinstance(options, DoctorRole):
-        from outrider.doctor import doctor
+        from outrider.doctor.command import doctor
 
         return doctor(options)
     if isinstance(options, PullRole):

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from grpc_comm.observability.events import Draining, Event
 from grpc_comm.security import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import Target
@@ -38,6 +39,7 @@ from outrider.models import (
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
 from outrider.profiles import Unfinished, user_profiles
+from outrider.service_manager import notify
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def serve(options: ServingRole) -> int:
     begun, target = time.perf_counter(), load_target(options)
     ready = partial(_say_ready, target.description, time.perf_counter() - begun)
     with observed(options, options.usd_per_hour) as statistics:
+        statistics.listeners.append(_tell_of_end)
         serve_target(replace(target, listener=statistics), ready, options.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
@@ -85,6 +88,12 @@ def _say_ready(description: Description, seconds: float, bound: Address) -> None
     length = description.sequence_length
     limits = f"rows {description.rows}, sequence length {length}, {description.device}"
     say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
+    notify("READY=1", f"STATUS={description.model} on {bound}")
+
+
+def _tell_of_end(event: Event) -> None:
+    if isinstance(event, Draining):
+        notify("STOPPING=1", "STATUS=open sessions are asked to leave")
 
 
 def load_target(options: ServingRole) -> Target:

@@ -107,7 +107,7 @@ def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated 
     hourly = options.usd_per_hour or described_usd_per_hour
     source = f"${hourly:g} an hour, as {'given' if options.usd_per_hour else 'the target says'}"
     if options.instance is not None:
-        from deploy.ec2_prices import InstanceOffer, Pricing
+        from deploy.ec2_prices import InstanceOffer, Pricing, Service, ServiceOffer
         from deploy.pricing import open_prices
 
         prices = open_prices(live=not options.no_live)
@@ -115,16 +115,11 @@ def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated 
             InstanceOffer(options.instance, options.region, Pricing(options.pricing))
         ).price
         hourly, source = price.usd_per_hour, str(price)
-        if up is None or down is None:
-            listed = prices.transfer(options.region)
-            unstated = [f"${listed.usd_per_gb_in:g} a GB to it"] * (up is None) + [
-                f"${listed.usd_per_gb_out:g} a GB from it"
-            ] * (down is None)
-            source += f"; {' and '.join(unstated)} ({listed.source}, {listed.as_of})"
-            up, down = (
-                listed.usd_per_gb_in if up is None else up,
-                listed.usd_per_gb_out if down is None else down,
-            )
+        if up is None:
+            up, source = 0.0, f"{source}; traffic to it is free"
+        if down is None:
+            listed = prices.service(ServiceOffer(Service.TRAFFIC_OUT, options.region))
+            down, source = listed.rate, f"{source}; ${listed.rate:g} a GB from it ({listed.said})"
     if not hourly:
         return None
     return Stated(

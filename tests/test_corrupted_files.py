@@ -21,11 +21,13 @@ from compile.plan.workload import read_load
 from deploy.ec2_prices import (
     InstanceOffer,
     NoPrice,
-    PriceCache,
     PriceFile,
-    TransferPrice,
+    Service,
+    ServicePrice,
+    Tier,
     read_table,
 )
+from deploy.pricing import PriceCache
 from grpc_comm.server.server import BackgroundServer
 from inference.artifact import (
     MANIFEST,
@@ -62,7 +64,9 @@ LLAMA_3 = {
 }
 OFFER = InstanceOffer("trn1.2xlarge", "us-east-1")
 PRICE = OFFER.at(1.34, date(2026, 9, 24), "a test")
-TRAFFIC = TransferPrice("us-east-1", 0.0, 0.09, date(2026, 9, 24), "a test")
+TRAFFIC = ServicePrice(
+    Service.TRAFFIC_OUT, "us-east-1", tiers=(Tier(0, 0.09),), as_of=date(2026, 9, 24), source="test"
+)
 RECORD = {
     "prompt_tokens": 30,
     "token_ids": [1] * 12,
@@ -133,7 +137,7 @@ def _listed() -> Any:
 
 
 def _prices() -> Any:
-    return PriceFile(prices=(PRICE,), transfers=(TRAFFIC,)).plain()
+    return PriceFile(prices=(PRICE,), services=(TRAFFIC,)).plain()
 
 
 KINDS = {
@@ -383,7 +387,7 @@ def test_a_spoilt_price_is_told_of_once_and_passed_over(tmp_path: Path) -> None:
         path.write_bytes(content)
         told.clear()
         try:
-            prices.price(OFFER)
+            prices.answer(OFFER)
         except NoPrice:
             assert [len(line.splitlines()) for line in told] in ([], [1])
 

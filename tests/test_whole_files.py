@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from compile.store import DiskObjects, pull, push
-from deploy.ec2_prices import InstanceOffer, PriceCache
+from deploy.ec2_prices import InstanceOffer
+from deploy.pricing import PriceCache
 from inference.artifact import read_manifest, write_manifest
 from inference.command import FAILED, run_command
 from inference.planner.acceptance import read_acceptance, write_acceptance

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from compile.build.free_memory import processors, workers_within
 from compile.compile_options import CompileOptions
+from compile.plan.build_memory import worker_memory
 from compile.plan.draft import draft_directory
 from compile.plan.memory import footprint
 from compile.request import BuildCheckpoint
@@ -18,9 +19,6 @@ from inference.cache_directory import cache_directory
 
 if TYPE_CHECKING:
     from compile.build.build import Builder
-
-_COMPILER = 2 << 30
-"""Bytes that a process needs for its libraries and its C++ compiler, besides the weights."""
 
 
 def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint) -> Builder:
@@ -36,8 +34,8 @@ def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildChec
 
     quiet = not options.verbose
     weights = footprint(checkpoint.config, spec).weights
-    # the model, and its graph's results beside those of the compiled graph
-    workers = options.workers or workers_within(processors(), 2 * weights + _COMPILER)
+    need = worker_memory(spec.target, weights)
+    workers = options.workers or workers_within(processors(), need)
     workers = min(workers, len(spec.graphs))
     if spec.fused is None:
         from compile.build.cpu import CpuBuilder

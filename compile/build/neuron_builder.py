@@ -26,6 +26,7 @@ from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
 from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
 from compile.build.parallel import parallel_config, parallel_layers, parallel_tensors
+from compile.plan.build_memory import worker_memory
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
@@ -42,9 +43,6 @@ from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph
 """The module from which all graphs of a package are made."""
-
-_COMPILER = 16 << 30
-"""Bytes that one compiler may take."""
 
 _OPTIMISATION = ("-O", "--optlevel")
 
@@ -71,7 +69,9 @@ class NeuronBuilder:
         self._dealt = parallel_config(self._config, spec.tensor_parallel)
         self._dtype = DTYPES[spec.dtype]
         self._cache = cache or NeffCache(cache_directory("neuron_graphs"))
-        self.workers = workers or workers_within(max(1, processors() // 2), _COMPILER)
+        self.workers = workers or workers_within(
+            max(1, processors() // 2), worker_memory(spec.target, 0)
+        )
 
     def prepare(self, directory: Path) -> list[str]:
         """Write the weights, one file a rank."""

@@ -8,24 +8,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from pydantic import Field
 
-from deploy.ec2_prices import InstanceOffer, Price, PriceFile, Pricing, TransferPrice
+from deploy.ec2_prices import (
+    InstanceOffer,
+    Price,
+    PriceFile,
+    Pricing,
+    Service,
+    ServiceOffer,
+    ServicePrice,
+)
+from deploy.instance_types import bundled_types
 from deploy.pricing import PriceChain, Unpriced, open_prices
 from inference.command import FAILED
 from inference.cost.accounting import hire_usd
-from inference.errors import InvalidRequest
-from inference.json_file import read_json
 from outrider.options.group import Shown
 from outrider.options.values import File
 from outrider.options.verb import VerbOptions
 
-_ACCELERATORS = Path(__file__).parents[1] / "data" / "accelerators.json"
 EXAMPLES = """examples:
   outrider deploy prices                          every type that a target may run on, in us-east-1
   outrider deploy prices --instance trn1.2xlarge --pricing spot --region us-west-2
   outrider deploy prices --instance trn1.2xlarge --no_live --tokens_per_second 40
+  outrider deploy prices --instance trn1.2xlarge --pricing savings-3yr --gb_out 500
 """
 
 
@@ -40,7 +47,9 @@ class PricesOptions(VerbOptions, title="prices"):
     """instance types (default: every type that a target may run on)"""
     region: str = "us-east-1"
     """prices of other regions are never guessed"""
-    pricing: Literal["on-demand", "spot", "capacity-block"] | None = None
+    pricing: Literal["on-demand", "spot", "capacity-block", "savings-1yr", "savings-3yr"] | None = (
+        None
+    )
     """default: on-demand, else capacity-block; and spot"""
     price_file: File | None = None
     """your own prices, asked first; its form is that of deploy/data/ec2_prices.json"""
@@ -48,13 +57,10 @@ class PricesOptions(VerbOptions, title="prices"):
     """ask neither AWS nor the cache"""
     tokens_per_second: Annotated[float, Gt(0)] | None = None
     """show dollars per million tokens at this speed, the whole instance being paid"""
+    gb_out: Annotated[float, Ge(0)] | None = None
+    """show dollars for so many GB to the internet in a month, by tiers"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout, in the form of a price file"""
-
-    @property
-    def types(self) -> list[str]:
-        """The instance types that are asked for."""
-        return self.instance.split(",") if self.instance else list(accelerators())
 
 
 OPTIONS = PricesOptions
@@ -65,27 +71,21 @@ class PricesShown:
     """The prices that are printed."""
 
     prices: list[Price] = field(default_factory=list)
-    transfer: TransferPrice | None = None
+    services: list[ServicePrice] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # what has no price
     reasons: dict[str, None] = field(default_factory=dict)  # why sources were passed over
 
 
 def run(options: PricesOptions) -> int:
     """Print the prices. Returns 1 without a single one."""
-    speed = options.tokens_per_second
     own = None if options.price_file is None else Path(options.price_file)
     shown = collect(open_prices(own, live=not options.no_live), options)
-    (_print_json if options.as_json else _print_table)(shown, speed)
+    (_print_json if options.as_json else _print_table)(shown, options)
     if shown.missing:
         print(f"no price: {', '.join(shown.missing)}", file=sys.stderr)
     for reason in shown.reasons:
         print(f"  {reason}", file=sys.stderr)
     return 0 if shown.prices else FAILED
-
-
-def accelerators() -> dict[str, str]:
-    """The instance types that a target may run on, with their accelerators."""
-    return read_json(_ACCELERATORS, InvalidRequest).texts()
 
 
 def collect(prices: PriceChain, options: PricesOptions) -> PricesShown:
@@ -105,53 +105,52 @@ def collect(prices: PriceChain, options: PricesOptions) -> PricesShown:
         shown.reasons |= dict.fromkeys(passed_over)
         return True
 
-    for instance_type in options.types:
+    for instance_type in options.instance.split(",") if options.instance else bundled_types():
         if options.pricing is not None:
             ask(instance_type, Pricing(options.pricing))
             continue
         _ = ask(instance_type, Pricing.ON_DEMAND) or ask(instance_type, Pricing.CAPACITY_BLOCK)
         ask(instance_type, Pricing.SPOT)
-    try:
-        shown.transfer = prices.transfer(options.region)
-    except Unpriced as error:
-        shown.missing.append("traffic")
-        shown.reasons |= dict.fromkeys(error.reasons)
+    for service in Service:
+        try:
+            shown.services.append(prices.service(ServiceOffer(service, options.region)))
+        except Unpriced as error:
+            shown.missing.append(service.value)
+            shown.reasons |= dict.fromkeys(error.reasons)
     return shown
 
 
-def _print_json(shown: PricesShown, tokens_per_second: float | None) -> None:
+def _print_json(shown: PricesShown, options: PricesOptions) -> None:
     """Print a price file, with dollars per million tokens beside the prices, in their order."""
     costs = None
-    if tokens_per_second is not None:
-        seconds = 1e6 / tokens_per_second
+    if options.tokens_per_second is not None:
+        seconds = 1e6 / options.tokens_per_second
         costs = tuple(hire_usd(seconds, price.usd_per_hour) for price in shown.prices)
-    transfers = () if shown.transfer is None else (shown.transfer,)
-    print(json.dumps(PriceFile(1, tuple(shown.prices), transfers, costs).plain(), indent=1))
+    file = PriceFile(1, tuple(shown.prices), tuple(shown.services), costs)
+    print(json.dumps(file.plain(), indent=1))
 
 
-def _print_table(shown: PricesShown, tokens_per_second: float | None) -> None:
+def _print_table(shown: PricesShown, options: PricesOptions) -> None:
     """Print a table for people."""
     from rich.console import Console
     from rich.table import Table
 
-    extra = [] if tokens_per_second is None else [f"$/M tokens at {tokens_per_second:g}/s"]
+    speed = options.tokens_per_second
+    extra = [] if speed is None else [f"$/M tokens at {speed:g}/s"]
     table = Table("instance", "accelerators", "region", "pricing", "$/h", *extra, "as of", "source")
-    known = accelerators()
+    known = bundled_types()
     for price in shown.prices:
-        cells = [
-            price.instance_type,
-            known.get(price.instance_type, ""),
-            price.region,
-            price.pricing.value,
-            f"{price.usd_per_hour:.8g}",
-        ]
-        if tokens_per_second is not None:
-            cells.append(f"{hire_usd(1e6 / tokens_per_second, price.usd_per_hour):.4f}")
+        name = price.instance_type
+        cells = [name, known[name].accelerators if name in known else "", price.region]
+        cells += [price.pricing.value, f"{price.usd_per_hour:.8g}"]
+        if speed is not None:
+            cells.append(f"{hire_usd(1e6 / speed, price.usd_per_hour):.4f}")
         doubt = " (low confidence)" if price.confidence == "low" else ""
         table.add_row(*cells, str(price.as_of), price.source + doubt)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    if shown.transfer is not None:
-        transfer = shown.transfer
-        rates = f"${transfer.usd_per_gb_in:g} a GB in, ${transfer.usd_per_gb_out:g} a GB out"
-        said = f"({transfer.source}, {transfer.as_of})"
-        print(f"traffic of {transfer.region} with the internet: {rates} {said}")
+    for service in shown.services:
+        tiers = ", ".join(f"${tier.usd:g} beyond {tier.begin:g}" for tier in service.tiers[1:])
+        rates = f"${service.tiers[0].usd:g}{tiers and f', {tiers}'} per {service.service.unit}"
+        print(f"{service.key} of {service.region}: {rates} ({service.said})")
+        if service.service is Service.TRAFFIC_OUT and options.gb_out is not None:
+            print(f"  {options.gb_out:g} GB in a month: ${service.usd(options.gb_out):g}")

@@ -21,7 +21,7 @@ ON_THIS_MACHINE = tuple(one.name for one in ARCHITECTURES if one.on_this_machine
 UNUSED = (
     "gamma", "tree_nodes", "tree_depth", "tree_rates", "pace", "offline", "baseline", "as_json",
     "profile", "calibrate", "measure_first", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
-    "max_joules_per_token", "explain",
+    "max_joules_per_token", "explain", "target",
 )  # fmt: skip
 """Flags of role draft that have no meaning in a comparison."""
 

@@ -28,6 +28,7 @@ class Desk:
     """
 
     def __init__(self, options: ServeRole) -> None:
+        options = options.but(target=None)  # the page may name another place
         self.options, self._first = options, options
         self.texts: Texts | None = None
         self.reason = "no target was started"

@@ -4,12 +4,13 @@ who it is, and how a target tells what it does.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 from typing_extensions import Self
 
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
+from outrider.named_targets import read_target
 from outrider.options.group import Group
 from outrider.options.values import Count, File, Host, Name, Natural, Port, Seconds
 
@@ -44,6 +45,9 @@ class TlsOptions(Group, title="security"):
 class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """Where a client finds its target."""
 
+    target: Name | None = None
+    """a target by its name, as `outrider deploy up` made it: in place of --target_host,
+    --tls_ca and --token_file"""
     target_host: Host = "127.0.0.1"
     """where the target is, HOST or HOST:PORT; several replicas: A,B; dns:///HOST has one at each of
     the host's addresses"""
@@ -66,6 +70,23 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
         named = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
         address = parse_address(host) if named else Address(host, self.port)
         return Endpoint(address, resolved=text.startswith(DNS))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What the named target stands for, in the flags of which it takes the place."""
+        if not given.get("target"):
+            return given
+        named = read_target(given["target"])
+        meant = {
+            "target_host": named.address,
+            "tls_ca": str(named.ca_file),
+            "token_file": str(named.token_file),
+        }
+        for flag, value in meant.items():
+            if given.get(flag) not in (None, value):
+                raise ValueError(f"--target {named.name} says what --{flag} is: give one of them")
+        return given | meant
 
     @model_validator(mode="after")
     def _has_addresses(self) -> Self:

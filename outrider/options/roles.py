@@ -61,7 +61,7 @@ class FusedTargetRole(groups.DraftModelOptions, ServingRole):
     role: Literal["fused_target"] = "fused_target"
 
 
-TO_A_TARGET = ("target_host", "model", "tls_ca", "token_file")
+TO_A_TARGET = ("target", "target_host", "model", "tls_ca", "token_file")
 """Common flags of a client: where its target is, which draft it loads, and how it is known."""
 
 
@@ -237,10 +237,19 @@ class DoctorRole(
     groups.DeviceOptions,
     groups.DraftModelOptions,
 ):
-    """say what this machine can do, how far the target is, and what that means"""
+    """say what this machine can do, how far the target is, and what that means; on a target's host:
+    whether all that a target needs is there"""
 
-    COMMON: ClassVar = (*TO_A_TARGET, "device")
+    COMMON: ClassVar = (*TO_A_TARGET, "device", "target_config", "json")
     role: Literal["doctor"] = "doctor"
+    target_config: File | None = None
+    """check this machine as the host of the target whose options stand in this YAML file (default:
+    /etc/outrider/target.yaml where it is, unless flags of a client are given)"""
+    health: bool = False
+    """only ask the target at --target_host whether it takes sessions; --tls_cert alone trusts that
+    very certificate"""
+    as_json: bool = Field(default=False, alias="json")
+    """one JSON object on stdout"""
 
 
 ROLES: dict[str, type[groups.GeneralOptions]] = {
@@ -277,7 +286,7 @@ VERBS = {
 OTHER_VERBS = {
     "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2",
     "compare": "measure architectures side by side",
-    "deploy": "what instances cost",
+    "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",
 }
 """Verbs that are commands of their own, with their help."""
 

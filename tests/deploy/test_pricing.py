@@ -16,21 +16,30 @@ from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
 from deploy.__main__ import main
-from deploy.aws_prices import TRANSFER_TERMS, LivePrices, filters, make_client, on_demand_terms
+from deploy.aws_prices import (
+    LivePrices,
+    filters,
+    make_client,
+    on_demand_terms,
+    savings_filters,
+    service_terms,
+)
 from deploy.ec2_prices import (
     SNAPSHOT,
     InstanceOffer,
     NoPrice,
     Price,
-    PriceCache,
     PriceFile,
     PriceTable,
     Pricing,
+    Service,
+    ServiceOffer,
+    ServicePrice,
     SourceDown,
-    TransferPrice,
+    Tier,
     read_table,
 )
-from deploy.pricing import Kept, PriceChain, open_prices
+from deploy.pricing import Kept, PriceCache, PriceChain, open_prices
 from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest, Mismatch
 from tests.support.price_lists import hourly, live, product
@@ -79,24 +88,24 @@ def test_a_capacity_block_row_at_no_dollars_does_not_make_an_instance_free() -> 
         hourly(P5, "55.0400000000"),
         offer=P5,
     )
-    assert source.price(P5).usd_per_hour == 55.04
+    assert source.answer(P5).rate == 55.04
 
 
 def test_a_row_at_no_dollars_alone_is_no_price() -> None:
     with pytest.raises(NoPrice, match="on-demand"):
-        price_list(hourly(P5, "0.0000000000"), offer=P5).price(P5)
+        price_list(hourly(P5, "0.0000000000"), offer=P5).answer(P5)
 
 
 def test_a_row_for_windows_is_passed_over() -> None:
     source = price_list(
         hourly(TRN1, "1.9000000000", operatingSystem="Windows"), hourly(TRN1, "1.3437500000")
     )
-    assert source.price(TRN1).usd_per_hour == 1.34375
+    assert source.answer(TRN1).rate == 1.34375
 
 
 def test_two_different_prices_are_refused() -> None:
     with pytest.raises(Mismatch, match=r"\$1.3, \$1.4"):
-        price_list(hourly(TRN1, "1.3"), hourly(TRN1, "1.4")).price(TRN1)
+        price_list(hourly(TRN1, "1.3"), hourly(TRN1, "1.4")).answer(TRN1)
 
 
 def test_a_price_on_the_second_page_is_found() -> None:
@@ -113,8 +122,8 @@ def test_a_price_on_the_second_page_is_found() -> None:
             "get_products", {"PriceList": [hourly(TRN1, "1.34375")]}, asked | {"NextToken": "more"}
         )
 
-    price = live("pricing", pages).price(TRN1)
-    assert (price.usd_per_hour, price.source, price.as_of) == (
+    price = live("pricing", pages).answer(TRN1)
+    assert (price.rate, price.source, price.as_of) == (
         1.34375,
         "AWS price list",
         NOW.date(),
@@ -146,7 +155,7 @@ def test_a_throttled_call_is_made_again(credentials: None) -> None:
         )
 
     client.meta.events.register("before-send.pricing.GetProducts", answer)
-    assert LivePrices(lambda service, region: client).price(TRN1).usd_per_hour == 1.34375
+    assert LivePrices(lambda service, region: client).answer(TRN1).rate == 1.34375
     assert not replies
 
 
@@ -179,8 +188,8 @@ def test_a_denied_call_names_the_permission_and_the_next_is_made() -> None:
 
     source = live("pricing", script)
     with pytest.raises(NoPrice, match=r"pricing:GetProducts"):
-        source.price(TRN1)
-    assert source.price(TRN1).usd_per_hour == 1.34375
+        source.answer(TRN1)
+    assert source.answer(TRN1).rate == 1.34375
 
 
 def test_refused_credentials_end_all_asking() -> None:
@@ -192,7 +201,7 @@ def test_refused_credentials_end_all_asking() -> None:
     )
     for _ in range(2):
         with pytest.raises(SourceDown, match="credentials"):
-            source.price(TRN1)
+            source.answer(TRN1)
 
 
 def test_without_credentials_the_snapshot_answers_and_says_why() -> None:
@@ -243,8 +252,8 @@ def test_spot_is_the_cheapest_zone_now_and_names_it() -> None:
             "describe_spot_price_history", {"SpotPriceHistory": history}, asked
         ),
     )
-    price = source.price(SPOT)
-    assert price.usd_per_hour == 0.3
+    price = source.answer(SPOT)
+    assert price.rate == 0.3
     assert price.source == "EC2 spot history, us-east-1c, the cheapest of 3 zones, median $0.4"
 
 
@@ -263,33 +272,94 @@ def test_a_capacity_block_costs_its_fee_over_its_hours() -> None:
     reply = {"CapacityBlockOfferings": offerings}
     price = live(
         "ec2", lambda stub: stub.add_response("describe_capacity_block_offerings", reply, asked)
-    ).price(BLOCK)
-    assert price.usd_per_hour == pytest.approx(2.235)
+    ).answer(BLOCK)
+    assert price.rate == pytest.approx(2.235)
     assert (
         price.source
         == "EC2 capacity block offering, 24 hours in ap-southeast-4a for $53.64 upfront"
     )
 
 
-def test_traffic_out_costs_the_first_tier_that_is_paid() -> None:
-    tiers = [
-        ("GB", "0.0700", "51200"),
-        ("GB", "0.0000", "0"),
-        ("GB", "0.0900", "100"),
-        ("GB", "0.0850", "10240"),
-    ]
-    row = product(
-        TRN1, *tiers, transferType="AWS Outbound", toLocation="External", fromRegionCode="us-east-1"
-    )
+TRAFFIC = ServiceOffer(Service.TRAFFIC_OUT, "us-east-1")
+TIERS = [
+    ("GB", "0.0700", "51200"),
+    ("GB", "0.0000", "0"),
+    ("GB", "0.0900", "100"),
+    ("GB", "0.0850", "10240"),
+]
+
+
+def listed(offer: ServiceOffer, code: str, *tiers: tuple[str, str, str]) -> LivePrices:
+    """AWS with one row of a service in its price list."""
+    row = product(TRN1, *tiers, **service_terms(offer))
     asked = {
-        "ServiceCode": "AWSDataTransfer",
+        "ServiceCode": code,
         "FormatVersion": "aws_v1",
-        "Filters": filters({"fromRegionCode": "us-east-1"} | TRANSFER_TERMS),
+        "Filters": filters(service_terms(offer)),
     }
-    source = live(
+    return live(
         "pricing", lambda stub: stub.add_response("get_products", {"PriceList": [row]}, asked)
     )
-    assert source.transfer("us-east-1").usd_per_gb_out == 0.09
+
+
+def test_traffic_out_is_paid_by_tiers_and_its_rate_is_the_first_that_is_paid() -> None:
+    price = listed(TRAFFIC, "AWSDataTransfer", *TIERS).answer(TRAFFIC)
+    assert isinstance(price, ServicePrice)
+    assert price.rate == 0.09
+    assert price.usd(100) == 0
+    assert price.usd(500) == pytest.approx(400 * 0.09)
+    assert price.usd(60_000) == pytest.approx(10_140 * 0.09 + 40_960 * 0.085 + 8_800 * 0.07)
+
+
+@pytest.mark.parametrize(
+    ("service", "code", "unit"),
+    [
+        (Service.VOLUME, "AmazonEC2", "GB-Mo"),
+        (Service.ADDRESS, "AmazonVPC", "Hrs"),
+        (Service.STORAGE, "AmazonS3", "GB-Mo"),
+    ],
+)
+def test_a_service_has_its_row_of_the_price_list(service: Service, code: str, unit: str) -> None:
+    offer = ServiceOffer(service, "us-east-1")
+    rows = [(unit, "0.0800", "0"), ("Requests", "9", "0")]
+    assert listed(offer, code, *rows).answer(offer).rate == 0.08
+
+
+def test_a_savings_plan_is_the_rate_of_its_years_and_not_of_an_unused_reservation() -> None:
+    def rate(usd: str, years: int, usage: str = "BoxUsage:trn1.2xlarge") -> dict[str, Any]:
+        plan = {"durationSeconds": years * 31_536_000, "currency": "USD"}
+        return {"rate": usd, "unit": "Hrs", "usageType": usage, "savingsPlanOffering": plan}
+
+    offer = InstanceOffer("trn1.2xlarge", "us-east-1", Pricing.SAVINGS_3YR)
+    rates = [rate("0.84", 1), rate("0.51", 3), rate("0.1", 3, "UnusedBox:trn1.2xlarge")]
+    asked = {
+        "savingsPlanPaymentOptions": ["No Upfront"],
+        "savingsPlanTypes": ["EC2Instance"],
+        "products": ["EC2"],
+        "serviceCodes": ["AmazonEC2"],
+        "filters": savings_filters(offer),
+    }
+    operation = "describe_savings_plans_offering_rates"
+    source = live(
+        "savingsplans", lambda stub: stub.add_response(operation, {"searchResults": rates}, asked)
+    )
+    price = source.answer(offer)
+    assert (price.rate, price.source) == (0.51, "AWS savings plan, 3 years, no upfront")
+
+
+def test_every_service_says_what_its_price_is_for() -> None:
+    assert {service.value: service.unit for service in Service} == {
+        "traffic-out": "GB",
+        "gp3-volume": "GB-month",
+        "public-ipv4": "hour",
+        "s3-storage": "GB-month",
+    }
+
+
+def test_trn2_has_no_on_demand_price_whatever_the_price_list_says() -> None:
+    trn2 = InstanceOffer("trn2.48xlarge", "us-east-2")
+    with pytest.raises(NoPrice, match="capacity blocks and spot only"):
+        live("pricing", lambda stub: None).answer(trn2)
 
 
 def refused(line: str) -> None:
@@ -302,41 +372,45 @@ def test_what_aws_said_today_is_kept_and_tomorrow_is_not(tmp_path: Path) -> None
     live_price = Kept(
         price_list(hourly(TRN1, "1.4")), cache, PriceTable("snapshot", [known(TRN1, 1.34375)])
     )
-    assert live_price.price(TRN1).usd_per_hour == 1.4
-    assert cache.price(TRN1).usd_per_hour == 1.4
-    assert cache.price(TRN1).source == "AWS price list (kept)"
+    assert live_price.answer(TRN1).rate == 1.4
+    assert cache.answer(TRN1).rate == 1.4
+    assert cache.answer(TRN1).source == "AWS price list (kept)"
     with pytest.raises(NoPrice, match="nothing kept"):
-        cache.price(SPOT)
+        cache.answer(SPOT)
     clock[0] += 25 * 3600
     with pytest.raises(NoPrice, match="25 hours old"):
-        cache.price(TRN1)
+        cache.answer(TRN1)
 
 
 def test_a_price_four_times_off_is_doubted_and_not_kept(tmp_path: Path) -> None:
     cache = PriceCache(tmp_path / "prices", refused)
     price = Kept(
         price_list(hourly(TRN1, "13.4375")), cache, PriceTable("snapshot", [known(TRN1, 1.34375)])
-    ).price(TRN1)
-    assert (price.usd_per_hour, price.confidence) == (13.4375, "low")
+    ).answer(TRN1)
+    assert (price.rate, price.confidence) == (13.4375, "low")
     assert "$1.34375 on 2026-09-24" in price.source
     with pytest.raises(NoPrice):
-        cache.price(TRN1)
+        cache.answer(TRN1)
 
 
 def test_a_cache_that_is_damaged_or_cannot_be_written_is_none(tmp_path: Path) -> None:
     told: list[str] = []
     cache = PriceCache(tmp_path / "prices", told.append)
     cache.keep(known(TRN1, 1.0))
-    cache.keep_transfer(TransferPrice("us-east-1", 0.0, 0.09, date(2026, 11, 21), "test"))
-    assert cache.transfer("us-east-1").usd_per_gb_out == 0.09
+    cache.keep(
+        ServicePrice(
+            Service.TRAFFIC_OUT, "us-east-1", tiers=(Tier(0, 0.09),), as_of=date(2026, 11, 21)
+        )
+    )
+    assert cache.answer(TRAFFIC).rate == 0.09
     for path in (tmp_path / "prices").rglob("*.json"):
         path.write_text("{")
     with pytest.raises(NoPrice, match="cannot be used"):
-        cache.price(TRN1)
+        cache.answer(TRN1)
     assert [line.split(": ")[0] for line in told] == ["note"]
     assert "trn1.2xlarge.on-demand.json is not JSON" in told[0]
     cache.keep(known(TRN1, 1.0))
-    assert cache.price(TRN1).usd_per_hour == 1.0
+    assert cache.answer(TRN1).rate == 1.0
     (tmp_path / "file").write_text("")
     PriceCache(tmp_path / "file", refused).keep(known(TRN1, 1.0))
 
@@ -353,7 +427,7 @@ def test_the_users_own_file_is_asked_first(tmp_path: Path) -> None:
     ]
     path.write_text(json.dumps({"schema": 1, "prices": rows}))
     price = open_prices(path).quote(TRN1).price
-    assert (price.usd_per_hour, price.source, price.as_of) == (0.9, str(path), date(2026, 11, 1))
+    assert (price.rate, price.source, price.as_of) == (0.9, str(path), date(2026, 11, 1))
     assert open_prices(path).quote(P5).price.usd_per_hour == 55.04
 
 
@@ -363,6 +437,9 @@ ROW = {
     "usd_per_hour": 0.9,
     "as_of": "2026-11-01",
 }
+
+
+TIERED = {"service": "traffic-out", "region": "us-east-1", "as_of": "2026-11-01"}
 
 
 @pytest.mark.parametrize(
@@ -382,13 +459,17 @@ ROW = {
         ({"schema": 1, "prices": [ROW | {"as_of": "yesterday"}]}, "as_of is 'yesterday'"),
         (
             {"schema": 1, "prices": [ROW | {"pricing": "free"}]},
-            "'spot' or 'capacity-block'",
+            "'on-demand', 'spot', 'capacity-block'",
         ),
         ({"schema": 1, "prices": [ROW | {"region": "Oregon"}]}, "no region"),
         ({"schema": 1, "prices": [ROW | {"confidence": "sure"}]}, "'high' or 'low'"),
         (
-            {"schema": 1, "transfers": [{"region": "us-east-1"}]},
-            r"field transfers\[0\] has no usd_per_gb_in",
+            {"schema": 1, "services": [{"region": "us-east-1"}]},
+            r"field services\[0\] has no service",
+        ),
+        (
+            {"schema": 1, "services": [TIERED | {"tiers": [{"begin": 5, "usd": 1}]}]},
+            "tiers begin at 0",
         ),
     ],
 )
@@ -403,10 +484,11 @@ def test_a_price_file_that_is_wrong_is_refused_by_name(
 
 def test_the_snapshot_is_not_too_old_and_every_row_has_a_source() -> None:
     table = read_table(SNAPSHOT, "snapshot")
-    assert len(table.prices) == 15
-    for price in table.prices.values():
-        assert price.source.startswith("snapshot: ")
-    newest = max(price.as_of for price in table.prices.values())
+    instances = [one for one in table.answers.values() if isinstance(one, Price)]
+    assert len(instances) == 15
+    for answer in table.answers.values():
+        assert answer.source.startswith("snapshot: ")
+    newest = max(price.as_of for price in instances)
     age = (NOW.date() - newest).days
     assert age <= 400, f"deploy/data/ec2_prices.json is {age} days old: take the prices of today"
     if age > 180:
@@ -431,6 +513,8 @@ def test_the_command_prints_a_table_with_source_and_day(capsys: pytest.CaptureFi
                 "--no_live",
                 "--tokens-per-second",
                 "40",
+                "--gb_out",
+                "500",
             ]
         )
         == 0
@@ -443,7 +527,8 @@ def test_the_command_prints_a_table_with_source_and_day(capsys: pytest.CaptureFi
         "9.3316",
         "2026-09-24",
         "20260924211011",
-        "$0.09 a GB out",
+        "$0.09 beyond 100",
+        "500 GB in a month: $36",
     ):
         assert part in printed.out
     assert "no price: trn1.2xlarge spot" in printed.err
@@ -456,9 +541,10 @@ def test_the_commands_json_is_a_price_file(
     path = tmp_path / "prices.json"
     path.write_text(capsys.readouterr().out)
     table = read_table(path, "printed")
-    printed = PriceFile(prices=tuple(table.prices.values())).plain()
+    instances = [one for one in table.answers.values() if isinstance(one, Price)]
+    printed = PriceFile(prices=tuple(instances)).plain()
     assert printed["prices"] == json.loads(path.read_text())["prices"]
-    assert len(table.prices) == 14
+    assert (len(instances), len(table.answers)) == (14, 18)
 
 
 @pytest.mark.parametrize(
@@ -494,4 +580,4 @@ def test_the_snapshot_is_near_what_aws_says_now(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setenv("HOME", pwd.getpwuid(os.getuid()).pw_dir)
     snapshot = open_prices(live=False).quote(TRN1).price.usd_per_hour
-    assert LivePrices().price(TRN1).usd_per_hour == pytest.approx(snapshot, rel=0.2)
+    assert LivePrices().answer(TRN1).rate == pytest.approx(snapshot, rel=0.2)

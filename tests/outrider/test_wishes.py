@@ -198,7 +198,7 @@ def test_a_listed_price_is_said_with_its_source_and_day() -> None:
         "$1.34375 an hour for trn1.2xlarge in us-east-1, on-demand (snapshot: AWS price list"
     )
     assert "2026-09-24)" in listed.source
-    assert "$0 a GB to it (" in listed.source
+    assert "traffic to it is free" in listed.source
     assert "from it" not in listed.source  # it is the user's
 
 

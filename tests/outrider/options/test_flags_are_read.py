@@ -62,7 +62,11 @@ def test_a_role_reads_its_flags(
         "serve": [serving, {**serving, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
-        "doctor": [{"port": port}, {"port": port, "list_models": True}],
+        "doctor": [
+            {"port": port},
+            {"port": port, "list_models": True},
+            {"port": port, "health": True},
+        ],
     }
     options = [ROLES[role](**given) for given in runs[role]]
     read: set[str] = set()

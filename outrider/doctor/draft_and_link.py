@@ -1,4 +1,4 @@
-"""Verb doctor: what this machine can do, how far the target is, and what that means together."""
+"""What a client's machine can do, how far the target is, and what that means together."""
 
 from __future__ import annotations
 
@@ -10,38 +10,35 @@ from collections.abc import Iterator
 import torch
 
 from grpc_comm.client.connection import Connection
-from inference.command import FAILED, printable, say
+from inference.command import say
 from inference.errors import OutriderError
 from inference.planner.profiling import survey_draft
 from inference.times import TargetTimes
-from outrider.connecting import connect_target, print_models
+from outrider.connecting import connect_target
+from outrider.doctor.findings import Finding, refused, warning
 from outrider.models import PREFILL_NODES, Checkpoint, find_draft, load_model
 from outrider.options.roles import DoctorRole
 from outrider.probing import link_times, probe_link
 from outrider.version import outrider_version
 
 
-def doctor(options: DoctorRole) -> int:
-    """Print the findings. Returns 1 where the draft or the target cannot be used."""
-    if options.list_models:
-        print_models(options)
-        return 0
-    print(f"outrider   {outrider_version()}, Python {platform.python_version()}")
-    print(f"machine    {machine()}")
+def check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
+    """Findings of the draft here, the target, the link, and whether drafting ahead pays."""
+    yield Finding("outrider", f"{outrider_version()}, Python {platform.python_version()}")
+    yield Finding("machine", machine())
     try:
         checkpoint = find_draft(options)
         call = _draft_call(options, checkpoint)
     except OutriderError as error:
-        print(f"draft      cannot be used: {printable(str(error))}")
-        return FAILED
-    print(f"draft      {checkpoint.name}: {_ms(call)} ms a call, {1 / call:.0f} tokens/s alone")
+        yield refused("draft", error)
+        return
+    speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
+    yield Finding("draft", f"{checkpoint.name}: {speed}")
     try:
         with connect_target(options, checkpoint.tokenizer, checkpoint.name) as target:
-            print(*_of_target(target, call), sep="\n")
+            yield from _of_target(target, call)
     except OutriderError as error:
-        print(f"target     cannot be used: {printable(str(error))}")
-        return FAILED
-    return 0
+        yield refused("target", error)
 
 
 def machine() -> str:
@@ -64,27 +61,26 @@ def _draft_call(options: DoctorRole, checkpoint: Checkpoint) -> float:
     return survey_draft(model, length, 1).run(say)[1, 1]
 
 
-def _of_target(target: Connection, call: float) -> Iterator[str]:
+def _of_target(target: Connection, call: float) -> Iterator[Finding]:
     """What the target is, how far it is, and whether a draft with such calls runs ahead of it."""
     description = target.description
     trip = link_times(probe_link(target.probe, say)).round_trip
-    yield f"target     {description.model} on {description.device}, {description.rows} rows"
-    yield f"link       round trip {_ms(trip.seconds)} ms, give or take {_ms(trip.spread)}"
+    where = f"{description.model} on {description.device}, {description.rows} rows"
+    yield Finding("target", where)
+    spread = f"give or take {_ms(trip.spread)}"
+    yield Finding("link", f"round trip {_ms(trip.seconds)} ms, {spread}")
     forward = TargetTimes(dict(description.times)).seconds(1, 1)
     if not forward:
-        yield "plan       the target does not say what its forwards take yet"
+        yield Finding("plan", "the target does not say what its forwards take yet")
         return
-    ahead = math.ceil(trip.seconds / forward) + 1
-    yield (
-        f"plan       target-only makes {1 / forward:.1f} tokens/s; a draft call takes "
-        f"{call / forward:.2f} of a forward"
-    )
-    yield (
-        f"           the draft runs ahead: {ahead} tokens hide the round trip"
-        if call < forward
-        else "           the draft cannot run ahead: its calls take longer than a forward; take a "
-        "smaller one"
-    )
+    share = f"a draft call takes {call / forward:.2f} of a forward"
+    yield Finding("plan", f"target-only makes {1 / forward:.1f} tokens/s; {share}")
+    if call < forward:
+        ahead = math.ceil(trip.seconds / forward) + 1
+        yield Finding("plan", f"the draft runs ahead: {ahead} tokens hide the round trip")
+    else:
+        slow = "the draft cannot run ahead: its calls take longer than a forward"
+        yield warning("plan", slow, "take a smaller draft (--draft_model)")
 
 
 def _ms(seconds: float) -> str:

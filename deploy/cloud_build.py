@@ -1,0 +1,253 @@
+"""Builds an artefact on an instance of EC2: `outrider compile --on TYPE`.
+
+The instance has a stack of its own, as a target has, and writes artefact, compiled graphs, log and
+state to the bucket. The stack is removed whatever comes of the build. If this machine is lost, the
+instance ends itself at the end of its build, or of its lifetime.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from compile.compile_options import CompileOptions
+from compile.plan.build_memory import build_memory
+from compile.plan.device import GIB
+from compile.request import find_checkpoint, make_request
+from compile.store import open_store, pull
+from deploy.aws import Aws
+from deploy.bucket import HostBucket
+from deploy.deployment import Deployment
+from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
+from deploy.hourly import hourly_quote
+from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind
+from deploy.instance_types import find_type
+from deploy.launch import Launch
+from deploy.places import Place, find_image, places_for
+from deploy.pricing import Unpriced, open_prices
+from deploy.run_bill import Run, bill_of
+from deploy.running_instance import describe_instance
+from deploy.stack import StackState, TargetStack
+from deploy.wheel import build_wheel, put_wheel
+from inference.command import glance, say
+from inference.errors import InvalidRequest, OutriderError, Unavailable
+
+POLL_SECONDS = 5.0
+_NOT_FOR_THE_HOST = {"out", "push", "pull", "digest", "graph_store", "load", "dry_run", "debug"}
+_NEURON_DISK_GIB, _CPU_DISK_GIB = 250, 100
+_LARGER = {"r7i.xlarge": 32, "r7i.2xlarge": 64, "r7i.4xlarge": 128, "r7i.8xlarge": 256}
+"""Types that are named where another has too little memory, with their GiB."""
+
+
+@dataclass(frozen=True)
+class CloudBuild:
+    """What is built, on what, and where it goes."""
+
+    options: CompileOptions
+    deployment: Deployment
+    bucket: str
+    store: str  # s3://BUCKET/PREFIX of artefacts
+    need: int  # bytes of memory
+
+    @property
+    def reports(self) -> str:
+        return f"builds-of/{self.deployment.name}"
+
+
+def build_on(options: CompileOptions) -> int:
+    """Build on an instance; with --dry_run, say how. Returns 0."""
+    check(options)
+    aws = Aws(options.where.region)
+    build = plan(aws, options)
+    places = places_for(aws, build.deployment.instance, None)
+    find_image(aws, build.deployment.image_parameter)
+    print(*plan_lines(build, places), sep="\n", flush=True)
+    if options.dry_run:
+        return 0
+    user_data = build_script(prepare(aws, build))
+    launch = Launch(aws, build.deployment, say, glance)
+    with removed_afterwards(aws, build):
+        state = launch.start(places, user_data, build.bucket)
+        digest = wait(aws, build, state)
+    print(f"built and pushed: {build.store}, digest {digest}")
+    if options.out is not None:
+        pull(open_store(build.store), digest, Path(options.out), say)
+        print(f"{options.out}: every file checked")
+    return 0
+
+
+def check(options: CompileOptions) -> None:
+    """Raises InvalidRequest for what an instance cannot be asked for."""
+    if options.pull is not None or options.target is None:
+        raise InvalidRequest("--on builds: it needs --target, and no --pull")
+    if options.push is not None and not options.push.startswith("s3://"):
+        raise InvalidRequest(f"--push {options.push}: with --on it is s3://BUCKET/PREFIX")
+    for name in ("model", "draft_model"):
+        given = getattr(options, name)
+        if given is not None and Path(given).is_dir():
+            raise InvalidRequest(
+                f"--{name} {given} lies on this machine: an instance takes a hub name"
+            )
+
+
+def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
+    """The build. Raises InvalidRequest where the instance has too little memory for it."""
+    on = options.where.on or ""
+    checkpoint = find_checkpoint(replace(options, dry_run=True))
+    need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
+    has = find_type(aws.client("ec2"), on).memory_gib * GIB
+    if need > has:
+        larger = (
+            name for name in _LARGER if find_type(aws.client("ec2"), name).memory_gib * GIB >= need
+        )
+        raise InvalidRequest(
+            f"--on {on} has {has / GIB:g} GiB of memory, and this build needs about "
+            f"{need / GIB:.0f}: {next(larger, 'a larger type')} has enough"
+        )
+    neuron = options.device != "cpu"
+    deployment = Deployment(
+        name=f"build-{secrets.token_hex(4)}",
+        region=aws.region,
+        instance=InstanceKind(on),
+        purpose="build",
+        market="spot" if options.where.spot else "on-demand",
+        image=options.where.image or (NEURON_IMAGE if neuron else None),
+        disk_gib=_NEURON_DISK_GIB if neuron else _CPU_DISK_GIB,
+        lifetime_hours=options.where.most_hours,
+    )
+    bucket = deployment.bucket_name(aws.account)
+    if options.push is not None:
+        bucket = options.push.removeprefix("s3://").partition("/")[0]
+    store = options.push or f"s3://{bucket}/artefacts"
+    return CloudBuild(options, deployment, bucket, store, need)
+
+
+def plan_lines(build: CloudBuild, places: list[Place]) -> Iterator[str]:
+    """What is going to be started, and what it costs."""
+    deployment = build.deployment
+    yield f"instance    {deployment.instance.name}, {deployment.market}, in {places[0].zone}"
+    yield f"memory      this build needs about {build.need / GIB:.0f} GiB"
+    yield f"image       {deployment.image_parameter}"
+    yield f"volume      {deployment.volume_gib} GiB gp3, encrypted, deleted with the instance"
+    yield f"builds      python -m compile {' '.join(host_arguments(build))}"
+    yield f"store       {build.store}; it is kept"
+    yield f"stack       {deployment.stack}: removed after the build, whatever comes of it"
+    yield f"ends        itself after {deployment.lifetime_hours:g} h at most (--most_hours)"
+    try:
+        quote = hourly_quote(deployment, live=True)
+    except Unpriced as error:
+        yield f"$/h         no price of the instance: {'; '.join(error.reasons)}"
+        return
+    most = quote.hour.usd * deployment.lifetime_hours
+    yield f"$/h         {quote.hour.usd:.4f}: {quote.price}; at most ${most:.2f} in all"
+
+
+def host_arguments(build: CloudBuild) -> tuple[str, ...]:
+    """The words after `python -m compile` on the instance: the user's own, and where to."""
+    options, words = build.options, list[str]()
+    for name, value in vars(options).items():
+        default = type(options).__dataclass_fields__[name].default
+        if name in _NOT_FOR_THE_HOST or name == "where" or value == default:
+            continue
+        values = value if isinstance(value, tuple) else (value,)
+        words += [f"--{name}" if one is True else f"--{name}={one}" for one in values]
+    if options.load is not None:
+        words.append(f"--load={LOAD}")
+    if options.device != "cpu":
+        words.append(f"--graph_store={options.graph_store or f's3://{build.bucket}/graphs'}")
+    return (*words, f"--out={ARTEFACT}", f"--push={build.store}")
+
+
+def prepare(aws: Aws, build: CloudBuild) -> BuildSettings:
+    """Put into the bucket what the instance needs; returns what it is told."""
+    bucket, options = HostBucket(aws, build.bucket), build.options
+    bucket.make()
+    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+        given = options.where.wheel
+        wheel = Path(given) if given else build_wheel(Path(directory))
+        url, sha256 = put_wheel(bucket, wheel)
+    load = None
+    if options.load is not None:
+        load = bucket.put(f"{build.reports}/load.json", Path(options.load))
+    return BuildSettings(
+        region=aws.region,
+        wheel=url,
+        wheel_sha256=sha256,
+        arguments=host_arguments(build),
+        reports=f"s3://{build.bucket}/{build.reports}",
+        load=load,
+        venv=None if options.device == "cpu" else NEURON_VENV,
+        lifetime_hours=build.deployment.lifetime_hours,
+    )
+
+
+@contextmanager
+def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
+    """Removes the build's stack at the end, also after an error or Ctrl-C, and says what the
+    instance has cost.
+    """
+    stack = TargetStack(aws, build.deployment.stack)
+    try:
+        yield
+    finally:
+        state = stack.state()
+        if state is not None:
+            say(f"removing {stack.name}")
+            lines = cost_lines(aws, build, state)
+            try:
+                stack.remove(state, glance)
+            except (OutriderError, KeyboardInterrupt):
+                say(
+                    f"{stack.name} was not removed: `outrider deploy down {build.deployment.name}` "
+                    f"does it; its instance ends itself by {state.parameters['EndsAt']}"
+                )
+                raise
+            say(f"{stack.name} is removed; its log is s3://{build.bucket}/{build.reports}/log.txt")
+            for line in lines:
+                say(line)
+
+
+def cost_lines(aws: Aws, build: CloudBuild, state: StackState) -> list[str]:
+    """What the build has cost until now."""
+    instance = describe_instance(aws, state.instance_id) if state.instance_id else None
+    if instance is None:
+        return ["the build had no instance, so it cost nothing"]
+    run = Run(instance, build.deployment.volume_gib, build.bucket, datetime.now(timezone.utc))
+    bill = bill_of(aws, run, open_prices())
+    return [*(f"  {line}" for line in bill.lines), f"the build cost about ${bill.usd:.4f}"]
+
+
+def wait(aws: Aws, build: CloudBuild, state: StackState) -> str:
+    """The digest of the artefact, when it was built. Raises Unavailable where it was not."""
+    began = time.monotonic()
+    while True:
+        told = _status(aws, build)
+        if told["state"] == "built":
+            return told["digest"]
+        if told["state"] == "failed":
+            raise Unavailable(f"the build failed at: {told['step']}\n{_log(aws, build)}")
+        instance = describe_instance(aws, state.instance_id or "")
+        if instance is None or not instance.alive:
+            why = instance.ended_by if instance else "EC2 has forgotten it"
+            raise Unavailable(f"the instance ended during the build: {why}")
+        glance(f"{instance.instance_id}: {told['step']}, {time.monotonic() - began:.0f} s")
+        time.sleep(POLL_SECONDS)
+
+
+def _status(aws: Aws, build: CloudBuild) -> dict[str, str]:
+    content = HostBucket(aws, build.bucket).read(f"{build.reports}/status.json")
+    told: dict[str, str] = json.loads(content) if content else {}
+    return {"state": "running", "step": "starting", "digest": ""} | told
+
+
+def _log(aws: Aws, build: CloudBuild) -> str:
+    """The last lines of what the instance printed."""
+    content = HostBucket(aws, build.bucket).read(f"{build.reports}/log.txt") or b""
+    return "\n".join(content.decode("utf-8", "replace").splitlines()[-15:])

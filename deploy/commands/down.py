@@ -1,0 +1,69 @@
+"""`outrider deploy down`: removes a target with all that was made for it, and says what is left."""
+
+from __future__ import annotations
+
+from deploy.aws import Aws
+from deploy.bill import BYTES_PER_GB
+from deploy.bucket import HostBucket
+from deploy.commands.options import NamedOptions
+from deploy.deployment import stack_name
+from deploy.ec2_prices import Service, ServiceOffer
+from deploy.handover import withdraw_secrets
+from deploy.leftovers import leftovers
+from deploy.pricing import Unpriced, open_prices
+from deploy.stack import TargetStack
+from inference.command import FAILED, glance
+from outrider.named_targets import forget_target
+
+EXAMPLES = """examples:
+  outrider deploy down demo
+  outrider deploy down demo --with_bucket      also what was uploaded
+"""
+
+
+class DownOptions(NamedOptions, title="target"):
+    """Remove a target with all that was made for it, whole or half made, and list what is left."""
+
+    with_bucket: bool = False
+    """also delete the bucket that `up` made, with the wheels and artefacts of all targets"""
+
+
+OPTIONS = DownOptions
+
+
+def run(options: DownOptions) -> int:
+    """Remove the target. Returns 1 where something of it is left."""
+    aws = options.aws()
+    stack = TargetStack(aws, stack_name(options.name))
+    state = stack.state()
+    if state is None:
+        print(f"there is no stack {stack.name} in {aws.region}")
+    else:
+        resources = stack.resources(state)
+        stack.remove(state, glance)
+        print(f"removed {stack.name}: {', '.join(resources) or 'it had no resources'}")
+    withdraw_secrets(aws, options.name)
+    forget_target(options.name)
+    _bucket(aws, remove=options.with_bucket)
+    left = leftovers(aws, options.name)
+    print(f"left of {options.name} in {aws.region}: {', '.join(left) or 'nothing'}")
+    return FAILED if left else 0
+
+
+def _bucket(aws: Aws, *, remove: bool) -> None:
+    """Remove the account's bucket, or say what it holds."""
+    bucket = HostBucket(aws, f"outrider-{aws.account}-{aws.region}")
+    if not bucket.exists:
+        return
+    if remove:
+        bucket.remove()
+        print(f"removed s3://{bucket.name}")
+        return
+    objects, size = bucket.contents()
+    held = f"{objects} objects, {size / 1e6:.1f} MB"
+    try:
+        price = open_prices().service(ServiceOffer(Service.STORAGE, aws.region))
+        held += f", ${price.usd(size / BYTES_PER_GB):.4f} a month"
+    except Unpriced:
+        pass
+    print(f"kept s3://{bucket.name} for the next target: {held}; --with_bucket removes it")

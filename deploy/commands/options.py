@@ -1,0 +1,107 @@
+"""Flags that several verbs have."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Gt, Le
+from pydantic import model_validator
+from typing_extensions import Self
+
+from deploy.aws import DEFAULT_REGION, Aws
+from deploy.deployment import Deployment
+from deploy.instance_kind import InstanceKind, Market
+from outrider.named_targets import check_name, find_target
+from outrider.options.group import Shown
+from outrider.options.values import Count, ModelName, Name
+from outrider.options.verb import VerbOptions
+
+
+class NamedOptions(VerbOptions, title="target"):
+    """Which target is meant."""
+
+    BARE: ClassVar = "name"
+
+    name: Name = "target"
+    """what the target is called here and in the account"""
+    region: Annotated[str, Shown("REGION")] | None = None
+    """AWS region (default: the named target's, else that of boto3's configuration, else
+    us-east-1)"""
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        check_name(self.name)
+        return self
+
+    def aws(self) -> Aws:
+        """The account, in the target's region."""
+        known = None if self.region else find_target(self.name)
+        return Aws(self.region or (known.region if known else None))
+
+
+class DeploymentOptions(NamedOptions, title="instance"):
+    """What is to run, and where."""
+
+    instance: Annotated[str, Shown("TYPE")] = "trn1.2xlarge"
+    """EC2 type: trn1, trn2, inf2, one with NVIDIA's GPUs, or one with CPUs alone"""
+    artifact: Annotated[str, Shown("STORE")] | None = None
+    """compiled target: s3://BUCKET/PREFIX with --digest, or a directory, which is pushed to
+    --bucket"""
+    digest: Annotated[str, Shown("HEX")] | None = None
+    """of the artefact on S3, as --push printed it"""
+    model: ModelName | None = None
+    """hub name of what a CPU or CUDA instance serves (default: the embedded target)"""
+    spot: bool = False
+    """cheaper, and AWS may end it at any time"""
+    capacity_block: Annotated[str, Shown("CR_ID")] | None = None
+    """start in this capacity block, which you bought; Outrider quotes blocks and never buys one"""
+    subnet: Annotated[str, Shown("SUBNET")] | None = None
+    """start here (default: the default subnets of all zones, one after the other)"""
+    bucket: Annotated[str, Shown("BUCKET")] | None = None
+    """bucket for Outrider's wheel and artefacts (default: the artefact's, else
+    outrider-ACCOUNT-REGION)"""
+    image: Annotated[str, Shown("PARAMETER")] | None = None
+    """public SSM parameter of the machine image (default: by the instance's kind)"""
+    disk_gib: Annotated[int, Ge(8), Le(16384)] | None = None
+    """size of the volume (default: 250 for Neuron, 200 for CUDA, 60 for CPU)"""
+    port: Annotated[int, Ge(1), Le(65535)] = 50051
+    """port of the target on its host"""
+    allow_cidr: Annotated[str, Shown("CIDR")] | None = None
+    """open the port to this network, with TLS and key, in place of a tunnel"""
+    idle_minutes: Count = 30
+    """without a session for so long, the host ends itself"""
+    lifetime_hours: Annotated[float, Gt(0), Le(24 * 365)] = 8.0
+    """after so long the host ends itself, whatever it does"""
+
+    @property
+    def market(self) -> Market:
+        if self.capacity_block:
+            return "capacity-block"
+        return "spot" if self.spot else "on-demand"
+
+    @model_validator(mode="after")
+    def _can_be(self) -> Self:
+        if self.spot and self.capacity_block:
+            raise ValueError("--spot and --capacity_block are two ways to pay: give one")
+        self.deployment(self.region or DEFAULT_REGION)
+        return self
+
+    def deployment(self, region: str) -> Deployment:
+        return Deployment(
+            name=self.name,
+            region=region,
+            instance=InstanceKind(self.instance),
+            market=self.market,
+            capacity_block=self.capacity_block,
+            artifact=self.artifact,
+            digest=self.digest,
+            model=self.model,
+            disk_gib=self.disk_gib,
+            image=self.image,
+            subnet=self.subnet,
+            bucket=self.bucket,
+            allow_cidr=self.allow_cidr,
+            port=self.port,
+            idle_minutes=self.idle_minutes,
+            lifetime_hours=self.lifetime_hours,
+        )

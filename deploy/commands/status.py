@@ -1,0 +1,89 @@
+"""`outrider deploy status`: the target's stack, instance and health, and what it has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deploy.aws import Aws
+from deploy.commands.cost import bill_of, find_run
+from deploy.commands.options import NamedOptions
+from deploy.deployment import stack_name
+from deploy.handover import secrets_waiting
+from deploy.host_commands import progress
+from deploy.pricing import open_prices
+from deploy.running_instance import RunningInstance, describe_instance
+from deploy.stack import TargetStack
+from inference.command import FAILED
+from inference.errors import OutriderError, Unavailable
+from outrider.named_targets import find_target
+
+EXAMPLES = """examples:
+  outrider deploy status demo
+"""
+
+
+class StatusOptions(NamedOptions, title="target"):
+    """Say how a target is: its stack, its instance, its host, and what it has cost."""
+
+
+OPTIONS = StatusOptions
+
+
+def run(options: StatusOptions) -> int:
+    """Print the target's state. Returns 1 where it does not run."""
+    aws = options.aws()
+    state = TargetStack(aws, stack_name(options.name)).state()
+    if state is None:
+        print(f"{options.name}: there is no stack {stack_name(options.name)} in {aws.region}")
+        return FAILED
+    print(f"stack       {stack_name(options.name)} in {aws.region}: {state.status}")
+    instance = describe_instance(aws, state.instance_id) if state.instance_id else None
+    if instance is None:
+        print("instance    none: `outrider deploy up` goes on, `outrider deploy down` removes all")
+        return FAILED
+    print(*_instance_lines(aws, options.name, instance), sep="\n")
+    return 0 if instance.alive else FAILED
+
+
+def _instance_lines(aws: Aws, name: str, instance: RunningInstance) -> Iterator[str]:
+    where = f"{instance.type} in {instance.zone}, {instance.market}"
+    yield f"instance    {instance.instance_id}: {instance.state}, {where}"
+    if not instance.alive:
+        yield f"ended by    {instance.ended_by}; `outrider deploy down {name}` removes the stack"
+        return
+    yield f"ends        {instance.ends_at or 'unknown'} at the latest"
+    try:
+        yield f"host        {progress(aws, instance.instance_id).words}"
+    except Unavailable as error:
+        yield f"host        {error}"
+    waiting = secrets_waiting(aws, name)
+    if waiting:
+        yield f"secrets     the host has not taken {', '.join(waiting)}"
+    yield f"reached     {_reached(name)}"
+    yield f"cost        {_cost(aws, name)}"
+
+
+def _reached(name: str) -> str:
+    """Whether the target answers from here."""
+    target = find_target(name)
+    if target is None or not target.complete:
+        return "this machine has no credentials for it"
+    from grpc_comm.client.connection import list_models
+    from grpc_comm.security import SecurityOptions
+
+    security = SecurityOptions(tls_ca=target.ca_file, token_file=target.token_file)
+    try:
+        models = list_models(target.address, security=security)
+    except OutriderError as error:
+        tunnel = (
+            f" (`outrider deploy tunnel {name}` leads there)" if target.reached.loopback else ""
+        )
+        return f"not from here{tunnel}: {error}"
+    return f"at {target.address}, serving {', '.join(models)}"
+
+
+def _cost(aws: Aws, name: str) -> str:
+    """What the target's run has cost so far."""
+    so_far = bill_of(aws, find_run(aws, name), open_prices(), live=True)
+    unknown = "".join(f"; not in the sum: {reason}" for reason in so_far.unknown)
+    return f"${so_far.usd:.2f} so far{unknown} (`outrider deploy cost {name}` has the lines)"

@@ -1,0 +1,243 @@
+"""`outrider deploy up`: starts a target on AWS, and brings what reaches it to this machine."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from compile.store import open_store, push
+from deploy.aws import Aws
+from deploy.bucket import HostBucket
+from deploy.commands.options import DeploymentOptions
+from deploy.commands.plan import ask_account
+from deploy.deployment import Deployment, secret_parameters
+from deploy.handover import Handover, withdraw_secrets
+from deploy.host.user_data import HostSecrets, HostSettings, user_data
+from deploy.host_commands import progress
+from deploy.hourly import HourlyQuote
+from deploy.launch import Launch
+from deploy.plan_lines import find_cost, plan_lines
+from deploy.pricing import Unpriced
+from deploy.running_instance import RunningInstance, describe_instance
+from deploy.served import computed_speed, read_served
+from deploy.stack import StackState
+from deploy.wheel import build_wheel, put_wheel
+from inference.command import FAILED, glance, say
+from inference.errors import InvalidRequest, Unavailable
+from outrider.named_targets import (
+    NamedTarget,
+    find_target,
+    forget_target,
+    named_targets,
+    read_target,
+    targets_directory,
+)
+from outrider.options.values import Count, File
+
+EXAMPLES = """examples:
+  outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs
+  outrider deploy up demo --artifact s3://bucket/artefacts --digest HEX
+  outrider deploy up demo --instance g6.xlarge --model Qwen/Qwen2.5-7B --spot
+  outrider deploy up demo --instance c7i.2xlarge --allow_cidr 203.0.113.7/32
+"""
+"""The same command again goes on where an earlier one was broken off."""
+
+_FIRST_LOCAL_PORT = 50151
+_POLL_SECONDS = 5.0
+
+
+class UpOptions(DeploymentOptions, title="start"):
+    """Start a target on AWS: a CloudFormation stack that serves what is named here. The same
+    command goes on where an earlier one was broken off; `outrider deploy down` removes all.
+    """
+
+    wheel: File | None = None
+    """Outrider for the host (default: built from this checkout)"""
+    yes: bool = False
+    """start without asking"""
+    no_wait: bool = False
+    """end when the host has been started, before it serves"""
+    patience_minutes: Count = 45
+    """how long to wait until the host serves"""
+
+
+OPTIONS = UpOptions
+
+
+def run(options: UpOptions) -> int:
+    """Start the target, wait until it serves, and say how to reach it. Returns 0."""
+    try:
+        return _up(options)
+    except KeyboardInterrupt:
+        say(
+            "interrupted: the same command goes on from here, and "
+            f"`outrider deploy down {options.name}` removes what was made"
+        )
+        raise
+
+
+def _up(options: UpOptions) -> int:
+    aws = options.aws()
+    deployment = options.deployment(aws.region)
+    launch = Launch(aws, deployment, say, glance)
+    state = launch.standing()
+    if state is None:
+        state = _start(options, aws, deployment, launch)
+        if state is None:
+            return FAILED
+    elif find_target(deployment.name) is None:
+        raise InvalidRequest(
+            f"{deployment.stack} was started from another machine, which has its credentials: "
+            f"copy {targets_directory() / deployment.name} from there, or `outrider deploy down "
+            f"{deployment.name}`"
+        )
+    instance = _instance(aws, state)
+    target = read_target(deployment.name)
+    handover = Handover(deployment.name, target.directory / "handover")
+    if not target.complete:
+        _hand_over(aws, deployment, target, instance, handover)
+    if not options.no_wait:
+        _wait_until_serving(aws, instance, options.patience_minutes)
+        withdraw_secrets(aws, deployment.name)
+        handover.end()
+    print(*_words(deployment, instance), sep="\n")
+    return 0
+
+
+def _remember(deployment: Deployment) -> None:
+    """Keep the target's name and region here, before anything is made there."""
+    forget_target(deployment.name)  # an earlier one, whose instance ended
+    taken = {read_target(name).reached.port for name in named_targets()}
+    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in taken)
+    NamedTarget(deployment.name, f"127.0.0.1:{port}", deployment.region).write()
+
+
+def _start(
+    options: UpOptions, aws: Aws, deployment: Deployment, launch: Launch
+) -> StackState | None:
+    """The stack, started; None where the user wants none."""
+    manifest, account = read_served(deployment), ask_account(aws, deployment)
+    cost = find_cost(deployment, live=True)
+    speed = computed_speed(manifest) if manifest else None
+    print(*plan_lines(deployment, manifest, account, cost, speed), sep="\n", flush=True)
+    if sys.stdin.isatty() and not options.yes and input("start this? [y/N] ").lower() != "y":
+        return None
+    bucket = HostBucket(aws, deployment.bucket_name(account.number))
+    bucket.make()
+    settings = _settings(options, deployment, bucket, cost)
+    _remember(deployment)
+    return launch.start(account.places, user_data(settings), bucket.name)
+
+
+def _settings(
+    options: UpOptions, deployment: Deployment, bucket: HostBucket, cost: HourlyQuote | Unpriced
+) -> HostSettings:
+    """What the host is told. Outrider's wheel and an artefact that lies here are uploaded."""
+    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+        wheel = Path(options.wheel) if options.wheel else build_wheel(Path(directory))
+        url, sha256 = put_wheel(bucket, wheel)
+    store, digest = deployment.artifact, deployment.digest
+    if deployment.own_artifact is not None:
+        store = f"s3://{bucket.name}/artefacts"
+        digest = push(deployment.own_artifact, open_store(store), say).digest
+    flags: dict[str, str | int | float | bool] = {}
+    if deployment.instance.kind != "cpu":
+        flags["device"] = deployment.instance.kind
+    if not isinstance(cost, Unpriced):
+        flags["usd_per_hour"] = cost.hour.usd
+    return HostSettings(
+        region=deployment.region,
+        wheel=url,
+        wheel_sha256=sha256,
+        secrets=HostSecrets(*secret_parameters(deployment.name)),
+        artifact_store=store,
+        artifact_digest=digest,
+        model=deployment.model,
+        flags=flags,
+        host="127.0.0.1" if deployment.allow_cidr is None else "0.0.0.0",  # noqa: S104
+        port=deployment.port,
+        venv=deployment.instance.venv,
+        idle_minutes=deployment.idle_minutes,
+        lifetime_hours=deployment.lifetime_hours,
+    )
+
+
+def _instance(aws: Aws, state: StackState) -> RunningInstance:
+    instance = describe_instance(aws, state.instance_id or "")
+    if instance is None or not instance.alive:
+        why = instance.ended_by if instance else "EC2 has forgotten it"
+        raise Unavailable(f"the instance {state.instance_id} ended: {why}")
+    return instance
+
+
+def _hand_over(
+    aws: Aws,
+    deployment: Deployment,
+    target: NamedTarget,
+    instance: RunningInstance,
+    handover: Handover,
+) -> None:
+    """Give the host its credentials, and this machine what reaches it."""
+    hosts = ["localhost", "127.0.0.1"]
+    if deployment.allow_cidr is not None:
+        if instance.address is None:
+            raise InvalidRequest(
+                f"{instance.instance_id} has no public address, which --allow_cidr needs: its "
+                "subnet gives none"
+            )
+        hosts.append(instance.address)
+        target = replace(target, address=f"{instance.address}:{deployment.port}")
+    credentials = handover.begin(hosts)
+    handover.put(aws)
+    target.write()
+    target.write_secret("ca.pem", credentials.ca)
+    target.write_secret("token", credentials.token)
+    say(f"credentials are on their way to the host; this machine's part is in {target.directory}")
+
+
+def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> None:
+    """Wait for the host. Raises Unavailable where it fails, ends, or takes too long."""
+    began = time.monotonic()
+    while time.monotonic() - began < minutes * 60:
+        try:
+            there = progress(aws, instance.instance_id)
+        except Unavailable as error:
+            words = str(error)
+        else:
+            if there.serving:
+                say(f"the target serves, {time.monotonic() - began:.0f} s after its start")
+                return
+            if there.failed:
+                raise Unavailable(
+                    f"the host failed ({there.words}): `outrider deploy logs` shows why; "
+                    "`outrider deploy down` removes it, and it is paid for until then"
+                )
+            words = there.words
+        now = describe_instance(aws, instance.instance_id)
+        if now is None or not now.alive:
+            raise Unavailable(f"{instance.instance_id} ended: {now.ended_by if now else 'gone'}")
+        glance(f"{instance.instance_id}: {words}, {time.monotonic() - began:.0f} s")
+        time.sleep(_POLL_SECONDS)
+    raise Unavailable(
+        f"the target does not serve after {minutes} min: `outrider deploy status` says how far it "
+        "is, the same command waits on, `outrider deploy down` removes it"
+    )
+
+
+def _words(deployment: Deployment, instance: RunningInstance) -> list[str]:
+    """What to do next, and when the target ends."""
+    name, tunnel = (
+        deployment.name,
+        f"  outrider deploy tunnel {deployment.name}      # keep it open",
+    )
+    return [
+        f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})",
+        *([] if deployment.allow_cidr else [tunnel]),
+        f"  outrider chat --target {name}",
+        f"it ends itself after {deployment.idle_minutes} min without a session, and at "
+        f"{instance.ends_at or 'the end of its lifetime'} in any case; "
+        f"`outrider deploy down {name}` ends it now and removes all",
+    ]

@@ -1,0 +1,123 @@
+"""What `outrider deploy up` is asked for: one target, and where and how it is to run."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from deploy.instance_kind import InstanceKind, Market
+from inference.artifact import read_manifest
+from inference.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One target. Raises InvalidRequest for what cannot be."""
+
+    name: str
+    region: str
+    instance: InstanceKind
+    purpose: Literal["target", "build"] = "target"  # a build's host also writes to the bucket
+    market: Market = "on-demand"
+    capacity_block: str | None = None  # id of the reservation that was bought
+    artifact: str | None = None  # s3://BUCKET/PREFIX, or a directory here
+    digest: str | None = None  # of the artefact on S3
+    model: str | None = None  # hub name, in place of an artefact
+    disk_gib: int | None = None  # None: what the instance's kind needs
+    image: str | None = None  # public SSM parameter; None: that of the instance's kind
+    subnet: str | None = None
+    bucket: str | None = None
+    allow_cidr: str | None = None  # network that may call the port; None: a tunnel leads there
+    port: int = 50051
+    idle_minutes: int = 30
+    lifetime_hours: float = 8.0
+
+    def __post_init__(self) -> None:
+        on_s3 = self.artifact is not None and self.artifact.startswith("s3://")
+        if on_s3 and self.digest is None:
+            raise InvalidRequest(
+                "--artifact on S3 needs --digest, the one that --push printed: an artefact is "
+                "executable code, nothing is taken on trust"
+            )
+        if self.digest is not None and not on_s3:
+            raise InvalidRequest("--digest is of an --artifact s3://BUCKET/PREFIX: give both")
+        if self.artifact is not None and self.model is not None:
+            raise InvalidRequest("--artifact and --model are both what is served: give one")
+        compiled_only = self.instance.kind == "neuron" and self.purpose == "target"
+        if compiled_only and self.artifact is None:
+            target = self.instance.compile_target
+            raise InvalidRequest(
+                f"{self.instance.name} serves compiled targets only: give --artifact. Build one "
+                f"with `outrider compile --target {target} --out DIR` and name DIR here, or name "
+                "s3://BUCKET/PREFIX with --digest. CPU and CUDA instances need none: --instance "
+                "c7i.2xlarge, --instance g6.xlarge"
+            )
+        if (self.market == "capacity-block") != (self.capacity_block is not None):
+            raise InvalidRequest("--capacity_block names the block that was bought (cr-...)")
+        _check_cidr(self.allow_cidr)
+
+    @property
+    def stack(self) -> str:
+        return stack_name(self.name)
+
+    @property
+    def image_parameter(self) -> str:
+        return self.image or self.instance.image
+
+    @property
+    def volume_gib(self) -> int:
+        return self.disk_gib or self.instance.disk_gib
+
+    @property
+    def own_artifact(self) -> Path | None:
+        """The directory of an artefact that lies here and is to be pushed."""
+        if self.artifact is None or self.artifact.startswith("s3://"):
+            return None
+        return Path(self.artifact)
+
+    @property
+    def served(self) -> str:
+        """Digest of the artefact, or name of the model. Raises BadArtifact for a directory without
+        an artefact.
+        """
+        if self.own_artifact is not None:
+            return read_manifest(self.own_artifact).digest()
+        return self.digest or self.model or "embedded target"
+
+    def bucket_name(self, account: str) -> str:
+        """The bucket that the host may read: the given one, the artefact's, or the account's."""
+        if self.bucket is None and self.artifact is not None and self.own_artifact is None:
+            return self.artifact.removeprefix("s3://").partition("/")[0]
+        return self.bucket or f"outrider-{account}-{self.region}"
+
+
+def stack_name(target: str) -> str:
+    """The CloudFormation stack of a target."""
+    return f"outrider-{target}"
+
+
+def secret_parameters(target: str) -> tuple[str, str, str]:
+    """The parameters that carry a target's certificate, key and keys file to its host."""
+    return (
+        f"/outrider/{target}/certificate",
+        f"/outrider/{target}/key",
+        f"/outrider/{target}/keys",
+    )
+
+
+def _check_cidr(cidr: str | None) -> None:
+    """Raises InvalidRequest for a network that cannot be opened to, or that is the whole world."""
+    if cidr is None:
+        return
+    try:
+        network = ipaddress.IPv4Network(cidr)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"--allow_cidr {cidr}: a network such as 203.0.113.7/32 is needed ({error})"
+        ) from error
+    if network.prefixlen == 0:
+        raise InvalidRequest(
+            f"--allow_cidr {cidr} opens the target to everybody: name the networks that call it"
+        )

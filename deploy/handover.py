@@ -1,0 +1,83 @@
+"""Hands a target its certificate, key and keys file.
+
+All three are made here. They go through SecureString parameters that the host's role alone may read
+besides this account's administrators; the host deletes them when it has them. Of the client's token
+the host gets the SHA-256.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from deploy.aws import Aws, aws_refusals
+from deploy.deployment import secret_parameters
+from grpc_comm.keys_file import make_key
+from grpc_comm.security import make_certificate
+from inference.errors import InvalidRequest
+from inference.whole_file import replacing
+
+
+class Credentials(NamedTuple):
+    """What the client keeps: the authority that it trusts, and its token."""
+
+    ca: bytes
+    token: bytes
+
+
+class Handover:
+    """Credentials that are on their way to a host, in a directory for their owner alone. It lasts
+    until the host has them, so that an interrupted `up` hands over the same ones.
+    """
+
+    def __init__(self, target: str, directory: Path) -> None:
+        self._target, self._directory = target, directory
+
+    def begin(self, hosts: Sequence[str]) -> Credentials:
+        """Make the credentials for these host names and addresses, unless they are there."""
+        token = self._directory / "token"
+        try:
+            if not token.is_file():  # it is written last
+                shutil.rmtree(self._directory, ignore_errors=True)
+                self._directory.mkdir(parents=True, mode=0o700)
+                make_certificate(self._directory, list(hosts))
+                made = make_key(self._directory / "keys.json", self._target)
+                with replacing(token) as part:
+                    part.chmod(0o600)
+                    part.write_text(made + "\n", encoding="utf-8")
+            return Credentials((self._directory / "ca.pem").read_bytes(), token.read_bytes())
+        except OSError as error:
+            raise InvalidRequest(
+                f"{self._directory}: cannot be written ({error.strerror})"
+            ) from error
+
+    def put(self, aws: Aws) -> None:
+        """Put the host's part where the host reads it."""
+        files = ("cert.pem", "key.pem", "keys.json")
+        for name, file in zip(secret_parameters(self._target), files, strict=True):
+            with aws_refusals():
+                aws.client("ssm").put_parameter(
+                    Name=name,
+                    Value=(self._directory / file).read_text(encoding="utf-8"),
+                    Type="SecureString",
+                    Overwrite=True,
+                )
+
+    def end(self) -> None:
+        """Forget the host's part here."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def secrets_waiting(aws: Aws, target: str) -> list[str]:
+    """Parameters with secrets that the target's host has not taken."""
+    with aws_refusals():
+        found = aws.client("ssm").get_parameters(Names=list(secret_parameters(target)))
+    return sorted(row["Name"] for row in found["Parameters"])
+
+
+def withdraw_secrets(aws: Aws, target: str) -> None:
+    """Delete the parameters, where they are still there."""
+    with aws_refusals():
+        aws.client("ssm").delete_parameters(Names=list(secret_parameters(target)))

@@ -1,0 +1,60 @@
+
+# Everything above was made for one build: its settings, and how Outrider is installed.
+set -euo pipefail
+umask 022
+step='start' digest='' reporter='' python=/opt/outrider/venv/bin/python
+work=/var/lib/outrider-build
+export DEBIAN_FRONTEND=noninteractive AWS_DEFAULT_REGION="$region" HOME="$work"
+export XDG_CACHE_HOME="$work/cache" HF_HOME="$work/huggingface"
+
+# Armed first, so that nobody pays for a build whose caller is gone.
+shutdown -P "+$lifetime_minutes" 'the end of the lifetime of this build'
+install -d -m 0755 /opt/outrider "$work"
+exec > >(tee -a "$work/log.txt") 2>&1
+
+report() {
+    printf '{"state": "%s", "step": "%s", "digest": "%s"}\n' "$1" "$step" "$digest" \
+        > "$work/status.json"
+    aws s3 cp --only-show-errors "$work/log.txt" "$reports/log.txt"
+    aws s3 cp --only-show-errors "$work/status.json" "$reports/status.json"
+}
+
+begin() {
+    step=$1
+    echo "outrider build: $step"
+    report running
+}
+
+ended() {
+    local status=$?
+    set +e
+    rm -f "$work/building"
+    if [ -n "$reporter" ]; then wait "$reporter"; fi
+    if [ "$status" -eq 0 ]; then report built; else
+        echo "outrider build: FAILED at: $step (exit code $status)"
+        report failed
+    fi
+    shutdown -P now
+}
+trap ended EXIT
+
+# The log is brought to the bucket while it grows.
+report_meanwhile() {
+    while [ -e "$work/building" ]; do
+        aws s3 cp --only-show-errors "$work/log.txt" "$reports/log.txt"
+        sleep 5
+    done
+}
+
+install_tools
+begin 'Outrider'
+install_outrider
+if [ -n "$load" ]; then aws s3 cp --only-show-errors "$load" "$work/load.json"; fi
+begin 'build'
+touch "$work/building"
+report_meanwhile > /dev/null 2>&1 &
+reporter=$!
+cd "$work"
+"$python" -m compile "${arguments[@]}"
+digest=$("$python" -m deploy.host.artifact_digest "$work/artefact")
+begin 'done'

@@ -1,0 +1,100 @@
+"""Asks a target on this host whether it is idle: `python -m deploy.host.idle`.
+
+Exit code 0 says that nobody had a session for long enough, 1 that somebody had. A target that does
+not answer has no sessions: it is loading, or it failed. What was seen last is kept in a file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from json import dumps
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from inference.command import FAILED, Parser, run_command
+from inference.errors import InvalidRequest
+from inference.file_model import Number, Record, read_record
+from inference.json_file import read_json
+from inference.whole_file import write_whole
+
+_ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a target's sessions were at a moment."""
+
+    open: int  # sessions
+    ended: int  # sessions, since the target started
+
+
+@dataclass(frozen=True)
+class Idleness(Record):
+    """Since when nobody has had a session, and how many had ended by then."""
+
+    since: Number  # seconds, of a clock that starts with the host
+    ended: int
+
+
+def idleness(before: Idleness | None, seen: Activity | None, now: float) -> Idleness:
+    """Since when the target is idle, by what is seen of it now; None for one without an answer."""
+    if before is None:
+        return Idleness(now, seen.ended if seen else 0)
+    if seen is None:
+        return before
+    busy = seen.open > 0 or seen.ended > before.ended
+    return Idleness(now if busy else before.since, seen.ended)
+
+
+def read_activity(metrics: str) -> Activity:
+    """The sessions that a target's metrics tell of."""
+    values = {"outrider_sessions": 0.0, "outrider_sessions_ended": 0.0}
+    for family in text_string_to_metric_families(metrics):
+        if family.name in values:
+            values[family.name] = sum(sample.value for sample in family.samples)
+    return Activity(int(values["outrider_sessions"]), int(values["outrider_sessions_ended"]))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 when the target was idle for --minutes."""
+    parser = Parser(prog="python -m deploy.host.idle", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--minutes", type=float, required=True, help="without a session")
+    parser.add_argument("--state", type=Path, required=True, help="what was seen last, as JSON")
+    parser.add_argument("--port", type=int, required=True, help="of the target's metrics")
+    given = parser.parse_args(arguments)
+    return run_command(lambda: _check(given.minutes, given.state, given.port), debug=False)
+
+
+def _check(minutes: float, state: Path, port: int) -> int:
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = idleness(_kept(state), _ask(port), now)
+    write_whole(state, dumps(asdict(found)))
+    idle = (now - found.since) / 60
+    print(f"no session for {idle:.0f} of {minutes:g} minutes")
+    return 0 if idle >= minutes else FAILED
+
+
+def _kept(state: Path) -> Idleness | None:
+    """What was seen last; None at first, and where the file is spoilt."""
+    try:
+        return read_record(read_json(state, InvalidRequest), Idleness)
+    except InvalidRequest:
+        return None
+
+
+def _ask(port: int) -> Activity | None:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=_ANSWER_SECONDS) as answer:
+            return read_activity(answer.read().decode())
+    except (URLError, OSError):
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""What follows from an instance type: its kind of device, machine image, volume and quota."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from inference.errors import InvalidRequest
+
+Kind = Literal["neuron", "cuda", "cpu"]
+Market = Literal["on-demand", "spot", "capacity-block"]
+
+NEURON_IMAGE = "/aws/service/neuron/dlami/pytorch-2.9/ubuntu-24.04/latest/image_id"
+"""The family of AWS's images with torch 2.9 and torch_neuronx on XLA, which ends with SDK 2.31. Its
+newest image is compatible; the families of later SDKs are not.
+"""
+NEURON_VENV = "/opt/aws_neuronx_venv_pytorch_2_9"
+_CUDA_IMAGE = (
+    "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+)
+_CPU_IMAGE = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{}/hvm/ebs-gp3/ami-id"
+
+_TYPE = re.compile(r"([a-z]+)(\d+)([a-z-]*)\.[a-z0-9-]+")
+_STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
+_QUOTAS = {
+    "trn": ("Trn", "L-2C3B7624", "L-6B0D517C"),
+    "inf": ("Inf", "L-1945791B", "L-B5D1601B"),
+    "g": ("G and VT", "L-DB2E81BA", "L-3819A6DF"),
+    "p": ("P", "L-417A185B", "L-7212CCBC"),
+}
+"""By family: what EC2 calls its quota, and the codes of that on demand and on spot."""
+_NEURON = ("trn1", "trn1n", "trn2", "inf2")
+_CUDA_FAMILIES = ("g", "gr", "p")
+
+
+class Quota(NamedTuple):
+    """A limit of an account in a region."""
+
+    name: str  # as the Service Quotas console has it
+    code: str
+
+
+@dataclass(frozen=True)
+class InstanceKind:
+    """An instance type of EC2. Raises InvalidRequest for what is none, or cannot serve a target."""
+
+    name: str  # such as trn1.2xlarge
+
+    def __post_init__(self) -> None:
+        if not _TYPE.fullmatch(self.name):
+            raise InvalidRequest(f"--instance {self.name}: a type such as trn1.2xlarge is needed")
+        if self.family in ("trn", "inf") and self.generation not in _NEURON:
+            raise InvalidRequest(
+                f"--instance {self.name}: of AWS's accelerators, targets run on trn1, trn2 and inf2"
+            )
+
+    @property
+    def family(self) -> str:
+        return self._part(1)
+
+    @property
+    def generation(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def kind(self) -> Kind:
+        if self.family in ("trn", "inf"):
+            return "neuron"
+        return "cuda" if self.family in _CUDA_FAMILIES else "cpu"
+
+    @property
+    def compile_target(self) -> str:
+        """What `outrider compile --target` calls it."""
+        return self.generation.removesuffix("n") if self.kind == "neuron" else "cpu"
+
+    @property
+    def arm(self) -> bool:
+        """Whether its processors are AWS's own, such as m7g's and g5g's."""
+        return "g" in self._part(3)
+
+    @property
+    def image(self) -> str:
+        """Public SSM parameter that holds the id of its machine image."""
+        if self.kind == "neuron":
+            return NEURON_IMAGE
+        if self.kind == "cuda":
+            return _CUDA_IMAGE.format("arm64" if self.arm else "x86_64")
+        return _CPU_IMAGE.format("arm64" if self.arm else "amd64")
+
+    @property
+    def venv(self) -> str | None:
+        """The Python environment of the image that has the device's packages."""
+        return NEURON_VENV if self.kind == "neuron" else None
+
+    @property
+    def disk_gib(self) -> int:
+        """Size of the volume: the image, the environment, a model or artefact, and some air."""
+        return {"neuron": 250, "cuda": 200, "cpu": 60}[self.kind]
+
+    def quota(self, market: Market) -> Quota:
+        """EC2's quota that limits it, in virtual CPUs."""
+        name, on_demand, spot = _QUOTAS.get(self.family, (_STANDARD, "L-1216C47A", "L-34B43A08"))
+        if market == "spot":
+            return Quota(f"All {name} Spot Instance Requests", spot)
+        return Quota(f"Running On-Demand {name} instances", on_demand)
+
+    def _part(self, group: int) -> str:
+        parts = _TYPE.fullmatch(self.name)
+        assert parts is not None, "the name was checked"
+        return parts[group]

@@ -1,0 +1,80 @@
+"""Where an instance can be started: zones that offer its type and have a subnet for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from deploy.aws import Aws, aws_refusals
+from deploy.instance_kind import InstanceKind
+from inference.errors import InvalidRequest
+
+
+class Place(NamedTuple):
+    """A subnet in a zone."""
+
+    zone: str
+    subnet: str
+    vpc: str
+
+
+def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Place]:
+    """Where the instance can be tried, in the order of the zones' names.
+
+    subnet: the only one to try; None takes the default subnets of the region's zones
+
+    Raises InvalidRequest where there is none.
+    """
+    with aws_refusals():
+        offered = {
+            row["Location"]
+            for row in aws.rows(
+                "ec2",
+                "describe_instance_type_offerings",
+                "InstanceTypeOfferings",
+                LocationType="availability-zone",
+                Filters=[{"Name": "instance-type", "Values": [instance.name]}],
+            )
+        }
+        asked: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
+        if subnet is not None:
+            asked = {"SubnetIds": [subnet]}
+        subnets = aws.rows("ec2", "describe_subnets", "Subnets", **asked)
+    if not offered:
+        raise InvalidRequest(
+            f"{instance.name} is not offered in {aws.region}: try another --region"
+        )
+    there = sorted(Place(row["AvailabilityZone"], row["SubnetId"], row["VpcId"]) for row in subnets)
+    found = [place for place in there if place.zone in offered]
+    if not there:
+        raise InvalidRequest(
+            f"the account has no default network in {aws.region}: `aws ec2 create-default-vpc` "
+            "makes one, or --subnet names a subnet with a way to the internet"
+        )
+    if not found:
+        zones = ", ".join(sorted({place.zone for place in there}))
+        raise InvalidRequest(
+            f"{instance.name} is offered in {', '.join(sorted(offered))} only, and the subnets "
+            f"are in {zones}: give --subnet in one of those"
+        )
+    return found
+
+
+def find_image(aws: Aws, parameter: str) -> str:
+    """The id of the machine image that a public parameter holds. Raises InvalidRequest where the
+    parameter is gone, with those that there are.
+    """
+    client = aws.client("ssm")
+    with aws_refusals():
+        try:
+            return str(client.get_parameter(Name=parameter)["Parameter"]["Value"])
+        except client.exceptions.ParameterNotFound as error:
+            family = parameter.split("/latest/")[0].rpartition("/")[0] or "/"
+            rows = aws.rows(
+                "ssm", "get_parameters_by_path", "Parameters", Path=family, Recursive=True
+            )
+            others = sorted(row["Name"] for row in rows)
+            near = f"; below {family} there are: {', '.join(others[:6])}" if others else ""
+            raise InvalidRequest(
+                f"the machine image is gone: {aws.region} has no parameter {parameter}{near}. "
+                "--image names another one; it must hold the same packages (docs/deploy.md)"
+            ) from error

@@ -1,0 +1,128 @@
+"""What `plan` prints and `up` begins with: all that would be created, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from deploy.deployment import Deployment, secret_parameters
+from deploy.ec2_prices import InstanceOffer, Pricing
+from deploy.hourly import HourlyQuote, hourly_quote
+from deploy.instance_types import bundled_types
+from deploy.places import Place
+from deploy.pricing import Unpriced, open_prices
+from deploy.served import Speed
+from deploy.stack_template import created_resources
+from inference.artifact import Manifest
+from inference.cost.accounting import hire_usd
+from inference.errors import InvalidRequest
+
+
+class AccountView(NamedTuple):
+    """What the account says of a deployment."""
+
+    number: str
+    places: Sequence[Place]
+    image_id: str
+
+
+def find_cost(deployment: Deployment, *, live: bool) -> HourlyQuote | Unpriced:
+    """What an hour costs, or why that is not known."""
+    try:
+        return hourly_quote(deployment, live=live)
+    except Unpriced as error:
+        return error
+
+
+def plan_lines(
+    deployment: Deployment,
+    manifest: Manifest | None,
+    account: AccountView | None,
+    cost: HourlyQuote | Unpriced,
+    speed: Speed | None,
+) -> Iterator[str]:
+    """The plan, line by line.
+
+    account: None where there are no credentials, so that nothing could be asked
+    """
+    instance = deployment.instance
+    image = f" = {account.image_id}" if account else ""
+    yield _line("target", f"{deployment.name}, stack {deployment.stack} in {deployment.region}")
+    bundled = bundled_types().get(instance.name)
+    device = (bundled.accelerators if bundled else "") or instance.kind
+    yield _line("instance", f"{instance.name} ({device}), {deployment.market}")
+    if account:
+        yield _line("zones", ", ".join(place.zone for place in account.places))
+    yield _line("image", f"{deployment.image_parameter}{image}")
+    yield _line("volume", f"{deployment.volume_gib} GiB gp3, encrypted, deleted with the instance")
+    yield _line("artefact", _served(deployment, manifest))
+    bucket = deployment.bucket_name(account.number if account else "ACCOUNT")
+    yield _line("bucket", f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`")
+    yield _line("role", f"Session Manager; reads s3://{bucket} and its own secrets, nothing else")
+    yield _line("ports", _ports(deployment))
+    yield _line(
+        "secrets",
+        f"{', '.join(secret_parameters(deployment.name))}: deleted when the host has them",
+    )
+    yield _line(
+        "ends",
+        f"after {deployment.idle_minutes} min without a session (--idle_minutes), "
+        f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)",
+    )
+    yield _line("creates", ", ".join(created_resources()))
+    yield from _costs(deployment, cost, speed)
+    if account is None:
+        yield "AWS was not asked: zones, image, artefact on S3 and prices of today are not checked"
+
+
+def quote_lines(deployment: Deployment) -> Iterator[str]:
+    """What AWS asks for a capacity block of such an instance. Raises InvalidRequest where none is
+    on offer.
+    """
+    offer = InstanceOffer(deployment.instance.name, deployment.region, Pricing.CAPACITY_BLOCK)
+    try:
+        price = open_prices().quote(offer).price
+    except Unpriced as error:
+        raise InvalidRequest(f"no capacity block is quoted: {'; '.join(error.reasons)}") from error
+    yield _line("block", str(price))
+    yield (
+        "Outrider buys none: buy it in the EC2 console (Capacity Reservations), and start in it "
+        "with --capacity_block cr-..."
+    )
+
+
+def _served(deployment: Deployment, manifest: Manifest | None) -> str:
+    if manifest is not None:
+        return f"{manifest.model} for {manifest.target}, digest {manifest.digest()}"
+    if deployment.artifact is not None:
+        return f"{deployment.artifact}, digest {deployment.digest}"
+    return f"none; the host serves {deployment.model or 'the embedded target'}"
+
+
+def _ports(deployment: Deployment) -> str:
+    if deployment.allow_cidr is None:
+        return f"none; `outrider deploy tunnel` leads to {deployment.port} on the host"
+    return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
+
+
+def _costs(
+    deployment: Deployment, cost: HourlyQuote | Unpriced, speed: Speed | None
+) -> Iterator[str]:
+    if isinstance(cost, Unpriced):
+        yield _line("$/h", str(cost))
+        return
+    usd = cost.hour.usd
+    yield _line("$/h", f"{usd:.4f} with volume and address; {cost.price}")
+    for unknown in cost.hour.unknown:
+        yield _line("", f"not in the sum: {unknown}")
+    yield _line("at most", f"${usd * deployment.lifetime_hours:.2f} until its lifetime ends")
+    if speed is None:
+        yield _line("$/M tokens", "--tokens_per_second N states a speed; none is computed here")
+        return
+    million = hire_usd(1e6 / speed.tokens_per_second, usd)
+    rate = f"{speed.tokens_per_second:.4g} tokens/s ({speed.source})"
+    yield _line("$/M tokens", f"{million:.4f} at {rate}")
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<12}{text}"

@@ -1,0 +1,81 @@
+"""A target's instance as EC2 describes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from deploy.aws import Aws, aws_refusals, error_code
+from deploy.instance_kind import Market
+
+_ALIVE = ("pending", "running")
+_MARKETS: dict[str, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
+_WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+@dataclass(frozen=True)
+class RunningInstance:
+    """An instance, which may have ended."""
+
+    instance_id: str
+    type: str
+    state: str
+    zone: str
+    address: str | None  # public, IPv4
+    launched: datetime
+    tags: Mapping[str, str]
+    ended_by: str  # why it ended, in EC2's words; empty while it runs
+    ended: datetime | None = None  # where EC2 says when
+
+    @property
+    def alive(self) -> bool:
+        return self.state in _ALIVE
+
+    @property
+    def market(self) -> Market:
+        """How it is paid."""
+        return _MARKETS.get(self.tags.get("outrider:market", ""), "on-demand")
+
+    @property
+    def ends_at(self) -> str | None:
+        """When the host powers itself off (UTC)."""
+        return self.tags.get("outrider:ends")
+
+    @property
+    def hours(self) -> float:
+        """Hours since it was started."""
+        return (datetime.now(timezone.utc) - self.launched).total_seconds() / 3600
+
+
+def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
+    """The instance; None where EC2 has forgotten it."""
+    client = aws.client("ec2")
+    with aws_refusals():
+        try:
+            found = client.describe_instances(InstanceIds=[instance_id])
+        except client.exceptions.ClientError as error:
+            if error_code(error) == "InvalidInstanceID.NotFound":
+                return None
+            raise
+    row = found["Reservations"][0]["Instances"][0]
+    return RunningInstance(
+        instance_id,
+        row["InstanceType"],
+        row["State"]["Name"],
+        row["Placement"]["AvailabilityZone"],
+        row.get("PublicIpAddress"),
+        row["LaunchTime"],
+        {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())},
+        row.get("StateReason", {}).get("Message", ""),
+        _time_in(row.get("StateTransitionReason", "")),
+    )
+
+
+def _time_in(reason: str) -> datetime | None:
+    """The time in a reason such as "User initiated (2026-11-22 14:00:00 GMT)"."""
+    found = _WHEN.search(reason)
+    if found is None:
+        return None
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)

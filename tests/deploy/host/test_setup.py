@@ -1,0 +1,228 @@
+"""User data run on a scratch host: what it installs, fetches and starts, and how it fails.
+
+AWS's command line and systemctl are stand-ins. pip, the wheel, the user, the files and the target
+are real: the unit's command line serves a model over TLS to who has the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+
+import outrider
+from deploy.host.user_data import HostSecrets, HostSettings, user_data
+from grpc_comm.keys_file import make_key
+from grpc_comm.security import make_certificate
+from outrider.models import EMBEDDED
+from tests.support.repository import ROOT
+from tests.support.scratch_host import IMAGE_VENV, ScratchHost, build_wheel, scratch_host
+from tests.support.units import read_unit
+from tests.support.wire_fixtures import free_port
+
+pytestmark = pytest.mark.extended
+
+PINNED = {"torch_neuronx": "2.9.0.2.15.32035", "transformers": "4.57.1"}
+"""Versions that the image brings, as pip sees them."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate, a keys file, and the token of its one key."""
+    directory = tmp_path_factory.mktemp("credentials")
+    make_certificate(directory, ["localhost", "127.0.0.1"])
+    token = directory / "token"
+    token.write_text(make_key(directory / "keys.json", "laptop"))
+    token.chmod(0o600)
+    return directory
+
+
+def settings(wheel: Path, **changes: Any) -> HostSettings:
+    given: dict[str, Any] = {
+        "region": "us-west-2",
+        "wheel": f"s3://bucket/{wheel.name}",
+        "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "secrets": HostSecrets("/outrider/cert", "/outrider/key", "/outrider/keys"),
+        "model": "s3://bucket/target",
+        "flags": {"batch": 2, "grace": 2.0},
+        "venv": IMAGE_VENV,
+        "port": free_port(),
+        "metrics_port": free_port(),
+    }
+    return HostSettings(**given | changes)
+
+
+def prepare(host: ScratchHost, wheel: Path, credentials: Path, **stubs: str) -> None:
+    host.make_image_venv(PINNED | stubs)
+    host.put_object(f"s3://bucket/{wheel.name}", wheel)
+    host.put_object("s3://bucket/target", EMBEDDED / "target")
+    for name, file in (("cert", "cert.pem"), ("key", "key.pem"), ("keys", "keys.json")):
+        host.put_object(f"ssm/outrider/{name}", credentials / file)
+
+
+def set_up(
+    host: ScratchHost, of: HostSettings, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the user data, as cloud-init does. pip has no index to ask."""
+    host.write("/var/lib/cloud/user-data", user_data(of), 0o700)
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
+    return host.run("/var/lib/cloud/user-data", **offline, **environment)
+
+
+@pytest.fixture(scope="module")
+def made(wheel: Path, credentials: Path) -> Iterator[tuple[ScratchHost, HostSettings, str]]:
+    """A host that was set up, its settings, and what was printed meanwhile."""
+    with scratch_host() as host:
+        of = settings(wheel)
+        prepare(host, wheel, credentials)
+        done = set_up(host, of)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield host, of, done.stdout + done.stderr
+
+
+def installed(host: ScratchHost) -> set[str]:
+    listed = host.run(f"{IMAGE_VENV}/bin/python", "-m", "pip", "list", "--format=freeze")
+    return set(listed.stdout.split())
+
+
+def test_timers_are_armed_first_and_the_target_is_started_before_the_idle_timer(
+    made: tuple[ScratchHost, HostSettings, str],
+) -> None:
+    assert made[0].calls("systemctl") == [
+        "daemon-reload",
+        "enable --now outrider-lifetime.timer",
+        "enable --now outrider-target.service",
+        "enable --now outrider-idle.timer",
+    ]
+    assert made[0].calls("shutdown") == []
+
+
+def test_no_package_of_the_image_moved(made: tuple[ScratchHost, HostSettings, str]) -> None:
+    pins = (made[0].root / "opt/outrider/pins.txt").read_text().split()
+    assert {"torch_neuronx==2.9.0.2.15.32035", "transformers==4.57.1"} <= set(pins)
+    assert set(pins) <= installed(made[0])
+
+
+def test_no_secret_is_printed_and_only_the_service_may_read_them(
+    made: tuple[ScratchHost, HostSettings, str], credentials: Path
+) -> None:
+    host, _, printed = made
+    for name in ("key.pem", "keys.json"):
+        for line in (credentials / name).read_text().split():
+            assert len(line) < 20 or line not in printed
+        seen = host.run("stat", "-c", "%U %G %a", f"/etc/outrider/{name}").stdout
+        assert seen == "root outrider 640\n"
+    assert host.run("runuser", "-u", "nobody", "--", "ls", "/etc/outrider").returncode != 0
+    deleted = "ssm delete-parameters --names /outrider/cert /outrider/key /outrider/keys"
+    assert deleted in host.calls("aws")
+
+
+def test_systemd_has_nothing_to_say_of_the_installed_units(
+    made: tuple[ScratchHost, HostSettings, str],
+) -> None:
+    host = made[0]
+    if host.run("which", "systemd-analyze").returncode:
+        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
+    for unit in sorted((ROOT / "deploy" / "systemd").iterdir()):
+        said = host.run("systemd-analyze", "verify", f"/etc/systemd/system/{unit.name}").stderr
+        assert said == ""
+
+
+@pytest.fixture
+def service(
+    made: tuple[ScratchHost, HostSettings, str],
+) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """The unit's command, run as its user with its environment, and its service manager's socket.
+    It is ready.
+    """
+    host = made[0]
+    unit = read_unit(host.root / "etc/systemd/system/outrider-target.service")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        address = host.root / "run/notify"
+        manager.bind(str(address))
+        address.chmod(0o777)
+        manager.settimeout(120)
+        user = unit.one("User")
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        words = host.command(*become, "env", "-C", unit.one("WorkingDirectory"))
+        with subprocess.Popen(
+            [*words, *unit.command("ExecStart", {})],
+            env=unit.environment | {"NOTIFY_SOCKET": "/run/notify"},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield process, manager
+            finally:
+                process.kill()
+                address.unlink()
+
+
+def test_what_the_unit_starts_serves_only_who_has_the_key_and_drains_on_sigterm(
+    made: tuple[ScratchHost, HostSettings, str],
+    service: tuple[subprocess.Popen[str], socket.socket],
+    credentials: Path,
+) -> None:
+    host, of, _ = made
+    process, manager = service
+    assert manager.recv(1000).decode().startswith("READY=1\n")
+    address, authority = f"localhost:{of.port}", str(credentials / "ca.pem")
+    with pytest.raises(outrider.OutriderError, match="token"):
+        outrider.connect(address, tls_ca=authority, draft=False)
+    token = str(credentials / "token")
+    with outrider.connect(address, tls_ca=authority, token_file=token, draft=False) as engine:
+        served = engine.generate("def main():", max_tokens=16)
+    with outrider.serve(port=0) as here, outrider.connect(here.address, draft=False) as engine:
+        assert served.text == engine.generate("def main():", max_tokens=16).text
+    idle = read_unit(host.root / "etc/systemd/system/outrider-idle.service")
+    lines = (host.root / "etc/outrider/host.env").read_text().split()
+    variables = dict(line.split("=") for line in lines)
+    (host.root / "run/outrider").mkdir(exist_ok=True)
+    looked = host.run(*idle.command("ExecCondition", variables))
+    assert (looked.returncode, looked.stdout) == (1, "no session for 0 of 30 minutes\n")
+    process.send_signal(signal.SIGTERM)
+    assert manager.recv(1000).decode().startswith("STOPPING=1\n")
+    assert process.wait(30) == 0
+
+
+def test_a_changed_wheel_is_not_installed_and_the_host_ends(wheel: Path, credentials: Path) -> None:
+    with scratch_host() as host:
+        prepare(host, wheel, credentials)
+        before = installed(host)
+        done = set_up(host, settings(wheel, wheel_sha256="0" * 64, lifetime_hours=2.0))
+        assert done.returncode != 0
+        assert "FAILED at: Outrider" in done.stdout
+        assert installed(host) == before
+        assert host.calls("shutdown") == ["-P +30 Outrider was not set up"]
+        timer = host.root / "etc/systemd/system/outrider-lifetime.timer.d/lifetime.conf"
+        assert "OnBootSec=120min" in timer.read_text()
+
+
+def test_an_image_that_is_too_old_is_left_as_it_was(wheel: Path, credentials: Path) -> None:
+    """pip could take the newer torch that it finds, and does not."""
+    with scratch_host() as host:
+        prepare(host, wheel, credentials, torch="2.1.0")
+        before = installed(host)
+        with ZipFile(host.root / "srv/torch-2.9.0-py3-none-any.whl", "w") as newer:
+            record = "torch-2.9.0.dist-info"
+            newer.writestr(
+                f"{record}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+            )
+            newer.writestr(f"{record}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            newer.writestr(f"{record}/RECORD", "")
+        done = set_up(host, settings(wheel), PIP_FIND_LINKS="/srv")
+        assert "FAILED at: Outrider" in done.stdout
+        assert "torch" in done.stderr
+        assert installed(host) == before

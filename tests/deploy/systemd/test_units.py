@@ -1,0 +1,55 @@
+"""The systemd units: systemd's own check, and what they promise about their service."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import ROOT
+from tests.support.units import read_unit
+
+UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())
+
+
+@pytest.fixture
+def placed(tmp_path: Path) -> Path:
+    """The units in a directory, with programs that exist here in place of the host's."""
+    for unit in UNITS:
+        text = unit.read_text()
+        for program in ("outrider", "python"):
+            text = text.replace(f"/opt/outrider/venv/bin/{program}", "/bin/true")
+        (tmp_path / unit.name).write_text(text)
+    return tmp_path
+
+
+def complaints(unit: Path) -> str:
+    """What systemd says of a unit; its exit code is 0 for most faults."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
+    return subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True
+    ).stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_has_nothing_to_say_of_a_unit(unit: Path, placed: Path) -> None:
+    assert complaints(placed / unit.name) == ""
+
+
+def test_systemd_would_say_something_of_a_fault(placed: Path) -> None:
+    unit = placed / "outrider-target.service"
+    unit.write_text(unit.read_text().replace("Restart=on-failure", "Restart=sometimes"))
+    assert "sometimes" in complaints(unit)
+
+
+def test_the_service_has_longer_to_stop_than_sessions_have_to_leave() -> None:
+    from outrider.options.roles import TargetRole
+
+    service = read_unit(ROOT / "deploy" / "systemd" / "outrider-target.service")
+    assert float(service.one("TimeoutStopSec")) > 2 * TargetRole().grace
+    assert service.one("Type") == "notify"
+    assert service.one("User") != "root"
+    assert service.one("MemoryMax").endswith("%")

@@ -1,0 +1,193 @@
+"""A build on an instance, against a stand-in of AWS: what is started, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import boto3
+import pytest
+
+from compile.compile_options import parse
+from compile.store import open_store, push
+from deploy.cloud_build import CloudBuild, check, host_arguments, plan
+from deploy.deployment import Deployment
+from deploy.instance_kind import NEURON_IMAGE, InstanceKind
+from inference.errors import InvalidRequest
+from tests.support.artifacts import build
+from tests.support.aws_server import IMAGE, REGION, AwsServer, aws_server
+from tests.support.repository import ROOT
+
+
+def of(*words: str) -> CloudBuild:
+    """A build on c7i.2xlarge with these flags, for which nobody was asked."""
+    options = parse(["--on", "c7i.2xlarge", *words])
+    deployment = Deployment("build-1", REGION, InstanceKind("c7i.2xlarge"), purpose="build")
+    return CloudBuild(options, deployment, "bucket", options.push or "s3://bucket/artefacts", 0)
+
+
+def test_the_instance_runs_the_users_own_command_and_pushes() -> None:
+    words = ["--target", "trn1", "--tp_degree", "2", "--flag=-O2", "--quick", "--load", "l.json"]
+    assert host_arguments(of(*words, "--out", "here", "--spot")) == (
+        "--target=trn1",
+        "--tensor_parallel=2",
+        "--flag=-O2",
+        "--quick",
+        "--load=/var/lib/outrider-build/load.json",
+        "--graph_store=s3://bucket/graphs",
+        "--out=/var/lib/outrider-build/artefact",
+        "--push=s3://bucket/artefacts",
+    )
+
+
+def test_what_the_instance_runs_is_understood_there() -> None:
+    words = host_arguments(of("--target", "cpu", "--dtype", "int8", "--rows", "2"))
+    there = parse(list(words))
+    assert (there.target, there.dtype, there.rows, there.where.on) == ("cpu", "int8", 2, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--target", "cpu", "--push", "/store"], "--push /store: with --on it is s3://"),
+        (["--target", "cpu", "--model", "."], "--model . lies on this machine"),
+        (["--pull", "s3://b/a", "--digest", "0" * 64, "--out", "d"], "it needs --target"),
+    ],
+)
+def test_what_an_instance_cannot_be_asked_for_is_refused(words: list[str], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        check(parse(["--on", "c7i.2xlarge", *words]))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer]:
+    with aws_server(tmp_path_factory.mktemp("home")) as running:
+        yield running
+
+
+@pytest.fixture
+def aws(server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
+    server.control(faults=[])
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """Words of a command that builds on an instance."""
+    wheel = tmp_path / "outrider-0.1.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    on = ["compile", "--on", "c7i.2xlarge", "--image", IMAGE, "--wheel", str(wheel)]
+    return [*on, "--target", "cpu", "--dtype", "int8"]
+
+
+def begin(aws: AwsServer, words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "outrider", *words],
+        cwd=ROOT,
+        env=aws.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def started(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """The stack's and the bucket's name, when the instance of the build runs."""
+    cloud, ends = boto3.client("cloudformation", region_name=REGION), time.monotonic() + 200
+    while time.monotonic() < ends:
+        for stack in cloud.describe_stacks()["Stacks"]:
+            if stack["StackStatus"] == "CREATE_COMPLETE":
+                given = {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}
+                return stack["StackName"], given["Bucket"]
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.2)
+    raise AssertionError("no stack was made")
+
+
+def report(stack: str, bucket: str, state: str, digest: str = "") -> None:
+    """What the instance would put into the bucket."""
+    prefix = f"builds-of/{stack.removeprefix('outrider-')}"
+    status = json.dumps({"state": state, "step": "build", "digest": digest})
+    s3 = boto3.client("s3", region_name=REGION)
+    s3.put_object(Bucket=bucket, Key=f"{prefix}/log.txt", Body=b"one\nthe compiler's last words\n")
+    s3.put_object(Bucket=bucket, Key=f"{prefix}/status.json", Body=status.encode())
+
+
+def nothing_runs() -> bool:
+    alive = {"Name": "instance-state-name", "Values": ["pending", "running"]}
+    found = boto3.client("ec2", region_name=REGION).describe_instances(Filters=[alive])
+    stacks = boto3.client("cloudformation", region_name=REGION).describe_stacks()["Stacks"]
+    return not found["Reservations"] and not stacks
+
+
+@pytest.mark.extended
+def test_a_dry_run_says_price_and_memory_and_starts_nothing(
+    aws: AwsServer, words: list[str]
+) -> None:
+    told = begin(aws, [*words, "--dry_run"]).communicate(timeout=200)[0]
+    for part in ("c7i.2xlarge, on-demand", "GiB", "--dtype=int8", "removed after the build"):
+        assert part in told
+    assert nothing_runs()
+
+
+@pytest.mark.extended
+def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_gone(
+    aws: AwsServer, words: list[str], tmp_path: Path
+) -> None:
+    built = tmp_path / "built"
+    build(built)
+    process = begin(aws, [*words, "--out", str(tmp_path / "out")])
+    stack, bucket = started(process)
+    digest = push(built, open_store(f"s3://{bucket}/artefacts"), print).digest
+    report(stack, bucket, "built", digest)
+    told = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, told
+    assert f"digest {digest}" in told
+    assert "the build cost about $" in told
+    assert (tmp_path / "out/manifest.json").read_bytes() == (built / "manifest.json").read_bytes()
+    assert nothing_runs()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("how", ["failed", "interrupted"])
+def test_a_build_that_ends_badly_leaves_nothing_that_is_paid(
+    how: str, aws: AwsServer, words: list[str]
+) -> None:
+    process = begin(aws, words)
+    stack, bucket = started(process)
+    if how == "failed":
+        report(stack, bucket, "failed")
+    else:
+        process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=200)[0]
+    assert process.returncode == (1 if how == "failed" else 130), told
+    assert ("the compiler's last words" in told) == (how == "failed")
+    assert nothing_runs()
+
+
+@pytest.mark.extended
+def test_an_instance_with_too_little_memory_is_refused_and_another_named(aws: AwsServer) -> None:
+    from deploy.aws import Aws
+
+    options = parse(["--on", "t3.small", "--target", "trn1", "--dry_run"])
+    with pytest.raises(InvalidRequest, match=r"2 GiB of memory.*r7i.xlarge has enough"):
+        plan(Aws(REGION), options)
+
+
+@pytest.mark.extended
+def test_a_build_for_neuron_runs_on_its_image_whatever_the_instance(aws: AwsServer) -> None:
+    from deploy.aws import Aws
+
+    options = replace(parse(["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run"]))
+    deployment = plan(Aws(REGION), options).deployment
+    assert deployment.image_parameter == NEURON_IMAGE
+    assert deployment.volume_gib == 250

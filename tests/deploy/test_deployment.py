@@ -1,0 +1,131 @@
+"""What a deployment is made of: images, quotas, the template, and what a failed launch means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.deployment import Deployment
+from deploy.host.user_data import MOST_BYTES
+from deploy.instance_kind import NEURON_IMAGE, InstanceKind
+from deploy.launch_failures import Cause, LaunchFailure
+from deploy.stack_template import TEMPLATE, read_template, template_body
+from inference.errors import InvalidRequest
+
+
+def resource(name: str) -> dict[str, Any]:
+    """The properties of a resource of the template."""
+    properties: dict[str, Any] = read_template()["Resources"][name]["Properties"]
+    return properties
+
+
+@pytest.mark.parametrize("name", ["trn1.2xlarge", "trn1n.32xlarge", "inf2.xlarge", "trn2.48xlarge"])
+def test_accelerators_of_aws_start_from_the_image_with_the_last_compatible_sdk(name: str) -> None:
+    kind = InstanceKind(name)
+    assert (kind.kind, kind.image) == ("neuron", NEURON_IMAGE)
+    assert "pytorch-2.9" in NEURON_IMAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "part"),
+    [
+        ("g6.xlarge", "cuda", "/x86_64/base-oss-nvidia"),
+        ("g5g.xlarge", "cuda", "/arm64/base-oss-nvidia"),
+        ("p5.48xlarge", "cuda", "/x86_64/base-oss-nvidia"),
+        ("c7i.2xlarge", "cpu", "/amd64/hvm"),
+        ("c7gn.2xlarge", "cpu", "/arm64/hvm"),
+        ("m7i-flex.large", "cpu", "/amd64/hvm"),
+    ],
+)
+def test_other_instances_start_from_the_image_of_their_device(
+    name: str, kind: str, part: str
+) -> None:
+    assert InstanceKind(name).kind == kind
+    assert part in InstanceKind(name).image
+
+
+@pytest.mark.parametrize("name", ["trn1", "trn3.48xlarge", "inf1.xlarge", "; rm -rf /"])
+def test_what_cannot_serve_a_target_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        InstanceKind(name)
+
+
+def test_the_quota_is_named_as_aws_names_it() -> None:
+    assert InstanceKind("trn1.2xlarge").quota("on-demand").code == "L-2C3B7624"
+    assert InstanceKind("trn1.2xlarge").quota("spot").name == "All Trn Spot Instance Requests"
+    assert "Standard" in InstanceKind("c7i.large").quota("on-demand").name
+
+
+def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None:
+    with pytest.raises(InvalidRequest, match="compile --target trn1"):
+        Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"))
+    with pytest.raises(InvalidRequest, match="needs --digest"):
+        Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"), artifact="s3://b/p")
+
+
+@pytest.mark.parametrize("cidr", ["0.0.0.0/0", "here", "203.0.113.7/24"])
+def test_the_port_is_opened_to_a_network_and_never_to_the_world(cidr: str) -> None:
+    with pytest.raises(InvalidRequest, match="--allow_cidr"):
+        Deployment("demo", "us-east-1", InstanceKind("c7i.large"), allow_cidr=cidr)
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("We currently do not have sufficient trn1.2xlarge capacity in the", Cause.NO_CAPACITY),
+        ("InsufficientInstanceCapacity", Cause.NO_CAPACITY),
+        ("There is no Spot capacity available that matches your request", Cause.NO_CAPACITY),
+        ("more vCPU capacity than your current vCPU limit of 0 allows", Cause.NO_QUOTA),
+        ("MaxSpotInstanceCountExceeded", Cause.NO_QUOTA),
+        ("User: arn is not authorized to perform: iam:CreateRole", Cause.DENIED),
+        ("The image id '[ami-1]' does not exist", Cause.NO_IMAGE),
+        ("the wind blew", Cause.OTHER),
+    ],
+)
+def test_a_failed_launch_is_told_by_awss_words(reason: str, cause: Cause) -> None:
+    assert LaunchFailure("Instance", reason).cause is cause
+
+
+def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
+    launch = resource("Launch")["LaunchTemplateData"]
+    assert launch["MetadataOptions"]["HttpTokens"] == "required"
+    assert launch["InstanceInitiatedShutdownBehavior"] == "terminate"
+    (disk,) = launch["BlockDeviceMappings"]
+    assert disk["Ebs"]["Encrypted"] is True
+    assert disk["Ebs"]["DeleteOnTermination"] is True
+    opened, closed = resource("Firewall")["SecurityGroupIngress"]["Fn::If"][1:]
+    assert closed == []
+    assert [rule["FromPort"] for rule in opened] == [{"Ref": "Port"}]
+    assert "KeyName" not in json.dumps(read_template())
+
+
+def test_a_role_reads_no_secrets_but_its_own() -> None:
+    statements = resource("Role")["Policies"][0]["PolicyDocument"]["Statement"]
+    (denied,) = [statement for statement in statements if statement.get("Effect") == "Deny"]
+    assert "ssm:GetParameter" in denied["Action"]
+    assert denied["NotResource"][0]["Fn::Sub"].endswith("parameter/outrider/${TargetName}/*")
+
+
+def test_the_longest_user_data_fits_into_a_template() -> None:
+    body = template_body("x" * MOST_BYTES)
+    assert len(body) < 51_200
+    assert json.loads(body)["Resources"]["Launch"]["Properties"]["LaunchTemplateData"]["UserData"]
+
+
+@pytest.mark.extended
+def test_the_template_passes_awss_linter(tmp_path: Path) -> None:
+    rendered = tmp_path / "target.json"
+    rendered.write_text(template_body("#!/bin/bash\n"))
+    for path in (TEMPLATE, rendered):
+        linted = subprocess.run(
+            [Path(sys.executable).parent / "cfn-lint", path], capture_output=True, text=True
+        )
+        assert linted.returncode == 0, linted.stdout
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(TEMPLATE.read_text().replace("HttpTokens: required", "HttpTokens: never"))
+    assert subprocess.run([Path(sys.executable).parent / "cfn-lint", wrong]).returncode

@@ -1,0 +1,234 @@
+"""A stand-in of AWS: moto's server, with what it lacks, in a process of its own.
+
+Beside moto there are hosts that take their secrets and say how far they are (Systems Manager's
+commands), sessions of tunnels, and faults that a test asks for: refused calls, and stacks that
+CloudFormation cannot complete.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from tests.support.repository import ROOT
+
+ACCOUNT, REGION = "123456789012", "us-east-1"
+IMAGE = "/outrider/ami"
+SERVING = "active\noutrider setup: done, the target is ready\n"
+FAILED = "inactive\noutrider setup: FAILED at: model (exit code 1)\n"
+_CONTROL = "/outrider-test"
+
+
+class AwsServer:
+    """A running server, and the environment of a command that is to take it for AWS."""
+
+    def __init__(self, address: str, home: Path) -> None:
+        self.address, self.home = address, home
+
+    @property
+    def environment(self) -> dict[str, str]:
+        others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        return others | {
+            "AWS_ENDPOINT_URL": self.address,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_MAX_ATTEMPTS": "1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "HOME": str(self.home),
+            "XDG_CONFIG_HOME": str(self.home / "config"),
+            "XDG_CACHE_HOME": str(self.home / "cache"),
+        }
+
+    def control(self, **settings: Any) -> dict[str, Any]:
+        """Set faults (each {action, code, message} for a refused call, {action, seconds} for a slow
+        one, or {action: CreateStack, zone, reason} for a stack that fails), what hosts answer, or
+        whether they take secrets. Returns the actions that were called since.
+        """
+        request = urllib.request.Request(
+            self.address + _CONTROL, data=json.dumps(settings).encode(), method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            told: dict[str, Any] = json.load(answer)
+        return told
+
+    def deploy(self, *arguments: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run `python -m deploy` with these arguments; check is the exit code that it must have."""
+        ran = subprocess.run(
+            [sys.executable, "-m", "deploy", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
+        if check is not None:
+            assert ran.returncode == check, ran.stdout + ran.stderr
+        return ran
+
+
+@contextmanager
+def aws_server(home: Path) -> Iterator[AwsServer]:
+    """A server in a process of its own, without anything in its account but a default network."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.aws_server"],
+        cwd=ROOT,
+        env=os.environ | {"MOTO_IAM_LOAD_MANAGED_POLICIES": "true"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield AwsServer(f"http://127.0.0.1:{int(process.stdout.readline())}", home)
+    finally:
+        process.kill()
+        process.wait()
+
+
+Reply = tuple[int, str, str]
+"""Status, content type, body."""
+
+
+class FaultyAws:
+    """moto as a WSGI application, with the faults and hosts above."""
+
+    def __init__(self, moto: Callable[..., Iterable[bytes]]) -> None:
+        self._moto = moto
+        self._faults: list[dict[str, Any]] = []
+        self._host = SERVING
+        self._takes_secrets = True
+        self._calls: list[str] = []
+        self._secrets: set[str] = set()
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(size)
+        environ["wsgi.input"] = io.BytesIO(body)
+        if environ["PATH_INFO"] == _CONTROL:
+            return _send(start, (200, "application/json", json.dumps(self._set(json.loads(body)))))
+        target = environ.get("HTTP_X_AMZ_TARGET", "")
+        query = {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
+        action = target.rpartition(".")[2] or query.get("Action", "")
+        self._calls.append(action)
+        if action == "PutParameter":
+            self._secrets.add(json.loads(body)["Name"])
+        reply = self._refused(action, query, bool(target)) or self._answered(action)
+        return self._moto(environ, start) if reply is None else _send(start, reply)
+
+    def _set(self, settings: dict[str, Any]) -> dict[str, Any]:
+        self._faults = settings.get("faults", self._faults)
+        self._host = settings.get("host", self._host)
+        self._takes_secrets = settings.get("takes_secrets", self._takes_secrets)
+        called, self._calls = self._calls, []
+        return {"called": called}
+
+    def _refused(self, action: str, query: dict[str, str], as_json: bool) -> Reply | None:
+        for fault in self._faults:
+            if fault["action"] != action:
+                continue
+            if "seconds" in fault:
+                time.sleep(fault["seconds"])
+                return None
+            if "code" in fault:
+                return _error(fault["code"], fault["message"], as_json)
+            given = {
+                query[key]: query.get(key.replace("ParameterKey", "ParameterValue"), "")
+                for key in query
+                if key.endswith(".ParameterKey")
+            }
+            if fault.get("zone") in (None, _zone(given["SubnetId"])):
+                return _failed_stack(query["StackName"], fault["reason"])
+        return None
+
+    def _answered(self, action: str) -> Reply | None:
+        """What moto does not answer: commands on hosts, tunnels, and the price list."""
+        if action == "SendCommand":
+            return _json({"Command": {"CommandId": "0" * 36}})
+        if action == "GetCommandInvocation":
+            if self._takes_secrets:
+                _take_secrets(self._secrets)
+            return _json({"Status": "Success", "StandardOutputContent": self._host})
+        if action == "GetProducts":  # the price list, which moto lacks
+            return _json({"FormatVersion": "aws_v1", "PriceList": []})
+        if action == "StartSession":
+            return _json({"SessionId": "s-1", "StreamUrl": "wss://there", "TokenValue": "secret"})
+        return _json({"SessionId": "s-1"}) if action == "TerminateSession" else None
+
+
+def _take_secrets(names: Iterable[str]) -> None:
+    from moto.ssm.models import ssm_backends
+
+    ssm_backends[ACCOUNT][REGION].delete_parameters(list(names))
+
+
+def _zone(subnet: str) -> str:
+    from moto.ec2.models import ec2_backends
+
+    return str(ec2_backends[ACCOUNT][REGION].get_subnet(subnet).availability_zone)
+
+
+def _failed_stack(name: str, reason: str) -> Reply:
+    """Answer CreateStack as CloudFormation does where it finds out later that a resource cannot be
+    made and then removes what it has made (OnFailure=DELETE).
+    """
+    from moto.cloudformation.models import cloudformation_backends
+
+    backend = cloudformation_backends[ACCOUNT][REGION]
+    stack = backend.create_stack(name=name, template='{"Resources": {}}', parameters={})
+    stack._add_stack_event("CREATE_FAILED", reason)
+    backend.delete_stack(name)
+    made = f"<CreateStackResult><StackId>{stack.stack_id}</StackId></CreateStackResult>"
+    return 200, "text/xml", f"<CreateStackResponse>{made}</CreateStackResponse>"
+
+
+def _error(code: str, message: str, as_json: bool) -> Reply:
+    if as_json:
+        return 400, "application/x-amz-json-1.1", json.dumps({"__type": code, "message": message})
+    inner = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    body = f"<ErrorResponse><Errors>{inner}</Errors>{inner}<RequestId>1</RequestId></ErrorResponse>"
+    return 400, "text/xml", body
+
+
+def _json(value: dict[str, Any]) -> Reply:
+    return 200, "application/x-amz-json-1.1", json.dumps(value)
+
+
+def _send(start: Callable[..., Any], reply: Reply) -> list[bytes]:
+    status, kind, body = reply
+    words = "OK" if status == 200 else "Bad Request"
+    start(f"{status} {words}", [("Content-Type", kind), ("Content-Length", str(len(body)))])
+    return [body.encode()]
+
+
+def serve() -> None:
+    """Serve on a free port, which is printed."""
+    from moto.ec2.models import ec2_backends
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from moto.ssm.models import ssm_backends
+    from werkzeug.serving import make_server
+
+    image = next(iter(ec2_backends[ACCOUNT][REGION].describe_images())).id
+    ssm_backends[ACCOUNT][REGION].put_parameter(
+        name=IMAGE, description="", value=image, parameter_type="String", allowed_pattern="",
+        keyid="", overwrite=False, tags=[], data_type="text", tier=None, policies=None,
+    )  # fmt: skip
+    moto = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, FaultyAws(moto), threaded=True)
+    print(server.port, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,157 @@
+"""A host to set up: this machine's root seen through an overlay, in a mount namespace of its own.
+
+What is written there is gone with it. Programs that would act on the machine are stand-ins which
+note how they were called. It needs root and Linux; `scratch_host` skips the test without them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import ROOT
+
+CALLS = "/var/log/calls"
+IMAGE_VENV = "/opt/image_venv"
+_PATH = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ENTER = """set -e
+mount -t tmpfs scratch "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay scratch -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+mount --rbind /proc "$1/root/proc"
+mount --rbind /dev "$1/root/dev"
+mount -t tmpfs scratch "$1/root/run"
+mount -t tmpfs scratch "$1/root/tmp"
+chmod 1777 "$1/root/tmp"
+echo ready
+exec chroot "$1/root" sleep infinity
+"""
+_NOTED = f'#!/bin/sh\necho "$(basename "$0") $*" >> {CALLS}\n'
+_AWS = (
+    _NOTED
+    + """
+case "$1 $2" in
+    's3 cp') shift 2; while [ "${1#-}" != "$1" ]; do shift; done; cp -r "/srv/aws/$1" "$2" ;;
+    'ssm get-parameter')
+        while [ "$1" != --name ]; do shift; done
+        cat "/srv/aws/ssm/$2" ;;
+esac
+"""
+)
+"""Stands in for AWS's command line: objects and parameters are files below /srv/aws."""
+
+
+@dataclass(frozen=True)
+class ScratchHost:
+    """Such a host, while the process `holder` lives."""
+
+    holder: int
+
+    @property
+    def root(self) -> Path:
+        """Its root directory, as this process sees it."""
+        return Path(f"/proc/{self.holder}/root")
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> Path:
+        place = self.root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        place.write_text(text)
+        place.chmod(mode)
+        return place
+
+    def put_object(self, url: str, source: Path) -> None:
+        """Put a file or a directory where the stand-in of `aws s3` looks for it."""
+        place = self.root / "srv/aws" / url
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, place)
+
+    def command(self, *words: str) -> list[str]:
+        """A command line that runs these words on the host."""
+        return ["nsenter", "-t", str(self.holder), "-m", "-r", "-w", *words]
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words),
+            env={"PATH": _PATH, "LANG": "C.UTF-8", **environment},
+            capture_output=True,
+            text=True,
+        )
+
+    def calls(self, program: str) -> list[str]:
+        """How a stand-in was called."""
+        noted = self.root / CALLS.lstrip("/")
+        lines = noted.read_text().splitlines() if noted.exists() else []
+        return [line.removeprefix(f"{program} ") for line in lines if line.split()[0] == program]
+
+    def make_image_venv(self, stubs: Mapping[str, str]) -> None:
+        """An environment as a machine image brings one: the packages that are installed here, but
+        for Outrider.
+
+        stubs: names and versions that pip sees, in place of the true version or beside the others
+        """
+        assert self.run(sys.executable, "-m", "venv", "--without-pip", IMAGE_VENV).returncode == 0
+        here = Path(sysconfig.get_path("purelib"))
+        (packages,) = (self.root / IMAGE_VENV.lstrip("/") / "lib").glob("*/site-packages")
+        left_out = ("outrider", "_editable_impl_outrider", *(f"{name}-" for name in stubs))
+        for entry in here.iterdir():
+            if not entry.name.startswith(left_out):
+                (packages / entry.name).symlink_to(entry)
+        for name, version in stubs.items():
+            record = packages / f"{name}-{version}.dist-info"
+            record.mkdir()
+            (record / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+        for path in (Path(sys.executable).resolve(), here):
+            for parent in path.parents:  # another user runs them
+                (self.root / parent.relative_to("/")).chmod(0o755)
+
+
+@contextmanager
+def scratch_host() -> Iterator[ScratchHost]:
+    """Yields a host with stand-ins, and an image's environment is still to be made."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("a mount namespace with an overlay needs Linux and root")
+    with subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh", "/mnt"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        if holder.stdout.readline() != "ready\n":
+            holder.wait()
+            pytest.skip(f"no overlay in a mount namespace here: {holder.stderr.read()}")
+        host = ScratchHost(holder.pid)
+        try:
+            for name in ("systemctl", "shutdown", "snap", "apt-get"):
+                host.write(f"/usr/local/bin/{name}", _NOTED, 0o755)
+            host.write("/usr/local/bin/aws", _AWS, 0o755)
+            host.write(CALLS, "", 0o666)
+            yield host
+        finally:
+            holder.kill()
+
+
+def build_wheel(directory: Path) -> Path:
+    """A wheel of this tree."""
+    pytest.importorskip("hatchling")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = directory.glob("*.whl")
+    return wheel
