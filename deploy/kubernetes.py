@@ -76,10 +76,10 @@ def _fetch(pod: Manifest, target: Manifest, image: str, artefact: Artefact) -> N
     """Let a container before the target pull the artefact and check its digest."""
     volume = {"name": "artifact", "mountPath": "/artifact"}
     command = ["outrider", "compile", f"--pull={artefact.place}", f"--digest={artefact.digest}"]
-    shared = deepcopy({name: target[name] for name in ("env", "securityContext", "volumeMounts")})
+    shared = deepcopy({name: target[name] for name in ("securityContext", "volumeMounts")})
     shared["volumeMounts"] = [
         volume,
-        *(mount for mount in shared["volumeMounts"] if mount["name"] in ("cache", "tmp")),
+        *(mount for mount in shared["volumeMounts"] if mount["name"] in ("state", "cache", "tmp")),
     ]
     pod["initContainers"] = [
         {

@@ -5,6 +5,7 @@ rules of the `restricted` pod security standard.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from compile.compile_options import parse as parse_compile
 from deploy.__main__ import main
 from outrider.options.parsing import parse
 from outrider.options.roles import TargetRole
+from tests.support.repository import ROOT
 
 VERSION = "1.37"
 ARTEFACT = ["--artifact", "s3://bucket/artefacts", "--digest", "ab" * 32]
@@ -179,6 +181,20 @@ def test_pods_keep_to_the_restricted_standard_and_write_to_volumes_only(
         assert "memory" in container["resources"]["limits"]
         named = {volume["name"] for volume in pod["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} <= named
+
+
+def test_all_that_the_image_writes_to_is_a_volume_and_its_user_is_the_pods(
+    form: dict[str, Manifest],
+) -> None:
+    """The image makes its directories for its user; the root of a pod is read-only."""
+    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    user = form["StatefulSet"]["spec"]["template"]["spec"]["securityContext"]
+    assert f"USER {user['runAsUser']}:{user['runAsGroup']}\n" in dockerfile
+    owned = re.search(r"install -d .*? -g outrider (.*)", dockerfile)
+    assert owned is not None
+    for container in [*pod_of(form)["containers"], *pod_of(form).get("initContainers", [])]:
+        written = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {*owned[1].split(), "/tmp"} <= written
 
 
 def test_devices_come_from_the_plugin_or_by_a_claim_and_never_both(
