@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from grpc_comm.server.hosted import Carrier, HostedTarget
 from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
-from inference.errors import MissingExtra
+from inference.errors import InvalidRequest, MissingExtra
 from outrider.options.roles import TargetRole
 from outrider.target import load_target
 
@@ -99,10 +99,11 @@ def start(fleet: Fleet, options: TargetRole, cluster: str | None = None) -> None
 
     cluster: the address of one that runs; None starts one on this machine, for this process
 
-    Raises MissingExtra without Ray.
+    Raises MissingExtra without Ray, and InvalidRequest where this machine is too small.
     """
     os.environ.update(ENVIRONMENT)
-    if cluster is None:  # so that another fleet may stand beside it
+    if cluster is None:
+        _check_room(fleet)  # other fleets may stand beside it, with other ports
         os.environ.update({name: str(_unused_port()) for name in _PORTS})
     try:
         import ray
@@ -110,10 +111,8 @@ def start(fleet: Fleet, options: TargetRole, cluster: str | None = None) -> None
         from ray.serve.config import HTTPOptions, gRPCOptions
     except ImportError as error:
         raise MissingExtra("a fleet needs Ray: pip install 'outrider[ray]'") from error
-    here: dict[str, Any] = {"include_dashboard": False, "num_cpus": os.cpu_count()}
-    if cluster is None and fleet.neuron_cores and not os.path.exists("/dev/neuron0"):
-        here["resources"] = {"neuron_cores": fleet.most_replicas * fleet.neuron_cores}
-    ray.init(address=cluster, log_to_driver=False, **({} if cluster else here))
+    own: dict[str, Any] = {"include_dashboard": False, "num_cpus": os.cpu_count()}
+    ray.init(address=cluster, log_to_driver=False, **({} if cluster else own))
     serve.start(
         http_options=HTTPOptions(host=fleet.ingress.host, port=_unused_port()),
         grpc_options=gRPCOptions(
@@ -131,6 +130,21 @@ def stop() -> None:
 
     serve.shutdown()
     ray.shutdown()
+
+
+def _check_room(fleet: Fleet) -> None:
+    """Raise InvalidRequest where Ray would wait for ever for what this machine does not have."""
+    have, need = os.cpu_count() or 1, fleet.replicas * fleet.cpus
+    if need > have:
+        raise InvalidRequest(
+            f"{fleet.replicas} replicas of {fleet.cpus:g} processors need {need:g}, this machine "
+            f"has {have}: lower --cpus or --replicas, or name a --cluster"
+        )
+    if fleet.neuron_cores and not os.path.exists("/dev/neuron0"):
+        raise InvalidRequest(
+            f"--neuron_cores {fleet.neuron_cores}: this machine has no Neuron device; name a "
+            "--cluster of machines that have"
+        )
 
 
 def _unused_port() -> int:
@@ -160,12 +174,11 @@ def _deployment(fleet: Fleet) -> Any:
     actor: dict[str, Any] = {"num_cpus": fleet.cpus}
     if fleet.neuron_cores:
         actor["resources"] = {"neuron_cores": fleet.neuron_cores}
-    streams = fleet.sessions + fleet.waiting
+    streams = fleet.sessions + fleet.waiting  # beyond these the replica itself refuses sessions
     return serve.deployment(
         RayTarget,
         name=NAME,
-        max_ongoing_requests=2
-        * streams,  # the replica itself refuses sessions, and says until when
+        max_ongoing_requests=2 * streams,
         max_queued_requests=streams,
         graceful_shutdown_timeout_s=fleet.grace + _DEREGISTERED_SECONDS,
         health_check_period_s=5.0,

@@ -50,7 +50,7 @@ def _identity(one: Description) -> tuple[str, str, str]:
 
 def _told(one: Description) -> str:
     weights, tokenizer, dtype = _identity(one)
-    return f"{one.model} (weights {weights}, tokenizer {tokenizer}, {dtype})"
+    return f"{one.model} (weights {weights[:12]}, tokenizer {tokenizer[:12]}, {dtype})"
 
 
 class Replica:
@@ -112,11 +112,16 @@ class Replicas:
         if named:
             threading.Thread(target=self._follow, name="outrider names", daemon=True).start()
 
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        return len(self._replicas) > 1
+
     def order(self, key: str) -> list[Channel]:
         """Return the channels in the order in which a session of this key tries them.
 
-        Replicas that do not serve at present come last. One that came back as another target is
-        left out; raises Mismatch when no other is left.
+        Replicas that do not serve, or have not answered yet, come last. One that came back as
+        another target is left out; raises Mismatch when no other is left.
         """
         with self._changed:
             replicas = {str(address): one for address, one in self._replicas.items()}
@@ -124,7 +129,7 @@ class Replicas:
         same = [one for one in ranked if self._is_target(one.description)]
         if not same and ranked[0].description is not None:
             self._check(ranked[0].channel, ranked[0].description)
-        return [one.channel for one in sorted(same, key=lambda one: one.serves is False)]
+        return [one.channel for one in sorted(same, key=lambda one: not one.serves)]
 
     def reach(self, channel: Channel, seconds: float, given_up: threading.Event) -> None:
         """Wait until a replica answers, for `seconds` at most.
@@ -187,8 +192,9 @@ class Replicas:
         with self._changed:
             for address in self._replicas.keys() - found.keys():
                 del self._replicas[address]
-            for address in found.keys() - self._replicas.keys():
-                self._add(address, found[address])
+            for address, name in found.items():
+                if address not in self._replicas:
+                    self._add(address, name)
 
     def _add(self, address: Address, name: str) -> None:
         replica = self._replicas[address] = Replica(Channel(address, self._security, name))
@@ -201,10 +207,12 @@ class Replicas:
 
     def _watch(self, replica: Replica) -> None:
         """Look at a replica for as long as it is one."""
-        while replica in self._replicas.values() and not self._closed.is_set():
+        address, known = replica.channel.address, True
+        while known and not self._closed.is_set():
             replica.look(self._model, self._timeout)
             with self._changed:
                 self._changed.notify_all()
+                known = self._replicas.get(address) is replica
             self._closed.wait(LOOK_SECONDS)
 
     def _follow(self) -> None:
@@ -223,7 +231,7 @@ class Route:
     @property
     def several(self) -> bool:
         """Whether there is a replica to go to from another one."""
-        return len(self.order()) > 1
+        return self._replicas.several
 
     def order(self) -> list[Channel]:
         """Return the channels in the session's order, as Replicas.order() does."""

@@ -170,7 +170,7 @@ def test_new_sessions_keep_away_from_a_replica_that_drains(monkeypatch: pytest.M
 
 
 def test_texts_are_the_targets_own_when_one_of_three_replicas_dies() -> None:
-    """One text at each temperature, with a draft that is often wrong."""
+    """One text at each temperature, with a draft that is often wrong; the target waits for it."""
     decoder = pairs.decoder(1)
     samplings = [SamplingParams(temperature, seed=5) for temperature in TEMPERATURES]
     with ExitStack() as stack, ThreadPoolExecutor(len(samplings)) as pool:
@@ -178,7 +178,8 @@ def test_texts_are_the_targets_own_when_one_of_three_replicas_dies() -> None:
         servers = [stack.enter_context(background(engine)) for engine in engines]
         addresses = ",".join(str(server.address) for server in servers)
         connection = stack.enter_context(looking_at(addresses))
-        key, began = in_turn(*servers), threading.Barrier(len(samplings) + 1)
+        key, stopped = in_turn(*servers), threading.Event()
+        began = threading.Barrier(len(samplings) + 1)
 
         def made(params: SamplingParams) -> tuple[list[int], int]:
             session, waited = connection.session(key), list[int]()
@@ -187,14 +188,16 @@ def test_texts_are_the_targets_own_when_one_of_three_replicas_dies() -> None:
                 if not waited:
                     waited.append(1)
                     began.wait(WAIT)
+                    assert stopped.wait(WAIT)
 
-            proposers = proposers_of("close", Pace.GO_ON)
-            text = text_of(PROMPT, params, session, Decode(END), proposers, between)
+            proposers, order = proposers_of("close", Pace.WAIT), Decode(END, pace=Pace.WAIT)
+            text = text_of(PROMPT, params, session, order, proposers, between)
             return text, session.traffic.reopenings
 
         texts = [pool.submit(made, params) for params in samplings]
         began.wait(WAIT)
         servers[0].stop()
+        stopped.set()
         for params, text in zip(samplings, texts, strict=True):
             alone = LocalSession(pairs.engine(decoder, rows=1))
             own = text_of(PROMPT, params, alone, Decode(END))
@@ -260,3 +263,24 @@ def test_a_name_without_an_address_is_an_error_that_names_it(named: list[str]) -
 def test_an_endpoint_is_written_as_it_is_read(text: str) -> None:
     assert str(parse_endpoint(text)) == text
     assert parse_endpoint("dns:///a:1") == Endpoint(Address("a", 1), resolved=True)
+
+
+def test_a_silent_loss_where_all_others_changed_is_told_and_ends_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both replicas are replaced by another target: nothing is left to go on at."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    with (
+        replicas(2) as (servers, addresses),
+        looking_at(addresses) as connection,
+        ExitStack() as new,
+    ):
+        session = opened(connection, in_turn(*servers))
+        session.decode(Decode(40_000))
+        for server in reversed(servers):
+            server.stop()
+            engine = successor_engine()
+            changed = replace(describe(engine), dtype="int8")
+            new.enter_context(BackgroundServer(Target(engine, changed, server.address)))
+        with pytest.raises(Mismatch, match="int8"):
+            until_it_fails(session)
