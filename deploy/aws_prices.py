@@ -204,8 +204,9 @@ class LivePrices:
     def _service(self, offer: ServiceOffer) -> ServicePrice:
         code, unit, _ = SERVICES[offer.service]
         tiers = sorted(self._rates(code, unit, service_terms(offer)))
-        if not tiers:
-            raise NoPrice(f"the price list has no price of {offer}")
+        begins = [begin for begin, _ in tiers]
+        if begins[:1] != [0] or len({*begins}) < len(begins):
+            raise NoPrice(f"the price list has {len(tiers)} prices of {offer} that make no tiers")
         return ServicePrice(
             **vars(offer.offer),
             tiers=tuple(Tier(*tier) for tier in tiers),

@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bill:
+class RunBill:
     """All lines, and what is charged, too, but not known."""
 
     lines: tuple[Line, ...]
@@ -50,7 +50,7 @@ class Bill:
 
 
 @dataclass(frozen=True)
-class Usage:
+class RunUsage:
     """What a run used beside the instance itself."""
 
     volume_gb_hours: float = 0.0
@@ -92,7 +92,7 @@ def spot_hire(
     return Line(what, paid / SECONDS_PER_HOUR, "h", usd, "EC2 spot history")
 
 
-def make_bill(instances: Sequence[Line], usage: Usage, services: Services) -> Bill:
+def make_bill(instances: Sequence[Line], usage: RunUsage, services: Services) -> RunBill:
     """The lines of instances, and those of what was used beside them.
 
     services: the prices that are known; a service without one is unknown in the bill
@@ -114,11 +114,11 @@ def make_bill(instances: Sequence[Line], usage: Usage, services: Services) -> Bi
             lines.append(Line(service.value, amount, service.unit, usd, price.said))
         elif amount > 0:
             unknown.append(f"{service.value}: no price is known")
-    return Bill(tuple(lines), tuple(unknown))
+    return RunBill(tuple(lines), tuple(unknown))
 
 
-def hourly(price: Price, services: Services, volume_gb: float) -> Bill:
+def hourly(price: Price, services: Services, volume_gb: float) -> RunBill:
     """What an hour of a running target costs, with its public address and without traffic."""
-    usage = Usage(volume_gb_hours=volume_gb, address_hours=1.0)
+    usage = RunUsage(volume_gb_hours=volume_gb, address_hours=1.0)
     bill = make_bill([hire(price, SECONDS_PER_HOUR)], usage, services)
-    return Bill(tuple(line for line in bill.lines if line.amount), bill.unknown)
+    return RunBill(tuple(line for line in bill.lines if line.amount), bill.unknown)

@@ -104,9 +104,7 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
     has = find_type(aws.client("ec2"), on).memory_gib * GIB
     if need > has:
-        larger = (
-            name for name in _LARGER if find_type(aws.client("ec2"), name).memory_gib * GIB >= need
-        )
+        larger = (name for name, gib in _LARGER.items() if gib * GIB >= need)
         raise InvalidRequest(
             f"--on {on} has {has / GIB:g} GiB of memory, and this build needs about "
             f"{need / GIB:.0f}: {next(larger, 'a larger type')} has enough"
@@ -197,20 +195,20 @@ def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
     try:
         yield
     finally:
-        state = stack.state()
-        if state is not None:
-            say(f"removing {stack.name}")
-            lines = cost_lines(aws, build, state)
-            try:
+        try:
+            state = stack.state()
+            if state is not None:
+                say(f"removing {stack.name}")
                 stack.remove(state, glance)
-            except (OutriderError, KeyboardInterrupt):
-                say(
-                    f"{stack.name} was not removed: `outrider deploy down {build.deployment.name}` "
-                    f"does it; its instance ends itself by {state.parameters['EndsAt']}"
-                )
-                raise
+        except (OutriderError, KeyboardInterrupt):
+            say(
+                f"{stack.name} was not removed: `outrider deploy down {build.deployment.name}` "
+                f"does it; its instance ends itself after {build.deployment.lifetime_hours:g} h"
+            )
+            raise
+        if state is not None:
             say(f"{stack.name} is removed; its log is s3://{build.bucket}/{build.reports}/log.txt")
-            for line in lines:
+            for line in cost_lines(aws, build, state):
                 say(line)
 
 

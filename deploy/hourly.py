@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from deploy.bill import Bill, hourly
+from deploy.bill import RunBill, hourly
 from deploy.deployment import Deployment
 from deploy.ec2_prices import InstanceOffer, Price, Pricing
 from deploy.pricing import open_prices
@@ -14,7 +14,7 @@ class HourlyQuote(NamedTuple):
     """The instance's price, and the bill of an hour of everything."""
 
     price: Price
-    hour: Bill
+    hour: RunBill
 
 
 def hourly_quote(deployment: Deployment, *, live: bool) -> HourlyQuote:

@@ -8,7 +8,16 @@ from datetime import datetime
 
 from deploy.aws import Aws, aws_refusals
 from deploy.aws_prices import LivePrices
-from deploy.bill import BYTES_PER_GB, Bill, Line, Usage, charged_seconds, hire, make_bill, spot_hire
+from deploy.bill import (
+    BYTES_PER_GB,
+    Line,
+    RunBill,
+    RunUsage,
+    charged_seconds,
+    hire,
+    make_bill,
+    spot_hire,
+)
 from deploy.bucket import HostBucket
 from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
 from deploy.pricing import PriceChain
@@ -39,10 +48,10 @@ class Run:
         return max(0.0, (self.until - self.instance.launched).total_seconds())
 
 
-def read_usage(aws: Aws, run: Run) -> Usage:
+def read_usage(aws: Aws, run: Run) -> RunUsage:
     """What the run used beside its instance's hours."""
     hours = run.seconds / SECONDS_PER_HOUR
-    return Usage(
+    return RunUsage(
         volume_gb_hours=run.volume_gib * charged_seconds(run.seconds) / SECONDS_PER_HOUR,
         address_hours=hours,
         bytes_out=_bytes_out(aws, run),
@@ -50,7 +59,7 @@ def read_usage(aws: Aws, run: Run) -> Usage:
     )
 
 
-def bill_of(aws: Aws, run: Run, prices: PriceChain, live: bool = True) -> Bill:
+def bill_of(aws: Aws, run: Run, prices: PriceChain, live: bool = True) -> RunBill:
     """The bill of a run at these prices.
 
     live: whether the history of spot prices may be asked
@@ -60,7 +69,7 @@ def bill_of(aws: Aws, run: Run, prices: PriceChain, live: bool = True) -> Bill:
         line = _instance_line(aws, run, prices, live)
     except NoPrice as error:
         rest = make_bill([], usage, services)
-        return Bill(rest.lines, (str(error), *rest.unknown))
+        return RunBill(rest.lines, (str(error), *rest.unknown))
     return make_bill([line], usage, services)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from deploy.aws import Aws
-from deploy.bill import Bill, hourly
+from deploy.bill import RunBill, hourly
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
@@ -89,7 +89,7 @@ def _an_hour(aws: Aws, of_run: Run, prices: PriceChain) -> str:
     return f"${hourly(price, prices.services(aws.region), of_run.volume_gib).usd:.4f}"
 
 
-def _plain(name: str, of_run: Run, bill: Bill) -> dict[str, object]:
+def _plain(name: str, of_run: Run, bill: RunBill) -> dict[str, object]:
     return {
         "target": name,
         "instance": of_run.instance.type,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deploy.aws import Aws
-from deploy.commands.cost import bill_of, find_run
+from deploy.commands.cost import find_run
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.handover import secrets_waiting
 from deploy.host_commands import progress
 from deploy.pricing import open_prices
+from deploy.run_bill import bill_of
 from deploy.running_instance import RunningInstance, describe_instance
 from deploy.stack import TargetStack
 from inference.command import FAILED

@@ -63,7 +63,5 @@ def build_script(settings: BuildSettings) -> str:
     }
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in values.items()]
     arguments = f"arguments=({shlex.join(settings.arguments)})\n"
-    scripts = [
-        (_HERE / name).read_text() for name in ("install_beside.sh", "install.sh", "build.sh")
-    ]
+    scripts = [(_HERE / name).read_text() for name in ("install.sh", "build.sh")]
     return "".join(["#!/bin/bash\n", *lines, arguments, *scripts])

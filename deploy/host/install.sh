@@ -18,3 +18,21 @@ install_outrider() {
     install_beside "$venv/bin/python" "${local_wheel}[$extras]" \
         ${extra_index:+--extra-index-url "$extra_index"}
 }
+
+# install_beside PYTHON WHEEL[EXTRAS] [PIP_FLAG ...]
+# pip is asked for the packages that the environment brings, in their very versions, beside Outrider.
+# It then keeps them and what they need, or fails. Dockerfile.neuron calls this from sh.
+install_beside() {
+    python=$1
+    what=$2
+    shift 2
+    "$python" -m pip list --format=freeze \
+        | { grep -iE '^(torch|transformers|neuron|libneuron|aws-neuron|nki)' || true; } \
+        > /opt/outrider/pins.txt
+    if grep -qi '^torch[-_]neuronx' /opt/outrider/pins.txt \
+        && ! grep -qi '^transformers=' /opt/outrider/pins.txt; then
+        echo 'transformers<5' >> /opt/outrider/pins.txt
+    fi
+    "$python" -m pip install --quiet --disable-pip-version-check "$@" \
+        --requirement /opt/outrider/pins.txt "$what"
+}

@@ -25,9 +25,7 @@ MOST_BYTES = 16_384
 
 ROOT = Path(__file__).parents[1]
 UNITS = tuple(sorted(path.name for path in (ROOT / "systemd").iterdir()))
-SCRIPTS = tuple(
-    Path(__file__).with_name(name) for name in ("install_beside.sh", "install.sh", "setup.sh")
-)
+INSTALL, SETUP = Path(__file__).parent / "install.sh", Path(__file__).parent / "setup.sh"
 
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/-]*)?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -113,7 +111,7 @@ class HostSettings:
 def user_data(settings: HostSettings) -> str:
     """The script. Raises InvalidRequest where it is longer than EC2 takes."""
     made = [*_assignments(settings), *_files(settings)]
-    script = "".join(["#!/bin/bash\n", *made, *(path.read_text() for path in SCRIPTS)])
+    script = "".join(["#!/bin/bash\n", *made, INSTALL.read_text(), SETUP.read_text()])
     if len(script.encode()) > MOST_BYTES:
         raise InvalidRequest(
             f"the host's flags make its user data {len(script.encode())} bytes long; EC2 takes "

@@ -8,13 +8,13 @@ from typing import cast
 from inference.backends.neuron_sdk import has_device
 from outrider.doctor.findings import show
 from outrider.options import parse
-from outrider.options.roles import DoctorRole, ServingRole, TargetRole
+from outrider.options.roles import DoctorRole, ServingRole
 
 HOST_CONFIG = Path("/etc/outrider/target.yaml")
 """Where a host that `deploy up` made has its target's options."""
 
-_OF_BOTH = {"role", "config", "debug", "as_json"}
-"""Fields that say nothing of which machine is meant."""
+_OF_A_CLIENT = {"target", "target_host", "draft_model"}
+"""Fields that only a client's machine gives."""
 
 
 def doctor(options: DoctorRole) -> int:
@@ -42,9 +42,10 @@ def _served_here(options: DoctorRole) -> ServingRole | None:
     """Options of the target that this machine serves or is to serve. None for a client's machine:
     it has neither a target's file nor a Neuron device, or a client's flags are given.
     """
-    if options.target_config is None and options.model_fields_set - _OF_BOTH:
+    if options.target_config:
+        return cast(ServingRole, parse(["--config", options.target_config]))
+    if options.model_fields_set & _OF_A_CLIENT:
         return None
-    file = Path(options.target_config) if options.target_config else HOST_CONFIG
-    if options.target_config or file.exists():
-        return cast(ServingRole, parse(["--config", str(file)]))
-    return TargetRole() if has_device() else None
+    if HOST_CONFIG.exists():
+        return cast(ServingRole, parse(["--config", str(HOST_CONFIG)]))
+    return cast(ServingRole, parse(["--role", "target"])) if has_device() else None

@@ -244,7 +244,7 @@ class DoctorRole(
     role: Literal["doctor"] = "doctor"
     target_config: File | None = None
     """check this machine as the host of the target whose options stand in this YAML file (default:
-    /etc/outrider/target.yaml where it is, unless flags of a client are given)"""
+    /etc/outrider/target.yaml where it is, unless --target_host or --draft_model is given)"""
     health: bool = False
     """only ask the target at --target_host whether it takes sessions; --tls_cert alone trusts that
     very certificate"""

@@ -7,7 +7,7 @@ from datetime import date, datetime, timedelta, timezone
 import pytest
 
 from deploy.aws_prices import SpotPrice
-from deploy.bill import Usage, hire, hourly, make_bill, spot_hire
+from deploy.bill import RunUsage, hire, hourly, make_bill, spot_hire
 from deploy.ec2_prices import InstanceOffer, Pricing, Service, ServicePrice, Tier
 
 DAY = date(2026, 11, 22)
@@ -42,7 +42,7 @@ def test_the_bill_of_an_afternoon_is_what_one_computes_by_hand() -> None:
     """
     seconds = 3 * 3600 + 20 * 60 + 15
     hours = seconds / 3600
-    usage = Usage(
+    usage = RunUsage(
         volume_gb_hours=250 * hours,
         address_hours=hours,
         bytes_out=130 * 2**30,
@@ -87,7 +87,7 @@ def test_a_capacity_block_says_that_it_was_paid_beforehand() -> None:
 
 
 def test_what_nobody_counted_or_priced_is_named_and_not_summed() -> None:
-    usage = Usage(volume_gb_hours=730, address_hours=1, bytes_out=None, stored_gb_hours=None)
+    usage = RunUsage(volume_gb_hours=730, address_hours=1, bytes_out=None, stored_gb_hours=None)
     bill = make_bill([], usage, {Service.VOLUME: SERVICES[Service.VOLUME]})
     assert bill.usd == pytest.approx(0.08)
     assert bill.unknown == (

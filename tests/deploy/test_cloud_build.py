@@ -122,11 +122,15 @@ def report(stack: str, bucket: str, state: str, digest: str = "") -> None:
     s3.put_object(Bucket=bucket, Key=f"{prefix}/status.json", Body=status.encode())
 
 
-def nothing_runs() -> bool:
+def left() -> list[str]:
+    """Instances that run, and stacks."""
     alive = {"Name": "instance-state-name", "Values": ["pending", "running"]}
     found = boto3.client("ec2", region_name=REGION).describe_instances(Filters=[alive])
     stacks = boto3.client("cloudformation", region_name=REGION).describe_stacks()["Stacks"]
-    return not found["Reservations"] and not stacks
+    return [
+        *(row["InstanceId"] for group in found["Reservations"] for row in group["Instances"]),
+        *(f"{stack['StackName']} {stack['StackStatus']}" for stack in stacks),
+    ]
 
 
 @pytest.mark.extended
@@ -136,7 +140,7 @@ def test_a_dry_run_says_price_and_memory_and_starts_nothing(
     told = begin(aws, [*words, "--dry_run"]).communicate(timeout=200)[0]
     for part in ("c7i.2xlarge, on-demand", "GiB", "--dtype=int8", "removed after the build"):
         assert part in told
-    assert nothing_runs()
+    assert left() == []
 
 
 @pytest.mark.extended
@@ -154,7 +158,7 @@ def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_go
     assert f"digest {digest}" in told
     assert "the build cost about $" in told
     assert (tmp_path / "out/manifest.json").read_bytes() == (built / "manifest.json").read_bytes()
-    assert nothing_runs()
+    assert left() == []
 
 
 @pytest.mark.extended
@@ -171,7 +175,7 @@ def test_a_build_that_ends_badly_leaves_nothing_that_is_paid(
     told = process.communicate(timeout=200)[0]
     assert process.returncode == (1 if how == "failed" else 130), told
     assert ("the compiler's last words" in told) == (how == "failed")
-    assert nothing_runs()
+    assert left() == []
 
 
 @pytest.mark.extended

@@ -325,6 +325,15 @@ def test_a_service_has_its_row_of_the_price_list(service: Service, code: str, un
     assert listed(offer, code, *rows).answer(offer).rate == 0.08
 
 
+@pytest.mark.parametrize(
+    "rows", [[("GB-Mo", "0.08", "0"), ("GB-Mo", "0.09", "0")], [("Hrs", "0.08", "0")]]
+)
+def test_a_service_whose_rows_make_no_tiers_has_no_price(rows: list[tuple[str, str, str]]) -> None:
+    offer = ServiceOffer(Service.VOLUME, "us-east-1")
+    with pytest.raises(NoPrice, match="make no tiers"):
+        listed(offer, "AmazonEC2", *rows).answer(offer)
+
+
 def test_a_savings_plan_is_the_rate_of_its_years_and_not_of_an_unused_reservation() -> None:
     def rate(usd: str, years: int, usage: str = "BoxUsage:trn1.2xlarge") -> dict[str, Any]:
         plan = {"durationSeconds": years * 31_536_000, "currency": "USD"}

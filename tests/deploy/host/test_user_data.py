@@ -113,4 +113,4 @@ def test_the_targets_options_are_taken_by_its_role(of: HostSettings, tmp_path: P
 
 def _until_setup(script: str) -> str:
     """The settings and functions that the script begins with; nothing of it acts."""
-    return script.partition("\n# install_beside")[0]
+    return script.partition("\n# Installs Outrider")[0]

@@ -262,3 +262,22 @@ def test_the_command_shows_all_as_json_and_its_exit_code_says_whether_there_are_
     spoilt = json.loads(capsys.readouterr().out)
     assert spoilt["faults"] == sound["faults"] + 1
     assert "chmod 600" in json.dumps(spoilt)
+
+
+def test_a_machine_with_a_neuron_device_is_a_targets_host_unless_a_client_asks(
+    packages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_out(monkeypatch, packages, VERSIONS, device=True)
+    monkeypatch.setenv("OUTRIDER_PORT", str(free_port()))  # as in a container
+    main(["doctor", "--json"])
+    assert "packages" in {one["subject"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert main(["doctor", "--json", "--target_host", "127.0.0.1:1"]) == 1
+    assert "draft" in {one["subject"] for one in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_a_target_file_that_is_none_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--target_config", str(tmp_path / "none.yaml")])
+    assert capsys.readouterr().err.count("\n") == 1

@@ -19,7 +19,7 @@ from outrider.options.values import Objective
 from tests.support.repository import ROOT
 
 FLAGS = [flag for name, flag in all_flags().items() if name != "role"]
-START = {"config", "print_config", "role"}
+START = {"config", "print_config", "role", "target"}
 WITH_ANOTHER = {
     "http_host",
     "http_cert",

@@ -1,0 +1,98 @@
+"""What a host serves: an artefact's manifest from its store, checked against the instance, and the
+speed that is computed from it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compile.compile_options import CompileOptions
+from compile.plan.graph_time import graph_time
+from compile.request import find_checkpoint, make_request
+from deploy.deployment import Deployment
+from deploy.instance_kind import InstanceKind
+from deploy.served import computed_speed, read_served
+from inference.artifact import Manifest, write_manifest
+from inference.errors import BadArtifact, InvalidRequest
+
+REQUEST = CompileOptions(target="trn1", tensor_parallel=2, dry_run=True)
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    """That of the embedded target for trn1, without files."""
+    checkpoint = find_checkpoint(REQUEST)
+    spec = make_request(REQUEST, checkpoint).spec
+    return Manifest(
+        target="trn1",
+        model="embedded",
+        model_fingerprint="",
+        tokenizer_fingerprint="",
+        vocabulary=spec.vocabulary,
+        stop_ids=(),
+        config=json.loads((checkpoint.directory / "config.json").read_text()),
+        dtype=spec.dtype,
+        tensor_parallel=spec.tensor_parallel,
+        rows=spec.rows,
+        capacity=spec.cache_slots,
+        sequence_length=spec.sequence_length,
+        max_tree_nodes=spec.max_tree_nodes,
+        buckets=spec.buckets,
+        compiler_flags={},
+        versions={},
+        host={},
+        files={},
+        command="",
+        created="",
+    )
+
+
+def deployed(instance: str, artifact: str, digest: str | None = None) -> Deployment:
+    return Deployment("demo", "us-east-1", InstanceKind(instance), artifact=artifact, digest=digest)
+
+
+def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Manifest) -> None:
+    checkpoint = find_checkpoint(REQUEST)
+    spec = make_request(REQUEST, checkpoint).spec
+    (bucket,) = [one for one in spec.buckets if one.nodes == 1 and one.rows == spec.rows]
+    speed = computed_speed(manifest)
+    assert speed is not None
+    seconds = graph_time(checkpoint.config, spec, bucket).seconds
+    assert speed.tokens_per_second == pytest.approx(spec.rows / seconds)
+
+
+def test_an_artefact_here_is_read_with_its_digest(manifest: Manifest, tmp_path: Path) -> None:
+    write_manifest(tmp_path, manifest)
+    deployment = deployed("trn1.2xlarge", str(tmp_path))
+    assert read_served(deployment) == manifest
+    assert deployment.served == manifest.digest()
+
+
+def test_an_artefact_for_another_device_is_refused(manifest: Manifest, tmp_path: Path) -> None:
+    write_manifest(tmp_path, manifest)
+    with pytest.raises(InvalidRequest, match=r"is for trn1, inf2.xlarge is inf2"):
+        read_served(deployed("inf2.xlarge", str(tmp_path)))
+
+
+def test_of_an_artefact_on_s3_the_manifest_alone_is_fetched_and_checked(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+    from moto import mock_aws
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    write_manifest(tmp_path, manifest)
+    with mock_aws():
+        s3 = boto3.client("s3", region_name="us-east-1")
+        s3.create_bucket(Bucket="store")
+        key = f"a/manifests/{manifest.digest()}.json"
+        s3.upload_file(str(tmp_path / "manifest.json"), "store", key)
+        s3.upload_file(str(tmp_path / "manifest.json"), "store", f"a/manifests/{'0' * 64}.json")
+        right = deployed("trn1.2xlarge", "s3://store/a", manifest.digest())
+        assert read_served(right) == manifest
+        with pytest.raises(BadArtifact, match="its digest is another"):
+            read_served(deployed("trn1.2xlarge", "s3://store/a", "0" * 64))
