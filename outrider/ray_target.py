@@ -32,15 +32,14 @@ ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a message would change threads twice
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),  # Ray's own is 2 GB
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DEREGISTERED_SECONDS),
-    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a port without a key
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "180",  # a busy machine needs more than Ray's own 30 s
 }
 """What Ray's processes read when they start. A cluster that runs already must have it."""
 
-
 _PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
 )
