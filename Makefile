@@ -26,8 +26,8 @@ check: lint
 test: lint
 	$(PYTEST) -m "not extended"
 
-test-all: .venv/ready
-	$(PYTEST) -m extended
+test-all: .venv/ray
+	$(PYTEST) -rs -m extended
 
 test-xla: .venv-xla/ready
 	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py
@@ -45,6 +45,10 @@ proto: .venv/ready
 
 .venv/ready: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+.venv/ray: .venv/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	@touch $@
 
 .venv-xla/ready: pyproject.toml constraints-xla.txt

@@ -20,6 +20,8 @@ VERBS = {
     "down": "remove a target with all that was made for it",
     "doctor": "whether the account can run a target, and this machine can reach it",
     "prices": "what targets cost, with source and date",
+    "k8s": "print the manifests of a target on Kubernetes",
+    "ray": "serve from several replicas behind one address, with Ray Serve",
 }
 """Verbs, each a module of deploy/commands, with their help."""
 

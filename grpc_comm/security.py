@@ -95,7 +95,7 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
         raise InvalidRequest(
             f"on {address.host} tokens would travel in plaintext: it needs --tls_cert and --tls_key"
         )
-    keys = _keys(options)
+    keys = read_keys(options)
     if options.tls_cert is None or options.tls_key is None:
         return ServerSecurity(None, keys)
     pair = (_read_secret(options.tls_key, "--tls_key"), _read(options.tls_cert, "--tls_cert"))
@@ -106,7 +106,8 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
     )
 
 
-def _keys(options: SecurityOptions) -> Keys:
+def read_keys(options: SecurityOptions) -> Keys:
+    """Return the keys that a target knows; raise InvalidRequest for a file that cannot be used."""
     if options.keys_file is not None:
         return Keys.read(options.keys_file)
     return (

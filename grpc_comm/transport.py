@@ -14,6 +14,9 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 
 _LAST_PORT, _PORT_DIGITS = 65_535, 20  # the largest port; digits that are read at most
 
+DNS = "dns:///"
+"""Begins an endpoint whose host has a replica at each of its addresses."""
+
 _BYTES_BESIDE_PROMPT, _BYTES_PER_ID = 64 * 2**10, 5
 
 _BOTH_ENDS = (
@@ -84,6 +87,22 @@ def parse_address(text: str) -> Address:
     return Address(host, read_port(port))
 
 
+class Endpoint(NamedTuple):
+    """Where a client looks for its target: an address, or all addresses that a name has in DNS."""
+
+    address: Address
+    resolved: bool = False  # each address of the host in DNS is a replica
+
+    def __str__(self) -> str:
+        return f"{DNS}{self.address}" if self.resolved else str(self.address)
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Parse HOST:PORT or dns:///HOST:PORT; raise InvalidRequest."""
+    text = text.strip()
+    return Endpoint(parse_address(text.removeprefix(DNS)), text.startswith(DNS))
+
+
 def read_port(text: str) -> int:
     """Parse a port number; raise InvalidRequest for anything but 0 to 65535."""
     if not (text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS):
@@ -123,8 +142,11 @@ def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
     return (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", most))
 
 
-def channel_options(address: Address) -> tuple[tuple[str, int], ...]:
-    """Return the client's options. No proxy is asked on the way to this machine itself."""
-    return (
-        (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if address.loopback else _CHANNEL_OPTIONS
-    )
+def channel_options(address: Address, name: str = "") -> tuple[tuple[str, int | str], ...]:
+    """Return the client's options. No proxy is asked on the way to this machine itself.
+
+    name: whom the target's certificate must name; empty for the address's host
+    """
+    direct = (("grpc.enable_http_proxy", 0),) if address.loopback else ()
+    named = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+    return (*_CHANNEL_OPTIONS, *direct, *(named if name else ()))

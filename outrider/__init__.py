@@ -80,7 +80,8 @@ def connect(
 ) -> Engine:
     """Connect to a target and load a draft for it. The result is a context manager.
 
-    target: HOST:PORT; several of one model: A,B; or the name of one that `outrider deploy up` made
+    target: HOST:PORT; several replicas: A,B; dns:///HOST:PORT has one at each address of HOST; or
+        the name of a target that `outrider deploy up` made
     draft: directory or hub name of the draft model; None for the embedded one; False for none
     options: flags of `outrider serve` by name (docs/flags.md), such as tls_ca, token_file, cs
 

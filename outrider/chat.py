@@ -8,6 +8,7 @@ being made, and not the program.
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -54,7 +55,7 @@ class Chat:
 
     def __init__(self, client: Client, options: ChatRole, conversation: Conversation) -> None:
         self.conversation, self._client, self._options = conversation, client, options
-        self._texts = list[Generation]()
+        self._texts, self._key = list[Generation](), uuid.uuid4().hex
         self._colour = in_colour(options.color)
         self._commands: Mapping[str, Callable[[str], None]] = {
             "help": lambda _: say(HELP),
@@ -101,7 +102,12 @@ class Chat:
     def _make(self) -> Generation:
         options = self._options
         given = Parameters(
-            options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
+            options.max_new_tokens,
+            options.temperature,
+            options.top_k,
+            options.top_p,
+            options.seed,
+            prompt_cache_key=self._key,
         )
         request = make_request(self._client, self.conversation.messages, given)
         glancing = _glance if sys.stderr.isatty() else None

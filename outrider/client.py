@@ -133,7 +133,7 @@ class Client:
         with self.purse.text() as tab, lent as proposers:
             done = complete(
                 replace(request, tab=tab),
-                session or self.target.session(),
+                session or self.target.session(request.cache_key),
                 proposers,
                 self.tokenizer,
                 show,

@@ -58,6 +58,7 @@ class Request:
     max_new_tokens: int
     stop_ids: frozenset[int]  # end the text; part of its tokens, not of the text
     tab: Tab | None = None  # where what it takes is counted, and what the run may cost
+    cache_key: str = ""  # requests of one key go to one replica, which may have their beginning
 
     def order(self, pace: Pace = Pace.GO_ON, *, beside: bool = False) -> Decode:
         """The order that a target is given for this request."""

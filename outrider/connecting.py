@@ -56,4 +56,4 @@ def print_models(options: ConnectionOptions) -> None:
 
 
 def _addresses(options: ConnectionOptions) -> str:
-    return ",".join(str(address) for address in options.addresses)
+    return ",".join(map(str, options.endpoints))

@@ -33,6 +33,7 @@ class Parameters:
     top_p: 1 is off
     seed: of the noise; None takes a random one
     stop: strings that end the text and are left out of it
+    prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
     """
 
     max_tokens: int | None = None
@@ -41,6 +42,7 @@ class Parameters:
     top_p: float = 1.0
     seed: int | None = None
     stop: Sequence[str] = ()
+    prompt_cache_key: str = ""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -90,6 +92,7 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
         parameters.sampling(min(seed, 2**SEED_BITS - 1)),
         min(parameters.max_tokens or room, room),
         client.target.description.stop_ids,
+        cache_key=parameters.prompt_cache_key,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm import translate
 from grpc_comm.proto import verifier_pb2 as pb
@@ -37,18 +38,22 @@ class Probe(NamedTuple):
 
 
 class Channel:
-    """A gRPC channel to one target. Closed channels raise Unavailable."""
+    """A gRPC channel to one target. Closed channels raise Unavailable.
 
-    def __init__(self, address: Address, security: SecurityOptions) -> None:
+    name: whom the target's certificate must name; empty for the address's host
+    """
+
+    def __init__(self, address: Address, security: SecurityOptions, name: str = "") -> None:
         self.address, self._security = address, security
         credentials, self._metadata = channel_security(security, address)
         check_tls_files(security)
-        options = channel_options(address)
+        options = channel_options(address, name)
         if credentials is None:
             self._channel = grpc.insecure_channel(str(address), options)
         else:
             self._channel = grpc.secure_channel(str(address), credentials, options)
         self._stub = verifier_pb2_grpc.TargetStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def describe(self, model: str, timeout: float) -> Description:
         return translate.read_description(self._describe(model, timeout))
@@ -87,15 +92,35 @@ class Channel:
         known = advice(self.address, self._security)
         return Unavailable(f"{meaning}: {known}") if known else failure
 
-    def reach(self, seconds: float, given_up: threading.Event) -> None:
-        """Wait until the channel is connected, for `seconds` at most; raise Unavailable.
+    def check_health(self, timeout: float) -> None:
+        """Raise Unavailable unless the target says within `timeout` seconds that it serves.
+
+        An ingress that does not know the question serves.
+        """
+        try:
+            answer = self._health.Check(
+                health_pb2.HealthCheckRequest(), timeout=timeout, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return
+            raise translate.status_error(error, f"nobody answers at {self.address}") from error
+        except ValueError as error:  # gRPC's word for a closed channel
+            raise Unavailable(f"the connection to {self.address} is closed") from error
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            raise Unavailable(f"the target at {self.address} takes no sessions at present")
+
+    def reach(self, model: str, seconds: float, given_up: threading.Event) -> Description:
+        """Wait until the channel is connected, for `seconds` at most, and return what the target
+        serves. Raises Unavailable.
 
         Without a call that waits for it, gRPC fails other calls with its last error while it
         reconnects.
         """
+        request = pb.DescribeRequest(model=model)
         try:
             call = self._stub.Describe.future(
-                pb.DescribeRequest(), timeout=seconds, metadata=self._metadata, wait_for_ready=True
+                request, timeout=seconds, metadata=self._metadata, wait_for_ready=True
             )
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error
@@ -104,6 +129,7 @@ class Channel:
                 call.cancel()
         if call.code() is not grpc.StatusCode.OK:
             raise translate.status_error(call, f"no Outrider target answers at {self.address}")
+        return translate.read_description(call.result())
 
     def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
         try:

@@ -1,6 +1,6 @@
 """A session at a remote target, kept when the link breaks, or the target restarts or goes away.
 
-The client has every committed token that came, so any target of the model can go on. The one that
+The client has every committed token that came, so any replica of the target can go on. The one that
 holds the session resumes it; another prefills once. Orders are absolute, so repeating them buys
 nothing twice.
 """
@@ -13,12 +13,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from grpc_comm import messages, translate
 from grpc_comm.client.call import Call, Channel, Ticket
 from grpc_comm.client.received import Received, Spending
+from grpc_comm.client.replicas import Route
 from grpc_comm.client.wire_session import LONGEST_SILENCE, ListeningSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description
@@ -75,15 +75,13 @@ class RemoteSession(ListeningSession):
     The target computes with `params.on_the_wire()`.
     """
 
-    def __init__(
-        self, channels: Sequence[Channel], description: Description, patience: Patience
-    ) -> None:
-        """channels: to the targets of the model; index i means target i modulo their number"""
+    def __init__(self, route: Route, description: Description, patience: Patience) -> None:
+        """route: the target's replicas, as this session tries them"""
         super().__init__(description)
-        self._channels, self._patience = channels, patience
+        self._route, self._patience = route, patience
         self._closed = threading.Event()
         self._params, self._spending = SamplingParams(), Spending(self._received)
-        self._at = self._trying = 0  # indices of the session's target and of the call's target
+        self._at = self._trying = route.order()[0]  # where the session is, and the call goes
         self._resuming = self._opened_there = False  # the call is a Resume; it has been answered
         self._held: pb.Opened | None = None  # how the session can be resumed
         self._epoch = self._acknowledged = 0
@@ -94,6 +92,11 @@ class RemoteSession(ListeningSession):
     def lost(self) -> bool:
         """Whether the target is being looked for."""
         return self._mending is not None and not self._closed.is_set()
+
+    @property
+    def address(self) -> str:
+        """Where the replica is that has the session."""
+        return str(self._at.address)
 
     @property
     def ticket(self) -> Ticket | None:
@@ -113,6 +116,7 @@ class RemoteSession(ListeningSession):
             self._held = self._failure = self._mending = self._deadline = None
             self._closed = threading.Event()
             self.stream += 1
+            self._at = self._route.order()[0]
             self._begin(self._at, open=self._opening())
 
     def decode(self, order: Decode) -> None:
@@ -216,7 +220,8 @@ class RemoteSession(ListeningSession):
     # Getting the session back, on a thread of its own.
 
     def _look_for_it(self, reason: OutriderError, call: Call) -> None:
-        leaving = bool(self._leaving) or (call.silent and len(self._channels) > 1)
+        away = call.silent or isinstance(reason, Busy)
+        leaving = bool(self._leaving) or (away and self._route.several)
         if self._deadline is None:
             soonest = time.monotonic() + REACH_SECONDS
             self._deadline = max(call.heard_at + self._patience.seconds, soonest)
@@ -228,35 +233,37 @@ class RemoteSession(ListeningSession):
         def mend() -> None:
             self._patience.notice(f"{reason}; looking for it again")
             try:
-                at = self._reattach(reason, leaving, deadline)
+                channel = self._reattach(reason, leaving, deadline)
             except OutriderError as error:
                 with self._changed:
                     self._failure, self._mending = self._failure or error, None
                     self._changed.notify_all()
             else:
-                self._patience.notice(f"connected to {self._channel(at).address} again")
+                self._patience.notice(f"connected to {channel.address} again")
             call.close()
 
         self._mending = threading.Thread(target=mend, name="outrider reconnect", daemon=True)
         self._mending.start()
 
-    def _reattach(self, reason: OutriderError, leaving: bool, deadline: float) -> int:
-        """Get the session back, here or elsewhere; return the index of the target.
+    def _reattach(self, reason: OutriderError, leaving: bool, deadline: float) -> Channel:
+        """Get the session back, here or at its next replica; return where it is.
 
-        leaving: the present target will not go on with the session
+        leaving: the present replica will not go on with the session
 
         Raises the last failure when patience ends.
         """
-        first, pause = self._at + leaving, FIRST_PAUSE
-        for attempt in count(first):
-            resume = not leaving and (attempt - first) % len(self._channels) == 0
-            try:
-                if attempt > first:
-                    self._channel(attempt).reach(REACH_SECONDS, self._closed)
-                self._attach(attempt, resume)
-                return attempt
-            except Unavailable as error:
-                reason = error
+        pause, known = FIRST_PAUSE, not leaving  # known: it was connected a moment ago
+        while True:
+            for channel in self._route.round(self._at, leaving=leaving):
+                try:
+                    if not known:
+                        self._route.reach(channel, REACH_SECONDS, self._closed)
+                    self._attach(channel, resume=not leaving and channel is self._at)
+                    return channel
+                except Unavailable as error:
+                    reason, known = error, False
+                if time.monotonic() > deadline or self._closed.is_set():
+                    raise reason
             wait = (
                 reason.retry_after * random.uniform(1, 2)  # noqa: S311
                 if isinstance(reason, Busy)
@@ -264,23 +271,22 @@ class RemoteSession(ListeningSession):
             )
             pause = min(2 * pause, LONGEST_PAUSE)
             if time.monotonic() + wait > deadline or self._closed.wait(wait):
-                break
-        raise reason
+                raise reason
 
-    def _attach(self, index: int, resume: bool) -> None:
-        """Try one target once: Resume where the session may be held, and Open where it is not."""
+    def _attach(self, channel: Channel, resume: bool) -> None:
+        """Try one replica once: Resume where the session may be held, and Open where it is not."""
         held = self._held
         if resume and held is not None:
             self._epoch += 1
             length = len(self._received.tokens)
             asked = translate.write_resume(held.session_id, held.resume_key, self._epoch, length)
             try:
-                return self._try(index, RESUME_SECONDS, resume=asked)
+                return self._try(channel, RESUME_SECONDS, resume=asked)
             except Gone:
                 pass
         if self._spending.spent:
             return self._end_here()
-        self._try(index, self._patience.silence, open=self._opening())
+        self._try(channel, self._patience.silence, open=self._opening())
 
     def _end_here(self) -> None:
         """End the text: no target may be asked for more."""
@@ -289,12 +295,12 @@ class RemoteSession(ListeningSession):
             self._mending = None
             self._changed.notify_all()
 
-    def _try(self, index: int, seconds: float, **first: Any) -> None:
+    def _try(self, channel: Channel, seconds: float, **first: Any) -> None:
         """Wait until the session is open there, while the target speaks at least every
         `seconds`.
         """
         with self._changed:
-            call = self._begin(index, **first)
+            call = self._begin(channel, **first)
             while not (self._opened_there or self._closed.is_set()) and call.failure is None:
                 left = call.heard_at + seconds - time.monotonic()
                 if left <= 0:
@@ -307,18 +313,15 @@ class RemoteSession(ListeningSession):
         call.cancel()
         raise failure
 
-    def _begin(self, index: int, **first: Any) -> Call:
+    def _begin(self, channel: Channel, **first: Any) -> Call:
         """Start a stream to a target, with its first message and the present order."""
-        call = self._call = Call(self._channel(index), self, self.traffic)
-        self._trying, self._resuming, self._opened_there = index, "resume" in first, False
+        call = self._call = Call(channel, self, self.traffic)
+        self._trying, self._resuming, self._opened_there = channel, "resume" in first, False
         self._leaving, self._acknowledged = "", len(self._received.tokens)
         call.send(**first)
         self._send_order()
         call.begin()
         return call
-
-    def _channel(self, index: int) -> Channel:
-        return self._channels[index % len(self._channels)]
 
     def _opening(self) -> pb.Open:
         """Return the message that opens a session with all tokens of the text."""

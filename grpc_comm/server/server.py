@@ -17,6 +17,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from grpc_comm.keys import Keys
 from grpc_comm.observability.events import Listener
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
 from grpc_comm.security import (
@@ -134,19 +135,14 @@ class BackgroundServer:
         self.stop()
 
 
-class _Listening:
-    """A gRPC server from bind to stop, on the running loop."""
+class Serving:
+    """A target's service, and what it stands on, from begin() to end() on the running loop.
 
-    def __init__(self, target: Target) -> None:
-        security = server_security(target.security, target.address)
-        check_tls_files(target.security)
-        options = server_options(_longest(target))
-        interceptors: list[Any] = [ReadingInterceptor(target.listener)]
-        if security.keys.demanded:
-            interceptors.append(KeyInterceptor(security.keys))
-        self._server = grpc.aio.server(options=options, interceptors=interceptors)
-        self._keys = security.keys
-        self.address = target.address._replace(port=_bind(self._server, target.address, security))
+    service: answers the calls
+    """
+
+    def __init__(self, target: Target, keys: Keys) -> None:
+        self._keys = keys
         self._catalogue = Catalogue(
             Served(target.engine, target.description), target.listed, target.listener
         )
@@ -158,8 +154,47 @@ class _Listening:
         state = ServerState(
             self._catalogue, self._leases, target.listener, share_prefixes=target.share_prefixes
         )
-        self._service = TargetService(state, security.keys)
-        verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)
+        self.service = TargetService(state, keys)
+
+    def begin(self) -> None:
+        """End sessions whose lease is over, and follow the keys file, from here on."""
+        self._tasks = [
+            asyncio.create_task(self._expire()),
+            asyncio.create_task(self._keys.watch()),
+        ]
+
+    def rest(self) -> None:
+        """Do neither any more. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def end(self) -> None:
+        """End all sessions, and stop the models once their forward in hand is done."""
+        self.rest()
+        self._leases.end_all()
+        await asyncio.to_thread(self._catalogue.stop)
+
+    async def _expire(self) -> None:
+        """End sessions whose lease is over, even while no call comes in."""
+        while True:
+            await asyncio.sleep(self._leases.lease_seconds / 4)
+            self._leases.expire()
+
+
+class _Listening:
+    """A gRPC server from bind to stop, on the running loop."""
+
+    def __init__(self, target: Target) -> None:
+        security = server_security(target.security, target.address)
+        check_tls_files(target.security)
+        options = server_options(_longest(target))
+        interceptors: list[Any] = [ReadingInterceptor(target.listener)]
+        if security.keys.demanded:
+            interceptors.append(KeyInterceptor(security.keys))
+        self._server = grpc.aio.server(options=options, interceptors=interceptors)
+        self.address = target.address._replace(port=_bind(self._server, target.address, security))
+        self._serving = Serving(target, security.keys)
+        verifier_pb2_grpc.add_TargetServicer_to_server(self._serving.service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if target.reflection:
@@ -169,8 +204,7 @@ class _Listening:
 
     async def __aenter__(self) -> _Listening:
         await self._server.start()
-        self._expiring = asyncio.create_task(self._expire())
-        self._watching = asyncio.create_task(self._keys.watch())
+        self._serving.begin()
         for name in ("", _SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return self
@@ -179,11 +213,10 @@ class _Listening:
         """Announce the end, take no new sessions, and end open ones after at most `grace`
         seconds.
         """
-        self._expiring.cancel()
-        self._watching.cancel()
+        self._serving.rest()
         await self._health.enter_graceful_shutdown()
         if grace:
-            self._service.drain("the target ends", RETRY_SECONDS)
+            self._serving.service.drain("the target ends", RETRY_SECONDS)
         await self._server.stop(grace)
         await _settle()
 
@@ -194,16 +227,7 @@ class _Listening:
         trace: TracebackType | None,
     ) -> None:
         await self._server.stop(None)
-        self._expiring.cancel()
-        self._watching.cancel()
-        self._leases.end_all()
-        await asyncio.to_thread(self._catalogue.stop)
-
-    async def _expire(self) -> None:
-        """End sessions whose lease is over, even while no call comes in."""
-        while True:
-            await asyncio.sleep(self._leases.lease_seconds / 4)
-            self._leases.expire()
+        await self._serving.end()
 
 
 async def _settle() -> None:

@@ -23,7 +23,7 @@ _REMEDY = "wait while it loads or drains; else see its log"
 
 def check_health(options: DoctorRole) -> Iterator[Finding]:
     """The finding of the first of --target_host's targets."""
-    address = options.addresses[0]
+    address = options.endpoints[0].address
     try:
         status = ask_health(address, options)
     except OutriderError as error:

@@ -118,7 +118,7 @@ class Desk:
         changed = dict(settings)
         given = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
         host = changed.get("target_host", self._first.target_host)
-        if self._first.but(target_host=host).addresses != self._first.addresses:
+        if self._first.but(target_host=host).endpoints != self._first.endpoints:
             changed |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
         if any(given.values()):
             directory = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone

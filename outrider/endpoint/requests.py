@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le, Len, Lt
 from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import Self
 
@@ -17,6 +17,9 @@ MOST_CHOICES = 8
 
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no max_tokens, as the interface defines it."""
+
+MOST_KEY = 256
+"""Characters of a prompt_cache_key."""
 
 UNSERVED = {
     "tools": "tool calls are not served",
@@ -100,6 +103,7 @@ class TextRequest(BaseModel):
     n: Annotated[int, Ge(1), Le(MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    prompt_cache_key: Annotated[str, Len(max_length=MOST_KEY)] | None = None
 
     @model_validator(mode="after")
     def _is_served(self) -> Self:
@@ -132,6 +136,7 @@ class TextRequest(BaseModel):
             top_p=self.top_p or 1.0,
             seed=self.seed,
             stop=stop,
+            prompt_cache_key=self.prompt_cache_key or "",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 from typing_extensions import Self
 
-from grpc_comm.transport import Address, parse_address
+from grpc_comm.transport import DNS, Address, Endpoint, parse_address
 from outrider.named_targets import read_target
 from outrider.options.group import Group
 from outrider.options.values import Count, File, Host, Name, Natural, Port, Seconds
@@ -49,7 +49,8 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """a target by its name, as `outrider deploy up` made it: in place of --target_host,
     --tls_ca and --token_file"""
     target_host: Host = "127.0.0.1"
-    """where the target is, HOST or HOST:PORT; several of one model: A,B"""
+    """where the target is, HOST or HOST:PORT; several replicas: A,B; dns:///HOST has one at each of
+    the host's addresses"""
     patience: Seconds = 30.0
     """how long to look for a target that is full or went away"""
     model_name: Name | None = None
@@ -60,13 +61,15 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """TLS with the system's authorities"""
 
     @property
-    def addresses(self) -> list[Address]:
-        """The targets' addresses, each with --port where --target_host names no port."""
-        return [self._address(host.strip()) for host in self.target_host.split(",")]
+    def endpoints(self) -> list[Endpoint]:
+        """Where the target's replicas are; --port where --target_host names no port."""
+        return [self._endpoint(host.strip()) for host in self.target_host.split(",")]
 
-    def _address(self, host: str) -> Address:
+    def _endpoint(self, text: str) -> Endpoint:
+        host = text.removeprefix(DNS)
         named = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
-        return parse_address(host) if named else Address(host, self.port)
+        address = parse_address(host) if named else Address(host, self.port)
+        return Endpoint(address, resolved=text.startswith(DNS))
 
     @model_validator(mode="before")
     @classmethod
@@ -87,7 +90,8 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
     @model_validator(mode="after")
     def _has_addresses(self) -> Self:
-        if not all(address.host for address in self.addresses):
+        hosts = [endpoint.address.host for endpoint in self.endpoints]
+        if not all(host and "/" not in host for host in hosts):
             raise ValueError(f"--target_host {self.target_host}: HOST or HOST:PORT is needed")
         return self
 

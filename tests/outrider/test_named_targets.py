@@ -50,10 +50,10 @@ def test_what_is_kept_is_for_its_owner_alone(demo: NamedTarget) -> None:
 
 def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> None:
     options = ChatRole(target="demo")
-    assert [str(address) for address in options.addresses] == ["127.0.0.1:50151"]
+    assert [str(endpoint) for endpoint in options.endpoints] == ["127.0.0.1:50151"]
     assert options.tls_ca == str(demo.ca_file)
     assert options.token_file == str(demo.token_file)
-    assert options.but(temperature=0.7).addresses == options.addresses
+    assert options.but(temperature=0.7).endpoints == options.endpoints
 
 
 def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:

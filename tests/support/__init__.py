@@ -25,6 +25,7 @@ Stand-ins
     fake_compiler: the neuronx-cc command
     fake_tnx: transformers-neuronx
     fake_recorder: CUDA's recordings
+    fleets: on Ray Serve, by the real command line
     terminal: a screen without anybody before it
     price_lists: AWS's prices
     scratch_host, units, container_files: a host to set up, its systemd units, its Dockerfile

@@ -14,12 +14,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import grpc
 
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
+from grpc_comm.client.replicas import rendezvous
 from grpc_comm.client.wire_session import ListeningSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
@@ -160,12 +162,18 @@ def candidates(session: TargetSession, base: int, tokens: Sequence[int]) -> Node
     return Nodes(base, [Proposal(number, parent, token, 0.9) for number, parent, token in nodes])
 
 
-def opened(connection: Connection) -> RemoteSession:
+def opened(connection: Connection, key: str = "") -> RemoteSession:
     """On [1, 2, 3], and the target knows it."""
-    session = connection.session()
+    session = connection.session(key)
     session.open([1, 2, 3], SamplingParams())
     eventually(lambda: session.ticket is not None)
     return session
+
+
+def in_turn(*servers: BackgroundServer) -> str:
+    """A key whose sessions try the servers in this order."""
+    names = [str(server.address) for server in servers]
+    return next(key for key in map(str, count()) if rendezvous(key, names) == names)
 
 
 def eventually(holds: Callable[[], bool]) -> None:

@@ -42,6 +42,7 @@ from tests.support.wire_fixtures import (
     candidates,
     connected,
     eventually,
+    in_turn,
     news,
     opened,
     rest,
@@ -269,12 +270,12 @@ def test_when_a_target_dies_the_next_one_goes_on_after_one_prefill(
     params: SamplingParams, pace: Pace
 ) -> None:
     engines = [tiny_engine(), tiny_engine()]
-    with targets(engines) as ((first, _), connection), ThreadPoolExecutor() as pool:
-        session, model = connection.session(), halting(engines[0])
+    with targets(engines) as (servers, connection), ThreadPoolExecutor() as pool:
+        session, model = connection.session(in_turn(*servers)), halting(engines[0])
         model.halt = 8
         text = pool.submit(made, session, params, pace)
         assert model.halted.wait(WAIT)
-        stopping = pool.submit(first.stop)
+        stopping = pool.submit(servers[0].stop)
         eventually(lambda: session.lost or session.traffic.reopenings > 0)
         model.gate.set()
         assert text.result(WAIT) == alone(params)
@@ -284,8 +285,8 @@ def test_when_a_target_dies_the_next_one_goes_on_after_one_prefill(
 
 def test_the_last_of_several_targets_is_found() -> None:
     with targets([successor_engine() for _ in range(3)]) as (servers, connection):
-        session = opened(connection)
-        for server in servers[:2]:
+        session = opened(connection, in_turn(*servers))
+        for server in (servers[1], servers[0]):
             server.stop()
         assert_serves(session)
         assert session.traffic.reopenings == 1
@@ -297,12 +298,12 @@ def test_a_draining_target_moves_its_clients_to_the_next(
     params: SamplingParams, pace: Pace
 ) -> None:
     engines = [tiny_engine(), tiny_engine()]
-    with targets(engines) as ((first, _), connection), ThreadPoolExecutor() as pool:
-        session, model = connection.session(), halting(engines[0])
+    with targets(engines) as (servers, connection), ThreadPoolExecutor() as pool:
+        session, model = connection.session(in_turn(*servers)), halting(engines[0])
         model.halt = 8
         text = pool.submit(made, session, params, pace)
         assert model.halted.wait(WAIT)
-        with draining(first):
+        with draining(servers[0]):
             model.gate.set()
             assert text.result(WAIT) == alone(params)
         assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
@@ -343,7 +344,7 @@ def test_a_patient_client_gets_into_a_full_target_later_and_is_told_why_it_waits
 
 def test_without_patience_a_lost_target_fails_at_once() -> None:
     with targets([successor_engine(), successor_engine()], patience=0) as (servers, connection):
-        session = opened(connection)
+        session = opened(connection, in_turn(*servers))
         servers[0].stop()
         with pytest.raises(Unavailable, match="went away"):
             until_it_fails(session)
@@ -470,8 +471,8 @@ def test_a_target_that_answers_and_never_works_is_given_up_when_patience_ends(
 
 def test_another_target_goes_on_where_one_works_no_more(wedged: Engine) -> None:
     assert isinstance(wedged.model, Successor)
-    with targets([wedged, successor_engine()]) as (_, connection):
-        session = opened(connection)
+    with targets([wedged, successor_engine()]) as (servers, connection):
+        session = opened(connection, in_turn(*servers))
         wedged.model.gate.clear()
         assert_serves(session)
         assert session.traffic.reopenings == 1
@@ -506,7 +507,7 @@ def test_spending_is_held_over_targets_that_are_cut_and_lost(pace: Pace) -> None
     """Each target is stopped in the middle; what it may have computed unseen counts as spent."""
     engines = [successor_engine() for _ in range(3)]
     with targets(engines) as (servers, connection):
-        session = connection.session()
+        session = connection.session(in_turn(*servers))
         session.open([1, 2, 3], SamplingParams())
         session.decode(Decode(40_000, most_nodes=4_000, pace=pace))
         spent, last, end = 0, 2, End.NOT

@@ -1,0 +1,258 @@
+"""The replicas of a target: which are there, and in what order a session tries them.
+
+The order is by rendezvous hashing (Thaler and Ravishankar, 1998): each session ranks all replicas
+by a hash of its own key and the replica's address. So sessions are spread evenly without anybody
+counting them, and a replica that goes moves only its own sessions, each to its next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from grpc_comm.client.call import Channel
+from grpc_comm.security import SecurityOptions
+from grpc_comm.translate import Description
+from grpc_comm.transport import DNS, Address, Endpoint
+from inference.errors import InvalidRequest, Mismatch, OutriderError, Unavailable
+
+LOOK_SECONDS = 2.0
+"""Seconds between looks at each of several replicas, and for its answer."""
+
+GATHER_SECONDS = 1.0
+"""Seconds that the others are waited for, once the first replica has answered."""
+
+RESOLVE_SECONDS = 5.0
+"""Seconds between looks at the addresses that a name has."""
+
+
+def rendezvous(key: str, names: Iterable[str]) -> list[str]:
+    """Return the names in the order in which a session of this key tries them."""
+    return sorted(names, key=lambda name: hashlib.blake2b(f"{key}|{name}".encode()).digest())
+
+
+def check_same(expected: Description, there: Address, found: Description, here: Address) -> None:
+    """Raise Mismatch unless both replicas are one target: weights, tokenizer and precision."""
+    if _identity(expected) != _identity(found):
+        raise Mismatch(
+            f"replicas must be one target: at {there} is {_told(expected)}, at {here} is "
+            f"{_told(found)}"
+        )
+
+
+def _identity(one: Description) -> tuple[str, str, str]:
+    return one.model_fingerprint, one.tokenizer_fingerprint, one.dtype
+
+
+def _told(one: Description) -> str:
+    weights, tokenizer, dtype = _identity(one)
+    return f"{one.model} (weights {weights[:12]}, tokenizer {tokenizer[:12]}, {dtype})"
+
+
+class Replica:
+    """A replica, and what is known of it.
+
+    serves: whether it answered last and takes sessions; None before its first answer
+    description: what it serves; None before its first answer, and once it was away
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.serves: bool | None = None
+        self.description: Description | None = None
+
+    def look(self, model: str, timeout: float) -> None:
+        """Ask it whether it takes sessions and, if that is news, what it serves.
+
+        timeout: seconds for a model that may have to be loaded first
+        """
+        try:
+            self.channel.check_health(min(LOOK_SECONDS, timeout))
+            if self.description is None:
+                self.description = self.channel.describe(model, timeout)
+            self.serves = True
+        except OutriderError:
+            self.description, self.serves = None, False
+
+
+class Replicas:
+    """The replicas behind one or more endpoints. Thread-safe.
+
+    description: what the target is, as the first replica that answered says
+    met: that replica's channel
+
+    One address is asked once, and then taken as it is. Several are looked at again and again, each
+    on a thread of its own. So are the addresses that a name has.
+
+    Raises Unavailable when none answers in time, and Mismatch when two are different targets.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], security: SecurityOptions, model: str, timeout: float
+    ) -> None:
+        if len(set(endpoints)) < len(endpoints):
+            raise InvalidRequest(f"the same target twice: {', '.join(map(str, endpoints))}")
+        self._endpoints, self._security = endpoints, security
+        self._model, self._timeout = model, timeout
+        self._changed, self._closed = threading.Condition(), threading.Event()
+        self._replicas: dict[Address, Replica] = {}
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # of former replicas, too
+        named = any(endpoint.resolved for endpoint in endpoints)
+        self._watched = named or len(endpoints) > 1
+        try:
+            self._find()
+            self.met, self.description = self._meet()
+        except OutriderError:
+            self.close()
+            raise
+        if named:
+            threading.Thread(target=self._follow, name="outrider names", daemon=True).start()
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        return len(self._replicas) > 1
+
+    def order(self, key: str) -> list[Channel]:
+        """Return the channels in the order in which a session of this key tries them.
+
+        Replicas that do not serve, or have not answered yet, come last. One that came back as
+        another target is left out; raises Mismatch when no other is left.
+        """
+        with self._changed:
+            replicas = {str(address): one for address, one in self._replicas.items()}
+        ranked = [replicas[name] for name in rendezvous(key, replicas)]
+        same = [one for one in ranked if self._is_target(one.description)]
+        if not same and ranked[0].description is not None:
+            self._check(ranked[0].channel, ranked[0].description)
+        return [one.channel for one in sorted(same, key=lambda one: not one.serves)]
+
+    def reach(self, channel: Channel, seconds: float, given_up: threading.Event) -> None:
+        """Wait until a replica answers, for `seconds` at most.
+
+        Raises Unavailable, and Mismatch where it is another target.
+        """
+        self._check(channel, channel.reach(self._model, seconds, given_up))
+
+    def close(self) -> None:
+        """Close all channels. Idempotent."""
+        self._closed.set()
+        for channel in list(self._channels):
+            channel.close()
+
+    def _is_target(self, found: Description | None) -> bool:
+        """Whether nothing is known against a replica that serves this."""
+        return found is None or _identity(found) == _identity(self.description)
+
+    def _check(self, channel: Channel, found: Description) -> None:
+        """Raise Mismatch unless what is served there is the target."""
+        check_same(self.description, self.met.address, found, channel.address)
+
+    def _meet(self) -> tuple[Channel, Description]:
+        """Return the first replica that answers; wait a moment for the others."""
+        replicas = list(self._replicas.values())
+        if self._watched:
+            self._await_all(replicas)
+        met = [(one.channel, one.description) for one in replicas if one.description is not None]
+        if not met:  # or there is only one; describe() says best why there is none
+            last = replicas[-1].channel
+            return last, last.describe(self._model, self._timeout)
+        (channel, description), *others = met
+        for other, found in others:
+            check_same(description, channel.address, found, other.address)
+        return channel, description
+
+    def _await_all(self, replicas: Sequence[Replica]) -> None:
+        """Wait until all have answered; once one serves, only for a moment."""
+
+        def all_did() -> bool:
+            return all(one.serves is not None for one in replicas)
+
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all_did() or any(one.serves for one in replicas), self._timeout
+            )
+            self._changed.wait_for(all_did, min(GATHER_SECONDS, self._timeout))
+
+    def _find(self) -> None:
+        """Take the replicas that the endpoints have now; forget the others.
+
+        Who has a session at a forgotten one keeps its channel. Raises Unavailable where a name has
+        no address.
+        """
+        found = {
+            address: endpoint.address.host if endpoint.resolved else ""
+            for endpoint in self._endpoints
+            for address in (resolve(endpoint.address) if endpoint.resolved else [endpoint.address])
+        }
+        with self._changed:
+            for address in self._replicas.keys() - found.keys():
+                del self._replicas[address]
+            for address, name in found.items():
+                if address not in self._replicas:
+                    self._add(address, name)
+
+    def _add(self, address: Address, name: str) -> None:
+        replica = self._replicas[address] = Replica(Channel(address, self._security, name))
+        self._channels.add(replica.channel)
+        if self._watched:
+            watch = threading.Thread(
+                target=self._watch, args=(replica,), name="outrider replica", daemon=True
+            )
+            watch.start()
+
+    def _watch(self, replica: Replica) -> None:
+        """Look at a replica for as long as it is one."""
+        address, known = replica.channel.address, True
+        while known and not self._closed.is_set():
+            replica.look(self._model, self._timeout)
+            with self._changed:
+                self._changed.notify_all()
+                known = self._replicas.get(address) is replica
+            self._closed.wait(LOOK_SECONDS)
+
+    def _follow(self) -> None:
+        """Look for new addresses of the names; keep those known while there is no answer."""
+        while not self._closed.wait(RESOLVE_SECONDS):
+            with suppress(Unavailable):
+                self._find()
+
+
+class Route:
+    """The replicas as a session of one key tries them."""
+
+    def __init__(self, replicas: Replicas, key: str) -> None:
+        self._replicas, self._key = replicas, key
+
+    @property
+    def several(self) -> bool:
+        """Whether there is a replica to go to from another one."""
+        return self._replicas.several
+
+    def order(self) -> list[Channel]:
+        """Return the channels in the session's order, as Replicas.order() does."""
+        return self._replicas.order(self._key)
+
+    def round(self, at: Channel, *, leaving: bool) -> list[Channel]:
+        """Return the channels to try for a session that was lost at one: first that one, which may
+        hold the session still, or last where the session is leaving it.
+        """
+        others = [channel for channel in self.order() if channel is not at]
+        return [*others, at] if leaving else [at, *others]
+
+    def reach(self, channel: Channel, seconds: float, given_up: threading.Event) -> None:
+        """Wait until a replica answers, as Replicas.reach() does."""
+        self._replicas.reach(channel, seconds, given_up)
+
+
+def resolve(address: Address) -> list[Address]:
+    """Return the address at each IP address that the host has in DNS; raise Unavailable."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unavailable(f"{DNS}{address}: the name has no address ({error})") from error
+    return list(dict.fromkeys(Address(str(place[0]), address.port) for *_, place in found))

@@ -1,0 +1,148 @@
+"""A target in a host that carries gRPC for it, such as a replica behind an ingress.
+
+The host accepts connections, parses messages and routes calls. The target's own code answers each
+call, after it has looked at its key: nothing is served because the host let it through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import grpc
+
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.security import KeyInterceptor, SecurityOptions, read_keys
+from grpc_comm.server.sender import MOST_STEP_SECONDS
+from grpc_comm.server.server import Serving, Target
+from inference.errors import InvalidRequest
+
+_SESSION = "/outrider.v1.Target/Session"
+_CANCEL_SECONDS = 0.05
+
+
+class Carrier(Protocol):
+    """What a host tells of a call, and takes as its status."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str]]: ...
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+
+    def set_details(self, details: str) -> None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+
+
+class HostedTarget:
+    """A target that others carry calls to. Lives on the running loop, from begin() to end()."""
+
+    def __init__(self, target: Target) -> None:
+        check_hosted(target.security)
+        self._engine, self._keys = target.engine, read_keys(target.security)
+        self._serving = Serving(target, self._keys)
+        self._guard = KeyInterceptor(self._keys)
+
+    def begin(self) -> None:
+        """Take calls from here on."""
+        self._serving.begin()
+
+    async def end(self) -> None:
+        """End all sessions, and stop the model."""
+        await self._serving.end()
+
+    @property
+    def hung(self) -> bool:
+        """Whether a step of the engine takes so long that it is not to be waited for."""
+        return self._engine.step_seconds > MOST_STEP_SECONDS
+
+    async def describe(self, request: pb.DescribeRequest, carrier: Carrier) -> pb.Description:
+        """Answer Describe. The status of a refused call is the carrier's; its answer is empty."""
+        try:
+            return await self._serving.service.Describe(request, _Call(carrier))  # type: ignore[arg-type]  # what it uses of a context
+        except _EndedError:
+            return pb.Description()
+
+    async def session(
+        self, messages: AsyncIterator[pb.ClientMessage], carrier: Carrier
+    ) -> AsyncIterator[pb.ServerMessage]:
+        """Answer Session until either side ends it. The call's status is the carrier's."""
+        call = _Call(carrier)
+        work = asyncio.create_task(self._answer(messages, call))
+        try:
+            while (message := await call.written.get()) is not None:
+                yield message
+            await work
+        finally:  # also when the host drops the call
+            while not work.done():
+                work.cancel()  # again: asyncio.wait_for() may swallow a cancellation
+                await asyncio.wait({work}, timeout=_CANCEL_SECONDS)
+            work.cancelled() or work.exception()  # retrieved, so that asyncio does not warn
+
+    async def _answer(self, messages: AsyncIterator[pb.ClientMessage], call: _Call) -> None:
+        details = _Details(_SESSION, call.invocation_metadata())
+        try:
+            handler = await self._guard.intercept_service(self._handler, details)  # type: ignore[arg-type]  # what it uses of them
+            read = handler.request_deserializer
+            await handler.stream_stream(_read(messages, read) if read else messages, call)
+        except _EndedError:
+            pass
+        finally:
+            await call.written.put(None)
+
+    async def _handler(self, _details: grpc.HandlerCallDetails) -> Any:
+        return grpc.stream_stream_rpc_method_handler(
+            self._serving.service.Session, pb.ClientMessage.FromString
+        )
+
+
+def check_hosted(security: SecurityOptions) -> None:
+    """Raise InvalidRequest for TLS, which ends where the host takes connections."""
+    if security.encrypted:
+        raise InvalidRequest(
+            "behind an ingress TLS ends before the target: leave out --tls_cert, --tls_key and "
+            "--tls_ca, and let a load balancer or a tunnel in front of the ingress have them"
+        )
+
+
+async def _read(messages: AsyncIterator[pb.ClientMessage], read: Any) -> AsyncIterator[Any]:
+    """Messages within the limits of their sender's key, which are checked before they are used."""
+    async for message in messages:
+        yield read(message.SerializeToString())
+
+
+class _Details(NamedTuple):
+    """What an interceptor looks at."""
+
+    method: str
+    invocation_metadata: Iterable[tuple[str, str]]
+
+
+class _EndedError(Exception):
+    """Unwinds a call whose status was set."""
+
+
+class _Call:
+    """A call, as the service and interceptors see it (grpc.aio.ServicerContext).
+
+    written: the answers; None after the last. One waits at a time, so a client that reads nothing
+    is noticed.
+    """
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+        self.written: asyncio.Queue[pb.ServerMessage | None] = asyncio.Queue(1)
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str]]:
+        return self._carrier.invocation_metadata()
+
+    async def write(self, message: pb.ServerMessage) -> None:
+        await self.written.put(message)
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing: Sequence[tuple[str, str]] = ()
+    ) -> NoReturn:
+        self._carrier.set_code(code)
+        self._carrier.set_details(details)
+        self._carrier.set_trailing_metadata(list(trailing))
+        raise _EndedError

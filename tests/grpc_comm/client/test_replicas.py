@@ -1,0 +1,286 @@
+"""Sessions are spread over a target's replicas, and a lost replica's go on at their next one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpc_comm.client import replicas as module
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import Patience, RemoteSession
+from grpc_comm.client.replicas import check_same, rendezvous
+from grpc_comm.security import SecurityOptions, make_certificate
+from grpc_comm.server.server import BackgroundServer, Target
+from grpc_comm.transport import Address, Endpoint, parse_endpoint
+from inference.engine.local_session import LocalSession
+from inference.errors import InvalidRequest, Mismatch, Unavailable
+from inference.order import Decode, Pace
+from inference.sampling import SamplingParams
+from tests.support import pairs
+from tests.support.drafts import proposers_of, text_of
+from tests.support.wire_fixtures import (
+    LOOPBACK,
+    WAIT,
+    assert_serves,
+    background,
+    describe,
+    eventually,
+    free_port,
+    in_turn,
+    opened,
+    successor_engine,
+    until_it_fails,
+)
+
+NAMES = ["10.0.0.1:50051", "10.0.0.2:50051", "10.0.0.3:50051"]
+KEYS = [f"session {number}" for number in range(1_000)]
+PROMPT, END = [7, 3, 30], 43
+TEMPERATURES = [0.0, 0.7, 1.0]
+
+
+def firsts(names: Sequence[str]) -> dict[str, str]:
+    return {key: rendezvous(key, names)[0] for key in KEYS}
+
+
+@contextmanager
+def replicas(count: int) -> Iterator[tuple[list[BackgroundServer], str]]:
+    """Targets that count upwards, and their addresses."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(background(successor_engine())) for _ in range(count)]
+        yield servers, ",".join(str(server.address) for server in servers)
+
+
+@contextmanager
+def looking_at(addresses: str) -> Iterator[Connection]:
+    with connect(addresses, patience=Patience(WAIT)) as connection:
+        yield connection
+
+
+def where(session: RemoteSession, servers: Sequence[BackgroundServer]) -> BackgroundServer:
+    """The server that has the session."""
+    return next(server for server in servers if str(server.address) == session.address)
+
+
+def test_a_thousand_sessions_are_spread_evenly() -> None:
+    counts = Counter(firsts(NAMES).values())
+    assert set(counts) == set(NAMES)
+    assert all(abs(count - 333) < 60 for count in counts.values()), counts  # four deviations
+
+
+@pytest.mark.parametrize("lost", NAMES)
+def test_a_lost_replica_moves_only_its_own_sessions_and_each_to_its_next(lost: str) -> None:
+    left = [name for name in NAMES if name != lost]
+    before, after = firsts(NAMES), firsts(left)
+    for key in KEYS:
+        order = rendezvous(key, NAMES)
+        assert after[key] == (order[1] if before[key] == lost else before[key])
+    assert {after[key] for key in KEYS if before[key] == lost} == set(left)
+
+
+def test_the_order_does_not_depend_on_how_the_replicas_are_listed() -> None:
+    assert rendezvous("a", NAMES) == rendezvous("a", NAMES[::-1])
+
+
+def test_a_list_with_a_dead_address_starts_and_no_session_goes_there() -> None:
+    dead = Address(LOOPBACK.host, free_port())
+    with replicas(2) as (servers, addresses), connect(f"{dead},{addresses}") as connection:
+        for _ in range(6):
+            session = opened(connection)
+            assert where(session, servers)
+            assert session.traffic.reopenings == 0
+            session.close()
+
+
+def test_a_replica_that_says_nothing_does_not_hold_up_the_start() -> None:
+    with socket.create_server(LOOPBACK) as mute, replicas(1) as (servers, addresses):
+        silent = Address(*mute.getsockname())
+        with connect(f"{silent},{addresses}") as connection:
+            assert where(opened(connection), servers)
+
+
+def test_without_any_replica_the_error_says_so() -> None:
+    dead = [Address(LOOPBACK.host, free_port()) for _ in range(2)]
+    with pytest.raises(Unavailable, match=str(dead[1])):
+        connect(",".join(map(str, dead)))
+
+
+def test_the_same_replica_twice_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="twice"):
+        connect("127.0.0.1:1,127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "change", [{"model_fingerprint": "m1"}, {"tokenizer_fingerprint": "t1"}, {"dtype": "int8"}]
+)
+def test_two_replicas_that_are_different_targets_are_refused_and_both_are_named(
+    change: dict[str, str],
+) -> None:
+    engine = successor_engine()
+    other = Target(engine, replace(describe(engine), **change), LOOPBACK)  # type: ignore[arg-type]
+    with replicas(1) as ((server,), _), BackgroundServer(other) as second:
+        with pytest.raises(Mismatch, match=next(iter(change.values()))) as caught:
+            connect(f"{server.address},{second.address}")
+        assert str(server.address) in str(caught.value)
+        assert str(second.address) in str(caught.value)
+
+
+def test_who_is_the_same_target_may_differ_in_all_else() -> None:
+    one = describe(successor_engine())
+    other = replace(one, rows=9, device="other", times=(((1, 1), 0.5),))
+    check_same(one, Address("a", 1), other, Address("b", 1))
+
+
+def test_a_lost_replica_that_comes_back_as_another_target_gets_no_session_back() -> None:
+    with replicas(1) as ((server,), address), looking_at(address) as connection:
+        session = opened(connection)
+        session.decode(Decode(40_000))
+        server.stop()
+        engine = successor_engine()
+        changed = replace(describe(engine), dtype="int8")
+        changed_target = Target(engine, changed, server.address)
+        with BackgroundServer(changed_target), pytest.raises(Mismatch, match="int8"):
+            until_it_fails(session)
+
+
+def test_sessions_of_one_key_go_to_one_replica() -> None:
+    with replicas(3) as (servers, addresses), connect(addresses) as connection:
+        key = in_turn(*servers)
+        assert {opened(connection, key).address for _ in range(2)} == {str(servers[0].address)}
+
+
+def test_new_sessions_keep_away_from_a_replica_that_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    with replicas(2) as (servers, addresses), looking_at(addresses) as connection:
+        key = in_turn(*servers)
+        first = opened(connection, key)
+        stopping = threading.Thread(target=servers[0].stop, args=(WAIT,))
+        stopping.start()
+        eventually(lambda: first.address == str(servers[1].address))
+        stopping.join()
+        eventually(lambda: opened(connection, key).traffic.reopenings == 0)
+        assert_serves(first)
+
+
+def test_texts_are_the_targets_own_when_one_of_three_replicas_dies() -> None:
+    """One text at each temperature, with a draft that is often wrong; the target waits for it."""
+    decoder = pairs.decoder(1)
+    samplings = [SamplingParams(temperature, seed=5) for temperature in TEMPERATURES]
+    with ExitStack() as stack, ThreadPoolExecutor(len(samplings)) as pool:
+        engines = [pairs.engine(decoder, rows=3) for _ in range(3)]
+        servers = [stack.enter_context(background(engine)) for engine in engines]
+        addresses = ",".join(str(server.address) for server in servers)
+        connection = stack.enter_context(looking_at(addresses))
+        key, stopped = in_turn(*servers), threading.Event()
+        began = threading.Barrier(len(samplings) + 1)
+
+        def made(params: SamplingParams) -> tuple[list[int], int]:
+            session, waited = connection.session(key), list[int]()
+
+            def between(step: object) -> None:
+                if not waited:
+                    waited.append(1)
+                    began.wait(WAIT)
+                    assert stopped.wait(WAIT)
+
+            proposers, order = proposers_of("close", Pace.WAIT), Decode(END, pace=Pace.WAIT)
+            text = text_of(PROMPT, params, session, order, proposers, between)
+            return text, session.traffic.reopenings
+
+        texts = [pool.submit(made, params) for params in samplings]
+        began.wait(WAIT)
+        servers[0].stop()
+        stopped.set()
+        for params, text in zip(samplings, texts, strict=True):
+            alone = LocalSession(pairs.engine(decoder, rows=1))
+            own = text_of(PROMPT, params, alone, Decode(END))
+            assert text.result(WAIT) == (own, 1)
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that the name target.test has."""
+    addresses: list[str] = []
+    ask = socket.getaddrinfo
+
+    def answer(host: str, port: int, **options: object) -> object:
+        if host != "target.test":
+            return ask(host, port, **options)  # type: ignore[arg-type]
+        if not addresses:
+            raise socket.gaierror("no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    monkeypatch.setattr(module, "RESOLVE_SECONDS", 0.1)
+    return addresses
+
+
+def test_each_address_of_a_name_is_a_replica_and_changes_are_followed(named: list[str]) -> None:
+    port, hosts = free_port(), ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    with ExitStack() as stack:
+        for host in hosts:
+            stack.enter_context(background(successor_engine(), Address(host, port)))
+        named += hosts[:2]
+        connection = stack.enter_context(connect(f"dns:///target.test:{port}"))
+
+        def used() -> set[str]:
+            sessions = [connection.session(key) for key in KEYS[:40]]
+            return {session.address.partition(":")[0] for session in sessions}
+
+        assert used() == {*hosts[:2]}
+        named[:] = hosts[1:]
+        eventually(lambda: used() == {*hosts[1:]})
+        named.clear()  # the name server is away: what is known stays
+        assert used() == {*hosts[1:]}
+        assert_serves(opened(connection))
+
+
+def test_the_certificate_names_the_name_and_not_the_address(
+    named: list[str], tmp_path: Path
+) -> None:
+    named += ["127.0.0.1"]
+    files = make_certificate(tmp_path / "certificates", ["target.test"])
+    theirs = SecurityOptions(tls_cert=files.certificate, tls_key=files.key)
+    with background(successor_engine(), security=theirs) as server:
+        address = f"dns:///target.test:{server.address.port}"
+        with connect(address, security=SecurityOptions(tls_ca=files.ca)) as connection:
+            assert_serves(opened(connection))
+
+
+def test_a_name_without_an_address_is_an_error_that_names_it(named: list[str]) -> None:
+    with pytest.raises(Unavailable, match=r"dns:///target\.test:1: the name has no address"):
+        connect("dns:///target.test:1")
+
+
+@pytest.mark.parametrize("text", ["dns:///a:1", "a:1", "[::1]:1", "dns:///[::1]:1"])
+def test_an_endpoint_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse_endpoint(text)) == text
+    assert parse_endpoint("dns:///a:1") == Endpoint(Address("a", 1), resolved=True)
+
+
+def test_a_silent_loss_where_all_others_changed_is_told_and_ends_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both replicas are replaced by another target: nothing is left to go on at."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    with (
+        replicas(2) as (servers, addresses),
+        looking_at(addresses) as connection,
+        ExitStack() as new,
+    ):
+        session = opened(connection, in_turn(*servers))
+        session.decode(Decode(40_000))
+        for server in reversed(servers):
+            server.stop()
+            engine = successor_engine()
+            changed = replace(describe(engine), dtype="int8")
+            new.enter_context(BackgroundServer(Target(engine, changed, server.address)))
+        with pytest.raises(Mismatch, match="int8"):
+            until_it_fails(session)

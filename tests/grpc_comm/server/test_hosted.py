@@ -1,0 +1,201 @@
+"""A target whose calls a host carries asks for keys itself, and sheds and ends as one that
+listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from grpc_comm import keys_file
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.security import SecurityOptions
+from grpc_comm.server.hosted import HostedTarget
+from grpc_comm.server.server import Target
+from inference.errors import InvalidRequest
+from tests.support.wire_fixtures import (
+    LOOPBACK,
+    WAIT,
+    chain_of,
+    decode_to,
+    describe,
+    opening,
+    successor_engine,
+)
+
+
+class Carried:
+    """A call as a host has it: what the caller sent along, and how the call ended."""
+
+    def __init__(self, token: str = "") -> None:
+        self.sent = [("authorization", f"Bearer {token}")] if token else []
+        self.code: grpc.StatusCode | None = None
+        self.details, self.trailing = "", list[tuple[str, str]]()
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self.sent
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
+        self.trailing = trailing_metadata
+
+
+async def said(*messages: pb.ClientMessage) -> AsyncIterator[pb.ClientMessage]:
+    """These messages, from a client that goes on listening."""
+    for message in messages:
+        yield message
+    await asyncio.sleep(WAIT)
+
+
+def hosted(**options: Any) -> HostedTarget:
+    engine = successor_engine(rows=1, waiting=0)
+    return HostedTarget(Target(engine, describe(engine), LOOPBACK, **options))
+
+
+async def answers(
+    target: HostedTarget, call: Carried, *messages: pb.ClientMessage
+) -> list[pb.ServerMessage]:
+    """All that the target says before it ends the text or the call."""
+    came = []
+    async for message in target.session(said(*messages), call):
+        came.append(message)
+        if message.tokens.end:
+            break
+    return came
+
+
+def tokens(messages: Sequence[pb.ServerMessage]) -> list[int]:
+    return [token for message in messages for token in message.tokens.ids]
+
+
+async def within(target: HostedTarget, *calls: Any) -> list[Any]:
+    target.begin()
+    try:
+        return [await asyncio.wait_for(call, WAIT) for call in calls]
+    finally:
+        await target.end()
+
+
+def test_a_carried_session_makes_its_text() -> None:
+    async def run() -> None:
+        target, call = hosted(), Carried()
+        (came,) = await within(target, answers(target, call, opening(), chain_of(), decode_to(6)))
+        assert tokens(came) == [4, 5, 6]
+        assert call.code is None
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> tuple[SecurityOptions, str]:
+    """A keys file and the token of its one key."""
+    file = tmp_path / "keys.json"
+    token = keys_file.make_key(file, "alice")
+    return SecurityOptions(keys_file=file), token
+
+
+def test_who_has_no_key_gets_nothing_from_a_target_behind_an_ingress(
+    keyed: tuple[SecurityOptions, str],
+) -> None:
+    async def run() -> None:
+        target = hosted(security=keyed[0])
+        calls = [Carried(), Carried("wrong"), Carried(), Carried("wrong")]
+        said = await within(
+            target,
+            answers(target, calls[0], opening(), decode_to(6)),
+            answers(target, calls[1], opening(), decode_to(6)),
+            target.describe(pb.DescribeRequest(), calls[2]),
+            target.describe(pb.DescribeRequest(), calls[3]),
+        )
+        assert said == [[], [], pb.Description(), pb.Description()]
+        assert {call.code for call in calls} == {grpc.StatusCode.UNAUTHENTICATED}
+
+    asyncio.run(run())
+
+
+def test_who_has_a_key_is_served_behind_an_ingress(keyed: tuple[SecurityOptions, str]) -> None:
+    async def run() -> None:
+        security, token = keyed
+        target = hosted(security=security)
+        came, description = await within(
+            target,
+            answers(target, Carried(token), opening(), decode_to(6)),
+            target.describe(pb.DescribeRequest(), Carried(token)),
+        )
+        assert tokens(came) == [4, 5, 6]
+        assert description.model == "successor"
+
+    asyncio.run(run())
+
+
+def test_a_key_that_is_taken_out_ends_its_stream(keyed: tuple[SecurityOptions, str]) -> None:
+    async def run() -> None:
+        security, token = keyed
+        target, call = hosted(security=security), Carried(token)
+
+        async def until_refused() -> None:
+            async for message in target.session(said(opening()), call):
+                if message.WhichOneof("kind") == "opened":
+                    assert security.keys_file is not None
+                    security.keys_file.write_text('{"keys": []}')
+
+        await within(target, until_refused())
+        assert call.code is grpc.StatusCode.UNAUTHENTICATED
+
+    asyncio.run(run())
+
+
+def test_a_full_target_says_when_to_come_again() -> None:
+    async def run() -> None:
+        target, first, second = hosted(), Carried(), Carried()
+
+        async def beside() -> None:
+            async for _ in target.session(said(opening()), first):
+                await answers(target, second, opening())
+                break
+
+        await within(target, beside())
+        assert second.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(second.trailing)["retry-after-ms"].isdigit()
+
+    asyncio.run(run())
+
+
+def test_a_call_that_the_host_drops_leaves_its_session_to_be_resumed() -> None:
+    async def run() -> None:
+        target = hosted()
+
+        async def dropped_and_resumed() -> list[pb.ServerMessage]:
+            stream = target.session(said(opening()), Carried())
+            opened = (await anext(stream)).opened
+            while not opened.resume_key:
+                opened = (await anext(stream)).opened
+            await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+            resume = pb.Resume(
+                session_id=opened.session_id,
+                protocol_version=opening().open.protocol_version,
+                resume_key=opened.resume_key,
+                epoch=1,
+                length=3,
+            )
+            return await answers(target, Carried(), pb.ClientMessage(resume=resume), decode_to(6))
+
+        (came,) = await within(target, dropped_and_resumed())
+        assert tokens(came) == [4, 5, 6]
+
+    asyncio.run(run())
+
+
+def test_tls_behind_an_ingress_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(InvalidRequest, match="in front of the ingress"):
+        hosted(security=SecurityOptions(tls_cert=Path("a"), tls_key=Path("b")))

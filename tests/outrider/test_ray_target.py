@@ -1,0 +1,156 @@
+"""A fleet on Ray Serve makes the target's own texts, while replicas die, come and go. Keys are
+asked for behind the ingress.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+
+import outrider
+from grpc_comm import keys_file
+from grpc_comm.transport import parse_address
+from tests.support.fleets import RunningFleet, running_fleet
+from tests.support.wire_fixtures import opening, raw_stub, status
+
+pytestmark = pytest.mark.extended
+pytest.importorskip("ray", reason="a fleet needs pip install 'outrider[ray]'")
+
+PROMPTS = ["def main():", "import os\n", "class Reader:\n", "for name in"]
+TEMPERATURES = [0.0, 0.7, 1.0]
+TOKENS, SESSIONS, PATIENCE = 160, 16, 120.0
+
+
+class Asked(NamedTuple):
+    """A text that is asked for."""
+
+    prompt: str
+    temperature: float
+    seed: int
+
+
+ASKED = [Asked(PROMPTS[index % 4], TEMPERATURES[index % 3], index % 5) for index in range(SESSIONS)]
+
+
+class Texts:
+    """Makes texts on threads, and counts the tokens that have come."""
+
+    def __init__(self, engine: outrider.Engine) -> None:
+        self._engine, self.pieces = engine, 0
+        self._counting = threading.Lock()
+
+    def make(self, asked: Asked) -> list[int]:
+        """The tokens of a text."""
+        with self._engine.stream(
+            asked.prompt, max_tokens=TOKENS, temperature=asked.temperature, seed=asked.seed
+        ) as stream:
+            for _ in stream:
+                with self._counting:
+                    self.pieces += 1
+        tokens: list[int] = list(stream.result.token_ids)
+        return tokens
+
+
+@pytest.fixture(scope="module")
+def own() -> dict[Asked, list[int]]:
+    """The target's own texts, without draft, ingress or fleet."""
+    with (
+        outrider.serve(port=0) as target,
+        outrider.connect(target.address, draft=False) as engine,
+    ):
+        texts = Texts(engine)
+        return {asked: texts.make(asked) for asked in dict.fromkeys(ASKED)}
+
+
+def within(seconds: float, holds: Any) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A keys file, and a token file of its one key."""
+    directory = tmp_path_factory.mktemp("keys")
+    token = directory / "token"
+    token.touch(mode=0o600)
+    token.write_text(keys_file.make_key(directory / "keys.json", "alice"))
+    return directory / "keys.json", token
+
+
+@pytest.fixture(scope="module")
+def fleet(key: tuple[Path, Path]) -> Iterator[RunningFleet]:
+    with running_fleet(
+        "--replicas", "2", "--batch", "8", "--grace", "5", "--keys_file", str(key[0])
+    ) as running:
+        yield running
+
+
+def reached(fleet: RunningFleet, key: tuple[Path, Path]) -> outrider.Engine:
+    return outrider.connect(
+        fleet.address, token_file=str(key[1]), patience=PATIENCE, batch=4, measure_first=False
+    )
+
+
+def test_who_has_no_key_is_refused_behind_the_ingress(fleet: RunningFleet) -> None:
+    with raw_stub(parse_address(fleet.address)) as stub:
+        code, details = status(stub.Session(iter([opening()])))
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert "token" in details
+    with pytest.raises(outrider.InvalidRequest, match="token is missing or wrong"):
+        outrider.connect(fleet.address, draft=False)
+
+
+def test_sixteen_texts_are_the_targets_own_when_one_of_two_replicas_is_killed(
+    fleet: RunningFleet, key: tuple[Path, Path], own: dict[Asked, list[int]]
+) -> None:
+    with reached(fleet, key) as engine, ThreadPoolExecutor(SESSIONS) as pool:
+        texts = Texts(engine)
+        made = [pool.submit(texts.make, asked) for asked in ASKED]
+        within(PATIENCE, lambda: texts.pieces > 20 * SESSIONS)
+        before = fleet.replicas
+        assert len(before) == 2
+        os.kill(before[0], signal.SIGKILL)
+        assert any(not text.done() for text in made)
+        assert [text.result(2 * PATIENCE) for text in made] == [own[asked] for asked in ASKED]
+
+
+def test_a_fleet_grows_under_load_and_shrinks_after_it_and_no_text_is_lost(
+    own: dict[Asked, list[int]],
+) -> None:
+    flags = ["--replicas", "1", "--most_replicas", "2", "--batch", "2", "--grace", "5"]
+    delays = ["--scale_up_after", "1", "--scale_down_after", "2"]
+    with (
+        running_fleet(*flags, *delays, "--insecure") as fleet,
+        outrider.connect(fleet.address, patience=PATIENCE, batch=2) as engine,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        texts, enough, calm = Texts(engine), threading.Event(), threading.Event()
+
+        def until(done: threading.Event, mine: Sequence[Asked]) -> bool:
+            """Make texts one after the other; whether each was the target's own."""
+            right = True
+            while not done.is_set():
+                for asked in mine:
+                    right = right and texts.make(asked) == own[asked]
+            return right
+
+        assert len(fleet.replicas) == 1
+        steady = pool.submit(until, calm, ASKED[:2])
+        crowd = [pool.submit(until, enough, ASKED[2 + n : 4 + n]) for n in range(5)]
+        within(PATIENCE, lambda: len(fleet.replicas) == 2)
+        enough.set()
+        assert all(one.result(PATIENCE) for one in crowd)
+        within(PATIENCE, lambda: len(fleet.replicas) == 1)
+        calm.set()
+        assert steady.result(PATIENCE)
