@@ -23,6 +23,9 @@ from inference.times import KEPT, TRUSTED, Shape, TargetTimes
 LEAST_RATE = 0.98
 """Part of its root-only rate that every session keeps at least."""
 
+MOST_LOAN = 1.0
+"""Tokens that a wide forward may leave a session behind its root-only rate."""
+
 LEAST_GAIN = 1.02
 """Factor in tokens a second by which a wider forward must win, because measured times are noisy."""
 
@@ -69,6 +72,18 @@ def plan_width(values: FloatArray, banked: FloatArray, seconds: Seconds, most: i
         if rate > LEAST_GAIN * best_rate:
             best, best_rate = width, rate
     return best
+
+
+def loan(session: Session) -> float:
+    """Tokens that a session may be behind its root-only rate after the next forward.
+
+    They are what root-only forwards give back until the end that its client ordered, MOST_LOAN at
+    most. A session none of whose candidates was ever taken is lent nothing.
+    """
+    if session.order is None or not session.candidates.taken:
+        return 0.0
+    left = min(session.order.end, session.limit) - session.length
+    return min((1 - LEAST_RATE) * max(left, 0), MOST_LOAN)
 
 
 class Turn(NamedTuple):
@@ -179,7 +194,7 @@ class Turns:
         since, most = self._explore.get(self._padded(len(ready), 1)[0], (0, FIRST_EXPLORE))
         if since >= most:
             return 1
-        banked = np.array([session.banked for session in ready])
+        banked = np.array([session.banked + loan(session) for session in ready])
         return plan_width(selection.values(), banked, self.seconds, self._most)
 
     def _useful_width(self, rows: int) -> int:

@@ -22,11 +22,13 @@ from inference.engine.scheduler import (
     LEAST_CHUNK,
     LEAST_GAIN,
     LEAST_RATE,
+    MOST_LOAN,
     PREFILL_SHARE,
     Seconds,
     Turn,
     Turns,
     Wanting,
+    loan,
     plan_width,
 )
 from inference.engine.session import Session
@@ -198,6 +200,28 @@ def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
     said = [Proposal(index, index - 1, 500 + index, 1.0) for index in range(9)]
     line.candidates.append(1, Nodes(2, said), lambda who, depth, claimed: claimed)
     assert sizes_of(turns(flat).next(trees(line))) == [3]  # and a token of the target's own
+
+
+def test_one_whose_guesses_have_missed_keeps_nobody_narrow() -> None:
+    """Among many sessions somebody's always have. Who is a token behind already is not slowed."""
+    ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
+    ready[0].candidates.advance([500])  # taken, and nothing hangs below it
+    assert sizes_of(planned.next(trees(*ready))) == [1, 16, 16, 16]
+    ready[0].bank(-0.5)
+    assert sizes_of(planned.next(trees(*ready))) == [1] * 4
+
+
+def test_nothing_is_lent_to_one_whose_candidates_were_never_taken() -> None:
+    missed = session(0.9)
+    missed.candidates.advance([9])
+    assert loan(missed) == loan(session()) == 0.0
+
+
+def test_a_loan_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
+    for left, lent in ((500, MOST_LOAN), (30, 30 * (1 - LEAST_RATE)), (0, 0.0)):
+        owing = session(0.9, length=3, end=4 + left)
+        owing.candidates.advance([500])
+        assert loan(owing) == pytest.approx(lent)
 
 
 def test_room_is_what_could_be_worth_computing() -> None:
