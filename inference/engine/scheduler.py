@@ -29,6 +29,11 @@ MOST_LOAN = 1.0
 LEAST_GAIN = 1.02
 """Factor in tokens a second by which a wider forward must win, because measured times are noisy."""
 
+STALLED = 1.5
+"""A forward that takes more than this many times its usual seconds was held up by the machine. That
+holds up root-only forwards as well.
+"""
+
 PREFILL_SHARE = 2.0
 """A chunk of a prompt may take this many times as long as a forward of the decoding sessions."""
 
@@ -160,12 +165,14 @@ class Turns:
         """Tokens that each session was promised in the time of a forward.
 
         That is LEAST_RATE of what root-only forwards of as many rows would bring in this time. A
-        forward that is root-only itself owes LEAST_RATE.
+        forward that is root-only itself owes LEAST_RATE. Nothing is owed for the time by which a
+        forward was held up beyond STALLED times what it usually takes.
 
         seconds: time of the forward.
         """
         if padded == self._padded(rows, 1):
             return LEAST_RATE
+        seconds = min(seconds, STALLED * self.seconds(*padded))
         return LEAST_RATE * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:

@@ -36,9 +36,7 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 
 MOST_AHEAD, MOST_BEHIND = 4.0, -4.0
-"""Bounds of `banked`: tokens that a session is ahead of its root-only rate. The lower one is met
-only when forwards take much longer than expected.
-"""
+"""Bounds of `banked`: tokens that a session is ahead of its root-only rate."""
 
 _RATE_WEIGHT = 0.1
 

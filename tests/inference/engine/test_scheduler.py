@@ -24,6 +24,7 @@ from inference.engine.scheduler import (
     LEAST_RATE,
     MOST_LOAN,
     PREFILL_SHARE,
+    STALLED,
     Seconds,
     Turn,
     Turns,
@@ -328,6 +329,12 @@ def test_short_prompts_share_a_forward() -> None:
 def test_what_is_owed_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
     assert turns(neuron).owed((4, 16), 4, 0.080) == pytest.approx(LEAST_RATE * 2)
     assert turns(neuron).owed((4, 1), 4, 0.100) == LEAST_RATE  # nothing is quicker
+
+
+def test_time_for_which_the_machine_held_up_a_forward_is_not_owed() -> None:
+    """It would have held up a root-only one: nobody's rows stay narrow for a pause of a second."""
+    usual = turns(neuron).owed((4, 16), 4, neuron(4, 16))
+    assert turns(neuron).owed((4, 16), 4, 1.0) == pytest.approx(STALLED * usual)
 
 
 def test_times_are_medians_of_the_latest_samples() -> None:
