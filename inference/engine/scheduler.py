@@ -202,7 +202,9 @@ class Turns:
         if since >= most:
             return 1
         banked = np.array([session.banked + loan(session) for session in ready])
-        return plan_width(selection.values(), banked, self.seconds, self._most)
+        values = selection.values()
+        values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
+        return plan_width(values, banked, self.seconds, self._most)
 
     def _useful_width(self, rows: int) -> int:
         """The widest forward that would pay if all candidates were accepted."""

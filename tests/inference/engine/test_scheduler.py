@@ -212,6 +212,16 @@ def test_one_whose_guesses_have_missed_keeps_nobody_narrow() -> None:
     assert sizes_of(planned.next(trees(*ready))) == [1] * 4
 
 
+def test_who_takes_fewer_candidates_than_expected_is_believed_less() -> None:
+    """Its tenant's record may be better than its own draft."""
+    ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
+    ready[0].record.observe(expected=2.0, taken=3)
+    assert ready[0].record.factor == 1.0
+    assert sizes_of(planned.next(trees(*ready))) == [16] * 4
+    ready[0].record.observe(expected=1000.0, taken=0)
+    assert sizes_of(planned.next(trees(*ready))) == [1] * 4
+
+
 def test_nothing_is_lent_to_one_whose_candidates_were_never_taken() -> None:
     missed = session(0.9)
     missed.candidates.advance([9])
