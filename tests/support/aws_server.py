@@ -52,8 +52,9 @@ class AwsServer:
 
     def control(self, **settings: Any) -> dict[str, Any]:
         """Set faults (each {action, code, message} for a refused call, {action, seconds} for one
-        that hangs and comes to nothing, or {action: CreateStack, zone, reason} for a stack that fails), what hosts answer, or
-        whether they take secrets. Returns the actions that were called since.
+        that hangs and comes to nothing, or {action: CreateStack, zone, reason} for a stack that
+        fails), what hosts answer, or whether they take secrets. Returns the actions that were
+        called since.
         """
         request = urllib.request.Request(
             self.address + _CONTROL, data=json.dumps(settings).encode(), method="POST"
