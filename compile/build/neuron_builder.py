@@ -33,7 +33,7 @@ from compile.build.parallel import (
 )
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
+from inference.backends.neuron import COPY, COPY_RECORD, FILL, FILL_RECORD, PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
 from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
@@ -41,6 +41,7 @@ from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
+from inference.model.noise_window import Place, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
 from inference.whole_file import write_whole
@@ -107,14 +108,16 @@ class NeuronBuilder:
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Put every graph into one package, without weights. With several rows there is also a
-        graph that copies a row.
+        graph that copies a row, and with sampling one that makes noise.
         """
         check_routes(buckets)
         calls, records = [self._call(bucket) for bucket in buckets], []
-        if self._spec.rows > 1:
-            copy = GraphCall(COPY, copy_inputs(), None, self._tools.flags)
-            calls.append(copy)
-            records.append(self._record(directory, COPY_RECORD, copy, {}))
+        more = {COPY_RECORD: GraphCall(COPY, copy_inputs(), self._tools.flags)}
+        more[FILL_RECORD] = GraphCall(FILL, fill_inputs([Place(0, 0, 0)]), self._tools.flags)
+        for record, wanted in ((COPY_RECORD, self._spec.rows > 1), (FILL_RECORD, self._draws)):
+            if wanted:
+                calls.append(more[record])
+                records.append(self._record(directory, record, more[record], {}))
         model = self._graphs.package(calls, self._spec.tensor_parallel)
         (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
         model.save(str(directory / PACKAGE), save_weights=False)
@@ -134,7 +137,7 @@ class NeuronBuilder:
 
     def _call(self, bucket: Bucket) -> GraphCall:
         flags = graph_flags(self._tools.flags, self._spec, bucket)
-        return GraphCall(bucket.name, self._inputs(bucket), bucket.levels, flags)
+        return GraphCall(bucket.name, self._inputs(bucket), flags)
 
     def _log(self, directory: Path, name: str, graph: CompiledCall) -> list[str]:
         """Copy the compiler's log into the artefact. Returns its name there."""
@@ -200,7 +203,7 @@ class NeuronBuilder:
             StatefulGraph(
                 self._rank_decoder(self._dealt),
                 self._rank_cache(self._dealt, device),
-                1,
+                self._rank_window(device),
             )
             .requires_grad_(False)
             .eval()
@@ -220,6 +223,15 @@ class NeuronBuilder:
         ):  # constants that travel with the weights: only buffers that change are state
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
         return decoder
+
+    @property
+    def _draws(self) -> bool:
+        """Whether a graph samples, so that there is noise to keep."""
+        return any(bucket.sampled for bucket in self._spec.graphs)
+
+    def _rank_window(self, device: str) -> Tensor | None:
+        ids = self._dealt.vocab_size // self._spec.tensor_parallel
+        return empty_window(self._spec.rows, ids, device) if self._draws else None
 
     def _rank_cache(self, dealt: ModelConfig, device: str) -> KeysValues:
         own = replace(dealt, kv_heads=dealt.kv_heads // self._spec.tensor_parallel)

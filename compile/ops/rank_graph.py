@@ -4,6 +4,7 @@ operations of a call of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from inference.backends.neuron_sdk import Sdk
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
+from inference.model.noise_window import Place, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
 from inference.model.verify_graph import StatefulGraph, example_inputs
 
@@ -61,19 +63,31 @@ def record_bucket(
             inputs = draft_inputs(bucket)
         else:
             inputs = example_inputs(bucket)
-        graph = _graph(config, spec, bucket, draft)
-    inputs = {name: tensor.to("meta") for name, tensor in inputs.items()}
-    return record(graph.requires_grad_(False).eval(), inputs)
+        graph = _graph(config, spec, draft)
+    return _recorded(graph, inputs)
 
 
-def _graph(
-    config: ModelConfig, spec: CompileSpec, bucket: Bucket, draft: ModelConfig | None
-) -> nn.Module:
+def record_filling(config: ModelConfig, spec: CompileSpec) -> Recording:
+    """The operations of a call that makes noise ahead, on one rank."""
+    with torch.device("meta"):
+        graph = _graph(config, spec, None)
+    return _recorded(graph, fill_inputs([Place(0, 0, 0)]))
+
+
+def _recorded(graph: nn.Module, inputs: Mapping[str, Tensor]) -> Recording:
+    laid = {name: tensor.to("meta") for name, tensor in inputs.items()}
+    return record(graph.requires_grad_(False).eval(), laid)
+
+
+def _graph(config: ModelConfig, spec: CompileSpec, draft: ModelConfig | None) -> nn.Module:
     decoder, cache = _decoder(config, spec), _cache(config, spec)
+    window = None
+    if any(bucket.sampled for bucket in spec.graphs):
+        window = empty_window(spec.rows, decoder.config.vocab_size // spec.tensor_parallel, "meta")
     if spec.fused is None or draft is None:
-        return StatefulGraph(decoder, cache, bucket.levels)
+        return StatefulGraph(decoder, cache, window)
     caches = (cache, _cache(draft, spec))
-    return StatefulRoundGraph(decoder, _decoder(draft, spec), *caches, spec.fused.shape)
+    return StatefulRoundGraph(decoder, _decoder(draft, spec), *caches, spec.fused.shape, window)
 
 
 def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:

@@ -14,7 +14,6 @@ from inference.model.sampler import (
     Sampling,
     guess_drawn,
     guess_greedy,
-    noise_table,
 )
 from inference.tree_shape import NONE, Branches
 
@@ -42,19 +41,6 @@ class Draws(NamedTuple):
 
     sampling: Sampling
     table: Tensor  # [B, depth + 1, V] float32
-
-    @classmethod
-    def of(
-        cls, sampling: Sampling | None, seen: Seen, shape: Branches, ids: Tensor, by: Arithmetic
-    ) -> Draws | None:
-        """Return the draws among these ids [V] for trees whose roots are the first nodes; None
-        where every row is greedy.
-        """
-        if sampling is None:
-            return None
-        return cls(
-            sampling, noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, ids, by)
-        )
 
     def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
         """Return the noise for the children of `wide` nodes at this depth."""
