@@ -19,7 +19,7 @@ from torch import Tensor
 from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
-from inference.model.decoder import Decoder, Layers
+from inference.model.decoder import Decoder, Layers, attend_in_turn
 from inference.model.vocabulary import Share
 
 IDS = "ids.weight"
@@ -70,7 +70,13 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype, ranks: int) -> Layers:
 
     def row(inputs: int, outputs: int, bias: bool) -> Any:
         return sdk.row(
-            inputs, outputs, bias=bias, input_is_parallel=True, dtype=dtype, init_method=_leave
+            inputs,
+            outputs,
+            bias=bias,
+            input_is_parallel=True,
+            dtype=dtype,
+            reduce_dtype=summed,
+            init_method=_leave,
         )
 
     def embedding(ids: int, size: int) -> Any:
@@ -88,8 +94,10 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype, ranks: int) -> Layers:
             1, outputs, bias=False, gather_output=False, dtype=torch.float32, init_method=_leave
         )
 
+    # the sum of two numbers in float32, rounded, is what adding them in their own type gives
+    summed = dtype if ranks <= 2 else torch.float32
     share = Share(ranks, lambda part: sdk.gather(part, 0))
-    return Layers(column, row, embedding, head, share, ids)
+    return Layers(column, row, embedding, head, attend_in_turn, share, ids)
 
 
 def cast_weights(decoder: Decoder, dtype: torch.dtype) -> None:

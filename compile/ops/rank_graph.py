@@ -110,7 +110,7 @@ def _cache(config: ModelConfig, spec: CompileSpec) -> KeysValues:
 
 def _meta_sdk(ranks: int) -> Sdk:
     """One rank's share of each parallel layer, with collectives in the places where NxD has them:
-    sums in float32, and gathers along one axis.
+    sums in the type that is asked for, and gathers along one axis.
     """
 
     def gathered(x: Tensor, axis: int = -1) -> Tensor:
@@ -127,13 +127,16 @@ def _meta_sdk(ranks: int) -> Sdk:
             return gathered(super().forward(x)) if self._gather else super().forward(x)
 
     class Row(nn.Linear):
-        def __init__(self, inputs: int, outputs: int, *, bias: bool, **_: Any) -> None:
+        def __init__(
+            self, inputs: int, outputs: int, *, bias: bool, reduce_dtype: torch.dtype, **_: Any
+        ) -> None:
             super().__init__(inputs // ranks, outputs, bias)
+            self._summed = reduce_dtype
 
         def forward(self, x: Tensor) -> Tensor:
             part = nn.functional.linear(x, self.weight)
             if ranks > 1:
-                part = torch.ops.outrider.all_reduce(part.float()).to(x.dtype)
+                part = torch.ops.outrider.all_reduce(part.to(self._summed)).to(x.dtype)
             return part if self.bias is None else part + self.bias
 
     class Embedding(nn.Embedding):

@@ -76,6 +76,10 @@ class Head(nn.Linear):
         return F.linear(states, self.weight[:vocabulary])
 
 
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Sight], Tensor]
+"""A way to compute attend()."""
+
+
 class Layers(NamedTuple):
     """Makers of the layers that tensor parallelism splits among ranks. The defaults are for one
     rank.
@@ -89,6 +93,7 @@ class Layers(NamedTuple):
     embedding: Callable[[int, int], nn.Embedding] = nn.Embedding
     # (inputs, outputs, bias): called with states and the vocabulary; each rank has its share's ids
     head: Callable[[int, int, bool], nn.Linear] = Head
+    attend: Attend | None = None  # None: attend(), of all rows at once
     share: Share = WHOLE_VOCABULARY
     # (outputs): its float32 weight [V, 1] numbers this rank's ids; None where a rank has all
     ids: Callable[[int], nn.Linear] | None = None
@@ -111,7 +116,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.attend = config.head_dim, layers.attend or attend
         query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = layers.column(config.hidden_size, query, config.qkv_bias)
         self.k_proj = layers.column(config.hidden_size, shared, config.qkv_bias)
@@ -137,7 +142,7 @@ class Attention(nn.Module):
             part if earlier is None else torch.cat((earlier, part), 1)
             for part, earlier in ((k, past.near_keys), (v, past.near_values))
         )
-        mixed = attend(q, past.keys, past.values, near_keys, near_values, sight)
+        mixed = self.attend(q, past.keys, past.values, near_keys, near_values, sight)
         return self.o_proj(mixed.to(x.dtype)), k, v
 
 
@@ -182,6 +187,24 @@ def attend(
     mixed = weighed(past, past_values) + weighed(new, v)
     mixed = (mixed / total.view(rows)).view(batch, heads, nodes, size)
     return mixed.transpose(1, 2).reshape(batch, nodes, heads * size)
+
+
+def attend_in_turn(
+    q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
+) -> Tensor:
+    """Compute attend() row by row: a product of one row takes the heads as they lie in its keys
+    and values, one of several rows needs them copied.
+    """
+    rows = [
+        attend(*(part[row : row + 1] for part in (q, past_keys, past_values, k, v)), seen)
+        for row, seen in enumerate(_sights(sight))
+    ]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _sights(sight: Sight) -> list[Sight]:
+    """Return what the nodes of each row see."""
+    return [Sight(*(part[row : row + 1] for part in sight)) for row in range(len(sight.cos))]
 
 
 class MLP(nn.Module):
