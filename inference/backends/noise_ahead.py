@@ -53,7 +53,7 @@ class NoiseAhead:
         """Return when the windows hold all of this, of at most WINDOW positions a row. Raises what
         the device raised, also while it filled ahead.
         """
-        if self._later is not None:
+        if draws and self._later is not None:
             later, self._later = self._later, None
             later.result()
         self._make([place for draw in draws for place in self._lacking(draw)])

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inference.model.arithmetic import ENGINES
+from inference.model.config import parse_config
+from inference.model.decoder import Decoder, Head, Layers
 from inference.model.sampler import (
     Sampling,
     choose_drawn,
@@ -21,6 +23,7 @@ from inference.model.sampler import (
 from inference.model.vocabulary import Share
 from inference.sampling import SamplingParams
 from tests.support.fake_ranks import Group, as_rank
+from tests.support.models import TINY
 
 PARAMS = [
     SamplingParams(0.0),
@@ -93,3 +96,23 @@ def test_ranks_exchange_candidates_and_not_their_logits() -> None:
     logits = torch.randn(len(PARAMS), 1, 64_128)
     choose_drawn(logits, sampling, torch.zeros_like(logits), ENGINES, Share(2, gather))
     assert sum(sent) == 3 * 264 + 2 + 4  # scores, ids and noise; maximum and mass; two bests
+
+
+def test_an_id_that_pads_a_ranks_share_is_never_chosen() -> None:
+    """61 ids are 31 for each of two ranks: the second rank's last id is none."""
+    config, ids = parse_config(TINY | {"vocab_size": 62}), nn.Linear(1, 31, bias=False)
+    ids.weight.data = torch.arange(31.0, 62.0)[:, None]
+    layers = Layers(head=lambda inputs, outputs, bias: OfHalf(inputs, 31), ids=lambda _: ids)
+    second = Decoder(config, 8, 61, layers)
+    assert second.token_ids().tolist() == list(range(31, 62))
+    logits = second.logits(torch.ones(1, 2, config.hidden_size))
+    assert (logits[..., :-1] == 0).all()
+    assert (logits[..., -1] < -1e29).all()
+
+
+class OfHalf(Head):
+    """A head of no weight for half of the ids."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, False)
+        self.weight.data.zero_()
