@@ -74,7 +74,7 @@ class NeuronModel(CompiledModel):
         self.device = torch.device("xla")
         self.copies_rows = COPY_RECORD in manifest.files
         self._fills = FILL_RECORD in manifest.files
-        self._noise = NoiseAhead(lambda places: self._run(FILL, fill_inputs(places)))
+        self._noise = NoiseAhead(self._fill)
         self._program = program
         self._one_call = threading.Lock()
         self._warm(say)
@@ -101,6 +101,9 @@ class NeuronModel(CompiledModel):
         answer = self._run(graph, inputs)
         self._noise.after(draws)
         return answer
+
+    def _fill(self, places: Sequence[Place]) -> None:
+        self._run(FILL, fill_inputs(places))
 
     def _run(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
         """Call a graph while no other call is in flight: all graphs share the device's state."""

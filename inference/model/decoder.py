@@ -195,10 +195,10 @@ def attend_in_turn(
     """Compute attend() row by row: a product of one row takes the heads as they lie in its keys
     and values, one of several rows needs them copied.
     """
-    rows = [
-        attend(*(part[row : row + 1] for part in (q, past_keys, past_values, k, v)), seen)
-        for row, seen in enumerate(_sights(sight))
-    ]
+    whole, rows = (q, past_keys, past_values, k, v), []
+    for row, seen in enumerate(_sights(sight)):
+        mine = [part[row : row + 1] for part in whole]
+        rows.append(attend(mine[0], mine[1], mine[2], mine[3], mine[4], seen))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 

@@ -124,7 +124,7 @@ def _exchange(
     parts = [*numbers, *(part.to(torch.float32) for part in ids)]
     sent, sizes = torch.cat(parts, -1), [part.shape[-1] for part in parts]
     every = share.gather(sent).view(share.ranks, *sent.shape).permute(1, 2, 0, 3)
-    told = every.split(sizes, -1)
+    told = torch.split(every, sizes, -1)
     first = torch.arange(0, share.ranks * size, size, dtype=torch.float32, device=sent.device)
     raised = [(part + first[:, None]).to(torch.int32) for part in told[len(numbers) :]]
     return (
