@@ -68,7 +68,8 @@ def test_larger_graphs_take_longer_and_only_sampled_ones_draw() -> None:
         assert time_of(*larger, sampled=False).total > base.total
     drawn = time_of(1, 16, 2112, sampled=True)
     assert drawn.total > base.total
-    assert base.costs["noise"] == base.costs["top-k"] == drawn.costs["noise"] == 0.0
+    assert base.costs["noise"] == base.costs["top-k"] == 0.0
+    assert drawn.costs["noise"] < 0.01  # places in the window, of what was made before
 
 
 def test_a_drawn_pass_takes_a_millisecond_more_than_a_greedy_one_at_most() -> None:
