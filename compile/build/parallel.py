@@ -96,7 +96,8 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype, ranks: int) -> Layers:
 
     # the sum of two numbers in float32, rounded, is what adding them in their own type gives
     summed = dtype if ranks <= 2 else torch.float32
-    share = Share(ranks, lambda part: sdk.gather(part, 0))
+    group = sdk.group()  # of the state in force, as the layers keep theirs
+    share = Share(ranks, lambda part: sdk.gather(part, 0, group))
     return Layers(column, row, embedding, head, attend_in_turn, share, ids)
 
 

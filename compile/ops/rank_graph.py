@@ -113,7 +113,7 @@ def _meta_sdk(ranks: int) -> Sdk:
     sums in the type that is asked for, and gathers along one axis.
     """
 
-    def gathered(x: Tensor, axis: int = -1) -> Tensor:
+    def gathered(x: Tensor, axis: int = -1, _: object = None) -> Tensor:
         return torch.ops.outrider.all_gather(x, ranks, axis) if ranks > 1 else x
 
     class Column(nn.Linear):
@@ -146,4 +146,4 @@ def _meta_sdk(ranks: int) -> Sdk:
         def forward(self, ids: Tensor) -> Tensor:
             return gathered(super().forward(ids))
 
-    return Sdk(None, None, None, None, None, Column, Row, Embedding, gathered)
+    return Sdk(None, None, None, None, None, Column, Row, Embedding, gathered, lambda: None)

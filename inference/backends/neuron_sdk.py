@@ -53,6 +53,7 @@ class Sdk(NamedTuple):
     row: Any
     embedding: Any
     gather: Any
+    group: Any
 
 
 def load_sdk() -> Sdk:
@@ -65,6 +66,7 @@ def load_sdk() -> Sdk:
         nxd = import_module("neuronx_distributed")
         layers = import_module("neuronx_distributed.parallel_layers.layers")
         mappings = import_module("neuronx_distributed.parallel_layers.mappings")
+        groups = import_module("neuronx_distributed.parallel_layers.parallel_state")
         utilities = import_module("neuronx_distributed.utils.model_utils")
     except ImportError as error:
         raise MissingExtra(
@@ -80,6 +82,7 @@ def load_sdk() -> Sdk:
         layers.RowParallelLinear,
         layers.ParallelEmbedding,
         mappings.gather_from_tensor_model_parallel_region_with_dim,
+        groups.get_tensor_model_parallel_group,
     )
 
 

@@ -82,7 +82,7 @@ class KeepsNoise(nn.Module):
     def touch_noise(self) -> None:
         """Reassign the windows, if there are any, as they are."""
         if self.noise is not None:
-            first = torch.zeros(1, dtype=torch.int32, device=self.noise.device)
+            first = torch.arange(1, dtype=torch.int32, device=self.noise.device)
             self.noise = self.noise.index_put((first,), self.noise.index_select(0, first))
 
 

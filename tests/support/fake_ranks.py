@@ -228,9 +228,11 @@ class ParallelEmbedding(_Parallel):
 def gather_from_tensor_model_parallel_region_with_dim(
     input_: Tensor, gather_dim: int, process_group: Any = None
 ) -> Tensor:
-    running = getattr(_here, "rank", None) is not None
-    group: Group = _here.group if running else current_group()
-    return torch.cat(group.exchange(input_), gather_dim)
+    return torch.cat((process_group or current_group()).exchange(input_), gather_dim)
+
+
+def get_tensor_model_parallel_group(as_list: bool = False) -> Group:
+    return current_group()
 
 
 @contextmanager
