@@ -20,7 +20,7 @@ from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Layers, attend_in_turn
-from inference.model.vocabulary import Share
+from inference.model.vocabulary import VocabularyShare
 
 IDS = "ids.weight"
 """Name of the decoder's weight that numbers the ids of a rank's share."""
@@ -97,7 +97,7 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype, ranks: int) -> Layers:
     # the sum of two numbers in float32, rounded, is what adding them in their own type gives
     summed = dtype if ranks <= 2 else torch.float32
     group = sdk.group()  # of the state in force, as the layers keep theirs
-    share = Share(ranks, lambda part: sdk.gather(part, 0, group))
+    share = VocabularyShare(ranks, lambda part: sdk.gather(part, 0, group))
     return Layers(column, row, embedding, head, attend_in_turn, share, ids)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from inference.model.cache import KeysValues, read_rows
 from inference.model.config import ModelConfig
-from inference.model.vocabulary import WHOLE_VOCABULARY, Share
+from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare
 
 MASKED = -1e30
 """Attention score of a key that a node does not see. Finite, because accelerators fail on
@@ -94,7 +94,7 @@ class Layers(NamedTuple):
     # (inputs, outputs, bias): called with states and the vocabulary; each rank has its share's ids
     head: Callable[[int, int, bool], nn.Linear] = Head
     attend: Attend | None = None  # None: attend(), of all rows at once
-    share: Share = WHOLE_VOCABULARY
+    share: VocabularyShare = WHOLE_VOCABULARY
     # (outputs): its float32 weight [V, 1] numbers this rank's ids; None where a rank has all
     ids: Callable[[int], nn.Linear] | None = None
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from inference.model.arithmetic import HOST, LOWEST, Arithmetic
 from inference.model.vocabulary import (
     WHOLE_VOCABULARY,
-    Share,
+    VocabularyShare,
     best_ids,
     leading,
     likeliest,
@@ -82,7 +82,7 @@ class Sampling(NamedTuple):
 
 
 def choose_greedy(
-    logits: Tensor, share: Share = WHOLE_VOCABULARY
+    logits: Tensor, share: VocabularyShare = WHOLE_VOCABULARY
 ) -> Tensor:  # [B, P, V] -> [B, P] int32
     """Choose tokens where every row has temperature 0."""
     return best_ids(share, logits)[0]
@@ -106,7 +106,7 @@ def _candidates(
     sampling: Sampling,
     by: Arithmetic,
     drawn: Tensor | None = None,
-    share: Share = WHOLE_VOCABULARY,
+    share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Candidates:
     """drawn: [B, P, V] noise, of which the candidates' is returned"""
     seen = min(CANDIDATES + _MORE, logits.shape[-1] * share.ranks)
@@ -221,7 +221,7 @@ def choose_drawn(
     sampling: Sampling,
     drawn: Tensor,
     by: Arithmetic = HOST,
-    share: Share = WHOLE_VOCABULARY,
+    share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
     """Choose tokens as choose_mixed() does, with noise that was made before."""
     found = _candidates(logits, sampling, by, drawn, share)
@@ -253,7 +253,7 @@ def rank(
 
 
 def guess_greedy(
-    logits: Tensor, k: int, by: Arithmetic = HOST, share: Share = WHOLE_VOCABULARY
+    logits: Tensor, k: int, by: Arithmetic = HOST, share: VocabularyShare = WHOLE_VOCABULARY
 ) -> Tensor:  # [B, P, V] -> [B, P, k] int32
     """Return the ids of rank_greedy() alone."""
     return _in_order(*likeliest(share, logits, k, by.top))[0]
@@ -265,7 +265,7 @@ def guess_drawn(
     drawn: Tensor,
     k: int,
     by: Arithmetic = HOST,
-    share: Share = WHOLE_VOCABULARY,
+    share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
     """Return the ids of rank() alone, with noise that was made before."""
     found = _candidates(logits, sampling, by, drawn, share)

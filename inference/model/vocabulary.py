@@ -17,7 +17,7 @@ def _alone(part: Tensor) -> Tensor:
     return part
 
 
-class Share(NamedTuple):
+class VocabularyShare(NamedTuple):
     """One rank's part of the ids. All parts have one size, and the first rank has the lowest ids.
 
     On a rank, ids are counted from the first of its own.
@@ -28,7 +28,7 @@ class Share(NamedTuple):
     gather: Callable[[Tensor], Tensor] = _alone
 
 
-WHOLE_VOCABULARY = Share()
+WHOLE_VOCABULARY = VocabularyShare()
 """The share of a rank that has all ids."""
 
 
@@ -53,7 +53,9 @@ Top = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """(scores [..., N], k) -> the k greatest scores in descending order, and their int32 ids."""
 
 
-def best_ids(share: Share, *tables: Tensor) -> list[Tensor]:  # each [B, P, V] -> [B, P] int32
+def best_ids(
+    share: VocabularyShare, *tables: Tensor
+) -> list[Tensor]:  # each [B, P, V] -> [B, P] int32
     """Return the id with the best score of all ranks in each table, and of equal ones the lowest.
 
     argmax is documented to return the first maximum.
@@ -74,7 +76,7 @@ def lowest_best(scores: Tensor, ids: Tensor) -> Tensor:  # [..., N], [..., N] ->
 
 
 def likeliest(
-    share: Share, scores: Tensor, k: int, top: Top
+    share: VocabularyShare, scores: Tensor, k: int, top: Top
 ) -> tuple[Tensor, Tensor]:  # [B, P, V] -> [B, P, k], [B, P, k]
     """Return the k leading scores of all ranks, and their ids."""
     best, ids = top(scores, min(k, scores.shape[-1]))
@@ -85,7 +87,9 @@ def likeliest(
     return best, torch.gather(ids, -1, places)
 
 
-def leading(share: Share, scores: Tensor, noise: Tensor | None, k: int, top: Top) -> Leading:
+def leading(
+    share: VocabularyShare, scores: Tensor, noise: Tensor | None, k: int, top: Top
+) -> Leading:
     """Return the k leading scores of all ranks.
 
     The mass is summed on each rank first, so its last digits depend on the number of ranks.
@@ -113,7 +117,7 @@ def _leading_here(scores: Tensor, noise: Tensor | None, k: int, top: Top) -> Lea
 
 
 def _exchange(
-    share: Share, size: int, numbers: Sequence[Tensor], ids: Sequence[Tensor]
+    share: VocabularyShare, size: int, numbers: Sequence[Tensor], ids: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return every rank's numbers and ids, each [B, P, n] -> [B, P, ranks * n], in one collective.
 

@@ -16,7 +16,7 @@ from compile.build.parallel import parallel_config, parallel_tensors
 from inference.model.cache import KeysValues
 from inference.model.decoder import Decoder, Layers
 from inference.model.verify_graph import StatefulGraph
-from inference.model.vocabulary import Share
+from inference.model.vocabulary import VocabularyShare
 
 RANKS = 2
 
@@ -82,7 +82,7 @@ def rank_graph(whole: StatefulGraph, rank: int, collectives: Collectives) -> Sta
         lambda inputs, outputs, bias: Row(collectives, inputs, outputs, bias),
         lambda ids, size: Width(collectives, ids, size),
         Ids,
-        Share(RANKS, lambda part: collectives.join(part, 0)),
+        VocabularyShare(RANKS, lambda part: collectives.join(part, 0)),
         lambda ids: Column(1, ids, False),
     )
     decoder = Decoder(config, len(whole.decoder.cos), vocabulary, layers).requires_grad_(False)

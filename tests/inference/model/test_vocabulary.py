@@ -20,7 +20,7 @@ from inference.model.sampler import (
     guess_greedy,
     noise_table,
 )
-from inference.model.vocabulary import Share
+from inference.model.vocabulary import VocabularyShare
 from inference.sampling import SamplingParams
 from tests.support.fake_ranks import Group, as_rank
 from tests.support.models import TINY
@@ -33,7 +33,7 @@ PARAMS = [
     SamplingParams(1.0, top_k=256, top_p=0.99, seed=6),
 ]
 NODES = 4
-Answer = Callable[[Tensor, Tensor, Share], Tensor]  # of logits and noise [B, P, V]
+Answer = Callable[[Tensor, Tensor, VocabularyShare], Tensor]  # of logits and noise [B, P, V]
 
 
 def on_ranks(ranks: int, answer: Answer, logits: Tensor, drawn: Tensor) -> list[Tensor]:
@@ -41,7 +41,7 @@ def on_ranks(ranks: int, answer: Answer, logits: Tensor, drawn: Tensor) -> list[
     group = Group(ranks)
 
     def one(rank: int) -> Tensor:
-        mine = Share(ranks, lambda part: torch.cat(group.exchange(part)))
+        mine = VocabularyShare(ranks, lambda part: torch.cat(group.exchange(part)))
         with as_rank(rank, group):
             return answer(logits.chunk(ranks, -1)[rank], drawn.chunk(ranks, -1)[rank], mine)
 
@@ -79,7 +79,7 @@ def test_ranks_choose_what_a_rank_with_all_logits_chooses(name: str, kind: str) 
         ids = torch.arange(vocabulary, dtype=torch.int32)
         first = torch.full((len(PARAMS), 1), 9, dtype=torch.int32)
         drawn = noise_table(sampling, first, NODES, ids)
-        expected = ANSWERS[name](logits, drawn, Share())
+        expected = ANSWERS[name](logits, drawn, VocabularyShare())
         for ranks in (2, 4):
             for answer in on_ranks(ranks, ANSWERS[name], logits, drawn):
                 assert answer.equal(expected)
@@ -94,7 +94,7 @@ def test_ranks_exchange_candidates_and_not_their_logits() -> None:
         return part.repeat(2, 1, 1)
 
     logits = torch.randn(len(PARAMS), 1, 64_128)
-    choose_drawn(logits, sampling, torch.zeros_like(logits), ENGINES, Share(2, gather))
+    choose_drawn(logits, sampling, torch.zeros_like(logits), ENGINES, VocabularyShare(2, gather))
     assert sum(sent) == 3 * 264 + 2 + 4  # scores, ids and noise; maximum and mass; two bests
 
 
