@@ -51,6 +51,8 @@ class Sdk(NamedTuple):
     column: Any
     row: Any
     embedding: Any
+    gather: Any
+    group: Any
 
 
 def load_sdk() -> Sdk:
@@ -62,6 +64,8 @@ def load_sdk() -> Sdk:
         import_module("torch_neuronx")
         nxd = import_module("neuronx_distributed")
         layers = import_module("neuronx_distributed.parallel_layers.layers")
+        mappings = import_module("neuronx_distributed.parallel_layers.mappings")
+        groups = import_module("neuronx_distributed.parallel_layers.parallel_state")
         utilities = import_module("neuronx_distributed.utils.model_utils")
     except ImportError as error:
         raise MissingExtra(
@@ -75,6 +79,8 @@ def load_sdk() -> Sdk:
         layers.ColumnParallelLinear,
         layers.RowParallelLinear,
         layers.ParallelEmbedding,
+        mappings.gather_from_tensor_model_parallel_region_with_dim,
+        groups.get_tensor_model_parallel_group,
     )
 
 
