@@ -11,7 +11,7 @@ from inference.artifact import Bucket, FusedPart
 from inference.errors import InvalidRequest
 from inference.sampling import CANDIDATES
 
-TARGETS = ("cpu", "trn1", "inf2", "trn2")
+TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 SAMPLINGS = ("both", "greedy", "sampled")
 """Which graphs for trees are built."""

@@ -14,7 +14,9 @@ from compile.plan.memory import footprint
 from compile.request import BuildCheckpoint
 from compile.spec import CompileSpec
 from compile.store import open_store
+from inference.backends.neuron_sdk import NATIVE
 from inference.cache_directory import cache_directory
+from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from compile.build.build import Builder
@@ -25,6 +27,8 @@ _COMPILER = 2 << 30
 
 def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint) -> Builder:
     """The builder for the spec. For CPU it builds graphs in several processes where they fit."""
+    if spec.target in NATIVE:
+        return _native_builder(options, spec, checkpoint)
     if spec.target != "cpu":
         return _neuron_builder(options, spec, checkpoint)
     made_of = (spec, checkpoint.directory, checkpoint.vocabulary)
@@ -47,6 +51,21 @@ def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildChec
 
     draft = draft_directory(options)
     return InProcesses(partial(FusedCpuBuilder, *made_of, draft), workers, quiet=quiet)
+
+
+def _native_builder(
+    options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint
+) -> Builder:
+    from compile.build.torch_neuron_builder import TorchNeuronBuilder
+    from inference.backends.torch_neuron_sdk import check_native
+
+    if options.graph_store is not None:
+        raise InvalidRequest(
+            f"--graph_store is for trn1 and inf2: an artefact for {spec.target} holds its compiled "
+            "graphs, --push puts them into a store with it"
+        )
+    versions = check_native(spec.target)
+    return TorchNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, versions=versions)
 
 
 def _neuron_builder(

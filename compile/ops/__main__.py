@@ -13,6 +13,7 @@ from compile.ops.op_work import instructions
 from compile.ops.pass_time import COSTS, pass_work
 from compile.ops.rank_graph import record_bucket
 from compile.ops.rules import broken, live_bytes
+from compile.ops.torch_neuron_rules import rules_of
 from compile.plan.memory import gib
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _asked(options: CompileOptions) -> tuple[ModelConfig, CompileSpec]:
     if options.device == "cpu":
         raise InvalidRequest(
-            "--target is needed: trn1, inf2 or trn2, whose rules and rates are known"
+            "--target is needed: trn1, inf2, trn2 or trn3, whose rules and rates are known"
         )
     checkpoint = find_checkpoint(options)
     return checkpoint.config, make_request(options, checkpoint).spec
@@ -51,7 +52,7 @@ def _rules(config: ModelConfig, spec: CompileSpec) -> int:
     count = 0
     for bucket in spec.graphs:
         recording = record_bucket(config, spec, bucket)
-        violations = broken(recording)
+        violations = broken(recording, rules_of(spec.target))
         count += len(violations)
         held, at = live_bytes(recording)
         made = sum(instructions(op) for op in recording.ops)

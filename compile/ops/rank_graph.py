@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from compile.build.parallel import parallel_config, parallel_layers
 from compile.ops.recording import Recording, record
+from compile.ops.torch_neuron_rules import record_native
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.backends.neuron_sdk import Sdk
+from inference.backends.neuron_sdk import NATIVE, Sdk
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
@@ -50,6 +51,8 @@ def record_bucket(
 
     draft: the model that drafts in the graph (default: that of the spec, where it has one)
     """
+    if spec.target in NATIVE:
+        return record_native(config, spec, bucket)
     if draft is None and spec.fused is not None:
         draft = parse_config(spec.fused.config)
     with torch.device("meta"):

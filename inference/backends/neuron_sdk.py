@@ -23,6 +23,9 @@ DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 """On EC2 this file holds the instance type."""
 
+NATIVE = ("trn2", "trn3")
+"""Targets that the native device serves (torch_neuron_sdk.py). The others are PyTorch/XLA's."""
+
 _OLDEST, _NEWEST = 28, 31
 _TRANSFORMERS = "transformers>=4.51,<5"
 _INSTALL = (
@@ -189,9 +192,9 @@ def instance_family() -> str | None:
 def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> int:
     """Return the physical cores of one logical core: 1 before trn2, else 2 unless the user sets it.
 
-    Raises InvalidRequest for a setting that trn2 does not take.
+    Raises InvalidRequest for a setting that does not exist.
     """
-    if target != "trn2":
+    if target not in ("trn2", "trn3"):
         return 1
     stated = (
         environment.get("NEURON_LOGICAL_NC_CONFIG")
@@ -199,7 +202,7 @@ def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> i
         or "2"
     )
     if stated not in ("1", "2"):
-        raise InvalidRequest(f"NEURON_LOGICAL_NC_CONFIG is {stated!r}: trn2 takes 1 or 2")
+        raise InvalidRequest(f"NEURON_LOGICAL_NC_CONFIG is {stated!r}: {target} takes 1 or 2")
     return int(stated)
 
 
