@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Served = TypeVar("Served", bound=TargetOptions)
 _DECIDED = ("model", "target_model", "dtype")
 _CORES = {"trn1": 2, "inf2": 2, "trn2": 4, "trn3": 4}
-"""Cores of the smallest instance of a family, of a chip of trn3. They share the model unless an artefact says
-otherwise.
+"""Cores of the smallest instance of a family, or of one chip of trn3. They share the model unless
+an artefact says otherwise.
 """
 
 
@@ -127,8 +127,8 @@ def with_neuron_artifact(options: Served) -> Served:
     target = instance_family() if has_device() else None
     if target not in _CORES:
         raise InvalidRequest(
-            "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with python "
-            "-m compile, then --artifact DIR"
+            "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
+            "python -m compile, then --artifact DIR"
         )
     asked = CompileOptions(
         model=options.target_name,

@@ -168,6 +168,6 @@ def _failed(name: str, error: RuntimeError) -> BadArtifact:
     lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
     return BadArtifact(
         f"graph {name} could not be compiled: {lines[0]}. "
-        "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 keeps the compiler's files in "
-        "/tmp/neuron_backend"
+        "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 keeps the compiler's files where "
+        "TORCH_NEURONX_DEBUG_DIR says"
     )

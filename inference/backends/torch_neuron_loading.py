@@ -77,4 +77,3 @@ def load_torch_neuron(
 def compiled_files(graphs: Path) -> set[Path]:
     """The compiled graphs in an artefact."""
     return {path for path in graphs.rglob("*") if path.is_file()}
-

@@ -134,7 +134,9 @@ class Ranks:
 def _started(plan: RankPlan, rank: int, meeting: Path, cores: list[int]) -> _Rank:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, plan, rank, meeting), daemon=True)
+    process = context.Process(
+        target=_serve, args=(theirs, plan, rank, meeting), name=f"rank {rank}", daemon=True
+    )
     with _environment(rank_environment(rank, cores)):
         process.start()
     theirs.close()  # so that the end of the process ends our waiting

@@ -110,9 +110,7 @@ def check_same_versions(built: Mapping[str, str], here: Mapping[str, str]) -> No
             )
 
 
-def configure(
-    graphs: Path, flags: str, environment: MutableMapping[str, str] = os.environ
-) -> None:
+def configure(graphs: Path, flags: str, environment: MutableMapping[str, str] = os.environ) -> None:
     """Tell TorchNeuron where compiled graphs are kept and how to compile. It reads this once, when
     it compiles first.
 

@@ -27,9 +27,7 @@ class _PlainArgmax(TorchFunctionMode):
     does not take. The PyTorch/XLA packages replace argmax by a call of their own.
     """
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (torch.argmax, torch.Tensor.argmax):
             return func(*args, **(kwargs or {}))
         scores, axis = args

@@ -3,12 +3,16 @@ refuses what the real one refuses, or computes slowly or wrongly.
 
 Stated by AWS's documents: shapes are static, nothing falls back, and inputs that a graph writes
 stay where they are. Found in its source: index_copy becomes a scatter of single numbers, and argmax
-a reduction of values with their places. One counter a process tells how often it compiled.
+a reduction of values with their places. As the real one it keeps what it compiled in the directory
+that TORCH_NEURONX_NEFF_CACHE_DIR names, by a hash of the program.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,5 +53,16 @@ def _checked(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., An
         made = node.meta.get("val")
         if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
             raise RuntimeError(f"{name} makes float64")
+    _keep(graph)
     boxed: Callable[..., Any] = torch._functorch.aot_autograd.make_boxed_func(graph.forward)
     return boxed
+
+
+def _keep(graph: fx.GraphModule) -> None:
+    """Leave a file for this program, unless there is one."""
+    kept = Path(os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"])
+    described = [graph.code, *(str(node.meta.get("val")) for node in graph.graph.nodes)]
+    digest = hashlib.sha256("".join(described).encode()).hexdigest()
+    path = kept / digest[:2] / f"{digest}.neff"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
