@@ -2,7 +2,7 @@
 
 No other module imports them, and nothing is imported before versions are checked. Two unrelated
 packages are called torch-neuronx. Up to 2.9 it is PyTorch/XLA, which is meant here. From 2.13 on it
-is a native device for trn2 and trn3 with another interface. Not yet run on hardware.
+is a native device for trn2 and trn3 (torch_neuron_sdk.py). Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ _PLACEHOLDERS = (
     "without that index pip finds placeholders of the same names, which install and do not work"
 )
 _WHICH = (
-    f"Outrider uses the PyTorch/XLA packages of Neuron SDK 2.{_OLDEST} to 2.{_NEWEST}, for trn1, "
-    "inf2 and trn2 alike; "
-    f"2.{_NEWEST} is the last SDK that has them: {_INSTALL}"
+    f"For trn1 and inf2 Outrider uses the PyTorch/XLA packages of Neuron SDK 2.{_OLDEST} to "
+    f"2.{_NEWEST}; 2.{_NEWEST} is the last SDK that has them: {_INSTALL}"
 )
 
 

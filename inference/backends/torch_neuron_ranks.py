@@ -58,14 +58,18 @@ class Ranks:
     """
 
     def __init__(self, plan: RankPlan, lost: Lost | None = None) -> None:
-        self._closing = threading.Event()
-        cores = cores_of(plan.ranks)
+        self._closing, self._ended = threading.Event(), ""
+        cores, waited = cores_of(plan.ranks), set(range(plan.ranks))
         with tempfile.TemporaryDirectory(prefix="outrider-ranks-") as folder:
             meeting = Path(folder) / "meeting"
             self._ranks = [_started(plan, rank, meeting, cores) for rank in range(plan.ranks)]
             atexit.register(self.close)  # before multiprocessing ends them, which were a loss
-            for rank in range(plan.ranks):
-                self._answer(rank)
+            try:
+                while waited:
+                    waited.discard(self._next()[0])
+            except BaseException:
+                self.close()
+                raise
         if lost is not None:
             threading.Thread(target=self._watch, args=(lost,), daemon=True).start()
 
@@ -81,9 +85,9 @@ class Ranks:
                 rank.calls.send((graph, arrays))
             except OSError as error:
                 raise Unavailable(self._why()) from error
-        answer = self._answer(0)
-        assert answer is not None, "a loaded rank answers with what it chose"
-        return torch.from_numpy(answer)
+        _, chosen = self._next()
+        assert chosen is not None, "a loaded rank 0 answers with what it chose"
+        return torch.from_numpy(chosen)
 
     def close(self) -> None:
         """Let the ranks end. Idempotent."""
@@ -94,41 +98,44 @@ class Ranks:
         for rank in self._ranks:
             rank.calls.close()
         for rank in self._ranks:
-            rank.process.join(_LEAVING)
+            rank.process.join(_LEAVING / len(self._ranks))
             rank.process.kill()
 
-    def _answer(self, expected: int) -> NDArray[np.int32] | None:
-        """Wait for a rank's answer. Raise what any rank failed with, or Unavailable."""
-        while True:
-            came = wait([rank.calls for rank in self._ranks if not rank.calls.closed])
-            for rank in self._ranks:
-                if rank.calls not in came:
-                    continue
-                try:
-                    answer: _Answer = rank.calls.recv()
-                except (EOFError, OSError) as error:
-                    raise Unavailable(self._why()) from error
-                if isinstance(answer, Exception):
-                    raise answer
-                if rank is self._ranks[expected]:
-                    return answer
+    def _next(self) -> tuple[int, NDArray[np.int32] | None]:
+        """Wait for an answer: of which rank, and what. Raise what a rank failed with, or
+        Unavailable where one has ended.
+        """
+        came = wait([rank.calls for rank in self._ranks])[0]
+        number = next(n for n, rank in enumerate(self._ranks) if rank.calls is came)
+        try:
+            answer: _Answer = self._ranks[number].calls.recv()
+        except (EOFError, OSError) as error:
+            raise Unavailable(self._why()) from error
+        if isinstance(answer, Exception):
+            raise answer
+        return number, answer
 
     def _watch(self, lost: Lost) -> None:
-        """Wait for the end of any rank."""
+        """Wait for the end of any rank, and end the others, which may wait for it forever."""
         wait([rank.process.sentinel for rank in self._ranks])
-        if not self._closing.is_set():
-            lost(self._why())
+        if self._closing.is_set():
+            return
+        why = self._why()
+        for rank in self._ranks:
+            rank.process.kill()
+        lost(why)
 
     def _why(self) -> str:
-        """Which rank ended."""
-        for number, rank in enumerate(self._ranks):
-            rank.process.join(_LEAVING / len(self._ranks))
-            if rank.process.exitcode is not None:
-                return (
-                    f"rank {number} of the target ended (exit code {rank.process.exitcode}), and "
-                    "the others cannot go on without it; its own message is above"
-                )
-        return "the ranks of the target were let go"
+        """Which rank ended first. It may be about to end."""
+        ended = wait([rank.process.sentinel for rank in self._ranks], _LEAVING)
+        gone = [number for number, rank in enumerate(self._ranks) if rank.process.sentinel in ended]
+        if gone and not self._ended:
+            code = self._ranks[gone[0]].process.exitcode
+            self._ended = (
+                f"rank {gone[0]} of the target ended (exit code {code}), and the others cannot go "
+                "on without it; its own message is above"
+            )
+        return self._ended or "the ranks of the target were let go"
 
 
 def _started(plan: RankPlan, rank: int, meeting: Path, cores: list[int]) -> _Rank:

@@ -10,7 +10,7 @@ Tiny real models
     models: checkpoints of each family
     pairs, drafts: random targets, and drafts that nearly agree
     fused_models, fused_cases, buckets: graphs, and inputs for them
-    artifacts, neuron_artifacts: built ones
+    artifacts, neuron_artifacts, native_targets: built ones
 
 Oracles
     growths: random trees under construction
@@ -22,6 +22,7 @@ Oracles
 Stand-ins
     clock
     fake_neuron, fake_nxd, fake_ranks, neuron_signatures: AWS's packages on the CPU
+    strict_torch_neuron: the compiler of native PyTorch on trn2 and trn3
     fake_tnx: transformers-neuronx
     fake_recorder: CUDA's recordings
     terminal: a screen without anybody before it
