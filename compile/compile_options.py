@@ -8,8 +8,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_positive, check_target
-from inference.backends.neuron_sdk import NATIVE
+from compile.spec import DTYPES, NATIVE, SAMPLINGS, TARGETS, check_positive, check_target
 from inference.command import USAGE, Parser, add_flags, add_gone, option
 from inference.errors import InvalidRequest
 from inference.tree_shape import Branches

@@ -12,9 +12,8 @@ from compile.compile_options import CompileOptions
 from compile.plan.draft import draft_directory
 from compile.plan.memory import footprint
 from compile.request import BuildCheckpoint
-from compile.spec import CompileSpec
+from compile.spec import NATIVE, CompileSpec
 from compile.store import open_store
-from inference.backends.neuron_sdk import NATIVE
 from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
 

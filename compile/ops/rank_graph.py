@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from compile.build.parallel import parallel_config, parallel_layers
 from compile.ops.recording import Recording, record
 from compile.ops.torch_neuron_rules import record_native
-from compile.spec import CompileSpec
+from compile.spec import NATIVE, CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.backends.neuron_sdk import NATIVE, Sdk
+from inference.backends.neuron_sdk import Sdk
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder

@@ -16,9 +16,8 @@ from torch import Tensor
 from compile.build.parallel import parallel_config
 from compile.ops.recording import WRITES, Op, Recording, record
 from compile.ops.rules import RULES, Graph, Rule
-from compile.spec import CompileSpec
+from compile.spec import NATIVE, CompileSpec
 from inference.artifact import Bucket
-from inference.backends.neuron_sdk import NATIVE
 from inference.backends.torch_neuron import own_config
 from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig

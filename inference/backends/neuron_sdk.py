@@ -23,9 +23,6 @@ DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 """On EC2 this file holds the instance type."""
 
-NATIVE = ("trn2", "trn3")
-"""Targets that the native device serves (torch_neuron_sdk.py). The others are PyTorch/XLA's."""
-
 _OLDEST, _NEWEST = 28, 31
 _TRANSFORMERS = "transformers>=4.51,<5"
 _INSTALL = (

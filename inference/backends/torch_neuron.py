@@ -42,7 +42,7 @@ def rank_weights(rank: int) -> str:
     return f"{DEALT}/rank{rank}.safetensors"
 
 
-class Sizes(Protocol):
+class TargetSizes(Protocol):
     """What a spec and a manifest both say of a target."""
 
     @property
@@ -65,7 +65,7 @@ class RankPlan(NamedTuple):
     """What every rank of a target must know to make its part of it. It can be sent to a process."""
 
     directory: Path  # of the artefact
-    target: Sizes
+    target: TargetSizes
     machine: Machine
 
     @property
