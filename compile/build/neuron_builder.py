@@ -25,7 +25,12 @@ from compile.build.free_memory import processors, workers_within
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
 from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
-from compile.build.parallel import parallel_config, parallel_layers, parallel_tensors
+from compile.build.parallel import (
+    cast_weights,
+    parallel_config,
+    parallel_layers,
+    parallel_tensors,
+)
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
@@ -68,7 +73,7 @@ class NeuronBuilder:
         self.target, self._tools = spec.target, Toolchain(spec)
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
         self._config = read_config(checkpoint_directory)
-        self._dealt = parallel_config(self._config, spec.tensor_parallel)
+        self._dealt = parallel_config(self._config, spec.tensor_parallel, vocabulary)
         self._dtype = DTYPES[spec.dtype]
         self._cache = cache or NeffCache(cache_directory("neuron_graphs"))
         self.workers = workers or workers_within(max(1, processors() // 2), _COMPILER)
@@ -179,7 +184,9 @@ class NeuronBuilder:
             dtype=self._dtype,
             device=device,
         )
-        tensors = parallel_tensors(whole.named_parameters(), config, self._spec.tensor_parallel)
+        tensors = parallel_tensors(
+            whole.named_parameters(), config, self._spec.tensor_parallel, self._vocabulary
+        )
         tensors |= {"cos": whole.cos, "sin": whole.sin}
         return {f"{name}.{key}": tensor.detach() for key, tensor in tensors.items()}
 
@@ -204,10 +211,9 @@ class NeuronBuilder:
             dealt,
             self._spec.sequence_length,
             self._vocabulary,
-            parallel_layers(self._tools.sdk, self._dtype),
+            parallel_layers(self._tools.sdk, self._dtype, self._spec.tensor_parallel),
         )
-        for parameter in decoder.parameters():
-            parameter.data = parameter.data.to(self._dtype)
+        cast_weights(decoder, self._dtype)
         for name in (
             "cos",
             "sin",

@@ -40,7 +40,7 @@ class FusedNeuronBuilder(NeuronBuilder):
             raise InvalidRequest("a builder for fused graphs was given a spec without a draft")
         self._shape, self._draft_checkpoint = spec.fused.shape, draft_directory
         self._draft_config = read_config(draft_directory)
-        self._draft_dealt = parallel_config(self._draft_config, spec.tensor_parallel)
+        self._draft_dealt = parallel_config(self._draft_config, spec.tensor_parallel, vocabulary)
 
     def _weights(self) -> dict[str, Tensor]:
         return super()._weights() | self._weights_of(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.build.parallel import parallel_config, parallel_layers
+from compile.build.parallel import cast_weights, parallel_config, parallel_layers
 from compile.ops.recording import Recording, record
 from compile.ops.torch_neuron_rules import record_native
 from compile.spec import NATIVE, CompileSpec
@@ -27,15 +27,17 @@ def _all_reduce(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def _all_gather(x: Tensor, ranks: int) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] * ranks))
+def _all_gather(x: Tensor, ranks: int, axis: int = -1) -> Tensor:
+    shape = list(x.shape)
+    shape[axis] *= ranks
+    return x.new_empty(shape)
 
 
 def _named() -> Any:
     """The collectives as operations of torch, on the meta device."""
     library: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
     library.define("all_reduce(Tensor x) -> Tensor")
-    library.define("all_gather(Tensor x, int ranks) -> Tensor")
+    library.define("all_gather(Tensor x, int ranks, int axis=-1) -> Tensor")
     library.impl("all_reduce", _all_reduce, "Meta")
     library.impl("all_gather", _all_gather, "Meta")
     return library
@@ -80,29 +82,28 @@ def _graph(
 def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:
     ranks, dtype = spec.tensor_parallel, getattr(torch, spec.dtype)
     decoder = Decoder(
-        parallel_config(config, ranks),
+        parallel_config(config, ranks, spec.vocabulary),
         spec.sequence_length,
         spec.vocabulary,
-        parallel_layers(_meta_sdk(ranks), dtype),
+        parallel_layers(_meta_sdk(ranks), dtype, ranks),
     )
-    for parameter in decoder.parameters():
-        parameter.data = parameter.data.to(dtype)
+    cast_weights(decoder, dtype)
     return decoder.to("meta")
 
 
 def _cache(config: ModelConfig, spec: CompileSpec) -> KeysValues:
-    dealt = parallel_config(config, spec.tensor_parallel)
+    dealt = parallel_config(config, spec.tensor_parallel, spec.vocabulary)
     own = replace(dealt, kv_heads=dealt.kv_heads // spec.tensor_parallel)
     return empty_cache(own, spec.rows, spec.capacity, getattr(torch, spec.dtype), "meta")
 
 
 def _meta_sdk(ranks: int) -> Sdk:
     """One rank's share of each parallel layer, with collectives in the places where NxD has them:
-    sums in float32, and gathers along the last axis.
+    sums in float32, and gathers along one axis.
     """
 
-    def gathered(x: Tensor) -> Tensor:
-        return torch.ops.outrider.all_gather(x, ranks) if ranks > 1 else x
+    def gathered(x: Tensor, axis: int = -1) -> Tensor:
+        return torch.ops.outrider.all_gather(x, ranks, axis) if ranks > 1 else x
 
     class Column(nn.Linear):
         def __init__(
@@ -131,4 +132,4 @@ def _meta_sdk(ranks: int) -> Sdk:
         def forward(self, ids: Tensor) -> Tensor:
             return gathered(super().forward(ids))
 
-    return Sdk(None, None, None, None, None, Column, Row, Embedding)
+    return Sdk(None, None, None, None, None, Column, Row, Embedding, gathered)

@@ -51,6 +51,7 @@ class Sdk(NamedTuple):
     column: Any
     row: Any
     embedding: Any
+    gather: Any
 
 
 def load_sdk() -> Sdk:
@@ -62,6 +63,7 @@ def load_sdk() -> Sdk:
         import_module("torch_neuronx")
         nxd = import_module("neuronx_distributed")
         layers = import_module("neuronx_distributed.parallel_layers.layers")
+        mappings = import_module("neuronx_distributed.parallel_layers.mappings")
         utilities = import_module("neuronx_distributed.utils.model_utils")
     except ImportError as error:
         raise MissingExtra(
@@ -76,6 +78,7 @@ def load_sdk() -> Sdk:
         layers.ColumnParallelLinear,
         layers.RowParallelLinear,
         layers.ParallelEmbedding,
+        mappings.gather_from_tensor_model_parallel_region_with_dim,
     )
 
 

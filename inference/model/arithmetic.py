@@ -17,6 +17,12 @@ from inference.model.noise import noise, noise_in_limbs
 WIDEST = 16_384
 """Scores of a row that the engines can search for the greatest at once."""
 
+_LANES = 128
+"""Rows that the engines search at once."""
+
+_NARROW = 1024
+"""Scores of a row that are not worth a further cut."""
+
 LOWEST = -1e30
 """Less than any score. Finite, because accelerators fail on infinities."""
 
@@ -45,7 +51,8 @@ def top_in_stages(
 ) -> tuple[Tensor, Tensor]:  # [..., N] -> [..., k], [..., k]
     """Compute top() from two-dimensional searches of at most `widest` scores each.
 
-    Rows are cut into pieces, and the best of each piece are searched again. widest: 2 k at least
+    Rows are cut into pieces, one for each lane while pieces are far wider than k, and the best of
+    all pieces are searched again. widest: 2 k at least
     """
     shape, rows = scores.shape[:-1], scores.reshape(-1, scores.shape[-1])
     best, ids = _top_of_rows(rows, k, widest)
@@ -54,14 +61,14 @@ def top_in_stages(
 
 def _top_of_rows(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
     count, width = rows.shape
-    if width <= widest:
+    pieces = max(-(-width // widest), min(_LANES // count, width // max(4 * k, _NARROW)))
+    if pieces <= 1:
         return top(rows, k)
-    pieces = -(-width // widest)
     size = -(-width // pieces)
     if pieces * size > width:
         missing = torch.full_like(rows[:, : pieces * size - width], LOWEST)
         rows = torch.cat((rows, missing), 1)
-    best, ids = top(rows.view(count * pieces, size), k)
+    best, ids = top(rows.reshape(count * pieces, size), k)
     first = torch.arange(0, pieces * size, size, dtype=torch.int32, device=rows.device)
     ids = (ids.view(count, pieces, k) + first[:, None]).view(count, pieces * k)
     best, places = _top_of_rows(best.view(count, pieces * k), k, widest)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from inference.model.cache import KeysValues, read_rows
 from inference.model.config import ModelConfig
+from inference.model.vocabulary import WHOLE_VOCABULARY, Share
 
 MASKED = -1e30
 """Attention score of a key that a node does not see. Finite, because accelerators fail on
@@ -86,8 +87,11 @@ class Layers(NamedTuple):
     row: Callable[[int, int, bool], nn.Linear] = nn.Linear
     # (ids, size): each rank has the whole result
     embedding: Callable[[int, int], nn.Embedding] = nn.Embedding
-    # (inputs, outputs, bias): called with states and the vocabulary
+    # (inputs, outputs, bias): called with states and the vocabulary; each rank has its share's ids
     head: Callable[[int, int, bool], nn.Linear] = Head
+    share: Share = WHOLE_VOCABULARY
+    # (outputs): its float32 weight [V, 1] numbers this rank's ids; None where a rank has all
+    ids: Callable[[int], nn.Linear] | None = None
 
 
 WHOLE = Layers()
@@ -243,6 +247,8 @@ class Decoder(nn.Module):
         self.model = Stack(config, layers)
         if not config.tied:
             self.lm_head = layers.head(config.hidden_size, config.vocab_size, False)
+        self.share = layers.share
+        self.ids = None if layers.ids is None else layers.ids(config.vocab_size)
         with torch.device("cpu"):  # also when the parameters are laid out on the meta device
             angles = (
                 torch.arange(positions, dtype=torch.float32)[:, None]
@@ -295,11 +301,19 @@ class Decoder(nn.Module):
         )
         return Hidden(self.model.norm(picked), KeysValues(tuple(new_keys), tuple(new_values)))
 
-    def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
-        """Apply the head, for the tokenizer's ids only. The result is cast to float32, the
-        weights are not.
+    def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, V] float32
+        """Apply the head, for the tokenizer's ids only: those of this rank's share. The result is
+        cast to float32, the weights are not.
         """
         if self.config.tied:
             return F.linear(states, self.model.embed_tokens.weight[: self.vocabulary]).float()
-        logits: Tensor = self.lm_head(states, self.vocabulary)
-        return logits.float()
+        logits: Tensor = self.lm_head(states, self.vocabulary).float()
+        if self.ids is None or self.config.vocab_size == self.vocabulary:
+            return logits
+        return torch.where(self.ids.weight[:, 0] < self.vocabulary, logits, MASKED)
+
+    def token_ids(self) -> Tensor:  # [V] int32
+        """Return the ids of this rank's share, in the order of logits()."""
+        if self.ids is None:
+            return torch.arange(self.vocabulary, dtype=torch.int32, device=self.cos.device)
+        return self.ids.weight[:, 0].to(torch.int32)

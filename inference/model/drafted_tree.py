@@ -45,16 +45,15 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(
-        cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, by: Arithmetic
+        cls, sampling: Sampling | None, seen: Seen, shape: Branches, ids: Tensor, by: Arithmetic
     ) -> Draws | None:
-        """Return the draws of trees whose roots are the first nodes; None where every row is
-        greedy.
+        """Return the draws among these ids [V] for trees whose roots are the first nodes; None
+        where every row is greedy.
         """
         if sampling is None:
             return None
         return cls(
-            sampling,
-            noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, by),
+            sampling, noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, ids, by)
         )
 
     def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
@@ -91,9 +90,11 @@ def draft_tree(
         out: Hidden = draft(level, rows, *near, None, cache, new)
         logits = draft.logits(out.states[:, -wide:])
         ids = (
-            guess_greedy(logits, branch, by)
+            guess_greedy(logits, branch, by, draft.share)
             if draws is None
-            else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch, by)
+            else guess_drawn(
+                logits, draws.sampling, draws.below(depth, wide), branch, by, draft.share
+            )
         )
         new = out.new if new is None else new.followed_by(out.new)
         level, first = ids.flatten(1), last

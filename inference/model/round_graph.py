@@ -25,7 +25,7 @@ from inference.model.sampler import (
     Sampling,
     choose_drawn,
     choose_greedy,
-    choose_mixed,
+    shared_noise,
 )
 from inference.model.verify_graph import example_inputs, sampling_of
 from inference.tree_shape import Branches
@@ -71,18 +71,18 @@ class _Fused(CachedGraph):
         entry: [B, 2] int32, a token that the draft has not seen yet (or padding), then the root
         """
         by = self.arithmetic
-        draws = Draws.of(sampling, target.seen, self.shape, self.decoder.vocabulary, by)
+        draws = Draws.of(sampling, target.seen, self.shape, self.decoder.token_ids(), by)
         past = self.cache(DRAFT)
         tokens, drafted = draft_tree(self.draft, self.shape, entry, draft, past, draws, by)
         out: Hidden = self.decoder(tokens, target.rows, *target.seen, None, self.cache())
         logits = self.decoder.logits(out.states)
         if draws is None:
-            chosen = choose_greedy(logits)
+            chosen = choose_greedy(logits, self.decoder.share)
         else:
             drawn = torch.cat(
                 [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
             )
-            chosen = choose_drawn(logits, draws.sampling, drawn, by)
+            chosen = choose_drawn(logits, draws.sampling, drawn, by, self.decoder.share)
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
@@ -206,11 +206,11 @@ class StatefulRoundGraph(_Fused):
         rows, seen = part.at
         out: Hidden = model(part.tokens, rows, *seen, part.pick, self.cache(which))
         logits = model.logits(out.states)
-        chosen = (
-            choose_greedy(logits)
-            if sampling is None or after is None
-            else choose_mixed(logits, sampling, after, self.levels, self.arithmetic)
-        )
+        if sampling is None or after is None:
+            chosen = choose_greedy(logits, model.share)
+        else:
+            drawn = shared_noise(sampling, after, self.levels, model.token_ids(), self.arithmetic)
+            chosen = choose_drawn(logits, sampling, drawn, self.arithmetic, model.share)
         self.write(rows, part.slots, out.new, which)
         self._touch(DRAFT if which == "" else "", rows[:1])
         return chosen

@@ -19,7 +19,7 @@ from inference.artifact import Bucket
 from inference.model.arithmetic import ENGINES, HOST
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
-from inference.model.sampler import Sampling, choose_greedy, choose_mixed
+from inference.model.sampler import Sampling, choose_drawn, choose_greedy, shared_noise
 
 _Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """Tokens, rows, positions, context mask, tree mask and pick, in this order."""
@@ -45,8 +45,10 @@ class _Graph(CachedGraph):
         )
         logits = self.decoder.logits(out.states)
         if sampling is None or after is None:
-            return choose_greedy(logits), out.new
-        return choose_mixed(logits, sampling, after, self.levels, self.arithmetic), out.new
+            return choose_greedy(logits, self.decoder.share), out.new
+        ids, share = self.decoder.token_ids(), self.decoder.share
+        drawn = shared_noise(sampling, after, self.levels, ids, self.arithmetic)
+        return choose_drawn(logits, sampling, drawn, self.arithmetic, share), out.new
 
 
 def sampling_of(

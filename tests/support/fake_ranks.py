@@ -225,6 +225,14 @@ class ParallelEmbedding(_Parallel):
         return torch.cat(self.group.exchange(F.embedding(input_, self.weight)), -1)
 
 
+def gather_from_tensor_model_parallel_region_with_dim(
+    input_: Tensor, gather_dim: int, process_group: Any = None
+) -> Tensor:
+    running = getattr(_here, "rank", None) is not None
+    group: Group = _here.group if running else current_group()
+    return torch.cat(group.exchange(input_), gather_dim)
+
+
 @contextmanager
 def init_on_device(
     device: torch.device, include_buffers: bool = False, force_custom_init_on_device: bool = False

@@ -340,7 +340,7 @@ def test_bfloat16_weights_of_every_rank_are_bfloat16(
 def test_what_cannot_be_dealt_out_evenly_is_refused(changes: dict[str, int]) -> None:
     config = parse_config(TINY | {"num_attention_heads": 6, "hidden_size": 24} | changes)
     with pytest.raises(InvalidRequest, match="--tensor_parallel 2"):
-        parallel_config(config, 2)
+        parallel_config(config, 2, config.vocab_size)
 
 
 def test_a_copied_row_has_every_bit_of_its_source_on_every_rank_and_other_rows_stay(
