@@ -56,7 +56,7 @@ class TorchNeuronBuilder:
         self.target, self._spec, self._checkpoint = spec.target, spec, checkpoint_directory
         self._vocabulary, self._versions, self._machine = vocabulary, versions, machine
         self._config = read_config(checkpoint_directory)
-        self._dealt = parallel_config(self._config, spec.tensor_parallel)
+        self._dealt = parallel_config(self._config, spec.tensor_parallel, vocabulary)
         self._ranks: Ranks | None = None
 
     def prepare(self, directory: Path) -> list[str]:
@@ -69,7 +69,7 @@ class TorchNeuronBuilder:
             device=torch.device("cpu"),
         )
         ranks = self._spec.tensor_parallel
-        tensors = parallel_tensors(whole.named_parameters(), self._config, ranks)
+        tensors = parallel_tensors(whole.named_parameters(), self._config, ranks, self._vocabulary)
         for rank in range(ranks):  # one at a time: a rank's share is let go before the next is cut
             share = {name: cut(name, tensor, rank, ranks) for name, tensor in tensors.items()}
             save_file(share, directory / rank_weights(rank))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compile.build.parallel import parallel_config
+from compile.build.parallel import cast_weights, parallel_config
 from compile.ops.recording import WRITES, Op, Recording, record
 from compile.ops.rules import RULES, Graph, Rule
 from compile.spec import NATIVE, CompileSpec
@@ -22,7 +22,7 @@ from inference.backends.torch_neuron import own_config
 from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder
-from inference.model.torch_neuron_graph import Collectives, InPlaceGraph, rank_layers
+from inference.model.torch_neuron_graph import ALONE, Collectives, InPlaceGraph, rank_layers
 from inference.model.verify_graph import example_inputs
 
 
@@ -52,12 +52,11 @@ def record_native(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Rec
 def native_graph(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> InPlaceGraph:
     """One rank's graph on the meta device."""
     ranks, dtype = spec.tensor_parallel, getattr(torch, spec.dtype)
-    dealt = parallel_config(config, ranks)
-    among = None if ranks == 1 else _named_collectives(ranks)
+    dealt = parallel_config(config, ranks, spec.vocabulary)
+    among = ALONE if ranks == 1 else _named_collectives(ranks)
     with torch.device("meta"):
         decoder = Decoder(dealt, spec.sequence_length, spec.vocabulary, rank_layers(among))
-    for parameter in decoder.parameters():
-        parameter.data = parameter.data.to(dtype)
+    cast_weights(decoder, dtype)
     cache = empty_cache(own_config(dealt, ranks), spec.rows, spec.capacity, dtype, "meta")
     return InPlaceGraph(decoder.to("meta"), cache, bucket.levels).requires_grad_(False).eval()
 

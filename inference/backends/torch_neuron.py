@@ -25,7 +25,12 @@ from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
-from inference.model.torch_neuron_graph import InPlaceGraph, functional_collectives, rank_layers
+from inference.model.torch_neuron_graph import (
+    ALONE,
+    InPlaceGraph,
+    functional_collectives,
+    rank_layers,
+)
 
 GRAPHS = "graphs/compiled"
 """Directory of the compiled graphs in an artefact, in TorchNeuron's own layout."""
@@ -94,7 +99,7 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path) -> RankProgram:
 
     Raises BadArtifact where weights do not fit.
     """
-    among = None
+    among = ALONE
     if plan.ranks > 1:
         _join(plan, rank, meeting)
         among = functional_collectives(plan.ranks)

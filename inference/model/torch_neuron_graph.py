@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from inference.model.cache import KeysValues, places_of
-from inference.model.decoder import WHOLE, Layers
+from inference.model.decoder import Layers
 from inference.model.verify_graph import StatefulGraph
+from inference.model.vocabulary import Share
 
 
 class _PlainArgmax(TorchFunctionMode):
@@ -72,6 +73,14 @@ class Collectives(NamedTuple):
     """All ranks' tensors, one after the other along the first axis."""
 
 
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+ALONE = Collectives(1, _same, _same)
+"""Of a rank that has no others."""
+
+
 def functional_collectives(ranks: int) -> Collectives:
     """Collectives of torch.distributed's default group, as torch.compile can trace them."""
     group = torch.distributed.group.WORLD
@@ -82,21 +91,13 @@ def functional_collectives(ranks: int) -> Collectives:
     )
 
 
-def rank_layers(among: Collectives | None) -> Layers:
+def rank_layers(among: Collectives) -> Layers:
     """One rank's share of each layer, for a Decoder whose config is dealt out evenly.
 
-    Embeddings are cut along their width, since a program that is the same on all ranks does not
-    know which ids its rank has. Sums over ranks are in float32.
-
-    among: None for one rank, which has all of it
+    All ranks run one program, which does not know its rank: embeddings are cut along their width,
+    and a weight numbers the ids that a rank's part of the head has. Sums are in float32.
     """
-    if among is None:
-        return WHOLE
     ranks = among.ranks
-
-    def gathered(x: Tensor) -> Tensor:  # [B, n, W / ranks] -> [B, n, W]
-        parts = among.joined(x).view(ranks, *x.shape)
-        return parts.permute(1, 2, 0, 3).flatten(2)
 
     class Row(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -105,13 +106,15 @@ def rank_layers(among: Collectives | None) -> Layers:
 
     class Embedding(nn.Embedding):
         def forward(self, ids: Tensor) -> Tensor:
-            return gathered(nn.functional.embedding(ids, self.weight))
+            part = nn.functional.embedding(ids, self.weight)
+            parts = among.joined(part).view(ranks, *part.shape)
+            return parts.permute(1, 2, 0, 3).flatten(2)
 
     class Head(nn.Linear):
-        """All ranks' logits on every rank, up to the tokenizer's last id."""
+        """This rank's logits. Those of padding are left to the decoder."""
 
         def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
-            return gathered(nn.functional.linear(states, self.weight))[..., :vocabulary]
+            return nn.functional.linear(states, self.weight)
 
     def column(inputs: int, outputs: int, bias: bool) -> Any:
         return nn.Linear(inputs, outputs // ranks, bias)
@@ -125,4 +128,7 @@ def rank_layers(among: Collectives | None) -> Layers:
     def head(inputs: int, outputs: int, bias: bool) -> Any:
         return Head(inputs, outputs // ranks, bias)
 
-    return Layers(column, row, embedding, head)
+    def ids(outputs: int) -> Any:
+        return nn.Linear(1, outputs // ranks, False)
+
+    return Layers(column, row, embedding, head, Share(ranks, among.joined), ids)

@@ -69,8 +69,8 @@ def test_shares_of_the_weights_fit_the_layers_and_make_the_whole_again(
     ranks: int, family: dict[str, object]
 ) -> None:
     whole = tiny_decoder(num_hidden_layers=1, **family)
-    tensors = parallel_tensors(whole.named_parameters(), whole.config, ranks)
-    dealt = parallel_config(whole.config, ranks)
+    tensors = parallel_tensors(whole.named_parameters(), whole.config, ranks, 61)
+    dealt = parallel_config(whole.config, ranks, 61)
     again = parse_config(TINY | {"num_hidden_layers": 1} | family | dealt_fields(dealt))
     assert again == dealt, "weights/config.json says another model"
     assert own_config(dealt, ranks).kv_heads * ranks == dealt.kv_heads
