@@ -58,11 +58,12 @@ def _native_builder(
     from compile.build.torch_neuron_builder import TorchNeuronBuilder
     from inference.backends.torch_neuron_sdk import check_native
 
-    if options.graph_store is not None:
-        raise InvalidRequest(
-            f"--graph_store is for trn1 and inf2: an artefact for {spec.target} holds its compiled "
-            "graphs, --push puts them into a store with it"
-        )
+    for flag in ("graph_store", "workers"):
+        if getattr(options, flag) is not None:
+            raise InvalidRequest(
+                f"--{flag} is for other targets: the ranks of {spec.target} compile graph by graph, "
+                "and an artefact holds what they compiled"
+            )
     versions = check_native(spec.target)
     return TorchNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, versions=versions)
 

@@ -78,7 +78,7 @@ class TorchNeuronBuilder:
         return [f"{DEALT}/config.json", *(rank_weights(rank) for rank in range(ranks))]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Compile one graph by an idle call of it. Write what it takes and how long it took."""
+        """Compile one graph by an idle call of it, and write what it takes."""
         return self._compiled(bucket.name, example_inputs(bucket), directory)
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
