@@ -61,8 +61,8 @@ def _native_builder(
     for flag in ("graph_store", "workers"):
         if getattr(options, flag) is not None:
             raise InvalidRequest(
-                f"--{flag} is for other targets: the ranks of {spec.target} compile graph by graph, "
-                "and an artefact holds what they compiled"
+                f"--{flag} is for other targets: {spec.target} compiles graph by graph, "
+                "and an artefact holds what was compiled"
             )
     versions = check_native(spec.target)
     return TorchNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, versions=versions)
