@@ -125,11 +125,12 @@ def compiled_graphs(plan: RankPlan, decoder: Decoder, cache: KeysValues) -> dict
     Each may compile once. Without limits of its own a callable would share the others' limit, since
     they have one code object.
     """
+    compile_: Any = torch.compile  # whose types lack the limits
     levels = {bucket.name: bucket.levels for bucket in plan.target.buckets}
     if plan.target.rows > 1:
         levels[COPY] = 1
     return {
-        name: torch.compile(
+        name: compile_(
             InPlaceGraph(decoder, cache, count).requires_grad_(False),
             backend=plan.machine.compiler,
             fullgraph=True,
@@ -145,7 +146,7 @@ def _join(plan: RankPlan, rank: int, meeting: Path) -> None:
     """Make this process a rank of the group. The device must not have been touched before."""
     torch.distributed.init_process_group(
         plan.machine.collectives,
-        store=torch.distributed.FileStore(str(meeting), plan.ranks),
+        store=torch.distributed.FileStore(str(meeting), plan.ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=plan.ranks,
         timeout=MEETING,

@@ -45,7 +45,7 @@ class InPlaceGraph(StatefulGraph):
     index_copy_ is not used: TorchNeuron makes a scatter of single numbers of it.
     """
 
-    def forward(self, *args: Tensor | None, **inputs: Tensor | None) -> Tensor:
+    def forward(self, *args: Any, **inputs: Any) -> Tensor:
         """Make a call of StatefulGraph."""
         with _PlainArgmax():
             return StatefulGraph.forward(self, *args, **inputs)
@@ -84,6 +84,7 @@ ALONE = Collectives(1, _same, _same)
 def functional_collectives(ranks: int) -> Collectives:
     """Collectives of torch.distributed's default group, as torch.compile can trace them."""
     group = torch.distributed.group.WORLD
+    assert group is not None, "this process has joined its group"
     return Collectives(
         ranks,
         lambda x: functional.all_reduce(x, "sum", group),
