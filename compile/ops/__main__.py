@@ -15,6 +15,7 @@ from compile.ops.pass_time import COSTS, pass_work, work_of
 from compile.ops.rank_graph import record_bucket, record_filling
 from compile.ops.recording import Recording
 from compile.ops.rules import broken, live_bytes
+from compile.ops.torch_neuron_rules import rules_of
 from compile.plan.memory import gib
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _asked(options: CompileOptions) -> tuple[ModelConfig, CompileSpec]:
     if options.device == "cpu":
         raise InvalidRequest(
-            "--target is needed: trn1, inf2 or trn2, whose rules and rates are known"
+            "--target is needed: trn1, inf2, trn2 or trn3, whose rules and rates are known"
         )
     checkpoint = find_checkpoint(options)
     return checkpoint.config, make_request(options, checkpoint).spec
@@ -54,7 +55,7 @@ def _rules(config: ModelConfig, spec: CompileSpec) -> int:
     count = 0
     recordings = [(b.name, record_bucket(config, spec, b)) for b in spec.graphs]
     for name, recording in [*recordings, *_filling(config, spec)]:
-        violations = broken(recording)
+        violations = broken(recording, rules_of(spec.target))
         count += len(violations)
         held, at = live_bytes(recording)
         made = sum(instructions(op) for op in recording.ops)

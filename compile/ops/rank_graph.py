@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from compile.build.parallel import cast_weights, parallel_config, parallel_layers
 from compile.ops.recording import Recording, record
-from compile.spec import CompileSpec
+from compile.ops.torch_neuron_rules import record_native
+from compile.spec import NATIVE, CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends.neuron_sdk import Sdk
 from inference.model.cache import KeysValues, empty_cache
@@ -54,6 +55,8 @@ def record_bucket(
 
     draft: the model that drafts in the graph (default: that of the spec, where it has one)
     """
+    if spec.target in NATIVE:
+        return record_native(config, spec, bucket)
     if draft is None and spec.fused is not None:
         draft = parse_config(spec.fused.config)
     with torch.device("meta"):

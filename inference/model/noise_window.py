@@ -63,7 +63,7 @@ class KeepsNoise(nn.Module):
     def noise_at(self, rows: Tensor, positions: Tensor) -> Tensor:  # [B], [B, P] -> [B, P, V]
         """Return the noise of these positions, which were filled before."""
         assert self.noise is not None, "a sampled call of a graph that keeps no noise"
-        return F.embedding(_places(rows[:, None], positions), self.noise)
+        return F.embedding(window_places(rows[:, None], positions), self.noise)
 
     def fill_noise(
         self, rows: Tensor, positions: Tensor, seed: Tensor, ids: Tensor, by: Arithmetic
@@ -77,7 +77,7 @@ class KeepsNoise(nn.Module):
         """
         assert self.noise is not None, "a graph that keeps no noise was told to make it"
         made = by.noise(seed[:, None], positions, ids)
-        self.noise = self.noise.index_put((_places(rows, positions[:, 0]),), made)
+        self.noise = self.noise.index_put((window_places(rows, positions[:, 0]),), made)
 
     def touch_noise(self) -> None:
         """Reassign the windows, if there are any, as they are."""
@@ -86,5 +86,6 @@ class KeepsNoise(nn.Module):
             self.noise = self.noise.index_put((first,), self.noise.index_select(0, first))
 
 
-def _places(rows: Tensor, positions: Tensor) -> Tensor:
+def window_places(rows: Tensor, positions: Tensor) -> Tensor:
+    """Return where the noise of these positions lies in the windows."""
     return rows * WINDOW + (positions & (WINDOW - 1))

@@ -337,7 +337,7 @@ def test_without_an_artefact_one_is_built_for_this_instance_and_kept(
         *size,
     ]
     assert main(flags) == 1
-    assert "no trn1, inf2 or trn2 instance" in capsys.readouterr().err
+    assert "no trn1, inf2, trn2 or trn3 instance" in capsys.readouterr().err
     (packages / "product_name").write_text("trn1.2xlarge")
     assert main(flags) == 0
     assert "memory of a rank" in capsys.readouterr().err
