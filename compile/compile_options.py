@@ -342,10 +342,8 @@ def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     given = {name: value for name, value in parsed.items() if value is not None}
     given["flag"] = tuple(given.get("flag", ()))
     try:
-        where = OnInstance(
-            **{one.name: given.pop(one.name, one.default) for one in fields(OnInstance)}
-        )
-        options = CompileOptions(**given, where=where)
+        where = {one.name: given.pop(one.name, one.default) for one in fields(OnInstance)}
+        options = CompileOptions(**given, where=OnInstance(**where))
         options.check_command()
     except InvalidRequest as error:
         parser.exit(USAGE, f"{parser.prog}: error: {error}\n")

@@ -133,8 +133,8 @@ class Ranks:
             process = self._ranks[gone[0]].process
             process.join(_LEAVING)  # its pipe may close before the system has its exit code
             self._ended = (
-                f"rank {gone[0]} of the target ended (exit code {process.exitcode}), and the others cannot go "
-                "on without it; its own message is above"
+                f"rank {gone[0]} of the target ended (exit code {process.exitcode}), and the "
+                "others cannot go on without it; its own message is above"
             )
         return self._ended or "the ranks of the target were let go"
 
