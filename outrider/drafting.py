@@ -12,10 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.client.connection import Connection
-from inference.backends.together import Together
-from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.copy_source import CopySource, History
-from inference.drafters.model_proposer import ROOM, WIDEST, ModelProposer
+from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from outrider.models import PREFILL_NODES, Checkpoint, load_model
 from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
@@ -76,25 +74,15 @@ def _drafting(checkpoint: Checkpoint, options: ClientRole, sides: Sides, aims: A
     model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
     times = user_profiles(options).draft(checkpoint, model, sides.length)
     learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
-    shared, sources = Together(model), _sources(options, sides.rows)
-    return GrowingPool(
-        sides.rows,
-        lambda row, known, prices: ModelProposer(shared, row, known, prices, source=sources[row]),
-        Pair(target, times, learned),
-        aims,
-    )
+    pair = Pair(target, times, learned)
+    return GrowingPool.of_model(model, pair, aims, _sources(options, sides.rows))
 
 
 def _copying(options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
     """Rows that copy alone."""
-    target, sources = sides.target, _sources(options, sides.rows)
-    learned = learned_file("copy", target.description.model_fingerprint)
-    return GrowingPool(
-        sides.rows,
-        lambda row, known, prices: CopyProposer(known, prices, sources[row]),
-        Pair(target, {}, learned),
-        aims,
-    )
+    target = sides.target
+    pair = Pair(target, {}, learned_file("copy", target.description.model_fingerprint))
+    return GrowingPool.of_copies(_sources(options, sides.rows), pair, aims)
 
 
 def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:

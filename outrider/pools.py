@@ -15,6 +15,8 @@ from inference.backends.together import Together
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.drafters.copy_proposer import CopyProposer
+from inference.drafters.copy_source import CopySource
+from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Policy
 from inference.errors import InvalidRequest
@@ -102,6 +104,32 @@ class GrowingPool(Rows[CopyProposer]):
         self.known = [deepcopy(known) for _ in range(rows)]
         super().__init__(
             [make(row, known, aims.prices(known)) for row, known in enumerate(self.known)]
+        )
+
+    @classmethod
+    def of_model(
+        cls, model: Model, pair: Pair, aims: Aims, sources: Sequence[CopySource | None] = ()
+    ) -> GrowingPool:
+        """A proposer on each row of a draft model.
+
+        sources: what each row copies from; empty where nothing is copied
+        """
+        shared, every = Together(model), sources or [None] * model.rows
+        return cls(
+            model.rows,
+            lambda row, known, prices: ModelProposer(shared, row, known, prices, source=every[row]),
+            pair,
+            aims,
+        )
+
+    @classmethod
+    def of_copies(cls, sources: Sequence[CopySource | None], pair: Pair, aims: Aims) -> GrowingPool:
+        """Proposers that copy alone, one for each source."""
+        return cls(
+            len(sources),
+            lambda row, known, prices: CopyProposer(known, prices, sources[row]),
+            pair,
+            aims,
         )
 
     def steer(self, aims: Aims) -> None:

@@ -13,9 +13,7 @@ from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.client.connection import Connection
-from inference.backends.together import Together
 from inference.decode import TargetSession
-from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
@@ -175,14 +173,8 @@ def _in_rounds(bench: Bench, setting: Setting) -> Complete:
 def _growing(bench: Bench, setting: Setting) -> Complete:
     """Complete while neither side waits. What the draft learns in one text serves the next."""
     aims = setting.aims or SPEED_ALONE
-    shared = Together(bench.draft)
-    pool = GrowingPool(
-        bench.draft.rows,
-        lambda row, known, prices: ModelProposer(shared, row, known, prices),
-        Pair(bench.target, bench.draft_times, None),
-        aims,
-    )
-    return _across(bench, pool)
+    pair = Pair(bench.target, bench.draft_times, None)
+    return _across(bench, GrowingPool.of_model(bench.draft, pair, aims))
 
 
 def _once(bench: Bench) -> list[Setting]:

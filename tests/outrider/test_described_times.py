@@ -35,7 +35,7 @@ from outrider.models import PREFILL_NODES, find_draft, load_model
 from outrider.options import parse
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
-from outrider.pools import GrowingPool
+from outrider.pools import GrowingPool, Pair
 from outrider.probing import PROBES, link_times, probe_link
 from outrider.profiles import Profiles
 from outrider.target import load_target
@@ -159,7 +159,8 @@ def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingP
         spare=ROOM,
         max_nodes=PREFILL_NODES,
     )
-    return GrowingPool(model, {1: 0.002, 64: 0.008}, connection, SPEED_ALONE, learned)
+    pair = Pair(connection, {1: 0.002, 64: 0.008}, learned)
+    return GrowingPool.of_model(model, pair, SPEED_ALONE)
 
 
 def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(
