@@ -102,7 +102,7 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     on = options.where.on or ""
     checkpoint = find_checkpoint(replace(options, dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
-    has = find_type(aws.client("ec2"), on).memory_gib * GIB
+    has = find_type(aws, on).memory_gib * GIB
     if need > has:
         larger = (name for name, gib in _LARGER.items() if gib * GIB >= need)
         raise InvalidRequest(
