@@ -10,8 +10,6 @@ from typing import Any
 from inference.errors import Busy, InvalidRequest, MissingExtra, Unavailable
 
 DEFAULT_REGION = "us-east-1"
-OWN_BUCKET = "outrider-"
-"""How names of buckets begin that `up` made."""
 
 _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 _WRONG_CREDENTIALS = {
@@ -65,11 +63,6 @@ class Aws:
         """Number of the account that pays."""
         with aws_refusals():
             return str(self.client("sts").get_caller_identity()["Account"])
-
-    @property
-    def bucket(self) -> str:
-        """Name of the bucket that targets of this account and region share."""
-        return f"{OWN_BUCKET}{self.account}-{self.region}"
 
     def rows(self, service: str, operation: str, key: str, **asked: Any) -> list[Any]:
         """The rows under the key on all pages of a reply."""
