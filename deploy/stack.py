@@ -143,6 +143,12 @@ class TargetStack:
         return state
 
 
+def stack_names(aws: Aws) -> set[str]:
+    """The stacks of all targets and builds of the region."""
+    rows = aws.rows("cloudformation", "describe_stacks", "Stacks")
+    return {row["StackName"] for row in rows if TAG in (tag["Key"] for tag in row.get("Tags", ()))}
+
+
 def _read(row: Mapping[str, Any]) -> StackState:
     return StackState(
         row["StackId"],

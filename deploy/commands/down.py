@@ -11,8 +11,9 @@ from deploy.ec2_prices import Service, ServiceOffer
 from deploy.handover import withdraw_secrets
 from deploy.leftovers import leftovers
 from deploy.pricing import Unpriced, open_prices
-from deploy.stack import TargetStack
+from deploy.stack import TargetStack, stack_names
 from inference.command import FAILED, glance, nearest
+from inference.errors import InvalidRequest
 from outrider.named_targets import forget_target, named_targets
 
 EXAMPLES = """examples:
@@ -32,10 +33,18 @@ OPTIONS = DownOptions
 
 
 def run(options: DownOptions) -> int:
-    """Remove the target. Returns 1 where something of it is left."""
+    """Remove the target. Returns 1 where something of it is left. Raises InvalidRequest where the
+    bucket is to go and other targets stand.
+    """
     aws = options.aws()
     stack = TargetStack(aws, stack_name(options.name))
     state = stack.state()
+    others = stack_names(aws) - {stack.name} if options.with_bucket else set()
+    if others:
+        raise InvalidRequest(
+            f"--with_bucket: {', '.join(sorted(others))} may need what the bucket holds: remove "
+            "those first"
+        )
     if state is None:
         meant = nearest(options.name, set(named_targets()) - {options.name})
         print(f"there is no stack {stack.name} in {aws.region}{meant}")

@@ -246,8 +246,8 @@ def _words(deployment: Deployment, instance: RunningInstance) -> list[str]:
     )
     return [
         f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})",
-        *([] if deployment.allow_cidr else [tunnel]),
         *([] if deployment.allow_cidr or shutil.which(PLUGIN) else [f"  # first: {NO_PLUGIN}"]),
+        *([] if deployment.allow_cidr else [tunnel]),
         f"  outrider chat --target {name}",
         f"it ends itself after {deployment.idle_minutes} min without a session, and at "
         f"{instance.ends_at or 'the end of its lifetime'} in any case; "

@@ -337,3 +337,11 @@ def test_nothing_is_started_unasked_where_nobody_can_be_asked(
     called = aws.control()["called"]
     assert "CreateStack" not in called
     assert "CreateBucket" not in called
+
+
+def test_the_bucket_is_not_removed_under_another_target(
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(up) == 0
+    assert main(["down", "other", "--with_bucket"]) == 1
+    assert "outrider-demo may need what the bucket holds" in capsys.readouterr().err
