@@ -11,12 +11,14 @@ from inference.errors import Busy, InvalidRequest, MissingExtra, Unavailable
 
 DEFAULT_REGION = "us-east-1"
 
-_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthFailure"}
+_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 _WRONG_CREDENTIALS = {
+    "AuthFailure",
     "ExpiredToken",
     "ExpiredTokenException",
     "InvalidClientTokenId",
     "InvalidSignatureException",
+    "RequestExpired",
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 }
@@ -29,12 +31,16 @@ _THROTTLED = {
 }
 
 
+class AwsDown(Unavailable):
+    """AWS answers nothing: no credentials, refused ones, or no way there."""
+
+
 class Aws:
     """The services of one region, with boto3's credentials.
 
     region: None takes that of boto3's configuration, else us-east-1
 
-    Raises MissingExtra without boto3, and Unavailable without credentials.
+    Raises MissingExtra without boto3, and AwsDown without credentials.
     """
 
     def __init__(self, region: str | None = None) -> None:
@@ -45,28 +51,40 @@ class Aws:
         with aws_refusals():
             self._session = boto3.Session(region_name=region)
             if self._session.get_credentials() is None:
-                raise Unavailable(
+                raise AwsDown(
                     "there are no AWS credentials here: `aws configure` keeps some, and "
                     "AWS_PROFILE names those to use"
                 )
         self.region: str = region or self._session.region_name or DEFAULT_REGION
         self.client = functools.cache(self._client)
 
-    @property
+    @functools.cached_property
     def account(self) -> str:
         """Number of the account that pays."""
-        return str(self.client("sts").get_caller_identity()["Account"])
+        with aws_refusals():
+            return str(self.client("sts").get_caller_identity()["Account"])
 
     def rows(self, service: str, operation: str, key: str, **asked: Any) -> list[Any]:
         """The rows under the key on all pages of a reply."""
-        pages = self.client(service).get_paginator(operation).paginate(**asked)
-        return [row for page in pages for row in page[key]]
+        return all_rows(self.client(service), operation, key, **asked)
 
     def _client(self, service: str) -> Any:
         from botocore.config import Config
 
         settings = Config(retries={"mode": "standard"}, connect_timeout=5, read_timeout=60)
         return self._session.client(service, region_name=self.region, config=settings)
+
+
+def all_rows(client: Any, operation: str, key: str, **asked: Any) -> list[Any]:
+    """The rows under the key on all pages of a reply.
+
+    client: boto3's, of the service
+    """
+    with aws_refusals():
+        if not client.can_paginate(operation):
+            return list(getattr(client, operation)(**asked)[key])
+        pages = client.get_paginator(operation).paginate(**asked)
+        return [row for page in pages for row in page.get(key, ())]
 
 
 @contextmanager
@@ -80,7 +98,7 @@ def aws_refusals() -> Iterator[None]:
         code, said = error_code(error), error.response.get("Error", {}).get("Message", "")
         call = error.operation_name
         if code in _WRONG_CREDENTIALS:
-            raise InvalidRequest(f"AWS refuses the credentials ({code}): {said}") from error
+            raise AwsDown(f"AWS refuses the credentials ({code}): {said}") from error
         if code in _DENIED:
             raise InvalidRequest(
                 f"AWS denies {call} to these credentials ({code}: {said}); docs/deploy.md lists "
@@ -94,7 +112,7 @@ def aws_refusals() -> Iterator[None]:
             ) from error
         raise Unavailable(f"AWS refuses {call} ({code}): {said}") from error
     except BotoCoreError as error:
-        raise Unavailable(f"AWS cannot be asked: {error}") from error
+        raise AwsDown(f"AWS cannot be asked: {error}") from error
 
 
 def error_code(error: Exception) -> str:

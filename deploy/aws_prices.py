@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from statistics import median
 from typing import Any, NamedTuple
 
+from deploy.aws import Aws, AwsDown, all_rows
 from deploy.ec2_prices import (
     Answer,
     InstanceOffer,
@@ -23,11 +23,10 @@ from deploy.ec2_prices import (
     Service,
     ServiceOffer,
     ServicePrice,
-    SourceDown,
     Tier,
 )
 from deploy.instance_types import WITHOUT_ON_DEMAND
-from inference.errors import Mismatch
+from inference.errors import Mismatch, MissingExtra, OutriderError
 
 PRICE_LIST_REGION = "us-east-1"
 """Region whose price list is asked. Three regions serve it, whatever region it is asked about."""
@@ -69,11 +68,6 @@ BLOCK_HOURS = 24
 _YEAR_SECONDS = 365 * 24 * 3600
 _LINUX = "Linux/UNIX"
 _SPOT_PRODUCTS = (_LINUX, "Linux/UNIX (Amazon VPC)")
-_ATTEMPTS, _CONNECT_SECONDS, _READ_SECONDS = 5, 3, 10
-_REFUSED = re.compile(
-    "AuthFailure|ExpiredToken|ClientTokenId|Signature|RequestExpired|UnrecognizedClient"
-)
-_DENIED = re.compile("AccessDenied|UnauthorizedOperation")
 
 
 class SpotPrice(NamedTuple):
@@ -93,7 +87,7 @@ class LivePrices:
 
     def __init__(self, client: Callable[[str, str], Any] | None = None) -> None:
         self._client = functools.cache(client or make_client)
-        self._down: str | None = None
+        self._down: NoPrice | None = None
 
     def answer(self, offer: Offer) -> Answer:
         if isinstance(offer, ServiceOffer):
@@ -235,63 +229,24 @@ class LivePrices:
 
     def _rows(
         self, service: str, operation: str, region: str, key: str, **asked: object
-    ) -> Sequence[Any]:
-        """The rows under the key on all pages of a reply. boto's errors become ours."""
+    ) -> list[Any]:
+        """The rows under the key on all pages of a reply. Errors become those of a source."""
         if self._down:
-            raise SourceDown(self._down)
+            raise self._down
         try:
-            client = self._client(service, region)
-            if not client.can_paginate(operation):
-                return list(getattr(client, operation)(**asked)[key])
-            pages = client.get_paginator(operation).paginate(**asked)
-            return [row for page in pages for row in page[key]]
-        except SourceDown as error:
-            self._down = str(error)
-            raise
-        except _boto_errors() as error:
-            meant = _meaning(f"{service}:{operation.title().replace('_', '')}", error)
-            if isinstance(meant, SourceDown):
-                self._down = str(meant)
-            raise meant from error
+            return all_rows(self._client(service, region), operation, key, **asked)
+        except (MissingExtra, AwsDown) as error:
+            self._down = NoPrice(str(error))
+            raise self._down from error
+        except OutriderError as error:
+            raise NoPrice(str(error)) from error
 
 
 def make_client(service: str, region: str) -> Any:
-    """A boto3 client that gives up within seconds. Raises SourceDown without boto3 or
+    """boto3's client of a service. Raises MissingExtra without boto3, AwsDown without
     credentials.
     """
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError as error:
-        raise SourceDown("boto3 is not installed: pip install 'outrider[aws]'") from error
-    session = boto3.Session()
-    if session.get_credentials() is None:
-        raise SourceDown("there are no AWS credentials here")
-    settings = Config(
-        retries={"mode": "standard", "max_attempts": _ATTEMPTS},
-        connect_timeout=_CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
-    )
-    return session.client(service, region, config=settings)
-
-
-def _boto_errors() -> tuple[type[Exception], ...]:
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    return (BotoCoreError, ClientError)
-
-
-def _meaning(permission: str, error: Exception) -> NoPrice:
-    """The error that one of boto's errors means for this source."""
-    response: dict[str, Any] | None = getattr(error, "response", None)
-    if response is None:  # none came
-        return SourceDown(str(error))
-    code = str(response.get("Error", {}).get("Code", ""))
-    if _REFUSED.search(code):
-        return SourceDown(f"the credentials are refused ({code})")
-    if _DENIED.match(code):
-        return NoPrice(f"denied: the credentials lack {permission}")
-    return NoPrice(f"{permission}: {error}")
+    return Aws(region).client(service)
 
 
 def on_demand_terms(offer: InstanceOffer) -> dict[str, str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy.aws import Aws, aws_refusals, error_code
+from deploy.deployment import own_bucket
+from inference.errors import InvalidRequest
 
 
 class Contents(NamedTuple):
@@ -24,13 +26,23 @@ class HostBucket:
 
     @property
     def exists(self) -> bool:
+        """Raises InvalidRequest for a bucket of this account's name that another account made:
+        names of buckets are the whole world's, and this one can be guessed.
+        """
+        own = self.name == own_bucket(self._aws.account, self._region)
+        owner = {"ExpectedBucketOwner": self._aws.account} if own else {}
         with aws_refusals():
             try:
-                self._client.head_bucket(Bucket=self.name)
+                self._client.head_bucket(Bucket=self.name, **owner)
             except self._client.exceptions.ClientError as error:
                 if error_code(error) in ("404", "NoSuchBucket"):
                     return False
-                raise
+                if error_code(error) not in ("403", "AccessDenied"):
+                    raise
+                raise InvalidRequest(
+                    f"s3://{self.name} is another account's, or closed to these credentials: "
+                    "--bucket names one of yours"
+                ) from error
         return True
 
     def make(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from compile.compile_options import CompileOptions
 from compile.plan.build_memory import build_memory
-from compile.plan.device import GIB
+from compile.plan.device import GIB, device_of
 from compile.request import find_checkpoint, make_request
 from compile.store import open_store, pull
 from deploy.aws import Aws
@@ -77,10 +77,21 @@ def build_on(options: CompileOptions) -> int:
         state = launch.start(places, user_data, build.bucket)
         digest = wait(aws, build, state)
     print(f"built and pushed: {build.store}, digest {digest}")
+    print(f"serve it: {up_command(build, digest)}")
     if options.out is not None:
         pull(open_store(build.store), digest, Path(options.out), say)
         print(f"{options.out}: every file checked")
     return 0
+
+
+def up_command(build: CloudBuild, digest: str) -> str:
+    """The command that serves what was built, on the smallest instance that can."""
+    options, instance = build.options, "c7i.2xlarge"
+    if options.device != "cpu":
+        instance = device_of(options.device).instance(options.tensor_parallel) or "TYPE"
+    return (
+        f"outrider deploy up NAME --instance {instance} --artifact {build.store} --digest {digest}"
+    )
 
 
 def check(options: CompileOptions) -> None:
@@ -102,7 +113,7 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     on = options.where.on or ""
     checkpoint = find_checkpoint(replace(options, dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
-    has = find_type(aws.client("ec2"), on).memory_gib * GIB
+    has = find_type(aws, on).memory_gib * GIB
     if need > has:
         larger = (name for name, gib in _LARGER.items() if gib * GIB >= need)
         raise InvalidRequest(

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from compile.plan.device import device_of
 from deploy.instance_kind import InstanceKind, Market
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
+
+BUILDER = "r7i.4xlarge"
+"""Instance type with the memory that a compiler of a model of some billion parameters needs."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,11 @@ class Deployment:
             raise InvalidRequest("--artifact and --model are both what is served: give one")
         compiled_only = self.instance.kind == "neuron" and self.purpose == "target"
         if compiled_only and self.artifact is None:
-            target = self.instance.compile_target
             raise InvalidRequest(
-                f"{self.instance.name} serves compiled targets only: give --artifact. Build one "
-                f"with `outrider compile --target {target} --out DIR` and name DIR here, or name "
-                "s3://BUCKET/PREFIX with --digest. CPU and CUDA instances need none: --instance "
-                "c7i.2xlarge, --instance g6.xlarge"
+                f"{self.instance.name} serves compiled targets only: give --artifact. `"
+                f"{build_command(self.instance, self.model)}` builds one on AWS and prints what "
+                "--artifact and --digest are (--dry_run says its price first). CPU and CUDA "
+                "instances need none: --instance c7i.2xlarge, --instance g6.xlarge"
             )
         if (self.market == "capacity-block") != (self.capacity_block is not None):
             raise InvalidRequest("--capacity_block names the block that was bought (cr-...)")
@@ -90,12 +93,26 @@ class Deployment:
         """The bucket that the host may read: the given one, the artefact's, or the account's."""
         if self.bucket is None and self.artifact is not None and self.own_artifact is None:
             return self.artifact.removeprefix("s3://").partition("/")[0]
-        return self.bucket or f"outrider-{account}-{self.region}"
+        return self.bucket or own_bucket(account, self.region)
+
+
+def build_command(instance: InstanceKind, model: str | None) -> str:
+    """The command that builds an artefact for all cores of the instance, on AWS."""
+    cores = device_of(instance.compile_target).instances.get(instance.name, 1)
+    return (
+        f"outrider compile --on {BUILDER} --model {model or 'HUB_NAME'} "
+        f"--target {instance.compile_target} --tensor_parallel {cores}"
+    )
 
 
 def stack_name(target: str) -> str:
     """The CloudFormation stack of a target."""
     return f"outrider-{target}"
+
+
+def own_bucket(account: str, region: str) -> str:
+    """The bucket that all targets of an account and region share."""
+    return f"outrider-{account}-{region}"
 
 
 def secret_parameters(target: str) -> tuple[str, str, str]:

@@ -33,10 +33,6 @@ class NoPrice(Unavailable):
     """This source has no such price. The message says why, and the next source is asked."""
 
 
-class SourceDown(NoPrice):
-    """This source answers nothing at all for now."""
-
-
 class Pricing(Enum):
     """How an instance is paid. Savings plans are of the EC2 instance kind, with no upfront."""
 

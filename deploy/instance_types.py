@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.aws import Aws, aws_refusals, error_code
 from inference.errors import InvalidRequest
 from inference.file_model import Count, Positive, Record, Size, Text, read_record
 from inference.json_file import read_json
@@ -52,22 +53,22 @@ def bundled_types() -> dict[str, InstanceType]:
     return {one.name: one for one in (read_record(row, InstanceType) for row in raw.items())}
 
 
-def find_type(ec2: Any, name: str) -> InstanceType:
-    """The instance type: bundled, else as EC2 describes it.
-
-    ec2: boto3's client. Raises InvalidRequest for a type that EC2 does not know.
+def find_type(aws: Aws, name: str) -> InstanceType:
+    """The instance type: bundled, else as EC2 describes it. Raises InvalidRequest for a type that
+    EC2 does not know.
     """
     bundled = bundled_types()
     if name in bundled:
         return bundled[name]
-    from botocore.exceptions import ClientError
-
-    try:
-        return read_type(ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"][0])
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "InvalidInstanceType":
-            raise
-        raise InvalidRequest(f"EC2 knows no instance type {name} here") from error
+    client = aws.client("ec2")
+    with aws_refusals():
+        try:
+            found = client.describe_instance_types(InstanceTypes=[name])
+        except client.exceptions.ClientError as error:
+            if error_code(error) != "InvalidInstanceType":
+                raise
+            raise InvalidRequest(f"{aws.region} has no instance type {name}") from error
+    return read_type(found["InstanceTypes"][0])
 
 
 def read_type(described: Mapping[str, Any]) -> InstanceType:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 
-from deploy.aws import Aws, aws_refusals
+from deploy.aws import Aws
 from deploy.deployment import Deployment
 from deploy.instance_types import find_type
 from deploy.launch_failures import Cause, LaunchFailure, capacity_remedy, quota_remedy
@@ -72,8 +72,7 @@ class Launch:
     def _refusal(self, failure: LaunchFailure) -> InvalidRequest | Unavailable:
         deployment, reason = self._deployment, failure.reason
         if failure.cause is Cause.NO_QUOTA:
-            with aws_refusals():
-                cpus = find_type(self._aws.client("ec2"), deployment.instance.name).vcpus
+            cpus = find_type(self._aws, deployment.instance.name).vcpus
             return InvalidRequest(
                 quota_remedy(
                     deployment.instance, deployment.market, deployment.region, cpus, reason

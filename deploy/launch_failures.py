@@ -61,13 +61,19 @@ def quota_remedy(
     """What to ask AWS for where the quota is too small. The first request of a new account is often
     answered within a day.
     """
-    quota: Quota = instance.quota(market)
+    quota = instance.quota(market)
     return (
         f"the account may not run {instance.name} in {region}: its quota {quota.name!r} is too "
-        f"small, {virtual_cpus} vCPU more are needed. Ask AWS for them: aws service-quotas "
-        "request-service-quota-increase --service-code ec2 "
-        f"--quota-code {quota.code} --desired-value {virtual_cpus} --region {region} "
-        f"(AWS said: {reason})"
+        f"small, {virtual_cpus} vCPU more are needed. Ask AWS for them: "
+        f"{quota_request(quota, region, virtual_cpus)} (AWS said: {reason})"
+    )
+
+
+def quota_request(quota: Quota, region: str, virtual_cpus: int) -> str:
+    """The command that asks AWS for a quota of so many virtual CPUs."""
+    return (
+        "aws service-quotas request-service-quota-increase --service-code ec2 "
+        f"--quota-code {quota.code} --desired-value {virtual_cpus} --region {region}"
     )
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from deploy.aws import Aws, aws_refusals
+from deploy.aws import Aws
 from deploy.handover import secrets_waiting
+from deploy.stack import TAG
 
 _ALIVE = ["pending", "running", "shutting-down", "stopping", "stopped"]
 
 
 def leftovers(aws: Aws, target: str) -> list[str]:
     """Instances, volumes, security groups and parameters that belong to the target."""
-    tagged = {"Name": "tag:outrider:target", "Values": [target]}
+    tagged = {"Name": f"tag:{TAG}", "Values": [target]}
     alive = {"Name": "instance-state-name", "Values": _ALIVE}
-    with aws_refusals():
-        reservations = aws.rows(
-            "ec2", "describe_instances", "Reservations", Filters=[tagged, alive]
-        )
-        volumes = aws.rows("ec2", "describe_volumes", "Volumes", Filters=[tagged])
-        groups = aws.rows("ec2", "describe_security_groups", "SecurityGroups", Filters=[tagged])
+    reservations = aws.rows("ec2", "describe_instances", "Reservations", Filters=[tagged, alive])
+    volumes = aws.rows("ec2", "describe_volumes", "Volumes", Filters=[tagged])
+    groups = aws.rows("ec2", "describe_security_groups", "SecurityGroups", Filters=[tagged])
     instances = [row for reservation in reservations for row in reservation["Instances"]]
     return [
         *(f"instance {row['InstanceId']} ({row['State']['Name']})" for row in instances),

@@ -24,25 +24,11 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Pla
 
     Raises InvalidRequest where there is none.
     """
-    with aws_refusals():
-        offered = {
-            row["Location"]
-            for row in aws.rows(
-                "ec2",
-                "describe_instance_type_offerings",
-                "InstanceTypeOfferings",
-                LocationType="availability-zone",
-                Filters=[{"Name": "instance-type", "Values": [instance.name]}],
-            )
-        }
-        asked: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
-        if subnet is not None:
-            asked = {"SubnetIds": [subnet]}
-        subnets = aws.rows("ec2", "describe_subnets", "Subnets", **asked)
-    if not offered:
-        raise InvalidRequest(
-            f"{instance.name} is not offered in {aws.region}: try another --region"
-        )
+    offered = offered_zones(aws, instance)
+    asked: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
+    if subnet is not None:
+        asked = {"SubnetIds": [subnet]}
+    subnets = aws.rows("ec2", "describe_subnets", "Subnets", **asked)
     there = sorted(Place(row["AvailabilityZone"], row["SubnetId"], row["VpcId"]) for row in subnets)
     found = [place for place in there if place.zone in offered]
     if not there:
@@ -53,10 +39,32 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Pla
     if not found:
         zones = ", ".join(sorted({place.zone for place in there}))
         raise InvalidRequest(
-            f"{instance.name} is offered in {', '.join(sorted(offered))} only, and the subnets "
+            f"{instance.name} is offered in {', '.join(offered)} only, and the subnets "
             f"are in {zones}: give --subnet in one of those"
         )
     return found
+
+
+def offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
+    """The zones that offer the instance, by name. Raises InvalidRequest where none does, or EC2
+    does not know it.
+    """
+    rows = aws.rows(
+        "ec2",
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": [instance.name]}],
+    )
+    if not rows:
+        if instance.kind == "neuron":
+            where = "trn1 is in us-east-1, us-east-2 and us-west-2"
+        else:
+            where = "or the name is misspelt"
+        raise InvalidRequest(
+            f"{instance.name} is not offered in {aws.region}: try another --region ({where})"
+        )
+    return sorted(row["Location"] for row in rows)
 
 
 def find_image(aws: Aws, parameter: str) -> str:

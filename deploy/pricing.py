@@ -50,9 +50,7 @@ class Unpriced(NoPrice):
     """No source has a price; `reasons` holds what each of them said."""
 
     def __init__(self, offer: Offer, reasons: tuple[str, ...]) -> None:
-        one = isinstance(offer, InstanceOffer)
-        remedy = "--usd_per_hour, in place of --instance," if one else "--usd_per_gb_down"
-        super().__init__(f"no price for {offer}: {'; '.join(reasons)}; {remedy} states one")
+        super().__init__(f"no price for {offer}: {'; '.join(reasons)}")
         self.reasons = reasons
 
 

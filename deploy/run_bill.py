@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from deploy.aws import Aws, aws_refusals
 from deploy.aws_prices import LivePrices
@@ -19,6 +19,7 @@ from deploy.bill import (
     spot_hire,
 )
 from deploy.bucket import HostBucket
+from deploy.deployment import own_bucket
 from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
 from deploy.pricing import PriceChain
 from deploy.running_instance import RunningInstance
@@ -26,8 +27,6 @@ from inference.cost.accounting import SECONDS_PER_HOUR
 from inference.errors import OutriderError
 
 _MOST_POINTS = 1440  # that CloudWatch gives in one reply
-_OWN_BUCKET = "outrider-"
-"""How names of buckets begin that `up` made. What other buckets hold is not the run's alone."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _bytes_out(aws: Aws, run: Run) -> float | None:
                 MetricName="NetworkOut",
                 Dimensions=[{"Name": "InstanceId", "Value": run.instance.instance_id}],
                 StartTime=run.instance.launched,
-                EndTime=run.until,
+                EndTime=run.until + timedelta(minutes=1),  # later than a start just now
                 Period=minutes * 60,
                 Statistics=["Sum"],
             )
@@ -108,9 +107,9 @@ def _stored_gb_hours(aws: Aws, bucket: str, hours: float) -> float | None:
     """What the bucket holds now, for the hours of the run; None for a bucket that also has other
     things, or that cannot be read.
     """
-    if not bucket.startswith(_OWN_BUCKET):
-        return None
     try:
+        if bucket != own_bucket(aws.account, aws.region):
+            return None
         return HostBucket(aws, bucket).contents().size / BYTES_PER_GB * hours
     except OutriderError:
         return None

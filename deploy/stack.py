@@ -10,10 +10,12 @@ from typing import Any
 
 from deploy.aws import Aws, aws_refusals, error_code
 from deploy.launch_failures import LaunchFailure
-from inference.errors import Unavailable
+from inference.errors import InvalidRequest, Unavailable
 
 POLL_SECONDS = 3.0
 GONE = "DELETE_COMPLETE"
+TAG = "outrider:target"
+"""Of everything that was made for a target; its value is the target's name."""
 Glance = Callable[[str], None]
 
 
@@ -52,6 +54,8 @@ class TargetStack:
         """The stack's state; None where there is none.
 
         stack_id: of one that may have been removed; its last state is kept for months
+
+        Raises InvalidRequest for a stack of this name that Outrider did not make.
         """
         with aws_refusals():
             try:
@@ -60,7 +64,13 @@ class TargetStack:
                 if error_code(error) == "ValidationError" and "does not exist" in str(error):
                     return None
                 raise
-        return _read(described["Stacks"][0])
+        row = described["Stacks"][0]
+        if stack_id is None and TAG not in (tag["Key"] for tag in row.get("Tags", ())):
+            raise InvalidRequest(
+                f"the stack {self.name} was not made by Outrider, which leaves it alone: choose "
+                "another name for the target"
+            )
+        return _read(row)
 
     def create(self, body: str, parameters: Mapping[str, str]) -> StackState:
         """Begin to make it. What cannot be completed is removed by CloudFormation itself."""
@@ -74,7 +84,7 @@ class TargetStack:
                 ],
                 Capabilities=["CAPABILITY_IAM"],
                 OnFailure="DELETE",
-                Tags=[{"Key": "outrider:target", "Value": parameters["TargetName"]}],
+                Tags=[{"Key": TAG, "Value": parameters["TargetName"]}],
             )
         return self._present(made["StackId"])
 
@@ -131,6 +141,12 @@ class TargetStack:
         if state is None:
             raise Unavailable(f"CloudFormation does not know {stack_id} any more")
         return state
+
+
+def stack_names(aws: Aws) -> set[str]:
+    """The stacks of all targets and builds of the region."""
+    rows = aws.rows("cloudformation", "describe_stacks", "Stacks")
+    return {row["StackName"] for row in rows if TAG in (tag["Key"] for tag in row.get("Tags", ()))}
 
 
 def _read(row: Mapping[str, Any]) -> StackState:

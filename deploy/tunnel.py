@@ -14,6 +14,10 @@ from deploy.aws import Aws, aws_refusals
 from inference.errors import InvalidRequest
 
 PLUGIN = "session-manager-plugin"
+NO_PLUGIN = (
+    f"a tunnel needs AWS's {PLUGIN}, which is not installed here: see AWS's page 'Install the "
+    "Session Manager plugin for the AWS CLI'"
+)
 _DOCUMENT = "AWS-StartPortForwardingSession"
 _RESPONSE = "AWS_SSM_START_SESSION_RESPONSE"
 """Variable that holds the session's secrets; arguments could be read by others of this machine."""
@@ -31,9 +35,8 @@ def open_tunnel(
     plugin = shutil.which(PLUGIN)
     if plugin is None:
         raise InvalidRequest(
-            f"a tunnel needs AWS's {PLUGIN}, which is not installed here: see AWS's page 'Install "
-            "the Session Manager plugin for the AWS CLI'. Without it, `outrider deploy up "
-            "--allow_cidr` opens the port to one network"
+            f"{NO_PLUGIN}. Without it, `outrider deploy up --allow_cidr` opens the port to one "
+            "network"
         )
     asked = {
         "Target": instance_id,

@@ -4,13 +4,15 @@ cost is made of.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from inference.command import say
 from inference.cost.accounting import ENERGIES, Rates
 from inference.cost.objective import PER_MILLION, Effort, Terms, Wish, read_knob
-from inference.errors import InvalidRequest
+from inference.errors import InvalidRequest, Unavailable
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import MESSAGE_BYTES, Prices
 from outrider.options.groups import GoalOptions, PriceOptions
@@ -97,11 +99,20 @@ def _unstated(options: PriceOptions, rates: Rates) -> list[str]:
     return [flag for flag, value in parts.items() if value is None]
 
 
+@contextmanager
+def _or_stated_by(flags: str) -> Iterator[None]:
+    """Within this context the error of a missing price names the flags that state one."""
+    try:
+        yield
+    except Unavailable as error:
+        raise Unavailable(f"{error}; {flags} states one") from error
+
+
 def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated | None:
     """The prices of --usd_per_hour, of --instance, or as the target states them. None where nobody
     has stated one.
 
-    Raises deploy.pricing.Unpriced where no source has that instance.
+    Raises Unavailable where no source has that instance.
     """
     up, down = options.usd_per_gb_up, options.usd_per_gb_down
     hourly = options.usd_per_hour or described_usd_per_hour
@@ -111,14 +122,15 @@ def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated 
         from deploy.pricing import open_prices
 
         prices = open_prices(live=not options.no_live)
-        price = prices.quote(
-            InstanceOffer(options.instance, options.region, Pricing(options.pricing))
-        ).price
+        offer = InstanceOffer(options.instance, options.region, Pricing(options.pricing))
+        with _or_stated_by("--usd_per_hour, in place of --instance,"):
+            price = prices.quote(offer).price
         hourly, source = price.usd_per_hour, str(price)
         if up is None:
             up, source = 0.0, f"{source}; traffic to it is free"
         if down is None:
-            listed = prices.service(ServiceOffer(Service.TRAFFIC_OUT, options.region))
+            with _or_stated_by("--usd_per_gb_down"):
+                listed = prices.service(ServiceOffer(Service.TRAFFIC_OUT, options.region))
             down, source = listed.rate, f"{source}; ${listed.rate:g} a GB from it ({listed.said})"
     if not hourly:
         return None

@@ -55,7 +55,7 @@ PURE = [
     "whole_file",
 ]
 HOMES = {
-    "boto3": ("deploy/aws.py", "deploy/aws_prices.py", "compile/s3.py"),
+    "boto3": ("deploy/aws.py", "compile/s3.py"),
     "scipy": ("compile/plan/search.py",),
     "filelock": ("compile/build/build.py",),
 }

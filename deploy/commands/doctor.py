@@ -11,6 +11,9 @@ from pydantic import Field
 from deploy.aws import Aws, aws_refusals
 from deploy.instance_kind import InstanceKind, Market
 from deploy.instance_types import find_type
+from deploy.launch_failures import quota_request
+from deploy.places import find_image, offered_zones
+from deploy.tunnel import PLUGIN
 from inference.errors import OutriderError
 from outrider.doctor.findings import Finding, fault, refused, show, warning
 from outrider.options.group import Shown
@@ -20,7 +23,6 @@ EXAMPLES = """examples:
   outrider deploy doctor                                   for a trn1.2xlarge on demand
   outrider deploy doctor --instance g6.xlarge --region eu-west-1 --json
 """
-_PLUGIN = "session-manager-plugin"
 
 
 class DoctorOptions(VerbOptions, title="account"):
@@ -53,66 +55,48 @@ def _findings(options: DoctorOptions) -> Iterator[Finding]:
     yield _plugin()
     try:
         aws = Aws(options.region)
-        with aws_refusals():
-            yield Finding("credentials", f"of account {aws.account}")
+        yield Finding("credentials", f"of account {aws.account}")
     except OutriderError as error:
         yield refused("credentials", error)
         return
     checks = {"region": _zones, "image": _image, "quota": _quota}
     for subject, check in checks.items():
         try:
-            with aws_refusals():
-                yield check(aws, instance, options.market)
+            yield check(aws, instance, options.market)
         except OutriderError as error:
             yield refused(subject, error)
 
 
 def _plugin() -> Finding:
-    if shutil.which(_PLUGIN):
-        return Finding("tunnel", f"{_PLUGIN} is installed")
+    if shutil.which(PLUGIN):
+        return Finding("tunnel", f"{PLUGIN} is installed")
     remedy = "install AWS's Session Manager plugin, or open the port with up --allow_cidr"
-    return fault("tunnel", f"{_PLUGIN} is not on PATH", remedy)
+    return fault("tunnel", f"{PLUGIN} is not on PATH", remedy)
 
 
 def _zones(aws: Aws, instance: InstanceKind, _market: Market) -> Finding:
-    asked = {"Name": "instance-type", "Values": [instance.name]}
-    rows = aws.rows(
-        "ec2",
-        "describe_instance_type_offerings",
-        "InstanceTypeOfferings",
-        LocationType="availability-zone",
-        Filters=[asked],
-    )
-    if rows:
-        zones = ", ".join(sorted(row["Location"] for row in rows))
-        return Finding("region", f"{aws.region} has {instance.name} in {zones}")
-    remedy = "another --region; trn1 is in us-east-1, us-east-2 and us-west-2"
-    return fault("region", f"{aws.region} has no {instance.name}", remedy)
+    zones = ", ".join(offered_zones(aws, instance))
+    return Finding("region", f"{aws.region} has {instance.name} in {zones}")
 
 
 def _image(aws: Aws, instance: InstanceKind, _market: Market) -> Finding:
-    found = aws.client("ssm").get_parameters(Names=[instance.image])["Parameters"]
-    if found:
-        return Finding("image", f"{instance.image} is {found[0]['Value']}")
-    remedy = "deploy plan lists the images there are; name one with --image"
-    return fault("image", f"{aws.region} has no {instance.image}", remedy)
+    return Finding("image", f"{instance.image} is {find_image(aws, instance.image)}")
 
 
 def _quota(aws: Aws, instance: InstanceKind, market: Market) -> Finding:
     """The account's limit in virtual CPUs. A quota that AWS does not tell is no fault."""
-    name, code = instance.quota(market)
-    need = find_type(aws.client("ec2"), instance.name).vcpus
-    ask = (
-        "aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {code} --desired-value {need} --region {aws.region}"
-    )
+    quota = instance.quota(market)
+    need = find_type(aws, instance.name).vcpus
+    ask = quota_request(quota, aws.region, need)
     try:
         with aws_refusals():
-            said = aws.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
+            said = aws.client("service-quotas").get_service_quota(
+                ServiceCode="ec2", QuotaCode=quota.code
+            )
     except OutriderError as error:
         return warning(
-            "quota", f"{name!r} cannot be read: {error}", f"where it is too small: {ask}"
+            "quota", f"{quota.name!r} cannot be read: {error}", f"where it is too small: {ask}"
         )
     value = float(said["Quota"]["Value"])
-    text = f"{name!r} is {value:g} vCPU, {instance.name} has {need}"
+    text = f"{quota.name!r} is {value:g} vCPU, {instance.name} has {need}"
     return Finding("quota", text) if value >= need else fault("quota", text, ask)

@@ -6,14 +6,15 @@ from deploy.aws import Aws
 from deploy.bill import BYTES_PER_GB
 from deploy.bucket import HostBucket
 from deploy.commands.options import NamedOptions
-from deploy.deployment import stack_name
+from deploy.deployment import own_bucket, stack_name
 from deploy.ec2_prices import Service, ServiceOffer
 from deploy.handover import withdraw_secrets
 from deploy.leftovers import leftovers
 from deploy.pricing import Unpriced, open_prices
-from deploy.stack import TargetStack
-from inference.command import FAILED, glance
-from outrider.named_targets import forget_target
+from deploy.stack import TargetStack, stack_names
+from inference.command import FAILED, glance, nearest
+from inference.errors import InvalidRequest
+from outrider.named_targets import forget_target, named_targets
 
 EXAMPLES = """examples:
   outrider deploy down demo
@@ -32,12 +33,21 @@ OPTIONS = DownOptions
 
 
 def run(options: DownOptions) -> int:
-    """Remove the target. Returns 1 where something of it is left."""
+    """Remove the target. Returns 1 where something of it is left. Raises InvalidRequest where the
+    bucket is to go and other targets stand.
+    """
     aws = options.aws()
     stack = TargetStack(aws, stack_name(options.name))
     state = stack.state()
+    others = stack_names(aws) - {stack.name} if options.with_bucket else set()
+    if others:
+        raise InvalidRequest(
+            f"--with_bucket: {', '.join(sorted(others))} may need what the bucket holds: remove "
+            "those first"
+        )
     if state is None:
-        print(f"there is no stack {stack.name} in {aws.region}")
+        meant = nearest(options.name, set(named_targets()) - {options.name})
+        print(f"there is no stack {stack.name} in {aws.region}{meant}")
     else:
         resources = stack.resources(state)
         stack.remove(state, glance)
@@ -45,6 +55,9 @@ def run(options: DownOptions) -> int:
     withdraw_secrets(aws, options.name)
     forget_target(options.name)
     _bucket(aws, remove=options.with_bucket)
+    used = state.parameters.get("Bucket") if state else None
+    if used not in (None, own_bucket(aws.account, aws.region)):
+        print(f"s3://{used}, which you named, keeps what was put there: its wheels/ and artefacts")
     left = leftovers(aws, options.name)
     print(f"left of {options.name} in {aws.region}: {', '.join(left) or 'nothing'}")
     return FAILED if left else 0
@@ -52,7 +65,7 @@ def run(options: DownOptions) -> int:
 
 def _bucket(aws: Aws, *, remove: bool) -> None:
     """Remove the account's bucket, or say what it holds."""
-    bucket = HostBucket(aws, f"outrider-{aws.account}-{aws.region}")
+    bucket = HostBucket(aws, own_bucket(aws.account, aws.region))
     if not bucket.exists:
         return
     if remove:

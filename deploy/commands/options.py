@@ -11,6 +11,7 @@ from typing_extensions import Self
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.deployment import Deployment
 from deploy.instance_kind import InstanceKind, Market
+from inference.errors import InvalidRequest
 from outrider.named_targets import check_name, find_target
 from outrider.options.group import Shown
 from outrider.options.values import Count, ModelName, Name
@@ -34,9 +35,18 @@ class NamedOptions(VerbOptions, title="target"):
         return self
 
     def aws(self) -> Aws:
-        """The account, in the target's region."""
-        known = None if self.region else find_target(self.name)
-        return Aws(self.region or (known.region if known else None))
+        """The account, in the target's region. Raises InvalidRequest for another one: what this
+        machine keeps of the target belongs to the one that runs.
+        """
+        known = find_target(self.name)
+        if known is None:
+            return Aws(self.region)
+        if self.region not in (None, known.region):
+            raise InvalidRequest(
+                f"{self.name} was started in {known.region}: leave out --region {self.region}, or "
+                "choose another name"
+            )
+        return Aws(known.region)
 
 
 class DeploymentOptions(NamedOptions, title="instance"):

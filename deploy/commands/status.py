@@ -87,4 +87,5 @@ def _cost(aws: Aws, name: str) -> str:
     """What the target's run has cost so far."""
     so_far = bill_of(aws, find_run(aws, name), open_prices(), live=True)
     unknown = "".join(f"; not in the sum: {reason}" for reason in so_far.unknown)
-    return f"${so_far.usd:.2f} so far{unknown} (`outrider deploy cost {name}` has the lines)"
+    least = "at least " if so_far.unknown else ""
+    return f"{least}${so_far.usd:.2f} so far{unknown} (`outrider deploy cost {name}` has the lines)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ from deploy.pricing import Unpriced
 from deploy.running_instance import RunningInstance, describe_instance
 from deploy.served import computed_speed, read_served
 from deploy.stack import StackState
+from deploy.tunnel import NO_PLUGIN, PLUGIN
 from deploy.wheel import build_wheel, put_wheel
 from inference.command import FAILED, glance, say
 from inference.errors import InvalidRequest, Unavailable
@@ -57,7 +59,7 @@ class UpOptions(DeploymentOptions, title="start"):
     wheel: File | None = None
     """Outrider for the host (default: built from this checkout)"""
     yes: bool = False
-    """start without asking"""
+    """start without asking; needed where stdin is no terminal"""
     no_wait: bool = False
     """end when the host has been started, before it serves"""
     patience_minutes: Count = 45
@@ -123,13 +125,22 @@ def _start(
     cost = find_cost(deployment, live=True)
     speed = computed_speed(manifest) if manifest else None
     print(*plan_lines(deployment, manifest, account, cost, speed), sep="\n", flush=True)
-    if sys.stdin.isatty() and not options.yes and input("start this? [y/N] ").lower() != "y":
+    if not (options.yes or _agreed()):
         return None
     bucket = HostBucket(aws, deployment.bucket_name(account.number))
     bucket.make()
     settings = _settings(options, deployment, bucket, cost)
     _remember(deployment)
     return launch.start(account.places, user_data(settings), bucket.name)
+
+
+def _agreed() -> bool:
+    """Whether the user wants to pay for it. Raises InvalidRequest where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise InvalidRequest(
+            "nothing was started: stdin is no terminal, so nobody can be asked; --yes starts"
+        )
+    return input("start this? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _settings(
@@ -235,6 +246,7 @@ def _words(deployment: Deployment, instance: RunningInstance) -> list[str]:
     )
     return [
         f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})",
+        *([] if deployment.allow_cidr or shutil.which(PLUGIN) else [f"  # first: {NO_PLUGIN}"]),
         *([] if deployment.allow_cidr else [tunnel]),
         f"  outrider chat --target {name}",
         f"it ends itself after {deployment.idle_minutes} min without a session, and at "

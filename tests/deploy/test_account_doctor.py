@@ -85,7 +85,7 @@ def test_a_region_without_the_instance_is_a_fault(capsys: pytest.CaptureFixture[
 def test_an_image_that_is_gone_is_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
     found = doctor(capsys, "--instance", "trn1.2xlarge", "--region", "us-east-1")["image"]
     assert found["severity"] == "fault"
-    assert "--image" in found["remedy"]
+    assert "--image" in found["text"]
 
 
 def test_without_credentials_nothing_else_is_asked(

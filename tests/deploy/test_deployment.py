@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compile.compile_options import parse as parse_compile
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
@@ -62,8 +63,11 @@ def test_the_quota_is_named_as_aws_names_it() -> None:
 
 
 def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None:
-    with pytest.raises(InvalidRequest, match="compile --target trn1"):
-        Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"))
+    with pytest.raises(InvalidRequest) as refused:
+        Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"), model="some/model")
+    _, command, _ = str(refused.value).split("`")
+    options = parse_compile(command.removeprefix("outrider compile ").split())
+    assert (options.model, options.target, options.tensor_parallel) == ("some/model", "trn1", 2)
     with pytest.raises(InvalidRequest, match="needs --digest"):
         Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"), artifact="s3://b/p")
 

@@ -8,6 +8,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from deploy.aws import Aws
 from deploy.instance_types import DEVICE_GIB, bundled_types, find_type, read_type
 from inference.errors import InvalidRequest
 
@@ -39,10 +40,10 @@ def test_the_bundled_types_are_as_ec2_describes_them_but_for_the_corrections(
 
 
 def test_a_type_without_accelerators_has_none(ec2: Any) -> None:
-    host = find_type(ec2, "r5.2xlarge")
+    host = find_type(Aws("us-east-1"), "r5.2xlarge")
     assert (host.vcpus, host.memory_gib, host.accelerators) == (8, 64, "")
 
 
 def test_a_type_that_ec2_does_not_describe_is_refused(ec2: Any) -> None:
     with pytest.raises(InvalidRequest, match="no instance type trn3"):
-        find_type(ec2, "trn3.48xlarge")
+        find_type(Aws("us-east-1"), "trn3.48xlarge")

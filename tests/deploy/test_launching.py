@@ -4,6 +4,7 @@ where AWS refuses, and that nothing is left.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -62,7 +63,7 @@ def up(tmp_path: Path) -> list[str]:
     wheel = tmp_path / "outrider-0.1.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     words = ["up", "demo", "--instance", "g6.xlarge", "--image", IMAGE]
-    return [*words, "--wheel", str(wheel)]
+    return [*words, "--wheel", str(wheel), "--yes"]
 
 
 def kept(aws: AwsServer) -> Path:
@@ -171,7 +172,7 @@ def test_a_zone_without_capacity_is_followed_by_the_next(
             "the same command goes on",
         ),
         (
-            {"action": "DescribeSubnets", "code": "AuthFailure", "message": "who?"},
+            {"action": "DescribeSubnets", "code": "UnauthorizedOperation", "message": "no"},
             "AWS denies DescribeSubnets",
         ),
     ],
@@ -300,3 +301,47 @@ def test_without_the_plugin_a_tunnel_says_what_is_missing(
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["tunnel", "demo"]) == 1
     assert "session-manager-plugin, which is not installed" in capsys.readouterr().err
+
+
+def test_a_running_targets_credentials_are_not_lost_by_a_command_for_another_region(
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(up) == 0
+    for words in (["down", "demo"], up):
+        assert main([*words, "--region", "eu-west-1"]) == 1
+        assert "demo was started in us-east-1" in capsys.readouterr().err
+    assert (kept(aws) / "token").is_file()
+
+
+def test_a_stack_that_outrider_did_not_make_is_left_alone(
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloudformation = boto3.client("cloudformation")
+    topic = {"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}
+    cloudformation.create_stack(StackName="outrider-demo", TemplateBody=json.dumps(topic))
+    try:
+        for words in (up, ["down", "demo"], ["status", "demo"]):
+            assert main(words) == 1
+            assert "was not made by Outrider" in capsys.readouterr().err
+        (stack,) = cloudformation.describe_stacks(StackName="outrider-demo")["Stacks"]
+        assert stack["StackStatus"] == "CREATE_COMPLETE"
+    finally:
+        cloudformation.delete_stack(StackName="outrider-demo")
+
+
+def test_nothing_is_started_unasked_where_nobody_can_be_asked(
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(up[:-1]) == 1
+    assert "--yes starts" in capsys.readouterr().err
+    called = aws.control()["called"]
+    assert "CreateStack" not in called
+    assert "CreateBucket" not in called
+
+
+def test_the_bucket_is_not_removed_under_another_target(
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(up) == 0
+    assert main(["down", "other", "--with_bucket"]) == 1
+    assert "outrider-demo may need what the bucket holds" in capsys.readouterr().err

@@ -63,14 +63,17 @@ def start(aws: Any, bucket: str) -> None:
         {"ParameterKey": "Bucket", "ParameterValue": bucket},
     ]
     aws.client("cloudformation").create_stack(
-        StackName="outrider-demo", TemplateBody=json.dumps(TEMPLATE), Parameters=parameters
+        StackName="outrider-demo",
+        TemplateBody=json.dumps(TEMPLATE),
+        Parameters=parameters,
+        Tags=[{"Key": "outrider:target", "Value": "demo"}],
     )
 
 
 def test_the_bill_of_a_run_is_that_of_its_seconds_volume_and_bytes(
     aws: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(aws, "outrider-123-us-east-1")
+    start(aws, "outrider-123456789012-us-east-1")
     path = tmp_path / "prices.json"
     path.write_text(json.dumps(PRICES))
     assert main(["cost", "demo", "--no_live", "--json", "--price_file", str(path)]) == 0

@@ -24,7 +24,7 @@ from outrider.target import READY
 from tests.house import ROOMS
 from tests.support.container_files import read_dockerfile
 from tests.support.repository import ROOT
-from tests.support.scratch_host import IMAGE_VENV, ScratchHost, build_wheel, scratch_host
+from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 from tests.support.wire_fixtures import free_port
 
 DOCKER = ROOT / "deploy" / "docker"
@@ -77,7 +77,7 @@ def test_a_services_options_are_its_roles(name: str) -> None:
 
 
 @pytest.fixture
-def container(tmp_path: Path) -> Iterator[tuple[ScratchHost, Path]]:
+def container(tmp_path: Path, wheel: Path) -> Iterator[tuple[ScratchHost, Path]]:
     """A host with the packages of the image, its directories and secrets, and a read-only root."""
     make_certificate(tmp_path, ["target", "localhost"])
     token = tmp_path / "token"
@@ -85,7 +85,6 @@ def container(tmp_path: Path) -> Iterator[tuple[ScratchHost, Path]]:
     token.chmod(0o600)
     with scratch_host() as host:
         host.make_image_venv({})
-        wheel = build_wheel(tmp_path / "wheel")
         host.put_object(wheel.name, wheel)
         pip = [f"{IMAGE_VENV}/bin/python", "-m", "pip", "install", "--no-deps", "--no-index"]
         installed = host.run(*pip, f"/srv/aws/{wheel.name}")

@@ -16,7 +16,7 @@ import pytest
 from compile.store import open_store, pull
 from deploy.host.build_script import ARTEFACT, BuildSettings, build_script
 from inference.errors import InvalidRequest
-from tests.support.scratch_host import IMAGE_VENV, ScratchHost, build_wheel, scratch_host
+from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 
 SETTINGS = BuildSettings(
     region="us-west-2",
@@ -73,11 +73,6 @@ def test_a_word_of_the_command_stays_one_word_of_the_shell() -> None:
 def test_a_setting_that_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         replace(SETTINGS, **changes)
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture

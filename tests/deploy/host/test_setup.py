@@ -28,7 +28,7 @@ from inference.artifact import check_files, read_manifest
 from outrider.models import EMBEDDED
 from tests.support.artifacts import build
 from tests.support.repository import ROOT
-from tests.support.scratch_host import IMAGE_VENV, ScratchHost, build_wheel, scratch_host
+from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 from tests.support.units import read_unit
 from tests.support.wire_fixtures import free_port
 
@@ -36,11 +36,6 @@ pytestmark = pytest.mark.extended
 
 PINNED = {"torch_neuronx": "2.9.0.2.15.32035", "transformers": "4.57.1"}
 """Versions that the image brings, as pip sees them."""
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
