@@ -8,12 +8,12 @@ from pathlib import Path
 import inference
 from compile.compile_options import CompileOptions
 from compile.plan.buckets import (
-    CHUNK,
     Sizes,
     buckets_of,
     explain,
     graphs_of,
     plan_graphs,
+    prompt_sizes,
     samplings_of,
 )
 from compile.plan.device import device_of
@@ -93,6 +93,7 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
         options.sizes("slots"),
         options.sampling or ("sampled" if small else "both"),
         few=small or options.fused,  # rounds are graphs, too
+        windows=2 if small or options.fused else prompt_sizes(options.device)[1],
     )
     for rows in _ROWS if options.rows is None else (options.rows,):
         limits = _limits(options, checkpoint, sizes, rows)
@@ -166,7 +167,7 @@ def _limits(
     length = _sequence_length(options, checkpoint)
     return Limits(
         rows,
-        min(max(sizes.prefill or (CHUNK,)), length),
+        min(max(sizes.prefill or (prompt_sizes(options.device)[0],)), length),
         options.max_tree_nodes,
         least_nodes(options.precision),
         length,

@@ -16,8 +16,11 @@ from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 
-CHUNK = 256
-"""Prompt tokens in one call, by default."""
+_CHUNK = 256
+_NEURON_CHUNK = 512
+"""Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
+MOST_GRAPHS = 20
+"""Graphs of a target, by default: their programs take memory beside the weights."""
 _TREES = (1, 4, 16)
 """Nodes of trees, by default, below the most."""
 _FEW_TREES = (1, 16)
@@ -36,6 +39,7 @@ class Sizes:
     slots: tuple[int, ...] | None = None
     sampling: str = "both"  # one of SAMPLINGS
     few: bool = False  # fewer sizes of trees, where they were not given
+    windows: int = 2  # parts of the cache that prompts read, where slots were not given
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,9 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     what is left out of them: trees of each size over the whole cache.
 
     By default trees have 1, 4, 16 nodes or the most. Graphs of one session read half the cache or
-    all of it where there is one row, else all of it: so there are at most 18. Where few are wanted,
-    trees of 4 nodes are left out, and of all rows what the limits do not need.
+    all of it where there is one row, else all of it. Prompts read one of `windows` parts of the
+    cache, or more, where that makes MOST_GRAPHS at most; else half of it or all. Where few are
+    wanted, trees of 4 nodes are left out, and of all rows what the limits do not need.
     """
     least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     usual = _FEW_TREES if sizes.few else _TREES
@@ -64,22 +69,39 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     slots = slots_of(sizes, limits.capacity)
     _check_sizes("--slots", slots, limits.capacity)
     _check_sizes("--tree_sizes", trees, most)
-    chunks = product(sizes.prefill or (limits.chunk,), slots)
-    shapes = {CallShape(True, 1, nodes, size) for nodes, size in chunks}
+    shapes: set[CallShape] = set()
     for nodes in {max(least, nodes) for nodes in trees}:
         shapes |= {CallShape(False, 1, nodes, size) for size in tree_slots(sizes, limits)}
         if sizes.trees or not sizes.few:
             shapes.add(CallShape(False, limits.rows, nodes, limits.capacity))
+    chunks = sizes.prefill or (limits.chunk,)
+    beside = MOST_GRAPHS - len(shapes) * len(samplings_of(sizes.sampling))
+    if sizes.slots is None and len(chunks) * sizes.windows <= beside:
+        slots = _windows(limits.capacity, sizes.windows)
+    shapes |= {CallShape(True, 1, nodes, size) for nodes, size in product(chunks, slots)}
     return buckets_of([*shapes, *limits.required()], limits, sizes.sampling)
+
+
+def prompt_sizes(target: str) -> tuple[int, int]:
+    """Prompt tokens in one call of a target's graph, and the parts of the cache that prompts read,
+    where they were not given.
+    """
+    return (_CHUNK, 2) if target == "cpu" else (_NEURON_CHUNK, 4)
 
 
 def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
     """The numbers of cache slots that graphs read."""
     if sizes.slots is not None:
         return sizes.slots
+    return _windows(capacity, 2)
+
+
+def _windows(capacity: int, parts: int) -> tuple[int, ...]:
+    """One part of a cache's slots, two, and so on to all: multiples of _STEP, but for the last."""
     if capacity <= _SHORT_CACHE:
         return (capacity,)
-    return (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
+    sizes = (-(-capacity * part // (parts * _STEP)) * _STEP for part in range(1, parts))
+    return (*(min(size, capacity) for size in sizes), capacity)
 
 
 def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
