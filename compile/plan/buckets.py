@@ -40,6 +40,7 @@ class Sizes:
     sampling: str = "both"  # one of SAMPLINGS
     few: bool = False  # fewer sizes of trees, where they were not given
     windows: int = 2  # parts of the cache that prompts read, where slots were not given
+    most: int = MOST_GRAPHS  # graphs, where no sizes of trees were given
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     what is left out of them: trees of each size over the whole cache.
 
     By default trees have 1, 4, 16 nodes or the most. Graphs of one session read half the cache or
-    all of it where there is one row, else all of it. Prompts read one of `windows` parts of the
-    cache, or more, where that makes MOST_GRAPHS at most; else half of it or all. Where few are
-    wanted, trees of 4 nodes are left out, and of all rows what the limits do not need.
+    all of it where there is one row, else all of it. Where few are wanted, trees of 4 nodes are
+    left out, and of all rows what the limits do not need.
     """
     least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     usual = _FEW_TREES if sizes.few else _TREES
@@ -75,18 +75,26 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
         if sizes.trees or not sizes.few:
             shapes.add(CallShape(False, limits.rows, nodes, limits.capacity))
     chunks = sizes.prefill or (limits.chunk,)
-    beside = MOST_GRAPHS - len(shapes) * len(samplings_of(sizes.sampling))
-    if sizes.slots is None and len(chunks) * sizes.windows <= beside:
+    if sizes.slots is None and len(chunks) == 1:
         slots = _windows(limits.capacity, sizes.windows)
     shapes |= {CallShape(True, 1, nodes, size) for nodes, size in product(chunks, slots)}
-    return buckets_of([*shapes, *limits.required()], limits, sizes.sampling)
+    buckets = buckets_of([*shapes, *limits.required()], limits, sizes.sampling)
+    return _within(sizes.most, buckets) if sizes.trees is None else buckets
 
 
-def prompt_sizes(target: str) -> tuple[int, int]:
-    """Prompt tokens in one call of a target's graph, and the parts of the cache that prompts read,
-    where they were not given.
+def _within(most: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """At most so many, as far as greedy graphs can be left out: a sampled one of the same shape
+    takes temperature 0, too. It loses the smaller share of its time the larger its trees are.
     """
-    return (_CHUNK, 2) if target == "cpu" else (_NEURON_CHUNK, 4)
+    twins = {replace(bucket, sampled=False) for bucket in buckets if bucket.sampled}
+    spare = sorted(twins.intersection(buckets), key=lambda bucket: (bucket.nodes, bucket.rows))
+    dropped = spare[-(len(buckets) - most) :] if len(buckets) > most else []
+    return tuple(bucket for bucket in buckets if bucket not in dropped)
+
+
+def default_chunk(target: str) -> int:
+    """Prompt tokens in one call of a target's graph."""
+    return _CHUNK if target == "cpu" else _NEURON_CHUNK
 
 
 def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
