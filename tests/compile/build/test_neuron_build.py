@@ -315,7 +315,8 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints_beside
     ]
     assert len(rows) == 4
     for row in rows:
-        model, where, weights, cache, activation, total, memory = (cell.strip("| ") for cell in row)
+        cells = (cell.strip("| ") for cell in row)
+        model, where, weights, cache, noise, activation, total, memory = cells
         target, ranks = where.split(", ")
         size = ["--rows", "4", "--sequence_length", "4096", "--dry_run"]
         compile_main(
@@ -336,6 +337,7 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints_beside
         for name, value in (
             ("weights", weights),
             ("KV cache", cache),
+            ("noise made ahead", noise),
             ("largest activation", activation),
         ):
             assert re.search(rf"{name} +{re.escape(value)}", printed), row
