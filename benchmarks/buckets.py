@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import command, write_json
-from compile.plan.buckets import CHUNK, Sizes, graphs_of, limits_of
+from compile.plan.buckets import Sizes, graphs_of, limits_of
 from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, expected_cost, plan, powers_of_two
 from compile.plan.workload import Calls, Limits, Load, calls_of, read_load
@@ -32,7 +32,7 @@ from inference.model.config import ModelConfig, parse_config
 LOADS = Path(__file__).parent / "loads"
 BUDGETS = (8, 14, 24)
 _SESSIONS = 200
-_SEQUENCE_LENGTH, _TREE_NODES, _ROWS = 2048, 64, 8
+_SEQUENCE_LENGTH, _TREE_NODES, _ROWS, _CHUNK = 2048, 64, 8, 256
 LLAMA_8B: dict[str, Any] = {  # the shapes in Llama 3.1 8B's config.json
     "model_type": "llama",
     "vocab_size": 128256,
@@ -147,7 +147,7 @@ def write_loads() -> None:
 
 def compare(name: str, spec: CompileSpec, config: ModelConfig) -> Iterator[Row]:
     """The choices for one load on one device."""
-    limits, cost = limits_of(spec, CHUNK), call_cost(config, spec)
+    limits, cost = limits_of(spec, _CHUNK), call_cost(config, spec)
     calls, powers = calls_of(read_load(LOADS / f"{name}.json"), limits), powers_of_two(limits)
     graphs = sum(BuildBudget(0).count(shape) for shape in powers)
     exact = sum(weight * cost(call) for call, weight in calls.items())
@@ -169,7 +169,7 @@ def specs() -> Iterator[tuple[CompileSpec, ModelConfig]]:
     """An 8B model on trn1.2xlarge, and a 135M model on a CPU."""
     for target, ranks, raw in (("trn1", 2, LLAMA_8B), ("cpu", 1, _SMALL)):
         dtype = "float32" if target == "cpu" else "bfloat16"
-        limits = Limits(_ROWS, CHUNK, _TREE_NODES, least_nodes(dtype), _SEQUENCE_LENGTH)
+        limits = Limits(_ROWS, _CHUNK, _TREE_NODES, least_nodes(dtype), _SEQUENCE_LENGTH)
         buckets = graphs_of(Sizes(), limits)
         config = parse_config(raw)
         yield (

@@ -101,7 +101,7 @@ class CompileOptions:
         metavar="N,...",
     )
     prompt_chunks: str | None = option(
-        None, "prompt tokens in one call (default: 256)", _SIZES, metavar="N,..."
+        None, "prompt tokens in one call (default: 256 for cpu, 512 else)", _SIZES, metavar="N,..."
     )
     tree_sizes: str | None = option(
         None,
@@ -111,7 +111,8 @@ class CompileOptions:
     )
     slots: str | None = option(
         None,
-        "cache slots that are read (default: half of them and all; a short cache whole)",
+        "cache slots that are read (default: half of them and all, prompts also quarters; "
+        "a short cache whole)",
         _SIZES,
         metavar="N,...",
     )

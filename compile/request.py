@@ -8,9 +8,10 @@ from pathlib import Path
 import inference
 from compile.compile_options import CompileOptions
 from compile.plan.buckets import (
-    CHUNK,
+    MOST_GRAPHS,
     Sizes,
     buckets_of,
+    default_chunk,
     explain,
     graphs_of,
     plan_graphs,
@@ -33,6 +34,8 @@ _SMALL_VOCABULARY = 4096
 """Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little. Such
 a model is small, and a call of it short beside the time that another graph takes to build.
 """
+_WINDOWS = 4
+"""Parts of a Neuron target's cache that prompts read: a call takes long by the slots it reads."""
 _ROWS = (4, 2, 1)
 """Row counts that are tried where none is given. More sessions than that want --load."""
 _FILLED = 0.75
@@ -87,12 +90,15 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     Where --rows was not given, the most of a few row counts that fit are taken.
     """
     small = checkpoint.vocabulary <= _SMALL_VOCABULARY
+    few = small or options.fused  # rounds are graphs, too
     sizes = Sizes(
         options.sizes("prompt_chunks"),
         options.sizes("tree_sizes"),
         options.sizes("slots"),
         options.sampling or ("sampled" if small else "both"),
-        few=small or options.fused,  # rounds are graphs, too
+        few,
+        _WINDOWS if options.device != "cpu" and not few else 2,
+        MOST_GRAPHS - _between(options),
     )
     for rows in _ROWS if options.rows is None else (options.rows,):
         limits = _limits(options, checkpoint, sizes, rows)
@@ -107,6 +113,11 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     first = first_graphs(request.spec, limits)
     lacking = tuple(graph for graph in request.spec.graphs if graph not in first.graphs)
     return BuildRequest(first, request.explanation, lacking)
+
+
+def _between(options: CompileOptions) -> int:
+    """Graphs that a Neuron target calls between the others: one copies rows, one makes noise."""
+    return 0 if options.device == "cpu" else 2
 
 
 def _spec(
@@ -142,7 +153,7 @@ def _planned(
 ) -> BuildRequest:
     """The spec with the graphs that serve --load best."""
     check_fits(checkpoint.config, spec)
-    beside = len(spec.graphs) - len(spec.buckets)
+    beside = len(spec.graphs) - len(spec.buckets) + _between(options)
     budget = _budget(options, sampling, options.graphs - beside)
     load = read_load(Path(options.load or ""))
     planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
@@ -166,7 +177,7 @@ def _limits(
     length = _sequence_length(options, checkpoint)
     return Limits(
         rows,
-        min(max(sizes.prefill or (CHUNK,)), length),
+        min(max(sizes.prefill or (default_chunk(options.device),)), length),
         options.max_tree_nodes,
         least_nodes(options.precision),
         length,

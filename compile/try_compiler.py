@@ -30,13 +30,13 @@ from compile.build.builders import builder_of
 from compile.build.compiler_report import METRICS, CompilerReport, first_error, read_report
 from compile.build.neff_cache import unit_key
 from compile.build.neuron_builder import NeuronBuilder
+from compile.build.neuron_compiler import PLATFORMS
 from compile.build.neuron_graphs import LOG
 from compile.compile_options import CompileOptions, parse
 from compile.ops.engines import rates_of
-from compile.plan.graph_time import GraphTime, graph_time
+from compile.plan.graph_time import GraphTime, graph_time, times_between
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
 from inference.command import run_command, say
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.json_file import read_json
@@ -68,21 +68,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: CompileOptions) -> int:
-    if options.device == "cpu":
+    if options.device not in PLATFORMS:
         raise InvalidRequest(
-            "--target is needed: trn1, inf2 or trn2, for which neuronx-cc compiles"
+            "--target is needed: trn1 or inf2, whose graphs PyTorch/XLA gives to neuronx-cc"
         )
     if options.out is None:
         raise InvalidRequest("--out is needed: the directory of the compiler's logs")
     compiler, checkpoint = _compiler(), find_checkpoint(options)
     spec = make_request(options, checkpoint).spec
     builder = builder_of(options, spec, checkpoint)
-    assert isinstance(builder, NeuronBuilder), "every target but cpu has this builder"
+    assert isinstance(builder, NeuronBuilder), "these targets have this builder"
     version = builder.versions()[COMPILER]
-    predicted = [graph_time(checkpoint.config, spec, bucket) for bucket in spec.graphs]
+    config = checkpoint.config
+    predicted = {bucket.name: graph_time(config, spec, bucket) for bucket in spec.graphs}
+    predicted |= times_between(config, spec)
     one = partial(_try, compiler, version, builder, Path(options.out))
     with ThreadPoolExecutor(builder.workers) as pool:
-        tried = list(pool.map(one, spec.graphs, predicted))
+        tried = list(pool.map(one, builder.names, predicted.values()))
     print(*table(tried, spec), sep="\n")
     return int(any(graph.error for graph in tried))
 
@@ -103,23 +105,23 @@ def _try(
     version: str,
     builder: NeuronBuilder,
     out: Path,
-    bucket: Bucket,
+    name: str,
     predicted: GraphTime,
 ) -> Tried:
     """Compile one graph, unless it was compiled before from the same HLO with the same flags."""
-    directory, (hlo, flags) = out / bucket.name, builder.hlo(bucket)
+    directory, (hlo, flags) = out / name, builder.hlo(name)
     key = unit_key("tried", hlo, flags, version)
     kept = _kept(directory / _REPORT, key)
     if kept is not None:
-        say(f"{bucket.name}: compiled before")
-        return _tried(bucket.name, predicted, kept["seconds"], directory)
+        say(f"{name}: compiled before")
+        return _tried(name, predicted, kept["seconds"], directory)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     (directory / _HLO).write_bytes(hlo.SerializeToString())
-    say(f"{bucket.name}: {COMPILER} begins")
+    say(f"{name}: {COMPILER} begins")
     seconds, error = _compile([compiler, *_arguments(flags)], directory)
-    tried = _tried(bucket.name, predicted, seconds, directory, error)
-    say(f"{bucket.name}: {error or f'compiled in {seconds:.0f} s'}")
+    tried = _tried(name, predicted, seconds, directory, error)
+    say(f"{name}: {error or f'compiled in {seconds:.0f} s'}")
     if not error:
         record = {"key": key, **asdict(tried), "predicted": predicted._asdict()}
         write_whole(directory / _REPORT, json.dumps(record, indent=1) + "\n")

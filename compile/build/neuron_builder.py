@@ -1,4 +1,4 @@
-"""Builds a target for trn1, inf2 or trn2 with NxD Core: weights divided by rank, graphs compiled
+"""Builds a target for trn1 or inf2 with NxD Core: weights divided by rank, graphs compiled
 one by one, all graphs in one file.
 
 It needs AWS's packages and no device. The graphs keep their caches as state, which is reassigned
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compile.build.between import calls_between
 from compile.build.compiler_report import read_report
 from compile.build.free_memory import processors, workers_within
 from compile.build.neff_cache import NeffCache
@@ -35,7 +36,7 @@ from compile.build.parallel import (
 from compile.plan.build_memory import worker_memory
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.neuron import COPY, COPY_RECORD, FILL, FILL_RECORD, PACKAGE, SHARD
+from inference.backends.neuron import PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
 from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
@@ -43,9 +44,9 @@ from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
-from inference.model.noise_window import Place, empty_window, fill_inputs
+from inference.model.noise_window import empty_window
 from inference.model.round_graph import StatefulRoundGraph
-from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
+from inference.model.verify_graph import StatefulGraph, example_inputs
 from inference.whole_file import write_whole
 
 Stateful = StatefulGraph | StatefulRoundGraph
@@ -112,9 +113,16 @@ class NeuronBuilder:
         files = [self._record(directory, f"graphs/{bucket.name}.json", call, more)]
         return files + self._log(directory, bucket.name, graph)
 
-    def hlo(self, bucket: Bucket) -> tuple[Any, str]:
+    @property
+    def names(self) -> list[str]:
+        """The names of all graphs: those of the spec, then those called between them."""
+        return [*(bucket.name for bucket in self._spec.graphs), *self._between]
+
+    def hlo(self, name: str) -> tuple[Any, str]:
         """A graph's HloModuleProto, for weights as they are, and the compiler's flags for it."""
-        call = self._call(bucket)
+        call = self._between.get(name) or next(
+            self._call(bucket) for bucket in self._spec.graphs if bucket.name == name
+        )
         return self._graphs.hlo(call), render(call.flags)
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
@@ -122,13 +130,11 @@ class NeuronBuilder:
         graph that copies a row, and with sampling one that makes noise.
         """
         check_routes(buckets)
-        calls, records = [self._call(bucket) for bucket in buckets], []
-        more = {COPY_RECORD: GraphCall(COPY, copy_inputs(), self._tools.flags)}
-        more[FILL_RECORD] = GraphCall(FILL, fill_inputs([Place(0, 0, 0)]), self._tools.flags)
-        for record, wanted in ((COPY_RECORD, self._spec.rows > 1), (FILL_RECORD, self._draws)):
-            if wanted:
-                calls.append(more[record])
-                records.append(self._record(directory, record, more[record], {}))
+        calls = [*(self._call(bucket) for bucket in buckets), *self._between.values()]
+        records = [
+            self._record(directory, f"graphs/{name}.json", call, {})
+            for name, call in self._between.items()
+        ]
         model = self._graphs.package(calls, self._spec.tensor_parallel)
         (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
         model.save(str(directory / PACKAGE), save_weights=False)
@@ -145,6 +151,11 @@ class NeuronBuilder:
             self.versions()["neuronx-cc"],
             None if hot is None else self._call(hot),
         )
+
+    @property
+    def _between(self) -> dict[str, GraphCall]:
+        calls = calls_between(self._spec)
+        return {name: GraphCall(name, taken, self._tools.flags) for name, taken in calls.items()}
 
     def _call(self, bucket: Bucket) -> GraphCall:
         flags = graph_flags(self._tools.flags, self._spec, bucket)
@@ -264,10 +275,9 @@ def hot_graph(spec: CompileSpec) -> Bucket | None:
     cache, with sampling where there is. A plan of these rows always has it, so a graph added later
     leaves the layout as it is.
 
-    None where weights stay as they are: on trn2, whose two-core layout is unproven, and beside a
-    draft, whose weights this graph does not read.
+    None where weights stay as they are: beside a draft, whose weights this graph does not read.
     """
-    if spec.target == "trn2" or spec.fused is not None:
+    if spec.fused is not None:
         return None
     trees = [bucket for bucket in spec.buckets if bucket.everywhere]
     return max(trees, key=lambda bucket: (bucket.nodes, bucket.rows, bucket.slots, bucket.sampled))

@@ -27,7 +27,7 @@ from inference.backends.neuron_sdk import (
 from inference.errors import BadArtifact, InvalidRequest
 
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
-PLATFORMS = {"trn1": "trn1", "inf2": "trn1", "trn2": "trn2"}
+PLATFORMS = {"trn1": "trn1", "inf2": "trn1"}
 """The platform that each target is compiled for."""
 
 _OURS = ("--target", "--lnc")
@@ -81,9 +81,8 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
         "--lnc": str(logical),
         "--model-type": "transformer",
         "--auto-cast": "none",
+        "--enable-saturate-infinity": "",
     }
-    if spec.target != "trn2":
-        flags["--enable-saturate-infinity"] = ""
     taken = [flag for flag in _OURS if flag in spec.compiler_flags]
     if taken:
         raise InvalidRequest(
@@ -123,7 +122,7 @@ def aim(target: str) -> None:
         return
     if has_device():
         family = instance_family()
-        if family in PLATFORMS and PLATFORMS[family] != platform:
+        if family is not None and PLATFORMS.get(family, family) != platform:
             raise InvalidRequest(
                 f"this is a {family} machine: to compile for {target} on it, set "
                 f"{OVERRIDE}={platform} first"

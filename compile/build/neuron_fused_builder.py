@@ -17,7 +17,6 @@ from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest
 from inference.model.config import read_config
-from inference.model.noise_window import WINDOW
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
 
 
@@ -40,11 +39,6 @@ class FusedNeuronBuilder(NeuronBuilder):
         if spec.fused is None:
             raise InvalidRequest("a builder for fused graphs was given a spec without a draft")
         self._shape, self._draft_checkpoint = spec.fused.shape, draft_directory
-        if self._shape.depth >= WINDOW:
-            raise InvalidRequest(
-                f"a {self._shape} is {self._shape.depth} deep: a Neuron target keeps the noise of "
-                f"{WINDOW} positions, so that {WINDOW - 1} drafted tokens in a row are the most"
-            )
         self._draft_config = read_config(draft_directory)
         self._draft_dealt = parallel_config(self._draft_config, spec.tensor_parallel, vocabulary)
 

@@ -17,20 +17,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from compile.build.between import calls_between
 from compile.build.parallel import parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.neuron import COPY, FILL, Program, runtime_error
+from inference.backends.neuron import Program, runtime_error
 from inference.backends.neuron_sdk import logical_cores
-from inference.backends.torch_neuron import DEALT, GRAPHS, RankPlan, draws, rank_weights
+from inference.backends.torch_neuron import DEALT, GRAPHS, RankPlan, rank_weights
 from inference.backends.torch_neuron_loading import FLAGS, compiled_files
 from inference.backends.torch_neuron_ranks import Ranks
 from inference.backends.torch_neuron_sdk import TRAINIUM, Machine, configure
 from inference.errors import BadArtifact, OutriderError
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config, read_raw_config
-from inference.model.noise_window import Place, fill_inputs
-from inference.model.verify_graph import copy_inputs, example_inputs
+from inference.model.verify_graph import example_inputs
 from inference.whole_file import write_whole
 
 _CUT_BY_INPUT = (".o_proj.weight", ".down_proj.weight", "embed_tokens.weight")
@@ -88,10 +88,8 @@ class TorchNeuronBuilder:
         build was broken off is in no other list.
         """
         records = list[str]()
-        if self._spec.rows > 1:
-            records += self._compiled(COPY, copy_inputs(), directory)[:1]
-        if draws(buckets):
-            records += self._compiled(FILL, fill_inputs([Place(0, 0, 0)]), directory)[:1]
+        for name, inputs in calls_between(self._spec).items():
+            records += self._compiled(name, inputs, directory)[:1]
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None

@@ -9,12 +9,14 @@ neuronx-cc keeps the program's order where it cannot show that another one is fa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from compile.build.between import calls_between
 from compile.ops.engines import FITTED, EngineRates, rates_of
 from compile.ops.op_work import KINDS, OpWork, op_work
-from compile.ops.rank_graph import record_bucket
+from compile.ops.rank_graph import record_between, record_bucket
 from compile.ops.recording import Op, Recording
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
@@ -30,6 +32,8 @@ COSTS = (
 keys and values; `norms` has the MLP's activations, too.
 """
 _NOTHING = OpWork()
+_Record = Callable[[ModelConfig, ModelConfig | None], Recording]
+"""Records a graph of these models: the target, and the draft where there is one."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +102,43 @@ def pass_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassTim
 
 
 def pass_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:
-    """The work of a call of one of the spec's graphs on one rank.
+    """The work of a call of one of the spec's graphs on one rank."""
+    return _whole(config, spec, partial(_bucket, spec, bucket))
 
-    Graphs of one layer and of two are recorded; every further layer adds what the second one did.
+
+def work_between(config: ModelConfig, spec: CompileSpec) -> dict[str, PassWork]:
+    """The work of the small graphs that are called between the spec's own, by name."""
+    return {
+        name: _whole(config, spec, partial(_between, spec, name)) for name in calls_between(spec)
+    }
+
+
+def _bucket(
+    spec: CompileSpec, bucket: Bucket, config: ModelConfig, draft: ModelConfig | None
+) -> Recording:
+    return record_bucket(config, spec, bucket, draft)
+
+
+def _between(
+    spec: CompileSpec, name: str, config: ModelConfig, draft: ModelConfig | None
+) -> Recording:
+    return record_between(config, spec, name, draft)
+
+
+def _whole(config: ModelConfig, spec: CompileSpec, recorded: _Record) -> PassWork:
+    """The work of a graph at the models' depth. Graphs of one layer and of two are recorded; every
+    further layer adds what the second one did.
     """
     models = [config] if spec.fused is None else [config, parse_config(spec.fused.config)]
-    least = _work_at(spec, bucket, [replace(model, layers=1) for model in models])
+
+    def work_at(models: Sequence[ModelConfig]) -> PassWork:
+        return work_of(recorded(models[0], models[1] if len(models) > 1 else None))
+
+    least = work_at([replace(model, layers=1) for model in models])
     total = least
     for place, model in enumerate(models):
         deeper = [replace(other, layers=1 + (place == i)) for i, other in enumerate(models)]
-        layer = _work_at(spec, bucket, deeper).plus(least, -1)
+        layer = work_at(deeper).plus(least, -1)
         total = total.plus(layer, model.layers - 1)
     return total
 
@@ -136,8 +167,3 @@ def cost_of(op: Op) -> str:
     if any("model/sampler.py" in name or name.endswith(":logits") for name in op.trail):
         return "logits"
     return "norms"
-
-
-def _work_at(spec: CompileSpec, bucket: Bucket, models: Sequence[ModelConfig]) -> PassWork:
-    draft = models[1] if spec.fused is not None else None
-    return work_of(record_bucket(models[0], spec, bucket, draft))

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compile.build.between import calls_between
 from compile.build.parallel import cast_weights, parallel_config, parallel_layers
 from compile.ops.recording import Recording, record
-from compile.ops.torch_neuron_rules import record_native
+from compile.ops.torch_neuron_rules import native_graph
 from compile.spec import NATIVE, CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends.neuron_sdk import Sdk
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
-from inference.model.noise_window import Place, empty_window, fill_inputs
+from inference.model.noise_window import empty_window
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
 from inference.model.verify_graph import StatefulGraph, example_inputs
 
@@ -55,34 +56,39 @@ def record_bucket(
 
     draft: the model that drafts in the graph (default: that of the spec, where it has one)
     """
-    if spec.target in NATIVE:
-        return record_native(config, spec, bucket)
+    if isinstance(bucket, RoundBucket):
+        inputs = round_inputs(bucket)
+    elif isinstance(bucket, DraftBucket):
+        inputs = draft_inputs(bucket)
+    else:
+        inputs = example_inputs(bucket)
+    return _recorded(config, spec, inputs, draft)
+
+
+def record_between(
+    config: ModelConfig, spec: CompileSpec, name: str, draft: ModelConfig | None = None
+) -> Recording:
+    """The operations of one of calls_between() on one rank."""
+    return _recorded(config, spec, calls_between(spec)[name], draft)
+
+
+def _recorded(
+    config: ModelConfig,
+    spec: CompileSpec,
+    inputs: Mapping[str, Tensor],
+    draft: ModelConfig | None,
+) -> Recording:
     if draft is None and spec.fused is not None:
         draft = parse_config(spec.fused.config)
     with torch.device("meta"):
-        if isinstance(bucket, RoundBucket):
-            inputs = round_inputs(bucket)
-        elif isinstance(bucket, DraftBucket):
-            inputs = draft_inputs(bucket)
-        else:
-            inputs = example_inputs(bucket)
         graph = _graph(config, spec, draft)
-    return _recorded(graph, inputs)
-
-
-def record_filling(config: ModelConfig, spec: CompileSpec) -> Recording:
-    """The operations of a call that makes noise ahead, on one rank."""
-    with torch.device("meta"):
-        graph = _graph(config, spec, None)
-    return _recorded(graph, fill_inputs([Place(0, 0, 0)]))
-
-
-def _recorded(graph: nn.Module, inputs: Mapping[str, Tensor]) -> Recording:
     laid = {name: tensor.to("meta") for name, tensor in inputs.items()}
     return record(graph.requires_grad_(False).eval(), laid)
 
 
 def _graph(config: ModelConfig, spec: CompileSpec, draft: ModelConfig | None) -> nn.Module:
+    if spec.target in NATIVE:
+        return native_graph(config, spec)
     decoder, cache = _decoder(config, spec), _cache(config, spec)
     window = None
     if any(bucket.sampled for bucket in spec.graphs):

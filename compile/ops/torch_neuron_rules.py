@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 
 from compile.build.parallel import cast_weights, parallel_config
-from compile.ops.recording import WRITES, Op, Recording, record
+from compile.ops.recording import WRITES, Op
 from compile.ops.rules import RULES, Graph, Rule
 from compile.spec import NATIVE, CompileSpec
-from inference.artifact import Bucket
-from inference.backends.torch_neuron import own_config
+from inference.backends.torch_neuron import draws, own_config
 from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder
 from inference.model.noise_window import empty_window
 from inference.model.torch_neuron_graph import ALONE, Collectives, InPlaceGraph, rank_layers
-from inference.model.verify_graph import example_inputs
 
 
 def _named() -> Any:
@@ -44,13 +42,7 @@ def _gathered(x: Tensor, ranks: int) -> Tensor:
 _LIBRARY = _named()  # its operations are there while it is held
 
 
-def record_native(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Recording:
-    """The operations of a call of one of the spec's graphs on one rank."""
-    inputs = {name: tensor.to("meta") for name, tensor in example_inputs(bucket).items()}
-    return record(native_graph(config, spec, bucket), inputs)
-
-
-def native_graph(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> InPlaceGraph:
+def native_graph(config: ModelConfig, spec: CompileSpec) -> InPlaceGraph:
     """One rank's graph on the meta device."""
     ranks, dtype = spec.tensor_parallel, getattr(torch, spec.dtype)
     dealt = parallel_config(config, ranks, spec.vocabulary)
@@ -60,7 +52,7 @@ def native_graph(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> InPl
     cast_weights(decoder, dtype)
     cache = empty_cache(own_config(dealt, ranks), spec.rows, spec.capacity, dtype, "meta")
     window = None
-    if bucket.sampled:
+    if draws(spec.buckets):
         window = empty_window(spec.rows, dealt.vocab_size // ranks, "meta")
     return InPlaceGraph(decoder.to("meta"), cache, window).requires_grad_(False).eval()
 

@@ -16,8 +16,11 @@ from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 
-CHUNK = 256
-"""Prompt tokens in one call, by default."""
+_CHUNK = 256
+_NEURON_CHUNK = 512
+"""Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
+MOST_GRAPHS = 20
+"""Graphs of a target, by default: their programs take memory beside the weights."""
 _TREES = (1, 4, 16)
 """Nodes of trees, by default, below the most."""
 _FEW_TREES = (1, 16)
@@ -36,6 +39,8 @@ class Sizes:
     slots: tuple[int, ...] | None = None
     sampling: str = "both"  # one of SAMPLINGS
     few: bool = False  # fewer sizes of trees, where they were not given
+    windows: int = 2  # parts of the cache that prompts read, where slots were not given
+    most: int = MOST_GRAPHS  # graphs, where no sizes of trees were given
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,8 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     what is left out of them: trees of each size over the whole cache.
 
     By default trees have 1, 4, 16 nodes or the most. Graphs of one session read half the cache or
-    all of it where there is one row, else all of it: so there are at most 18. Where few are wanted,
-    trees of 4 nodes are left out, and of all rows what the limits do not need.
+    all of it where there is one row, else all of it. Where few are wanted, trees of 4 nodes are
+    left out, and of all rows what the limits do not need.
     """
     least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     usual = _FEW_TREES if sizes.few else _TREES
@@ -64,22 +69,47 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     slots = slots_of(sizes, limits.capacity)
     _check_sizes("--slots", slots, limits.capacity)
     _check_sizes("--tree_sizes", trees, most)
-    chunks = product(sizes.prefill or (limits.chunk,), slots)
-    shapes = {CallShape(True, 1, nodes, size) for nodes, size in chunks}
+    shapes: set[CallShape] = set()
     for nodes in {max(least, nodes) for nodes in trees}:
         shapes |= {CallShape(False, 1, nodes, size) for size in tree_slots(sizes, limits)}
         if sizes.trees or not sizes.few:
             shapes.add(CallShape(False, limits.rows, nodes, limits.capacity))
-    return buckets_of([*shapes, *limits.required()], limits, sizes.sampling)
+    chunks = sizes.prefill or (limits.chunk,)
+    if sizes.slots is None and len(chunks) == 1:
+        slots = _windows(limits.capacity, sizes.windows)
+    shapes |= {CallShape(True, 1, nodes, size) for nodes, size in product(chunks, slots)}
+    buckets = buckets_of([*shapes, *limits.required()], limits, sizes.sampling)
+    return _within(sizes.most, buckets) if sizes.trees is None else buckets
+
+
+def _within(most: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """At most so many, as far as greedy graphs can be left out: a sampled one of the same shape
+    takes temperature 0, too. It loses the smaller share of its time the larger its trees are.
+    """
+    twins = {replace(bucket, sampled=False) for bucket in buckets if bucket.sampled}
+    spare = sorted(twins.intersection(buckets), key=lambda bucket: (bucket.nodes, bucket.rows))
+    dropped = spare[-(len(buckets) - most) :] if len(buckets) > most else []
+    return tuple(bucket for bucket in buckets if bucket not in dropped)
+
+
+def default_chunk(target: str) -> int:
+    """Prompt tokens in one call of a target's graph."""
+    return _CHUNK if target == "cpu" else _NEURON_CHUNK
 
 
 def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
     """The numbers of cache slots that graphs read."""
     if sizes.slots is not None:
         return sizes.slots
+    return _windows(capacity, 2)
+
+
+def _windows(capacity: int, parts: int) -> tuple[int, ...]:
+    """One part of a cache's slots, two, and so on to all: multiples of _STEP, but for the last."""
     if capacity <= _SHORT_CACHE:
         return (capacity,)
-    return (min(capacity, -(-capacity // (2 * _STEP)) * _STEP), capacity)
+    sizes = (-(-capacity * part // (parts * _STEP)) * _STEP for part in range(1, parts))
+    return (*(min(size, capacity) for size in sizes), capacity)
 
 
 def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from compile.plan.workload import Limits
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.config import read_config, read_raw_config
+from inference.model.noise_window import WINDOW
 
 _EMBEDDED = Path(inference.__file__).parent / "data" / "draft"
 
@@ -41,6 +42,11 @@ def fused_part(
     if not options.fused:
         return None
     directory, shape, capacity = draft_directory(options), options.drafted, limits.capacity
+    if options.device != "cpu" and shape.depth >= WINDOW:
+        raise InvalidRequest(
+            f"a {shape} is {shape.depth} deep: a Neuron target keeps the noise of {WINDOW} "
+            f"positions, so that {WINDOW - 1} drafted tokens in a row are the most"
+        )
     positions = read_config(directory).max_positions
     if limits.sequence_length > positions:
         raise InvalidRequest(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compile.ops.engines import rates_of
-from compile.ops.pass_time import pass_work
+from compile.ops.pass_time import PassWork, pass_work, work_between
 from compile.plan.memory import graph_work, work
 from compile.plan.workload import CallShape
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
@@ -40,7 +40,18 @@ def graph_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> GraphT
         arithmetic, traffic = call.flops / _CPU_FLOPS, call.moved / _CPU_BYTES
         longest = max(arithmetic, traffic)
         return GraphTime(longest, None, "compute" if arithmetic > traffic else "memory")
-    counted, rates = pass_work(config, spec, bucket), rates_of(spec.target)
+    return _time(pass_work(config, spec, bucket), spec.target)
+
+
+def times_between(config: ModelConfig, spec: CompileSpec) -> dict[str, GraphTime]:
+    """The times of the small graphs that a Neuron target calls between the others, by name."""
+    if spec.target == "cpu":
+        return {}
+    return {name: _time(work, spec.target) for name, work in work_between(config, spec).items()}
+
+
+def _time(counted: PassWork, target: str) -> GraphTime:
+    rates = rates_of(target)
     time, slower = counted.milliseconds(rates), counted.milliseconds(rates, rates.observed).total
     return GraphTime(time.total / 1e3, slower / 1e3, time.largest, counted.instructions)
 

@@ -18,6 +18,7 @@ from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig, parse_config
+from inference.model.noise_window import WINDOW
 
 AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
@@ -33,6 +34,7 @@ class Footprint:
 
     weights: int
     cache: int
+    noise: int  # windows of noise that sampled graphs read; a CPU's graphs make their own
     activation: int  # the largest single tensor of any graph
     largest: str  # which that is
 
@@ -41,7 +43,7 @@ class Footprint:
         """The sum, a lower bound: compilers keep further buffers, and the program lies in the same
         memory.
         """
-        return self.weights + self.cache + self.activation
+        return self.weights + self.cache + self.noise + self.activation
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,20 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
         for name, size in _activations(model, spec, bucket)
     )
     cache = sum(_cache_bytes(model, spec, spec.rows, spec.cache_slots) for model, _ in models)
-    return Footprint(
-        sum(_weight_bytes(model, spec) for model, _ in models), cache, activation, largest
-    )
+    weights = sum(_weight_bytes(model, spec) for model, _ in models)
+    return Footprint(weights, cache, _noise_bytes(spec), activation, largest)
+
+
+def _noise_bytes(spec: CompileSpec) -> int:
+    """One rank's windows of noise, of all rows."""
+    if spec.target == "cpu" or not any(bucket.sampled for bucket in spec.graphs):
+        return 0
+    return spec.rows * WINDOW * _ids(spec) * _WIDE
+
+
+def _ids(spec: CompileSpec) -> int:
+    """Ids of one rank's part of the vocabulary."""
+    return -(-spec.vocabulary // spec.tensor_parallel)
 
 
 def work(
@@ -116,8 +129,8 @@ def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
     if need.total <= device.memory:
         return need
     parts = (
-        f"weights {gib(need.weights)}, KV cache {gib(need.cache)}, largest activation "
-        f"{gib(need.activation)}"
+        f"weights {gib(need.weights)}, KV cache {gib(need.cache)}, noise {gib(need.noise)}, "
+        f"largest activation {gib(need.activation)}"
     )
     advice = "; ".join(_what_fits(config, spec)) or "nothing in the table of devices would fit"
     raise LimitExceeded(
@@ -301,9 +314,7 @@ def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
 def _activations(
     config: ModelConfig, spec: CompileSpec, bucket: Bucket
 ) -> Iterator[tuple[str, int]]:
-    """The tensors that grow with the shapes: name and bytes on one rank. Logits and noise are
-    counted whole, since ranks may gather them.
-    """
+    """The tensors that grow with the shapes: name and bytes on one rank."""
     rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
     yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE
     yield (
@@ -312,6 +323,6 @@ def _activations(
     )
     yield "new keys of all layers", _cache_bytes(config, spec, rows, nodes) // 2
     yield "MLP states", rows * nodes * config.intermediate_size // ranks * ITEM[spec.dtype]
-    yield "logits", rows * bucket.picks * spec.vocabulary * _WIDE
-    if bucket.sampled:
+    yield "logits", rows * bucket.picks * _ids(spec) * _WIDE
+    if bucket.sampled and spec.target == "cpu":
         yield "noise", rows * bucket.levels * spec.vocabulary * _WIDE

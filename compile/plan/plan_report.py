@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from compile.ops.engines import rates_of
 from compile.plan.device import Device, device_of
-from compile.plan.graph_time import GraphTime, graph_time
+from compile.plan.graph_time import GraphTime, graph_time, times_between
 from compile.plan.memory import Footprint, Work, gib, graph_work
 from compile.plan.programs import programs
 from compile.spec import CompileSpec
@@ -30,15 +30,21 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
     )
     yield f"cache: {spec.rows} rows of {slots}" if spec.rows > 1 else f"cache: one row of {slots}"
     times = [graph_time(config, spec, bucket) for bucket in spec.graphs]
+    between = times_between(config, spec)
     yield ""
-    yield from _graphs(spec, config, times)
+    yield from _graphs(spec, config, times, between)
     yield ""
     yield from _memory(need, device)
     if spec.target != "cpu":
-        yield from programs(device, [time.instructions for time in times])
+        yield from programs(device, [time.instructions for time in (*times, *between.values())])
 
 
-def _graphs(spec: CompileSpec, config: ModelConfig, times: Sequence[GraphTime]) -> Iterator[str]:
+def _graphs(
+    spec: CompileSpec,
+    config: ModelConfig,
+    times: Sequence[GraphTime],
+    between: Mapping[str, GraphTime],
+) -> Iterator[str]:
     ranks = "" if spec.tensor_parallel == 1 else " a rank"
     rates = None if spec.target == "cpu" else rates_of(spec.target)
     slower = f"{f'at {rates.observed / 1e9:.0f} GB/s':>14}" if rates else ""
@@ -48,6 +54,10 @@ def _graphs(spec: CompileSpec, config: ModelConfig, times: Sequence[GraphTime]) 
     )
     for bucket, time in zip(spec.graphs, times, strict=True):
         yield _graph(bucket, graph_work(config, spec, bucket), time)
+    if between:
+        yield f"{len(between)} more, called between the others"
+        for name, time in between.items():
+            yield f"{name:<36}{'':>32}{_milliseconds(time)}"
     if rates:
         yield (
             f"computed, not measured: weights at {rates.stream / 1e9:.0f} GB/s a rank, and "
@@ -58,11 +68,14 @@ def _graphs(spec: CompileSpec, config: ModelConfig, times: Sequence[GraphTime]) 
 
 
 def _graph(bucket: Bucket, call: Work, time: GraphTime) -> str:
-    slower = "" if time.slower is None else f"{time.slower * 1e3:>14.1f}"
     return (
-        f"{bucket.name:<36}{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}"
-        f"{time.seconds * 1e3:>11.4g}{slower}  {time.bound}"
+        f"{bucket.name:<36}{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}{_milliseconds(time)}"
     )
+
+
+def _milliseconds(time: GraphTime) -> str:
+    slower = "" if time.slower is None else f"{time.slower * 1e3:>14.1f}"
+    return f"{time.seconds * 1e3:>11.4g}{slower}  {time.bound}"
 
 
 def _memory(need: Footprint, device: Device) -> Iterator[str]:
@@ -72,4 +85,6 @@ def _memory(need: Footprint, device: Device) -> Iterator[str]:
     )
     yield f"  weights             {gib(need.weights)}"
     yield f"  KV cache            {gib(need.cache)}"
+    if need.noise:
+        yield f"  noise made ahead    {gib(need.noise)}"
     yield f"  largest activation  {gib(need.activation)} ({need.largest})"

@@ -35,7 +35,7 @@ from inference.backends.neuron_sdk import (
 )
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
 
-_COMPATIBLE = {"trn1": ("trn1",), "inf2": ("inf2",), "trn2": ("trn2",)}
+_TARGETS = ("trn1", "inf2")
 
 
 def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
@@ -61,10 +61,10 @@ def check_machine(manifest: Manifest) -> None:
 
     Nothing is loaded yet.
     """
-    if manifest.target not in _COMPATIBLE:
+    if manifest.target not in _TARGETS:
         raise BadArtifact(
-            f"the artefact was built for {manifest.target}, --device neuron runs those for trn1, "
-            "inf2 and trn2"
+            f"the artefact was built for {manifest.target}, --device neuron runs those for trn1 "
+            "and inf2 here"
         )
     if not has_device():
         raise InvalidRequest(
@@ -73,7 +73,7 @@ def check_machine(manifest: Manifest) -> None:
             "(aws-neuronx-dkms) or use a Neuron AMI; in a container pass the device through"
         )
     family = instance_family()
-    if family is not None and family not in _COMPATIBLE[manifest.target]:
+    if family not in (None, manifest.target):
         raise BadArtifact(
             f"the artefact was built for {manifest.target}, this is a {family} instance: build it "
             f"with --target {family}"

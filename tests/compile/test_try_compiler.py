@@ -50,6 +50,14 @@ def test_every_graph_is_compiled_once_and_its_figures_are_kept(
     assert len(runs.read_text().split()) == len(GRAPHS)
 
 
+def test_what_copies_rows_and_what_makes_noise_are_compiled_too(
+    runs: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert main([*flags(checkpoint, out), "--rows", "2", "--sampling", "sampled"]) == 0
+    assert {"copy_rows", "fill_noise"} <= set(runs.read_text().split())
+
+
 def test_a_graph_that_is_refused_is_named_with_the_compilers_reason_and_the_others_are_compiled(
     runs: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

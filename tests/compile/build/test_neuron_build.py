@@ -94,10 +94,10 @@ def test_flags_are_explicit_and_the_specs_come_last() -> None:
         "--target trn1 --lnc=1 --model-type=transformer --auto-cast=none "
         "--enable-saturate-infinity -O2"
     )
-    trn2 = spec_of(target="trn2", compiler_flags={"--optlevel": "1", "--auto-cast": "matmult"})
-    assert (
-        render(compiler_flags(trn2, 2))
-        == "--target trn2 --lnc=2 --model-type=transformer --auto-cast=matmult -O1"
+    inf2 = spec_of(target="inf2", compiler_flags={"--optlevel": "1", "--auto-cast": "matmult"})
+    assert render(compiler_flags(inf2, 1)) == (
+        "--target inf2 --lnc=1 --model-type=transformer --auto-cast=matmult "
+        "--enable-saturate-infinity -O1"
     )
     with pytest.raises(InvalidRequest, match="--lnc follows"):
         compiler_flags(spec_of(compiler_flags={"--lnc": "2"}), 1)
@@ -165,12 +165,13 @@ def test_what_the_user_has_set_is_never_changed(
 ) -> None:
     Neuron(device=False).install(monkeypatch, packages)
     monkeypatch.setenv(OVERRIDE, "trn2")
-    before = dict(os.environ)
     with pytest.raises(InvalidRequest, match="is trn2, but --target is trn1"):
         build(tmp_path / "a", checkpoint, spec_of(1))
-    build(tmp_path / "b", checkpoint, spec_of(1, target="trn2"))
+    monkeypatch.setenv(OVERRIDE, "inf2")
+    before = dict(os.environ)
+    build(tmp_path / "b", checkpoint, spec_of(1))
     assert {name: value for name, value in os.environ.items() if name.startswith("NEURON")} == {
-        OVERRIDE: "trn2"
+        OVERRIDE: "inf2"
     }
     assert before == dict(os.environ)
 
@@ -187,9 +188,9 @@ def test_another_family_than_the_machines_is_compiled_only_when_asked_for(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     Neuron().install(monkeypatch, packages)
-    (packages / "product_name").write_text("trn1n.32xlarge\n")
-    with pytest.raises(InvalidRequest, match=f"this is a trn1 machine: .*{OVERRIDE}=trn2"):
-        build(tmp_path / "a", checkpoint, spec_of(1, target="trn2"))
+    (packages / "product_name").write_text("trn2n.48xlarge\n")
+    with pytest.raises(InvalidRequest, match=f"this is a trn2 machine: .*{OVERRIDE}=trn1"):
+        build(tmp_path / "a", checkpoint, spec_of(1))
 
 
 def test_an_import_before_the_platform_is_known_is_refused(
@@ -314,7 +315,8 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints_beside
     ]
     assert len(rows) == 4
     for row in rows:
-        model, where, weights, cache, activation, total, memory = (cell.strip("| ") for cell in row)
+        cells = (cell.strip("| ") for cell in row)
+        model, where, weights, cache, noise, activation, total, memory = cells
         target, ranks = where.split(", ")
         size = ["--rows", "4", "--sequence_length", "4096", "--dry_run"]
         compile_main(
@@ -335,6 +337,7 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints_beside
         for name, value in (
             ("weights", weights),
             ("KV cache", cache),
+            ("noise made ahead", noise),
             ("largest activation", activation),
         ):
             assert re.search(rf"{name} +{re.escape(value)}", printed), row

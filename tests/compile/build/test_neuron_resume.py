@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -172,7 +171,7 @@ def test_another_machine_goes_on_with_a_killed_build_from_the_graphs_on_s3(
     cache = NeffCache(tmp_path / "two", open_store(store))
     builder = partial(NeuronBuilder, workers=1, cache=cache)
     build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), builder)
-    assert neuron.compiled == [*(name for name in NAMES[5:] if name != hot()), COPY]
+    assert neuron.compiled == [*(name for name in NAMES[5:] if name != hot()), COPY, FILL]
     before = len(neuron.compiled)
     one_more = (*MORE, verify_bucket(ROWS, 4, JUNK, JUNK, sampled=False))
     manifest = build(tmp_path / "artefact", checkpoint, spec_of(1, one_more), builder)
@@ -227,8 +226,8 @@ def test_prompts_are_compiled_at_o1_unless_told_otherwise(
 
 
 @pytest.mark.parametrize("changes", [True, False])
-@pytest.mark.parametrize("target", ["trn1", "inf2", "trn2"])
-def test_weights_are_laid_out_for_the_largest_tree_but_not_on_trn2(
+@pytest.mark.parametrize("target", ["trn1", "inf2"])
+def test_weights_are_laid_out_for_the_largest_tree(
     monkeypatch: pytest.MonkeyPatch,
     packages: Path,
     checkpoint: Path,
@@ -239,15 +238,13 @@ def test_weights_are_laid_out_for_the_largest_tree_but_not_on_trn2(
     neuron = Neuron(layout_changes=changes).install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1, target=target))
     (packages / "product_name").write_text(f"{target}.2xlarge\n")
-    assert ("layout_opt" in neuron.compiled) == (changes and target != "trn2")
-    if target != "trn2":
-        assert neuron.compiled[0] == hot(FEW)
+    assert ("layout_opt" in neuron.compiled) == changes
+    assert neuron.compiled[0] == hot(FEW)
     load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
 def test_a_graph_that_is_added_later_leaves_the_layout_as_it_is() -> None:
     assert hot(MORE) == hot(MORE[3:]) == FEW[0].name
-    assert hot_graph(replace(spec_of(1), target="trn2")) is None
 
 
 def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:

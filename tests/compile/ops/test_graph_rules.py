@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from compile.ops.__main__ import main
 from compile.ops.op_work import instructions
 from compile.ops.ranges import ranges
-from compile.ops.rank_graph import record_bucket, record_filling
+from compile.ops.rank_graph import record_between, record_bucket
 from compile.ops.recording import Op, Recording, record
 from compile.ops.rules import RULES, Violation, broken, live_bytes
 from compile.plan.device import device_of
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
+from inference.backends.neuron import COPY, FILL
 from inference.model.config import read_config, read_raw_config
 from inference.tree_shape import Branches
 from tests.support.repository import ROOT
@@ -29,7 +30,7 @@ VOCABULARY, JUNK = 128_256, 4160
 def record_shipped() -> Iterator[Recording]:
     """The smallest, a middle and the largest graph of each kind, and rounds with a draft."""
     buckets = [
-        prefill_bucket(1, 256, JUNK, JUNK),
+        prefill_bucket(1, 512, JUNK, JUNK),
         verify_bucket(1, 1, 2112, JUNK, sampled=True),
         verify_bucket(4, 16, 2112, JUNK, sampled=False),
         verify_bucket(4, 64, JUNK, JUNK, sampled=True),
@@ -37,7 +38,8 @@ def record_shipped() -> Iterator[Recording]:
     large, small = (read_config(SHAPES / name) for name in ("llama-3.1-8b", "llama-3.2-1b"))
     for bucket in buckets:
         yield record_bucket(large, spec(tuple(buckets), None), bucket)
-    yield record_filling(large, spec(tuple(buckets), None))
+    for name in (COPY, FILL):
+        yield record_between(large, spec(tuple(buckets), None), name)
     shape = Branches((2, 1))
     rounds = tuple(
         RoundBucket.of(shape, 4, JUNK, JUNK, sampled=sampled) for sampled in (False, True)
@@ -45,7 +47,8 @@ def record_shipped() -> Iterator[Recording]:
     prefill = (DraftBucket(1, 256, JUNK, 1, 1, False, JUNK),)
     draft = read_raw_config(SHAPES / "llama-3.2-1b")
     fused = FusedPart("draft", "", draft, prefill, rounds)
-    yield record_filling(small, spec((buckets[-1],), fused))
+    for name in (COPY, FILL):
+        yield record_between(small, spec((buckets[-1],), fused), name)
     for bucket in (buckets[-1], *prefill, *rounds):
         yield record_bucket(small, spec((buckets[-1],), fused), bucket)
 

@@ -4,6 +4,7 @@ larger.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,7 +19,9 @@ from compile.ops.pass_time import COSTS, PassTime, pass_time, pass_work, work_of
 from compile.ops.rank_graph import record_bucket
 from compile.ops.recording import record
 from compile.spec import CompileSpec, verify_bucket
-from inference.model.config import read_config
+from inference.artifact import DraftBucket, FusedPart, RoundBucket
+from inference.model.config import read_config, read_raw_config
+from inference.tree_shape import Branches
 from tests.support.repository import ROOT
 
 SHAPES = ROOT / "docs/shapes"
@@ -53,6 +56,18 @@ def test_the_weights_of_an_8b_model_take_27_6_ms_at_the_documented_rate() -> Non
     work = pass_work(config, spec(1), verify_bucket(1, 1, 2112, 4160, sampled=False))
     floor = work.milliseconds(rates_of("trn1"), rates_of("trn1").dma)
     assert floor.costs["weights"] == pytest.approx(27.6, abs=0.05)
+
+
+def test_a_draft_in_the_graphs_makes_a_sampled_tree_no_cheaper() -> None:
+    config, tree = read_config(SHAPES / "llama-3.2-1b"), verify_bucket(1, 16, 64, 80, sampled=True)
+    chain, prompts = Branches.chain(2), (DraftBucket(1, 16, 80, 1, 1, False, 80),)
+    rounds = (RoundBucket.of(chain, 1, 80, 80, sampled=True),)
+    whole = verify_bucket(1, 16, 80, 80, sampled=True)
+    alone = CompileSpec("m", "trn1", 128_256, (whole,), 1, 64, 16, "bfloat16", 2)
+    draft = read_raw_config(SHAPES / "llama-3.2-1b")
+    beside = replace(alone, fused=FusedPart("draft", "", draft, prompts, rounds))
+    both = [pass_time(config, one, tree).total for one in (alone, beside)]
+    assert both[1] == pytest.approx(both[0], rel=0.01)
 
 
 def test_every_cost_is_named_and_they_add_up() -> None:

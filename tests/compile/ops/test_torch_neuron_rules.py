@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.ops.rank_graph import record_bucket
+from compile.ops.rank_graph import record_between, record_bucket
 from compile.ops.recording import record
 from compile.ops.rules import broken
 from compile.ops.torch_neuron_rules import native_graph, rules_of
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
+from inference.backends.neuron import COPY, FILL
 from inference.model.cache import cache_names
 from inference.model.config import read_config
 from inference.model.verify_graph import example_inputs
@@ -26,7 +27,7 @@ LARGEST = verify_bucket(4, 64, JUNK, JUNK, sampled=True)
 BUCKETS = (
     LARGEST,
     verify_bucket(1, 1, 2112, JUNK, sampled=True),
-    prefill_bucket(1, 256, JUNK, JUNK),
+    prefill_bucket(1, 512, JUNK, JUNK),
 )
 SPEC = CompileSpec("shapes only", "trn2", 128_256, BUCKETS, 4, 4096, 64, "bfloat16", 4)
 
@@ -39,10 +40,15 @@ def test_a_graph_at_real_size_breaks_no_rule(bucket: Bucket) -> None:
     assert len(writes) == 2 * CONFIG.layers, "keys and values of every layer, each once"
 
 
+@pytest.mark.parametrize("name", [COPY, FILL])
+def test_what_is_called_between_breaks_no_rule(name: str) -> None:
+    assert broken(record_between(CONFIG, SPEC, name), rules_of("trn2")) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket", BUCKETS[:1], ids=lambda bucket: bucket.name)
 def test_a_graph_at_real_width_exports_whole_with_static_shapes(bucket: Bucket) -> None:
-    graph = native_graph(replace(CONFIG, layers=1), SPEC, bucket)
+    graph = native_graph(replace(CONFIG, layers=1), SPEC)
     inputs = {name: tensor.to("meta") for name, tensor in example_inputs(bucket).items()}
     program = torch.export.export(graph, (), inputs, strict=True)
     assert not program.range_constraints, "a shape is not fixed"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
+from compile.build.between import calls_between
 from compile.compile_options import CompileOptions
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
@@ -268,6 +269,49 @@ def test_graphs_by_default_are_few_and_prompts_have_one_row(rows: int) -> None:
     assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}
 
 
+def test_a_neuron_target_has_twenty_graphs_with_those_called_between() -> None:
+    options = CompileOptions(
+        model="docs/shapes/llama-3.1-8b", target="trn1", rows=4, tensor_parallel=2, dry_run=True
+    )
+    checkpoint = find_checkpoint(options)
+    spec = make_request(options, checkpoint).spec
+    assert [*calls_between(spec)] == ["copy_rows", "fill_noise"]
+    assert len(spec.graphs) + len(calls_between(spec)) == options.graphs == 20
+    prompts = {(graph.nodes, graph.slots) for graph in spec.graphs if not graph.everywhere}
+    assert prompts == {(512, slots) for slots in (576, 1088, 1600, 2112)}
+    samplings = {(graph.nodes, graph.sampled) for graph in spec.graphs if graph.everywhere}
+    assert samplings == {(nodes, True) for nodes in (1, 4, 16, 64)} | {
+        (nodes, False) for nodes in (1, 4, 16)
+    }
+
+
+def test_noise_that_is_made_ahead_takes_a_ranks_part_of_the_vocabulary_for_32_positions_a_row() -> (
+    None
+):
+    config, spec = parse_config(LLAMA_8B), spec_of(rows=4)
+    assert footprint(config, spec).noise == 4 * 32 * 64_128 * 4
+    greedy = tuple(graph for graph in spec.buckets if not graph.sampled)
+    assert footprint(config, replace(spec, buckets=greedy)).noise == 0
+
+
+@pytest.mark.parametrize(("target", "refused"), [("trn1", True), ("cpu", False)])
+def test_a_fused_chain_on_neuron_is_as_long_as_the_noise_that_is_kept(
+    target: str, refused: bool
+) -> None:
+    options = CompileOptions(
+        model="docs/shapes/llama-3.1-8b", target=target, fused=True, rows=1, dry_run=True,
+        draft_model="docs/shapes/llama-3.2-1b", speculation_length=31, dtype="bfloat16",
+    )  # fmt: skip
+    checkpoint = find_checkpoint(options)
+    assert make_request(options, checkpoint).spec.fused is not None
+    longer = replace(options, speculation_length=32)
+    if not refused:
+        assert make_request(longer, checkpoint).spec.fused is not None
+        return
+    with pytest.raises(InvalidRequest, match="31 drafted tokens in a row are the most"):
+        make_request(longer, checkpoint)
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
     options = CompileOptions(
@@ -275,7 +319,7 @@ def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
         fused=True, draft_model="docs/shapes/llama-3.2-1b", dry_run=True,
     )  # fmt: skip
     spec = make_request(options, find_checkpoint(options)).spec
-    assert len(spec.graphs) <= options.graphs == 20
+    assert len(spec.graphs) + len(calls_between(spec)) <= options.graphs == 20
 
 
 def test_programs_take_64_bytes_an_instruction_and_a_seconds_work_is_stated() -> None:
