@@ -15,6 +15,7 @@ from inference.command import USAGE, Parser, add_gone, nearest
 from inference.errors import InvalidRequest
 from outrider.options.group import Flag, Group, Shown, flags_of
 from outrider.options.groups import GeneralOptions
+from outrider.options.presets import PresetOptions
 from outrider.options.roles import GONE, OTHER_VERBS, ROLES, VERBS
 from outrider.options.sources import PREFIX, ValueSource, environment, origins, read_file, resolve
 from outrider.version import outrider_version
@@ -115,6 +116,8 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
     except InvalidRequest as error:
         parser.error(str(error))
     if options.print_config:
+        if isinstance(options, PresetOptions):
+            sources.append(ValueSource(f"--preset {options.preset}", options.stands_for))
         _print_and_end("".join(_lines(origins(options, sources))))
     return options
 
