@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from compile.on_instance import OnInstance
-from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_positive, check_target
+from compile.spec import DTYPES, NATIVE, SAMPLINGS, TARGETS, check_positive, check_target
 from inference.command import USAGE, Parser, add_flags, add_gone, option
 from inference.errors import InvalidRequest
 from inference.tree_shape import Branches
@@ -200,6 +200,10 @@ class CompileOptions:
                     f"--fused needs --draft_model: the draft that is to stand beside {self.model}, "
                     "with the same tokenizer"
                 )
+            if self.device in NATIVE:
+                raise InvalidRequest(
+                    f"--fused is for cpu, trn1 and inf2: leave it out for {self.device}"
+                )
             if self.dtype == "int8":
                 raise InvalidRequest(
                     "--fused is for float32, bfloat16 or float16: leave out --dtype int8"
@@ -232,7 +236,7 @@ class CompileOptions:
                 )
         elif self.target is None and self.push is None:
             raise InvalidRequest(
-                "--target is needed: cpu, trn1, inf2 or trn2 (--help shows examples)"
+                "--target is needed: cpu, trn1, inf2, trn2 or trn3 (--help shows examples)"
             )
         if self.out is None and not self.dry_run and not self.where.on:
             raise InvalidRequest("--out is needed: the directory of the artefact")
@@ -338,10 +342,8 @@ def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     given = {name: value for name, value in parsed.items() if value is not None}
     given["flag"] = tuple(given.get("flag", ()))
     try:
-        where = OnInstance(
-            **{one.name: given.pop(one.name, one.default) for one in fields(OnInstance)}
-        )
-        options = CompileOptions(**given, where=where)
+        where = {one.name: given.pop(one.name, one.default) for one in fields(OnInstance)}
+        options = CompileOptions(**given, where=OnInstance(**where))
         options.check_command()
     except InvalidRequest as error:
         parser.exit(USAGE, f"{parser.prog}: error: {error}\n")

@@ -188,7 +188,7 @@ class FusedPart(Record):
 class Manifest(Record):
     """Everything that must hold for an artefact to be loaded."""
 
-    target: Text  # cpu, trn1, inf2 or trn2
+    target: Text  # cpu, trn1, inf2, trn2 or trn3
     model: Text
     model_fingerprint: Text
     tokenizer_fingerprint: Text

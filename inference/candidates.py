@@ -161,13 +161,14 @@ class CandidateTree:
     tokens: the session's committed tokens; only `advance` appends to them.
     most: candidates that are kept at most.
     live: number of candidates now.
+    taken: committed tokens that were candidates, computed in their forward or not.
     position: position of the root in the text.
     deepest: an upper bound of all candidates' positions.
     """
 
     def __init__(self, tokens: list[int], most: int = MOST_CANDIDATES) -> None:
         self._tokens, self._most = tokens, most
-        self.columns, self.live = _Columns(), 0
+        self.columns, self.live, self.taken = _Columns(), 0, 0
         self.position = self.deepest = len(tokens) - 1
         self.root = self.columns.add(tokens[-1], 0, self.position, 0.0)
         self._families: dict[Mark, Family] = {}  # by the parent
@@ -244,6 +245,7 @@ class CandidateTree:
                 after = columns.add(token, 0, self.position, rank)
             else:
                 self.live -= 1
+                self.taken += 1
                 self._committed[after] = self.position
                 self._raised.pop(after, None)  # a root has no edge above it
             if family is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from compile.spec import NATIVE
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 Served = TypeVar("Served", bound=TargetOptions)
 _DECIDED = ("model", "target_model", "dtype")
-_CORES = {"trn1": 2, "inf2": 2, "trn2": 4}
-"""Cores of the smallest instance of a family. They share the model unless an artefact says
-otherwise.
+_CORES = {"trn1": 2, "inf2": 2, "trn2": 4, "trn3": 4}
+"""Cores of the smallest instance of a family, or of one chip of trn3. They share the model unless
+an artefact says otherwise.
 """
 
 
@@ -59,10 +60,15 @@ def _read(device: str, directory: Path) -> Manifest:
         )
     if device == "cpu" or (device == "auto" and read_manifest(directory).target == "cpu"):
         return read_compiled(directory)
-    from inference.backends.neuron_loading import check_machine
-
     manifest = read_manifest(directory)
-    check_machine(manifest)
+    if manifest.target in NATIVE:
+        from inference.backends.torch_neuron_loading import check_native_machine
+
+        check_native_machine(manifest)
+    else:
+        from inference.backends.neuron_loading import check_machine
+
+        check_machine(manifest)
     check_files(directory, manifest)
     return manifest
 
@@ -72,6 +78,10 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     from inference.backends.compiled import WEIGHTS, load_compiled
 
     directory = Path(options.artifact or "")
+    if manifest.target in NATIVE:
+        from inference.backends.torch_neuron_loading import load_torch_neuron
+
+        return load_torch_neuron(directory, manifest, say)
     if manifest.target != "cpu":
         from inference.backends.neuron_loading import load_neuron
 
@@ -117,8 +127,8 @@ def with_neuron_artifact(options: Served) -> Served:
     target = instance_family() if has_device() else None
     if target not in _CORES:
         raise InvalidRequest(
-            "--device neuron: no trn1, inf2 or trn2 instance is recognised here; build with python "
-            "-m compile, then --artifact DIR"
+            "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
+            "python -m compile, then --artifact DIR"
         )
     asked = CompileOptions(
         model=options.target_name,

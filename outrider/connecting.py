@@ -38,7 +38,7 @@ def connect_target(
                 )
             )
         except Unavailable:
-            if options.target and all(address.loopback for address in options.addresses):
+            if options.target and all(one.address.loopback for one in options.endpoints):
                 say(f"a tunnel leads there: `outrider deploy tunnel {options.target}`")
             raise
         there = target.description

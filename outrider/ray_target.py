@@ -37,14 +37,6 @@ ENVIRONMENT = {
 }
 """What Ray's processes read when they start. A cluster that runs already must have it."""
 
-_PORTS = (
-    "RAY_SERVE_HAPROXY_STATS_PORT",
-    "RAY_SERVE_HAPROXY_METRICS_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
-)
-"""Ports that Ray's ingress opens beside its own."""
-
 
 class Fleet(NamedTuple):
     """How many replicas there are, and what each may hold."""
@@ -102,8 +94,7 @@ def start(fleet: Fleet, options: TargetRole, cluster: str | None = None) -> None
     """
     os.environ.update(ENVIRONMENT)
     if cluster is None:
-        _check_room(fleet)  # other fleets may stand beside it, with other ports
-        os.environ.update({name: str(_unused_port()) for name in _PORTS})
+        _check_room(fleet)
     try:
         import ray
         from ray import serve
@@ -147,7 +138,7 @@ def _check_room(fleet: Fleet) -> None:
 
 
 def _unused_port() -> int:
-    """A port for what Ray opens and nobody here uses, such as the ingress's HTTP."""
+    """A port for the ingress's HTTP, which has nothing to serve and cannot be left out."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         return int(unused.getsockname()[1])
 

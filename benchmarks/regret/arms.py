@@ -21,6 +21,8 @@ from benchmarks.regret.rivals import (
 )
 from benchmarks.regret.stage import Stage
 from inference.decode import TICK_SECONDS, Loop, decode
+from inference.drafters.copy_proposer import CopyProposer
+from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
@@ -87,9 +89,22 @@ def in_rounds(propose: Propose) -> Callable[[Stage], Player]:
 
 
 def growing(stage: Stage) -> Proposer:
-    """The draft here, as --role draft has it."""
+    """The draft here, as --draft model has it."""
     prices = Prices(battery=True)
     return ModelProposer(stage.draft, 0, stage.knowledge(), prices, clock=stage.now)
+
+
+def hybrid(stage: Stage) -> Proposer:
+    """A draft here that copies, too: the default of --role draft."""
+    prices = Prices(battery=True)
+    return ModelProposer(
+        stage.draft, 0, stage.knowledge(), prices, clock=stage.now, source=CopySource()
+    )
+
+
+def suffix(stage: Stage) -> Proposer:
+    """Copied text alone, as --draft none has it."""
+    return CopyProposer(stage.knowledge(), Prices(battery=True), CopySource())
 
 
 def _rounds(policy: Policy, stage: Stage) -> Proposer:
@@ -99,9 +114,11 @@ def _rounds(policy: Policy, stage: Stage) -> Proposer:
 ALONE = Arm("target-only", "target-only", going_on())
 GROWING = Arm("growing", "growing", going_on(growing))
 ANYWHERE = Arm("anywhere", "growing", going_on(growing, beside=True))
+HYBRID = Arm("hybrid", "growing", going_on(hybrid))
+SUFFIX = Arm("suffix", "growing", going_on(suffix))
 FUSED = Arm("fused", "fused", going_on(beside=True), crosses=False)
 """What is studied: without a draft, with one here, with another one beside the target, too, and
-with that one only.
+with that one only. Hybrid: the draft here copies, too. Suffix: copies alone.
 """
 
 SYNCHRONOUS = (
@@ -166,5 +183,5 @@ RIVALS = (
     Arm("UCB-SpecStop", "UCB-SpecStop", betting(_stopping)),
 )
 
-OURS = (GROWING, ANYWHERE, FUSED)
+OURS = (GROWING, HYBRID, SUFFIX, ANYWHERE, FUSED)
 ARMS = (ALONE, *OURS, *SYNCHRONOUS, *RIVALS)

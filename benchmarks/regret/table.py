@@ -10,7 +10,16 @@ from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.harness import table_lines
-from benchmarks.regret.arms import ALONE, ANYWHERE, FUSED, GROWING, RIVALS, SYNCHRONOUS
+from benchmarks.regret.arms import (
+    ALONE,
+    ANYWHERE,
+    FUSED,
+    GROWING,
+    HYBRID,
+    RIVALS,
+    SUFFIX,
+    SYNCHRONOUS,
+)
 from benchmarks.regret.frozen import ADAPTIVE, Frozen, FrozenTexts
 from benchmarks.regret.grid import OTHERS, Played
 from benchmarks.regret.study import Reading, Result
@@ -100,9 +109,11 @@ def _row(played: Played, old: FrozenTexts | None) -> Mapping[str, str]:
             growing, played.results[best].by_text if best else None
         ),
     }
-    for arm in (FUSED, ANYWHERE):
+    for arm in (HYBRID, SUFFIX, FUSED, ANYWHERE):
         if arm.name in played.results:
             row[arm.name] = _ms(played.results[arm.name])
+    if HYBRID.name in played.results:
+        row["hybrid's calls a token"] = f"{played.results[HYBRID.name].each('calls'):.2f}"
     costs = ("forwards", "lone", "nodes", "calls", "proposed")
     names = ("forwards", "root-only", "nodes", "calls", "sent")
     row |= {

@@ -13,9 +13,10 @@ from compile.plan.build_memory import worker_memory
 from compile.plan.draft import draft_directory
 from compile.plan.memory import footprint
 from compile.request import BuildCheckpoint
-from compile.spec import CompileSpec
+from compile.spec import NATIVE, CompileSpec
 from compile.store import open_store
 from inference.cache_directory import cache_directory
+from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from compile.build.build import Builder
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint) -> Builder:
     """The builder for the spec. For CPU it builds graphs in several processes where they fit."""
+    if spec.target in NATIVE:
+        return _native_builder(options, spec, checkpoint)
     if spec.target != "cpu":
         return _neuron_builder(options, spec, checkpoint)
     made_of = (spec, checkpoint.directory, checkpoint.vocabulary)
@@ -45,6 +48,22 @@ def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildChec
 
     draft = draft_directory(options)
     return InProcesses(partial(FusedCpuBuilder, *made_of, draft), workers, quiet=quiet)
+
+
+def _native_builder(
+    options: CompileOptions, spec: CompileSpec, checkpoint: BuildCheckpoint
+) -> Builder:
+    from compile.build.torch_neuron_builder import TorchNeuronBuilder
+    from inference.backends.torch_neuron_sdk import check_native
+
+    for flag in ("graph_store", "workers"):
+        if getattr(options, flag) is not None:
+            raise InvalidRequest(
+                f"--{flag} is for other targets: {spec.target} compiles graph by graph, "
+                "and an artefact holds what was compiled"
+            )
+    versions = check_native(spec.target)
+    return TorchNeuronBuilder(spec, checkpoint.directory, checkpoint.vocabulary, versions=versions)
 
 
 def _neuron_builder(

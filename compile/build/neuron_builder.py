@@ -26,11 +26,16 @@ from compile.build.free_memory import processors, workers_within
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
 from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
-from compile.build.parallel import parallel_config, parallel_layers, parallel_tensors
+from compile.build.parallel import (
+    cast_weights,
+    parallel_config,
+    parallel_layers,
+    parallel_tensors,
+)
 from compile.plan.build_memory import worker_memory
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.neuron import COPY, COPY_RECORD, PACKAGE, SHARD
+from inference.backends.neuron import COPY, COPY_RECORD, FILL, FILL_RECORD, PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
 from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
@@ -38,6 +43,7 @@ from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
+from inference.model.noise_window import Place, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, copy_inputs, example_inputs
 from inference.whole_file import write_whole
@@ -67,7 +73,7 @@ class NeuronBuilder:
         self.target, self._tools = spec.target, Toolchain(spec)
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
         self._config = read_config(checkpoint_directory)
-        self._dealt = parallel_config(self._config, spec.tensor_parallel)
+        self._dealt = parallel_config(self._config, spec.tensor_parallel, vocabulary)
         self._dtype = DTYPES[spec.dtype]
         self._cache = cache or NeffCache(cache_directory("neuron_graphs"))
         self.workers = workers or workers_within(
@@ -113,14 +119,16 @@ class NeuronBuilder:
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Put every graph into one package, without weights. With several rows there is also a
-        graph that copies a row.
+        graph that copies a row, and with sampling one that makes noise.
         """
         check_routes(buckets)
         calls, records = [self._call(bucket) for bucket in buckets], []
-        if self._spec.rows > 1:
-            copy = GraphCall(COPY, copy_inputs(), None, self._tools.flags)
-            calls.append(copy)
-            records.append(self._record(directory, COPY_RECORD, copy, {}))
+        more = {COPY_RECORD: GraphCall(COPY, copy_inputs(), self._tools.flags)}
+        more[FILL_RECORD] = GraphCall(FILL, fill_inputs([Place(0, 0, 0)]), self._tools.flags)
+        for record, wanted in ((COPY_RECORD, self._spec.rows > 1), (FILL_RECORD, self._draws)):
+            if wanted:
+                calls.append(more[record])
+                records.append(self._record(directory, record, more[record], {}))
         model = self._graphs.package(calls, self._spec.tensor_parallel)
         (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
         model.save(str(directory / PACKAGE), save_weights=False)
@@ -140,7 +148,7 @@ class NeuronBuilder:
 
     def _call(self, bucket: Bucket) -> GraphCall:
         flags = graph_flags(self._tools.flags, self._spec, bucket)
-        return GraphCall(bucket.name, self._inputs(bucket), bucket.levels, flags)
+        return GraphCall(bucket.name, self._inputs(bucket), flags)
 
     def _log(self, directory: Path, name: str, graph: CompiledCall) -> list[str]:
         """Copy the compiler's log into the artefact. Returns its name there."""
@@ -190,7 +198,9 @@ class NeuronBuilder:
             dtype=self._dtype,
             device=device,
         )
-        tensors = parallel_tensors(whole.named_parameters(), config, self._spec.tensor_parallel)
+        tensors = parallel_tensors(
+            whole.named_parameters(), config, self._spec.tensor_parallel, self._vocabulary
+        )
         tensors |= {"cos": whole.cos, "sin": whole.sin}
         return {f"{name}.{key}": tensor.detach() for key, tensor in tensors.items()}
 
@@ -204,7 +214,7 @@ class NeuronBuilder:
             StatefulGraph(
                 self._rank_decoder(self._dealt),
                 self._rank_cache(self._dealt, device),
-                1,
+                self._rank_window(device),
             )
             .requires_grad_(False)
             .eval()
@@ -215,16 +225,24 @@ class NeuronBuilder:
             dealt,
             self._spec.sequence_length,
             self._vocabulary,
-            parallel_layers(self._tools.sdk, self._dtype),
+            parallel_layers(self._tools.sdk, self._dtype, self._spec.tensor_parallel),
         )
-        for parameter in decoder.parameters():
-            parameter.data = parameter.data.to(self._dtype)
+        cast_weights(decoder, self._dtype)
         for name in (
             "cos",
             "sin",
         ):  # constants that travel with the weights: only buffers that change are state
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
         return decoder
+
+    @property
+    def _draws(self) -> bool:
+        """Whether a graph samples, so that there is noise to keep."""
+        return any(bucket.sampled for bucket in self._spec.graphs)
+
+    def _rank_window(self, device: str) -> Tensor | None:
+        ids = self._dealt.vocab_size // self._spec.tensor_parallel
+        return empty_window(self._spec.rows, ids, device) if self._draws else None
 
     def _rank_cache(self, dealt: ModelConfig, device: str) -> KeysValues:
         own = replace(dealt, kv_heads=dealt.kv_heads // self._spec.tensor_parallel)

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from compile.build.build import build_artifact, read_source
+from compile.build.build import Builder, build_artifact, read_source
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.progress import JOINT, LineProgress, Say
 from compile.build.stages import STATE, read_stage
 from compile.plan.memory import check_fits, footprint, gib
 from compile.plan.plan_report import describe
-from compile.spec import CompileSpec
+from compile.spec import NATIVE, CompileSpec
 from inference.artifact import MANIFEST, read_manifest
 from inference.errors import BadArtifact
 from inference.model.config import ModelConfig, read_config
@@ -32,7 +32,7 @@ def neuron_artifact(
     """The directory of a complete artefact for the spec. A build takes long, and a broken one is
     continued.
     """
-    source, builder = read_source(checkpoint), NeuronBuilder(spec, checkpoint, spec.vocabulary)
+    source, builder = read_source(checkpoint), _builder_of(spec, checkpoint)
     made_from = {
         "spec": asdict(spec),
         "model": source.model_fingerprint,
@@ -54,6 +54,16 @@ def neuron_artifact(
         say(line)
     build_artifact(spec, source, builder, directory, command=command, progress=LineProgress(say))
     return directory
+
+
+def _builder_of(spec: CompileSpec, checkpoint: Path) -> Builder:
+    if spec.target in NATIVE:
+        from compile.build.torch_neuron_builder import TorchNeuronBuilder
+        from inference.backends.torch_neuron_sdk import check_native
+
+        versions = check_native(spec.target)
+        return TorchNeuronBuilder(spec, checkpoint, spec.vocabulary, versions=versions)
+    return NeuronBuilder(spec, checkpoint, spec.vocabulary)
 
 
 def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Iterator[str]:

@@ -17,6 +17,7 @@ from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest
 from inference.model.config import read_config
+from inference.model.noise_window import WINDOW
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
 
 
@@ -39,8 +40,13 @@ class FusedNeuronBuilder(NeuronBuilder):
         if spec.fused is None:
             raise InvalidRequest("a builder for fused graphs was given a spec without a draft")
         self._shape, self._draft_checkpoint = spec.fused.shape, draft_directory
+        if self._shape.depth >= WINDOW:
+            raise InvalidRequest(
+                f"a {self._shape} is {self._shape.depth} deep: a Neuron target keeps the noise of "
+                f"{WINDOW} positions, so that {WINDOW - 1} drafted tokens in a row are the most"
+            )
         self._draft_config = read_config(draft_directory)
-        self._draft_dealt = parallel_config(self._draft_config, spec.tensor_parallel)
+        self._draft_dealt = parallel_config(self._draft_config, spec.tensor_parallel, vocabulary)
 
     def _weights(self) -> dict[str, Tensor]:
         return super()._weights() | self._weights_of(
@@ -58,5 +64,5 @@ class FusedNeuronBuilder(NeuronBuilder):
             self._rank_cache(self._dealt, device),
             self._rank_cache(self._draft_dealt, device),
         )
-        graph = StatefulRoundGraph(decoder, draft, *caches, self._shape)
+        graph = StatefulRoundGraph(decoder, draft, *caches, self._shape, self._rank_window(device))
         return graph.requires_grad_(False).eval()

@@ -36,7 +36,6 @@ class GraphCall:
 
     name: str
     inputs: Mapping[str, Tensor]
-    levels: int | None  # depths of noise; None where the call makes none
     flags: Mapping[str, str]  # the compiler's
 
 
@@ -136,10 +135,7 @@ class NeuronGraphs:
 
     def _trace(self, call: GraphCall) -> Any:
         with self._ranks(), torch.no_grad():
-            module = self._make()
-            if call.levels is not None:
-                module.levels = call.levels  # type: ignore[assignment]
-            return self._sdk().trace(model=module, kwargs=dict(call.inputs))
+            return self._sdk().trace(model=self._make(), kwargs=dict(call.inputs))
 
     def _compiled_for(self, call: GraphCall, trace: Any) -> CompiledCall:
         flags = render(call.flags)

@@ -1,9 +1,10 @@
 """Divides a target among the ranks of a tensor-parallel group: its shapes, layers and weights.
 
 Query heads go to ranks in order. Each rank needs the key-value head of its own queries, so
-key-value heads are repeated where there are fewer of them than ranks. The head is padded to a
-multiple of the ranks. Embeddings are divided along their width, because all ranks run one program,
-which does not know its rank. Norms are whole on every rank.
+key-value heads are repeated where there are fewer of them than ranks. The head is divided by ids.
+It ends at the tokenizer's last id, padded to a multiple of the ranks, so that target and draft
+have the same ids on a rank. All ranks run one program, which does not know its rank: a weight
+numbers the rank's ids, and embeddings are divided along their width. Norms are whole on every rank.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from torch import Tensor
 from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
-from inference.model.decoder import Layers
+from inference.model.decoder import Decoder, Layers, attend_in_turn
+from inference.model.vocabulary import VocabularyShare
+
+IDS = "ids.weight"
+"""Name of the decoder's weight that numbers the ids of a rank's share."""
 
 
-def parallel_config(config: ModelConfig, ranks: int) -> ModelConfig:
+def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelConfig:
     """The config of the divided model. Key-value heads are repeated to one a rank at least. It has
-    a head of its own, which is padded. Raises InvalidRequest where something cannot be divided
-    evenly.
+    a head of its own, for the tokenizer's ids, which is padded. Raises InvalidRequest where
+    something cannot be divided evenly.
     """
     for what, size in (
         ("attention heads", config.heads),
@@ -43,20 +48,20 @@ def parallel_config(config: ModelConfig, ranks: int) -> ModelConfig:
     return replace(
         config,
         kv_heads=max(config.kv_heads, ranks),
-        vocab_size=-(-config.vocab_size // ranks) * ranks,
+        vocab_size=-(-vocabulary // ranks) * ranks,
         tied=False,
     )
 
 
-def parallel_layers(sdk: Sdk, dtype: torch.dtype) -> Layers:
+def parallel_layers(sdk: Sdk, dtype: torch.dtype, ranks: int) -> Layers:
     """The SDK's layers for Decoder, to be used within its parallel state."""
 
     class ParallelHead(sdk.column):  # type: ignore[misc, name-defined]
-        """All ranks' logits on every rank, up to the tokenizer's last id."""
+        """This rank's logits. Those of padding are left to the decoder."""
 
         def forward(self, states: Tensor, vocabulary: int) -> Tensor:
             logits: Tensor = super().forward(states)
-            return logits[..., :vocabulary]
+            return logits
 
     def column(inputs: int, outputs: int, bias: bool) -> Any:
         return sdk.column(
@@ -65,7 +70,13 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype) -> Layers:
 
     def row(inputs: int, outputs: int, bias: bool) -> Any:
         return sdk.row(
-            inputs, outputs, bias=bias, input_is_parallel=True, dtype=dtype, init_method=_leave
+            inputs,
+            outputs,
+            bias=bias,
+            input_is_parallel=True,
+            dtype=dtype,
+            reduce_dtype=summed,
+            init_method=_leave,
         )
 
     def embedding(ids: int, size: int) -> Any:
@@ -75,22 +86,39 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype) -> Layers:
 
     def head(inputs: int, outputs: int, bias: bool) -> Any:
         return ParallelHead(
-            inputs, outputs, bias=bias, gather_output=True, dtype=dtype, init_method=_leave
+            inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=_leave
         )
 
-    return Layers(column, row, embedding, head)
+    def ids(outputs: int) -> Any:
+        return sdk.column(
+            1, outputs, bias=False, gather_output=False, dtype=torch.float32, init_method=_leave
+        )
+
+    # the sum of two numbers in float32, rounded, is what adding them in their own type gives
+    summed = dtype if ranks <= 2 else torch.float32
+    group = sdk.group()  # of the state in force, as the layers keep theirs
+    share = VocabularyShare(ranks, lambda part: sdk.gather(part, 0, group))
+    return Layers(column, row, embedding, head, attend_in_turn, share, ids)
+
+
+def cast_weights(decoder: Decoder, dtype: torch.dtype) -> None:
+    """Give a rank's weights, not filled in yet, this type; the numbers of its ids stay exact."""
+    for name, parameter in decoder.named_parameters():
+        if name != IDS:
+            parameter.data = parameter.data.to(dtype)
 
 
 def parallel_tensors(
-    whole: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int
+    whole: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int, vocabulary: int
 ) -> dict[str, Tensor]:
     """A whole decoder's parameters in the shapes of parallel_config, not yet divided."""
-    dealt = parallel_config(config, ranks)
+    dealt = parallel_config(config, ranks, vocabulary)
     tensors = dict(whole)
     if config.tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        tensors[name] = _padded(tensors[name], dealt.vocab_size)
+        tensors[name] = _padded(tensors[name][:vocabulary], dealt.vocab_size)
+    tensors[IDS] = torch.arange(dealt.vocab_size, dtype=torch.float32)[:, None]
     for name in [name for name in tensors if ".k_proj." in name or ".v_proj." in name]:
         tensors[name] = _repeated(tensors[name], config.kv_heads, dealt.kv_heads // config.kv_heads)
     return tensors

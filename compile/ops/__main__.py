@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from compile.compile_options import CompileOptions, parse
 from compile.ops.engines import rates_of
 from compile.ops.op_work import instructions
-from compile.ops.pass_time import COSTS, pass_work
-from compile.ops.rank_graph import record_bucket
+from compile.ops.pass_time import COSTS, pass_work, work_of
+from compile.ops.rank_graph import record_bucket, record_filling
+from compile.ops.recording import Recording
 from compile.ops.rules import broken, live_bytes
+from compile.ops.torch_neuron_rules import rules_of
 from compile.plan.memory import gib
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
+from inference.backends.neuron import FILL
 from inference.command import run_command
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
@@ -41,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _asked(options: CompileOptions) -> tuple[ModelConfig, CompileSpec]:
     if options.device == "cpu":
         raise InvalidRequest(
-            "--target is needed: trn1, inf2 or trn2, whose rules and rates are known"
+            "--target is needed: trn1, inf2, trn2 or trn3, whose rules and rates are known"
         )
     checkpoint = find_checkpoint(options)
     return checkpoint.config, make_request(options, checkpoint).spec
@@ -49,19 +53,25 @@ def _asked(options: CompileOptions) -> tuple[ModelConfig, CompileSpec]:
 
 def _rules(config: ModelConfig, spec: CompileSpec) -> int:
     count = 0
-    for bucket in spec.graphs:
-        recording = record_bucket(config, spec, bucket)
-        violations = broken(recording)
+    recordings = [(b.name, record_bucket(config, spec, b)) for b in spec.graphs]
+    for name, recording in [*recordings, *_filling(config, spec)]:
+        violations = broken(recording, rules_of(spec.target))
         count += len(violations)
         held, at = live_bytes(recording)
         made = sum(instructions(op) for op in recording.ops)
         print(
-            f"{bucket.name}: {len(violations)} violations, about {made:,} instructions, "
+            f"{name}: {len(violations)} violations, about {made:,} instructions, "
             f"{gib(held)} live at {at.where}"
         )
         for violation in violations:
             print(f"  {violation}")
     return int(count > 0)
+
+
+def _filling(config: ModelConfig, spec: CompileSpec) -> list[tuple[str, Recording]]:
+    """The graph that makes noise ahead of sampled calls, where there is one."""
+    sampled = any(bucket.sampled for bucket in spec.graphs)
+    return [(FILL, record_filling(config, spec))] if sampled else []
 
 
 def _times(config: ModelConfig, spec: CompileSpec) -> int:
@@ -77,11 +87,12 @@ def table(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
     heads = "".join(f"{cost:>13}" for cost in COSTS)
     last = f"at {rates.observed / 1e9:.0f} GB/s"
     yield f"{'ms':<34}{heads}{'sum':>9}{last:>14}"
-    for bucket in spec.graphs:
-        work = pass_work(config, spec, bucket)
+    works = ((bucket.name, pass_work(config, spec, bucket)) for bucket in spec.graphs)
+    beside = ((name, work_of(recording)) for name, recording in _filling(config, spec))
+    for name, work in chain(works, beside):
         time, slower = work.milliseconds(rates), work.milliseconds(rates, rates.observed)
         costs = "".join(f"{time.costs[cost]:>13.1f}" for cost in COSTS)
-        yield f"{bucket.name:<34}{costs}{time.total:>9.1f}{slower.total:>14.1f}"
+        yield f"{name:<34}{costs}{time.total:>9.1f}{slower.total:>14.1f}"
 
 
 if __name__ == "__main__":

@@ -4,20 +4,23 @@ operations of a call of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compile.build.parallel import parallel_config, parallel_layers
+from compile.build.parallel import cast_weights, parallel_config, parallel_layers
 from compile.ops.recording import Recording, record
-from compile.spec import CompileSpec
+from compile.ops.torch_neuron_rules import record_native
+from compile.spec import NATIVE, CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends.neuron_sdk import Sdk
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
+from inference.model.noise_window import Place, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
 from inference.model.verify_graph import StatefulGraph, example_inputs
 
@@ -26,15 +29,17 @@ def _all_reduce(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def _all_gather(x: Tensor, ranks: int) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] * ranks))
+def _all_gather(x: Tensor, ranks: int, axis: int = -1) -> Tensor:
+    shape = list(x.shape)
+    shape[axis] *= ranks
+    return x.new_empty(shape)
 
 
 def _named() -> Any:
     """The collectives as operations of torch, on the meta device."""
     library: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
     library.define("all_reduce(Tensor x) -> Tensor")
-    library.define("all_gather(Tensor x, int ranks) -> Tensor")
+    library.define("all_gather(Tensor x, int ranks, int axis=-1) -> Tensor")
     library.impl("all_reduce", _all_reduce, "Meta")
     library.impl("all_gather", _all_gather, "Meta")
     return library
@@ -50,6 +55,8 @@ def record_bucket(
 
     draft: the model that drafts in the graph (default: that of the spec, where it has one)
     """
+    if spec.target in NATIVE:
+        return record_native(config, spec, bucket)
     if draft is None and spec.fused is not None:
         draft = parse_config(spec.fused.config)
     with torch.device("meta"):
@@ -59,47 +66,58 @@ def record_bucket(
             inputs = draft_inputs(bucket)
         else:
             inputs = example_inputs(bucket)
-        graph = _graph(config, spec, bucket, draft)
-    inputs = {name: tensor.to("meta") for name, tensor in inputs.items()}
-    return record(graph.requires_grad_(False).eval(), inputs)
+        graph = _graph(config, spec, draft)
+    return _recorded(graph, inputs)
 
 
-def _graph(
-    config: ModelConfig, spec: CompileSpec, bucket: Bucket, draft: ModelConfig | None
-) -> nn.Module:
+def record_filling(config: ModelConfig, spec: CompileSpec) -> Recording:
+    """The operations of a call that makes noise ahead, on one rank."""
+    with torch.device("meta"):
+        graph = _graph(config, spec, None)
+    return _recorded(graph, fill_inputs([Place(0, 0, 0)]))
+
+
+def _recorded(graph: nn.Module, inputs: Mapping[str, Tensor]) -> Recording:
+    laid = {name: tensor.to("meta") for name, tensor in inputs.items()}
+    return record(graph.requires_grad_(False).eval(), laid)
+
+
+def _graph(config: ModelConfig, spec: CompileSpec, draft: ModelConfig | None) -> nn.Module:
     decoder, cache = _decoder(config, spec), _cache(config, spec)
+    window = None
+    if any(bucket.sampled for bucket in spec.graphs):
+        window = empty_window(spec.rows, decoder.config.vocab_size // spec.tensor_parallel, "meta")
     if spec.fused is None or draft is None:
-        return StatefulGraph(decoder, cache, bucket.levels)
+        return StatefulGraph(decoder, cache, window)
     caches = (cache, _cache(draft, spec))
-    return StatefulRoundGraph(decoder, _decoder(draft, spec), *caches, spec.fused.shape)
+    return StatefulRoundGraph(decoder, _decoder(draft, spec), *caches, spec.fused.shape, window)
 
 
 def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:
     ranks, dtype = spec.tensor_parallel, getattr(torch, spec.dtype)
     decoder = Decoder(
-        parallel_config(config, ranks),
+        parallel_config(config, ranks, spec.vocabulary),
         spec.sequence_length,
         spec.vocabulary,
-        parallel_layers(_meta_sdk(ranks), dtype),
+        parallel_layers(_meta_sdk(ranks), dtype, ranks),
     )
-    for parameter in decoder.parameters():
-        parameter.data = parameter.data.to(dtype)
+    cast_weights(decoder, dtype)
     return decoder.to("meta")
 
 
 def _cache(config: ModelConfig, spec: CompileSpec) -> KeysValues:
-    dealt = parallel_config(config, spec.tensor_parallel)
+    dealt = parallel_config(config, spec.tensor_parallel, spec.vocabulary)
     own = replace(dealt, kv_heads=dealt.kv_heads // spec.tensor_parallel)
     return empty_cache(own, spec.rows, spec.capacity, getattr(torch, spec.dtype), "meta")
 
 
 def _meta_sdk(ranks: int) -> Sdk:
     """One rank's share of each parallel layer, with collectives in the places where NxD has them:
-    sums in float32, and gathers along the last axis.
+    sums in the type that is asked for, and gathers along one axis.
     """
 
-    def gathered(x: Tensor) -> Tensor:
-        return torch.ops.outrider.all_gather(x, ranks) if ranks > 1 else x
+    def gathered(x: Tensor, axis: int = -1, _: object = None) -> Tensor:
+        return torch.ops.outrider.all_gather(x, ranks, axis) if ranks > 1 else x
 
     class Column(nn.Linear):
         def __init__(
@@ -112,13 +130,16 @@ def _meta_sdk(ranks: int) -> Sdk:
             return gathered(super().forward(x)) if self._gather else super().forward(x)
 
     class Row(nn.Linear):
-        def __init__(self, inputs: int, outputs: int, *, bias: bool, **_: Any) -> None:
+        def __init__(
+            self, inputs: int, outputs: int, *, bias: bool, reduce_dtype: torch.dtype, **_: Any
+        ) -> None:
             super().__init__(inputs // ranks, outputs, bias)
+            self._summed = reduce_dtype
 
         def forward(self, x: Tensor) -> Tensor:
             part = nn.functional.linear(x, self.weight)
             if ranks > 1:
-                part = torch.ops.outrider.all_reduce(part.float()).to(x.dtype)
+                part = torch.ops.outrider.all_reduce(part.to(self._summed)).to(x.dtype)
             return part if self.bias is None else part + self.bias
 
     class Embedding(nn.Embedding):
@@ -128,4 +149,4 @@ def _meta_sdk(ranks: int) -> Sdk:
         def forward(self, ids: Tensor) -> Tensor:
             return gathered(super().forward(ids))
 
-    return Sdk(None, None, None, None, Column, Row, Embedding)
+    return Sdk(None, None, None, None, Column, Row, Embedding, gathered, lambda: None)

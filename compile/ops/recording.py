@@ -65,6 +65,8 @@ class Op:
     @property
     def view(self) -> bool:
         """Whether it moves nothing: its results lie where its first argument lies."""
+        if self.name in WRITES:  # also in place
+            return False
         shared = {value.storage for value in self.inputs}
         return bool(self.outputs) and all(out.storage in shared for out in self.outputs)
 
@@ -140,6 +142,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        if func._schema.is_mutable:  # an operation in place has the name of the other
+            name = name.removesuffix("_")
         result = func(*args, **kwargs)
         if name not in _IGNORED:
             self._add(name, args, kwargs, result)
@@ -206,7 +210,7 @@ def _asked_by() -> tuple[str, tuple[str, ...]]:
     while frame is not None:
         code = frame.f_code
         file = _file_of(code.co_filename)
-        if file is not None:
+        if file is not None and code.co_name != "__torch_function__":
             where = where or f"{file}:{frame.f_lineno}"
             owner = frame.f_locals.get("self") if code.co_name == "forward" else None
             prefix = "" if owner is None else f"{type(owner).__name__}."

@@ -64,15 +64,18 @@ class Violation:
         return f"{self.rule}: {self.where}: {self.what}{times}"
 
 
-def broken(recording: Recording) -> list[Violation]:
-    """Every violation of RULES in a recording, alike ones counted together."""
+def broken(recording: Recording, rules: Sequence[Rule] | None = None) -> list[Violation]:
+    """Every violation in a recording, alike ones counted together.
+
+    rules: default RULES
+    """
     returned = {value.number for value in recording.results}
     graph = Graph(recording, ranges(recording), recording.users(), returned)
     found = Counter(
         (rule.name, op.where, op.trail[0], f"{op}: {wrong}")
         for op in recording.ops
         if not op.constant
-        for rule in RULES
+        for rule in (RULES if rules is None else rules)
         if (wrong := rule.check(op, graph)) is not None
     )
     violations = [Violation(*key, count) for key, count in found.items()]

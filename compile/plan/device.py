@@ -1,8 +1,8 @@
 """What one rank of a target runs on: its memory, and the instances that have it.
 
 Figures are AWS's published ones for a chip (docs "about-neuron/arch/neuron-hardware") divided by
-its cores. A rank is one NeuronCore-v2 (trn1, inf2) or one logical core of two NeuronCore-v3 (trn2,
-LNC=2). How fast its parts are is in compile/ops/engines.py.
+its cores. A rank is one NeuronCore-v2 (trn1, inf2) or one logical core of two cores (NeuronCore-v3
+on trn2, v4 on trn3, LNC=2). How fast its parts are is in compile/ops/engines.py.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ _NEURON = {
     ),
     # 96 GiB a chip of 4 logical cores
     "trn2": Device("trn2", 24 * GIB, {"trn2.3xlarge": 4, "trn2.48xlarge": 64}, 2),
+    # 144 GiB a chip of 4 logical cores
+    "trn3": Device("trn3", 36 * GIB, {"one Trainium3 chip": 4}, 2),
 }
 
 

@@ -19,10 +19,12 @@ from inference.artifact import Bucket, Manifest
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel
 from inference.backends.graph_calls import inputs_of, picked
+from inference.backends.noise_ahead import Draw, NoiseAhead, draws_of
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
+from inference.model.noise_window import Place, fill_inputs
 from inference.model.verify_graph import copy_inputs, example_inputs
 from inference.tree import IntArray
 
@@ -36,6 +38,12 @@ COPY_RECORD = f"graphs/{COPY}.json"
 """File with the inputs of the copying graph. The manifest lists it where the package has that
 graph.
 """
+
+FILL = "fill_noise"
+"""Name of the graph that makes noise. An artefact with sampled graphs has it."""
+
+FILL_RECORD = f"graphs/{FILL}.json"
+"""File with the inputs of that graph, listed in the manifest as COPY_RECORD is."""
 
 SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 """Weights of one tensor-parallel rank, by NxD's file name."""
@@ -52,7 +60,11 @@ class Program(Protocol):
 
 
 class NeuronModel(CompiledModel):
-    """A compiled target whose caches live on the device. The graphs write them, not this class."""
+    """A compiled target whose caches live on the device. The graphs write them, not this class.
+
+    The noise that a sampled call needs is made by calls of the filling graph. They run ahead,
+    after the call before has been answered; what then still lacks is made first.
+    """
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
         graphs: dict[Bucket, Any] = {
@@ -61,6 +73,8 @@ class NeuronModel(CompiledModel):
         super().__init__(graphs, shape_of_cache(manifest, manifest.config))
         self.device = torch.device("xla")
         self.copies_rows = COPY_RECORD in manifest.files
+        self._fills = FILL_RECORD in manifest.files
+        self._noise = NoiseAhead(self._fill)
         self._program = program
         self._one_call = threading.Lock()
         self._warm(say)
@@ -77,7 +91,19 @@ class NeuronModel(CompiledModel):
         self._run(COPY, copy_inputs(source, target))
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
-        return picked(bucket, self._run(bucket.name, inputs_of(bucket, segments)), segments)
+        draws = draws_of(segments)
+        chosen = self._drawing(draws, bucket.name, inputs_of(bucket, segments))
+        return picked(bucket, chosen, segments)
+
+    def _drawing(self, draws: Sequence[Draw], graph: str, inputs: dict[str, Tensor]) -> Tensor:
+        """Call a graph that needs this noise."""
+        self._noise.before(draws)
+        answer = self._run(graph, inputs)
+        self._noise.after(draws)
+        return answer
+
+    def _fill(self, places: Sequence[Place]) -> None:
+        self._run(FILL, fill_inputs(places))
 
     def _run(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
         """Call a graph while no other call is in flight: all graphs share the device's state."""
@@ -90,7 +116,8 @@ class NeuronModel(CompiledModel):
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
         """Return, for each graph by name, inputs that change nothing."""
         idle = {bucket.name: example_inputs(bucket) for bucket in self.graphs}
-        return idle | ({COPY: copy_inputs()} if self.copies_rows else {})
+        idle |= {COPY: copy_inputs()} if self.copies_rows else {}
+        return idle | ({FILL: fill_inputs([Place(0, 0, 0)])} if self._fills else {})
 
     def _warm(self, say: Say) -> None:
         """Call every graph once with idle inputs: the first call of a graph initialises it."""

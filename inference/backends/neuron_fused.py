@@ -18,6 +18,7 @@ from inference.backends.compiled import CompiledModel
 from inference.backends.fused import fill_round, fused_part, in_rounds
 from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.neuron import NeuronModel, Program, Say, shape_of_cache
+from inference.backends.noise_ahead import Draw
 from inference.model.round_graph import draft_inputs, round_inputs, under_draft_names
 from inference.tree import IntArray
 
@@ -40,7 +41,17 @@ class NeuronFusedModel(NeuronModel):
         return self._run(graph, inputs)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
-        answers = self._run(bucket.name, fill_round(bucket, segments)).numpy()
+        draws = [
+            Draw(
+                segment.row,
+                segment.params.seed,
+                int(segment.positions[0]) + 1,
+                int(segment.positions[0]) + 1 + bucket.shape.depth,
+            )
+            for segment in segments
+            if not segment.params.greedy
+        ]
+        answers = self._drawing(draws, bucket.name, fill_round(bucket, segments)).numpy()
         return list(answers[: len(segments)].astype(np.int32))
 
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:

@@ -14,6 +14,8 @@ from inference.artifact import Manifest
 from inference.backends.neuron import (
     COPY,
     COPY_RECORD,
+    FILL,
+    FILL_RECORD,
     PACKAGE,
     SHARD,
     NeuronModel,
@@ -112,9 +114,9 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
             "this neuronx-distributed does not understand the artefact's package: build it again "
             "with the version here"
         )
-    named = {bucket.name for bucket in manifest.graphs} | (
-        {COPY} if COPY_RECORD in manifest.files else set()
-    )
+    named = {bucket.name for bucket in manifest.graphs}
+    named |= {COPY} if COPY_RECORD in manifest.files else set()
+    named |= {FILL} if FILL_RECORD in manifest.files else set()
     missing = named - set(model.get_available_keys())
     if missing:
         raise BadArtifact(

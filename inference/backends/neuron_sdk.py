@@ -2,7 +2,7 @@
 
 No other module imports them, and nothing is imported before versions are checked. Two unrelated
 packages are called torch-neuronx. Up to 2.9 it is PyTorch/XLA, which is meant here. From 2.13 on it
-is a native device for trn2 and trn3 with another interface. Not yet run on hardware.
+is a native device for trn2 and trn3 (torch_neuron_sdk.py). Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ _PLACEHOLDERS = (
     "without that index pip finds placeholders of the same names, which install and do not work"
 )
 _WHICH = (
-    f"Outrider uses the PyTorch/XLA packages of Neuron SDK 2.{_OLDEST} to 2.{_NEWEST}, for trn1, "
-    "inf2 and trn2 alike; "
-    f"2.{_NEWEST} is the last SDK that has them: {_INSTALL}"
+    f"For trn1 and inf2 Outrider uses the PyTorch/XLA packages of Neuron SDK 2.{_OLDEST} to "
+    f"2.{_NEWEST}; 2.{_NEWEST} is the last SDK that has them: {_INSTALL}"
 )
 
 
@@ -51,6 +50,8 @@ class Sdk(NamedTuple):
     column: Any
     row: Any
     embedding: Any
+    gather: Any
+    group: Any
 
 
 def load_sdk() -> Sdk:
@@ -62,6 +63,8 @@ def load_sdk() -> Sdk:
         import_module("torch_neuronx")
         nxd = import_module("neuronx_distributed")
         layers = import_module("neuronx_distributed.parallel_layers.layers")
+        mappings = import_module("neuronx_distributed.parallel_layers.mappings")
+        groups = import_module("neuronx_distributed.parallel_layers.parallel_state")
         utilities = import_module("neuronx_distributed.utils.model_utils")
     except ImportError as error:
         raise MissingExtra(
@@ -75,6 +78,8 @@ def load_sdk() -> Sdk:
         layers.ColumnParallelLinear,
         layers.RowParallelLinear,
         layers.ParallelEmbedding,
+        mappings.gather_from_tensor_model_parallel_region_with_dim,
+        groups.get_tensor_model_parallel_group,
     )
 
 
@@ -187,9 +192,9 @@ def instance_family() -> str | None:
 def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> int:
     """Return the physical cores of one logical core: 1 before trn2, else 2 unless the user sets it.
 
-    Raises InvalidRequest for a setting that trn2 does not take.
+    Raises InvalidRequest for a setting that does not exist.
     """
-    if target != "trn2":
+    if target not in ("trn2", "trn3"):
         return 1
     stated = (
         environment.get("NEURON_LOGICAL_NC_CONFIG")
@@ -197,7 +202,7 @@ def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> i
         or "2"
     )
     if stated not in ("1", "2"):
-        raise InvalidRequest(f"NEURON_LOGICAL_NC_CONFIG is {stated!r}: trn2 takes 1 or 2")
+        raise InvalidRequest(f"NEURON_LOGICAL_NC_CONFIG is {stated!r}: {target} takes 1 or 2")
     return int(stated)
 
 

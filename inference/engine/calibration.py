@@ -23,6 +23,11 @@ MOST_TRUST = 1.25
 HIGHEST = 0.999
 """The greatest calibrated chance: no edge is certain before the target has verified it."""
 
+OWN_WORTH, OWN_FADING = 4.0, 0.95
+"""Candidates that a new session is believed to take as expected, and the weight that what a forward
+came to keeps after the next one.
+"""
+
 _LEVELS = (1, 2, 4, 8)
 """Least depth of each class of tree levels."""
 
@@ -52,6 +57,23 @@ class _Record:
         self.taken = fading * self.taken + taken
         factor = (CAUTION * WORTH + self.taken) / (WORTH + self.claimed)
         self.factor = min(factor, MOST_TRUST)
+
+
+class OwnRecord:
+    """What the candidates of one session came to. Its draft may be worse than its tenant's others.
+
+    factor: part of the expected candidates that the target took, 1 at most.
+    """
+
+    def __init__(self) -> None:
+        self._expected = self._taken = 0.0
+        self.factor = 1.0
+
+    def observe(self, expected: float, taken: int) -> None:
+        """Record how many candidates a forward was expected to take, and how many it took."""
+        self._expected = OWN_FADING * self._expected + expected
+        self._taken = OWN_FADING * self._taken + taken
+        self.factor = min((OWN_WORTH + self._taken) / (OWN_WORTH + self._expected), 1.0)
 
 
 class Calibration:

@@ -23,8 +23,16 @@ from inference.times import KEPT, TRUSTED, Shape, TargetTimes
 LEAST_RATE = 0.98
 """Part of its root-only rate that every session keeps at least."""
 
+MOST_LOAN = 1.0
+"""Tokens that a wide forward may leave a session behind its root-only rate."""
+
 LEAST_GAIN = 1.02
 """Factor in tokens a second by which a wider forward must win, because measured times are noisy."""
+
+STALLED = 1.5
+"""A forward that takes more than this many times its usual seconds was held up by the machine. That
+holds up root-only forwards as well.
+"""
 
 PREFILL_SHARE = 2.0
 """A chunk of a prompt may take this many times as long as a forward of the decoding sessions."""
@@ -69,6 +77,18 @@ def plan_width(values: FloatArray, banked: FloatArray, seconds: Seconds, most: i
         if rate > LEAST_GAIN * best_rate:
             best, best_rate = width, rate
     return best
+
+
+def loan(session: Session) -> float:
+    """Tokens that a session may be behind its root-only rate after the next forward.
+
+    They are what root-only forwards give back until the end that its client ordered, MOST_LOAN at
+    most. A session none of whose candidates was ever taken is lent nothing.
+    """
+    if session.order is None or not session.candidates.taken:
+        return 0.0
+    left = min(session.order.end, session.limit) - session.length
+    return min((1 - LEAST_RATE) * max(left, 0), MOST_LOAN)
 
 
 class Turn(NamedTuple):
@@ -145,12 +165,14 @@ class Turns:
         """Tokens that each session was promised in the time of a forward.
 
         That is LEAST_RATE of what root-only forwards of as many rows would bring in this time. A
-        forward that is root-only itself owes LEAST_RATE.
+        forward that is root-only itself owes LEAST_RATE. Nothing is owed for the time by which a
+        forward was held up beyond STALLED times what it usually takes.
 
         seconds: time of the forward.
         """
         if padded == self._padded(rows, 1):
             return LEAST_RATE
+        seconds = min(seconds, STALLED * self.seconds(*padded))
         return LEAST_RATE * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:
@@ -179,8 +201,10 @@ class Turns:
         since, most = self._explore.get(self._padded(len(ready), 1)[0], (0, FIRST_EXPLORE))
         if since >= most:
             return 1
-        banked = np.array([session.banked for session in ready])
-        return plan_width(selection.values(), banked, self.seconds, self._most)
+        banked = np.array([session.banked + loan(session) for session in ready])
+        values = selection.values()
+        values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
+        return plan_width(values, banked, self.seconds, self._most)
 
     def _useful_width(self, rows: int) -> int:
         """The widest forward that would pay if all candidates were accepted."""

@@ -15,7 +15,7 @@ from inference.accept import Verdict, accept_match
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.candidates import CandidateTree, Dropped, Nodes
-from inference.engine.calibration import Calibration
+from inference.engine.calibration import Calibration, OwnRecord
 from inference.engine.prefix_cache import Row
 from inference.engine.proposal_streams import Streams
 from inference.engine.snapshot import Snapshot
@@ -35,7 +35,7 @@ from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 
-MOST_AHEAD, MOST_BEHIND = 4.0, -1.0
+MOST_AHEAD, MOST_BEHIND = 4.0, -4.0
 """Bounds of `banked`: tokens that a session is ahead of its root-only rate."""
 
 _RATE_WEIGHT = 0.1
@@ -66,6 +66,7 @@ class Session:
     row, sequence: where its keys are; None while it waits for a row.
     acknowledged: tokens that its client is known to have.
     banked: tokens that it is ahead of its root-only rate.
+    record: what its own candidates came to, of those that were expected to be taken.
     room: candidates that a forward takes from it at present.
     """
 
@@ -93,7 +94,7 @@ class Session:
         self.detached = False  # its client has no open stream
         self.tree_nodes: int | None = None  # nodes in one forward, if fewer than the engine's
         self._drained = self._in_forward = False
-        self.spent, self.banked, self.room = Spent(), 0.0, 0
+        self.spent, self.record, self.banked, self.room = Spent(), OwnRecord(), 0.0, 0
         self.ready_since = self.got_row = 0.0
         self.streams = Streams(self.candidates)
         self._next_at, self._rate, self._last_at = 0.0, 0.0, 0.0
@@ -198,12 +199,11 @@ class Session:
 
     def progress(self, cursor: int, stream: int) -> Progress:
         """The progress beyond the first `cursor` tokens, for the reader of a stream."""
-        tokens = tuple(self.tokens[cursor:])
         proposers = tuple(self.proposers[max(cursor - self.prompt_length, 0) :])
         spent = self.spent
         return Progress(
             cursor,
-            tokens,
+            tuple(self.tokens[cursor:]),
             proposers,
             self.streams.known(stream),
             self.candidates.live,
@@ -268,6 +268,7 @@ class Session:
         verdict = accept_match(snapshot.tree, chosen)
         for claims in snapshot.claims(verdict):
             self.calibration.observe(claims)
+        self.record.observe(snapshot.expected, len(verdict.path))
         return self.takes(snapshot.tree, verdict, snapshot.named(verdict.path), now)
 
     def takes(

@@ -62,10 +62,9 @@ class Selection:
         parents[every >= np.array(sizes)[:, None]] = 0  # padding
         parents[:, 0] = -1
         trees = trees_of(tokens, parents, positions - positions[:, :1], sizes)
-        return [
-            Snapshot(tree, own[:size], nodes)
-            for tree, own, size, nodes in zip(self._trees, places, sizes, trees, strict=True)
-        ]
+        expected = (self.values()[:, 1:width].sum(axis=1)).tolist()
+        rows = zip(self._trees, places, sizes, trees, expected, strict=True)
+        return [Snapshot(tree, own[:size], nodes, n) for tree, own, size, nodes, n in rows]
 
 
 def best_of(
@@ -176,10 +175,14 @@ class Snapshot:
 
     tree: the nodes of the forward.
     places: [n] place of each node in the candidate tree.
+    expected: candidates that the target's walk is expected to take, by their calibrated values.
     """
 
-    def __init__(self, candidates: CandidateTree, places: Places, tree: TokenTree) -> None:
+    def __init__(
+        self, candidates: CandidateTree, places: Places, tree: TokenTree, expected: float
+    ) -> None:
         self._candidates, self.places, self.tree = candidates, places, tree
+        self.expected = expected
 
     def named(self, path: Sequence[int]) -> list[int]:
         """[path] kind of the proposer that claimed the greatest chance for each node."""

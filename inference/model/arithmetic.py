@@ -10,12 +10,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inference.model.noise import noise, noise_in_limbs
 
 WIDEST = 16_384
 """Scores of a row that the engines can search for the greatest at once."""
+
+_LANES = 128
+"""Rows that the engines search at once."""
+
+_BLOCK = 16
+"""Scores of a block, which are read as one run of memory."""
+
+_NARROW = 1024
+"""Scores of a row that are not worth a further cut."""
 
 LOWEST = -1e30
 """Less than any score. Finite, because accelerators fail on infinities."""
@@ -45,27 +55,53 @@ def top_in_stages(
 ) -> tuple[Tensor, Tensor]:  # [..., N] -> [..., k], [..., k]
     """Compute top() from two-dimensional searches of at most `widest` scores each.
 
-    Rows are cut into pieces, and the best of each piece are searched again. widest: 2 k at least
+    A search takes as many rounds as it finds scores. So wide rows are cut into blocks, and only
+    the k blocks with the greatest maxima are searched: they hold the k greatest scores.
+
+    widest: 2 k at least
     """
     shape, rows = scores.shape[:-1], scores.reshape(-1, scores.shape[-1])
-    best, ids = _top_of_rows(rows, k, widest)
+    found = _top_by_blocks if k > _BLOCK and rows.shape[1] > 2 * _BLOCK * k else _top_of_rows
+    best, ids = found(rows, k, widest)
     return best.view(*shape, k), ids.view(*shape, k)
 
 
-def _top_of_rows(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
+def _top_by_blocks(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
     count, width = rows.shape
-    if width <= widest:
+    blocks = -(-width // _BLOCK)
+    cut = _widened(rows, blocks * _BLOCK).view(count, blocks, _BLOCK)
+    _, chosen = _top_of_rows(cut.amax(-1), k, widest)  # [count, k]
+    first = torch.arange(0, count * blocks, blocks, dtype=torch.int32, device=rows.device)
+    looked_at = F.embedding(chosen + first[:, None], cut.flatten(0, 1)).view(count, k * _BLOCK)
+    within = torch.arange(_BLOCK, dtype=torch.int32, device=rows.device)
+    ids = (chosen[:, :, None] * _BLOCK + within).view(count, k * _BLOCK)
+    best, places = _top_of_rows(looked_at, k, widest)
+    return best, torch.gather(ids, 1, places)
+
+
+def _top_of_rows(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
+    """Cut rows into pieces, one for each lane while pieces are far wider than k, and search the
+    best of all pieces again.
+    """
+    count, width = rows.shape
+    pieces = max(-(-width // widest), min(_LANES // count, width // max(4 * k, _NARROW)))
+    if pieces <= 1:
         return top(rows, k)
-    pieces = -(-width // widest)
     size = -(-width // pieces)
-    if pieces * size > width:
-        missing = torch.full_like(rows[:, : pieces * size - width], LOWEST)
-        rows = torch.cat((rows, missing), 1)
-    best, ids = top(rows.view(count * pieces, size), k)
+    rows = _widened(rows, pieces * size)
+    best, ids = top(rows.reshape(count * pieces, size), k)
     first = torch.arange(0, pieces * size, size, dtype=torch.int32, device=rows.device)
     ids = (ids.view(count, pieces, k) + first[:, None]).view(count, pieces * k)
     best, places = _top_of_rows(best.view(count, pieces * k), k, widest)
     return best, torch.gather(ids, 1, places)
+
+
+def _widened(rows: Tensor, width: int) -> Tensor:
+    """Return the rows with lowest scores at their ends."""
+    if rows.shape[1] == width:
+        return rows
+    missing = torch.full_like(rows[:, : width - rows.shape[1]], LOWEST)
+    return torch.cat((rows, missing), 1)
 
 
 HOST = Arithmetic(noise, top)

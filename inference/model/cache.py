@@ -129,3 +129,12 @@ class CachedGraph(nn.Module):
         for name in self.names(which):
             held = self.get_buffer(name)
             setattr(self, name, held.index_put((target,), held.index_select(0, source)))
+
+    def touch(self, rows: Tensor, which: str = "") -> None:
+        """Reassign a model's caches: the junk slots of these rows [B] get what their first slots
+        hold, which is finite. All graphs of a package reassign all of its state.
+        """
+        cache = self.cache(which)
+        junk = torch.full_like(rows[:, None], cache.keys[0].shape[1] - 1)
+        firsts = KeysValues.of(read_rows(held, rows, 1) for held in cache.tensors)
+        self.write(rows, junk, firsts, which)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from inference.model.cache import KeysValues, read_rows
 from inference.model.config import ModelConfig
+from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare
 
 MASKED = -1e30
 """Attention score of a key that a node does not see. Finite, because accelerators fail on
@@ -75,6 +76,10 @@ class Head(nn.Linear):
         return F.linear(states, self.weight[:vocabulary])
 
 
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Sight], Tensor]
+"""A way to compute attend()."""
+
+
 class Layers(NamedTuple):
     """Makers of the layers that tensor parallelism splits among ranks. The defaults are for one
     rank.
@@ -86,8 +91,12 @@ class Layers(NamedTuple):
     row: Callable[[int, int, bool], nn.Linear] = nn.Linear
     # (ids, size): each rank has the whole result
     embedding: Callable[[int, int], nn.Embedding] = nn.Embedding
-    # (inputs, outputs, bias): called with states and the vocabulary
+    # (inputs, outputs, bias): called with states and the vocabulary; each rank has its share's ids
     head: Callable[[int, int, bool], nn.Linear] = Head
+    attend: Attend | None = None  # None: attend(), of all rows at once
+    share: VocabularyShare = WHOLE_VOCABULARY
+    # (outputs): its float32 weight [V, 1] numbers this rank's ids; None where a rank has all
+    ids: Callable[[int], nn.Linear] | None = None
 
 
 WHOLE = Layers()
@@ -107,7 +116,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.attend = config.head_dim, layers.attend or attend
         query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = layers.column(config.hidden_size, query, config.qkv_bias)
         self.k_proj = layers.column(config.hidden_size, shared, config.qkv_bias)
@@ -133,7 +142,7 @@ class Attention(nn.Module):
             part if earlier is None else torch.cat((earlier, part), 1)
             for part, earlier in ((k, past.near_keys), (v, past.near_values))
         )
-        mixed = attend(q, past.keys, past.values, near_keys, near_values, sight)
+        mixed = self.attend(q, past.keys, past.values, near_keys, near_values, sight)
         return self.o_proj(mixed.to(x.dtype)), k, v
 
 
@@ -178,6 +187,24 @@ def attend(
     mixed = weighed(past, past_values) + weighed(new, v)
     mixed = (mixed / total.view(rows)).view(batch, heads, nodes, size)
     return mixed.transpose(1, 2).reshape(batch, nodes, heads * size)
+
+
+def attend_in_turn(
+    q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
+) -> Tensor:
+    """Compute attend() row by row: a product of one row takes the heads as they lie in its keys
+    and values, one of several rows needs them copied.
+    """
+    whole, rows = (q, past_keys, past_values, k, v), []
+    for row, seen in enumerate(_sights(sight)):
+        mine = [part[row : row + 1] for part in whole]
+        rows.append(attend(mine[0], mine[1], mine[2], mine[3], mine[4], seen))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _sights(sight: Sight) -> list[Sight]:
+    """Return what the nodes of each row see."""
+    return [Sight(*(part[row : row + 1] for part in sight)) for row in range(len(sight.cos))]
 
 
 class MLP(nn.Module):
@@ -243,6 +270,8 @@ class Decoder(nn.Module):
         self.model = Stack(config, layers)
         if not config.tied:
             self.lm_head = layers.head(config.hidden_size, config.vocab_size, False)
+        self.share = layers.share
+        self.ids = None if layers.ids is None else layers.ids(config.vocab_size)
         with torch.device("cpu"):  # also when the parameters are laid out on the meta device
             angles = (
                 torch.arange(positions, dtype=torch.float32)[:, None]
@@ -295,11 +324,19 @@ class Decoder(nn.Module):
         )
         return Hidden(self.model.norm(picked), KeysValues(tuple(new_keys), tuple(new_values)))
 
-    def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
-        """Apply the head, for the tokenizer's ids only. The result is cast to float32, the
-        weights are not.
+    def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, V] float32
+        """Apply the head, for the tokenizer's ids only: those of this rank's share. The result is
+        cast to float32, the weights are not.
         """
         if self.config.tied:
             return F.linear(states, self.model.embed_tokens.weight[: self.vocabulary]).float()
-        logits: Tensor = self.lm_head(states, self.vocabulary)
-        return logits.float()
+        logits: Tensor = self.lm_head(states, self.vocabulary).float()
+        if self.ids is None or self.config.vocab_size == self.vocabulary:
+            return logits
+        return torch.where(self.ids.weight[:, 0] < self.vocabulary, logits, MASKED)
+
+    def token_ids(self) -> Tensor:  # [V] int32
+        """Return the ids of this rank's share, in the order of logits()."""
+        if self.ids is None:
+            return torch.arange(self.vocabulary, dtype=torch.int32, device=self.cos.device)
+        return self.ids.weight[:, 0].to(torch.int32)

@@ -14,7 +14,6 @@ from inference.model.sampler import (
     Sampling,
     guess_drawn,
     guess_greedy,
-    noise_table,
 )
 from inference.tree_shape import NONE, Branches
 
@@ -42,20 +41,6 @@ class Draws(NamedTuple):
 
     sampling: Sampling
     table: Tensor  # [B, depth + 1, V] float32
-
-    @classmethod
-    def of(
-        cls, sampling: Sampling | None, seen: Seen, shape: Branches, vocabulary: int, by: Arithmetic
-    ) -> Draws | None:
-        """Return the draws of trees whose roots are the first nodes; None where every row is
-        greedy.
-        """
-        if sampling is None:
-            return None
-        return cls(
-            sampling,
-            noise_table(sampling, seen.positions[:, :1] + 1, shape.depth + 1, vocabulary, by),
-        )
 
     def below(self, depth: int, wide: int) -> Tensor:  # [B, wide, V]
         """Return the noise for the children of `wide` nodes at this depth."""
@@ -91,9 +76,11 @@ def draft_tree(
         out: Hidden = draft(level, rows, *near, None, cache, new)
         logits = draft.logits(out.states[:, -wide:])
         ids = (
-            guess_greedy(logits, branch, by)
+            guess_greedy(logits, branch, by, draft.share)
             if draws is None
-            else guess_drawn(logits, draws.sampling, draws.below(depth, wide), branch, by)
+            else guess_drawn(
+                logits, draws.sampling, draws.below(depth, wide), branch, by, draft.share
+            )
         )
         new = out.new if new is None else new.followed_by(out.new)
         level, first = ids.flatten(1), last

@@ -18,14 +18,15 @@ from torch import Tensor
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.arithmetic import ENGINES, HOST
-from inference.model.cache import CachedGraph, KeysValues, read_rows
+from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.drafted_tree import Draws, Rows, Seen, accept_in_graph, draft_tree
+from inference.model.noise_window import KeepsNoise
 from inference.model.sampler import (
     Sampling,
     choose_drawn,
     choose_greedy,
-    choose_mixed,
+    noise_table,
 )
 from inference.model.verify_graph import example_inputs, sampling_of
 from inference.tree_shape import Branches
@@ -71,20 +72,24 @@ class _Fused(CachedGraph):
         entry: [B, 2] int32, a token that the draft has not seen yet (or padding), then the root
         """
         by = self.arithmetic
-        draws = Draws.of(sampling, target.seen, self.shape, self.decoder.vocabulary, by)
+        draws = None if sampling is None else Draws(sampling, self._table(sampling, target))
         past = self.cache(DRAFT)
         tokens, drafted = draft_tree(self.draft, self.shape, entry, draft, past, draws, by)
         out: Hidden = self.decoder(tokens, target.rows, *target.seen, None, self.cache())
         logits = self.decoder.logits(out.states)
         if draws is None:
-            chosen = choose_greedy(logits)
+            chosen = choose_greedy(logits, self.decoder.share)
         else:
             drawn = torch.cat(
                 [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
             )
-            chosen = choose_drawn(logits, draws.sampling, drawn, by)
+            chosen = choose_drawn(logits, draws.sampling, drawn, by, self.decoder.share)
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
+
+    def _table(self, sampling: Sampling, target: Rows) -> Tensor:  # [B, depth + 1, V]
+        """Return weighed noise at each position below the roots, the first nodes."""
+        raise NotImplementedError
 
 
 class RoundGraph(_Fused):
@@ -121,19 +126,37 @@ class RoundGraph(_Fused):
         )
         return answer, *new.stacked(), *drafted.stacked()
 
+    def _table(self, sampling: Sampling, target: Rows) -> Tensor:
+        first, ids = target.seen.positions[:, :1] + 1, self.decoder.token_ids()
+        return noise_table(sampling, first, self.shape.depth + 1, ids, self.arithmetic)
 
-class StatefulRoundGraph(_Fused):
+
+class StatefulRoundGraph(KeepsNoise, _Fused):
     """A round that reassigns its caches and returns one tensor.
 
     The inputs that are given select the operation:
     - All inputs of a RoundGraph: a round.
     - The target's inputs alone, or the draft's alone: a StatefulGraph of that model.
     - `rows` [2] alone: in every cache, the second of these rows becomes what the first is.
+    - `rows` [N], `after` [N, 1] and `seed` [N, 2] alone: the noise of these places is made, for
+      the target's rows.
+
+    window: noise [rows * WINDOW, V]; None where all calls are greedy
     """
 
     arithmetic = ENGINES
-    levels = 1
-    """Positions that noise is made for where the target alone chooses."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        draft: Decoder,
+        cache: KeysValues,
+        draft_cache: KeysValues,
+        shape: Branches,
+        window: Tensor | None,
+    ) -> None:
+        super().__init__(decoder, draft, cache, draft_cache, shape)
+        self.hold_noise(window)
 
     def forward(
         self,
@@ -159,7 +182,7 @@ class StatefulRoundGraph(_Fused):
     ) -> Tensor:
         """Return a round's answer [B, nodes - 1 + depth + 1], or the chosen tokens [B, P].
 
-        After copying rows, the returned tensor is meaningless.
+        After copying rows or making noise, the returned tensor is meaningless.
         """
         sampling = sampling_of(temperature, top_k, top_p, seed)
         target = _part(rows, tokens, slots, positions, context_mask, tree_mask, pick)
@@ -172,16 +195,33 @@ class StatefulRoundGraph(_Fused):
             draft_tree_mask,
             draft_pick,
         )
-        if target is not None and draft is not None:
-            return self._round(target, draft, sampling)
-        if target is not None:
-            return self._alone(self.decoder, "", target, after, sampling)
-        if draft is not None:
+        if target is None and draft is None:
+            assert rows is not None, "no inputs"
+            return self._between(rows, after, seed)
+        self.touch_noise()
+        if target is None:
+            assert draft is not None, "checked above"
             return self._alone(self.draft, DRAFT, draft, None, None)
-        assert rows is not None, "no inputs"
-        for which in ("", DRAFT):
-            self.copy_row(rows[:1], rows[1:], which)
+        if draft is None:
+            return self._alone(self.decoder, "", target, after, sampling)
+        return self._round(target, draft, sampling)
+
+    def _between(self, rows: Tensor, after: Tensor | None, seed: Tensor | None) -> Tensor:
+        """Make noise where positions and seeds are given, else copy a row."""
+        if after is not None and seed is not None:
+            self.fill_noise(rows, after, seed, self.decoder.token_ids(), self.arithmetic)
+            self.touch(rows)
+            self.touch(rows, DRAFT)
+        else:
+            self.touch_noise()
+            for which in ("", DRAFT):
+                self.copy_row(rows[:1], rows[1:], which)
         return rows + rows
+
+    def _table(self, sampling: Sampling, target: Rows) -> Tensor:
+        steps = torch.arange(1, self.shape.depth + 2, dtype=torch.int32, device=target.rows.device)
+        positions = target.seen.positions[:, :1] + steps
+        return sampling.weigh(self.noise_at(target.rows, positions))
 
     def _round(self, target: _Part, draft: _Part, sampling: Sampling | None) -> Tensor:
         assert draft.tokens is not None, "the draft starts from a root"
@@ -206,22 +246,14 @@ class StatefulRoundGraph(_Fused):
         rows, seen = part.at
         out: Hidden = model(part.tokens, rows, *seen, part.pick, self.cache(which))
         logits = model.logits(out.states)
-        chosen = (
-            choose_greedy(logits)
-            if sampling is None or after is None
-            else choose_mixed(logits, sampling, after, self.levels, self.arithmetic)
-        )
+        if sampling is None or after is None:
+            chosen = choose_greedy(logits, model.share)
+        else:
+            drawn = self.noise_at(rows, after)
+            chosen = choose_drawn(logits, sampling, drawn, self.arithmetic, model.share)
         self.write(rows, part.slots, out.new, which)
-        self._touch(DRAFT if which == "" else "", rows[:1])
+        self.touch(rows[:1], DRAFT if which == "" else "")
         return chosen
-
-    def _touch(self, which: str, row: Tensor) -> None:
-        """Write a model's junk slot in one row [1] with its first slot, which is finite."""
-        cache = self.cache(which)
-        junk = torch.full_like(row[:, None], cache.keys[0].shape[1] - 1)
-        self.write(
-            row, junk, KeysValues.of(read_rows(held, row, 1) for held in cache.tensors), which
-        )
 
 
 class _Part(NamedTuple):

@@ -26,6 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inference.model.arithmetic import HOST, LOWEST, Arithmetic
+from inference.model.vocabulary import (
+    WHOLE_VOCABULARY,
+    VocabularyShare,
+    best_ids,
+    leading,
+    likeliest,
+    lowest_best,
+)
 from inference.sampling import CANDIDATES, SamplingParams
 
 _MORE = 8
@@ -73,23 +81,11 @@ class Sampling(NamedTuple):
         return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1)
 
 
-def _best(scores: Tensor, ids: Tensor) -> Tensor:  # [..., N], [..., N] -> [...]
-    """Return the id with the best score, the lowest id on ties."""
-    best = scores.amax(-1, keepdim=True)
-    return torch.where(scores == best, ids, torch.iinfo(torch.int32).max).amin(-1)
-
-
-def _first_best(scores: Tensor) -> Tensor:  # [..., V] -> [...]
-    """Return the lowest id with the best score, where the last axis is the ids.
-
-    argmax is documented to return the first maximum.
-    """
-    return scores.argmax(-1).to(torch.int32)
-
-
-def choose_greedy(logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P] int32
+def choose_greedy(
+    logits: Tensor, share: VocabularyShare = WHOLE_VOCABULARY
+) -> Tensor:  # [B, P, V] -> [B, P] int32
     """Choose tokens where every row has temperature 0."""
-    return _first_best(logits)
+    return best_ids(share, logits)[0]
 
 
 class Candidates(NamedTuple):
@@ -100,39 +96,42 @@ class Candidates(NamedTuple):
 
     ids: Tensor  # [B, P, C] int32
     scores: Tensor  # [B, P, C] logit / T, less OUT_OF_REACH where excluded
+    noise: Tensor | None  # [B, P, C] of these ids, where it was asked for
     log_mass: Tensor  # [B, P, 1] log of the full softmax's denominator
     ranked: Tensor  # [B, P] bool
 
 
-def _candidates(logits: Tensor, sampling: Sampling, by: Arithmetic) -> Candidates:
-    scaled = sampling.scaled(logits)
-    seen = min(CANDIDATES + _MORE, logits.shape[-1])
-    scores, ids = by.top(scaled, seen)
-    best = scores[..., :1]
+def _candidates(
+    logits: Tensor,
+    sampling: Sampling,
+    by: Arithmetic,
+    drawn: Tensor | None = None,
+    share: VocabularyShare = WHOLE_VOCABULARY,
+) -> Candidates:
+    """drawn: [B, P, V] noise, of which the candidates' is returned"""
+    seen = min(CANDIDATES + _MORE, logits.shape[-1] * share.ranks)
+    found = leading(share, sampling.scaled(logits), drawn, seen, by.top)
+    best = found.scores[..., :1]
+    beyond = torch.full_like(best, LOWEST)
     if seen > CANDIDATES:
-        beyond = scores[..., CANDIDATES : CANDIDATES + 1]
-        scores, ids = scores[..., :CANDIDATES], ids[..., :CANDIDATES]
-    else:
-        beyond = torch.full_like(best, LOWEST)
-    log_mass = best + torch.log(
-        torch.exp(scaled - best).sum(-1, keepdim=True)
-    )  # logsumexp, without its comparison with infinity
+        beyond = found.scores[..., CANDIDATES : CANDIDATES + 1]
+        found = found.first(CANDIDATES)
+    scores = found.scores
+    log_mass = best + torch.log(found.mass)  # logsumexp, without its comparison with infinity
     mass = torch.exp(scores - log_mass)
     before = torch.cumsum(mass, -1) - mass
     rank = torch.arange(scores.shape[-1], dtype=torch.int32, device=logits.device)
-    drawn = (
-        sampling.temperature > 0
-    )  # top-k and top-p leave the argmax as it is, and a greedy draft's ranking whole
-    limit = torch.where(drawn & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[
-        :, None, None
-    ]
-    top_p = torch.where(drawn & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
+    # top-k and top-p leave the argmax as it is, and a greedy draft's ranking whole
+    hot = sampling.temperature > 0
+    limit = torch.where(hot & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
+    top_p = torch.where(hot & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
     kept = (rank < limit) & (before < top_p)
     least = torch.where(kept, scores, best).amin(-1, keepdim=True)
     kept = (scores >= least) & (beyond < scores)
     return Candidates(
-        ids,
+        found.ids,
         torch.where(kept, scores, scores - OUT_OF_REACH),
+        found.noise,
         log_mass,
         (beyond < best)[..., 0],
     )
@@ -151,13 +150,15 @@ def choose_truncated(
     """
     found = _candidates(logits, sampling, by)
     drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
-    return _best_candidate(logits, sampling, found, sampling.weigh(drawn))
+    return _best_candidate(sampling, found, sampling.weigh(drawn), choose_greedy(logits))
 
 
-def _best_candidate(logits: Tensor, sampling: Sampling, found: Candidates, drawn: Tensor) -> Tensor:
-    best = _best(found.scores + drawn, found.ids)
+def _best_candidate(
+    sampling: Sampling, found: Candidates, drawn: Tensor, greedy: Tensor
+) -> Tensor:  # [B, P, C], [B, P] -> [B, P]
+    best = lowest_best(found.scores + drawn, found.ids)
     drawn_among = (sampling.temperature[:, None] > 0) & found.ranked
-    return torch.where(drawn_among, best, choose_greedy(logits))
+    return torch.where(drawn_among, best, greedy)
 
 
 def choose_open(
@@ -171,24 +172,8 @@ def choose_open(
     positions: [B, P] int32, of the chosen tokens, within `levels` of the row's least
     result: [B, P] int32
     """
-    return _first_best(
-        sampling.scaled(logits) + _shared_noise(logits, sampling, positions, levels, by)
-    )
-
-
-def _shared_noise(
-    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, by: Arithmetic
-) -> Tensor:  # [B, P, V]
-    """Return weighed noise of every token at each position.
-
-    It is made once for `levels` positions, from the row's least on.
-    """
-    base = positions.amin(-1, keepdim=True)
-    drawn = noise_table(sampling, base, levels, logits.shape[-1], by)
-    first = torch.arange(0, len(logits) * levels, levels, dtype=torch.int32, device=logits.device)[
-        :, None
-    ]
-    return F.embedding(first + positions - base, drawn.flatten(0, 1))
+    drawn = shared_noise(sampling, positions, levels, _all_ids(logits), by)
+    return choose_greedy(sampling.scaled(logits) + drawn)
 
 
 def choose_mixed(
@@ -198,31 +183,52 @@ def choose_mixed(
 
     Truncated and open rows share one noise, which halves the operations that a compiler sees.
     """
-    drawn = _shared_noise(logits, sampling, positions, levels, by)
+    drawn = shared_noise(sampling, positions, levels, _all_ids(logits), by)
     return choose_drawn(logits, sampling, drawn, by)
 
 
+def _all_ids(logits: Tensor) -> Tensor:  # [..., V] -> [V]
+    return torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+
+
+def shared_noise(
+    sampling: Sampling, positions: Tensor, levels: int, ids: Tensor, by: Arithmetic = HOST
+) -> Tensor:  # [B, P, V]
+    """Return weighed noise of the ids [V] at each position [B, P].
+
+    It is made once for `levels` positions, from the row's least on.
+    """
+    base = positions.amin(-1, keepdim=True)
+    drawn = noise_table(sampling, base, levels, ids, by)
+    rows = len(positions)
+    first = torch.arange(0, rows * levels, levels, dtype=torch.int32, device=ids.device)[:, None]
+    return F.embedding(first + positions - base, drawn.flatten(0, 1))
+
+
 def noise_table(
-    sampling: Sampling, first: Tensor, levels: int, vocabulary: int, by: Arithmetic = HOST
+    sampling: Sampling, first: Tensor, levels: int, ids: Tensor, by: Arithmetic = HOST
 ) -> Tensor:  # [B, levels, V]
-    """Return weighed noise of every token at `levels` positions.
+    """Return weighed noise of the ids [V] at `levels` positions.
 
     first: [B, 1] int32, the first of these positions
     """
     level = first + torch.arange(levels, dtype=torch.int32, device=first.device)  # [B, levels]
-    ids = torch.arange(vocabulary, dtype=torch.int32, device=first.device)
     return sampling.weigh(by.noise(sampling.seed[:, None, None], level[:, :, None], ids))
 
 
 def choose_drawn(
-    logits: Tensor, sampling: Sampling, drawn: Tensor, by: Arithmetic = HOST
+    logits: Tensor,
+    sampling: Sampling,
+    drawn: Tensor,
+    by: Arithmetic = HOST,
+    share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
     """Choose tokens as choose_mixed() does, with noise that was made before."""
-    found = _candidates(logits, sampling, by)
-    truncated = _best_candidate(logits, sampling, found, torch.gather(drawn, -1, found.ids))
-    return torch.where(
-        sampling.truncated[:, None], truncated, _first_best(sampling.scaled(logits) + drawn)
-    )
+    found = _candidates(logits, sampling, by, drawn, share)
+    assert found.noise is not None, "it was asked for"
+    greedy, open_ = best_ids(share, logits, sampling.scaled(logits) + drawn)
+    truncated = _best_candidate(sampling, found, found.noise, greedy)
+    return torch.where(sampling.truncated[:, None], truncated, open_)
 
 
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -247,18 +253,24 @@ def rank(
 
 
 def guess_greedy(
-    logits: Tensor, k: int, by: Arithmetic = HOST
+    logits: Tensor, k: int, by: Arithmetic = HOST, share: VocabularyShare = WHOLE_VOCABULARY
 ) -> Tensor:  # [B, P, V] -> [B, P, k] int32
     """Return the ids of rank_greedy() alone."""
-    return _in_order(*by.top(logits, k))[0]
+    return _in_order(*likeliest(share, logits, k, by.top))[0]
 
 
 def guess_drawn(
-    logits: Tensor, sampling: Sampling, drawn: Tensor, k: int, by: Arithmetic = HOST
+    logits: Tensor,
+    sampling: Sampling,
+    drawn: Tensor,
+    k: int,
+    by: Arithmetic = HOST,
+    share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
     """Return the ids of rank() alone, with noise that was made before."""
-    found = _candidates(logits, sampling, by)
-    return _ranked(found, torch.gather(drawn, -1, found.ids), k, by)[0]
+    found = _candidates(logits, sampling, by, drawn, share)
+    assert found.noise is not None, "it was asked for"
+    return _ranked(found, found.noise, k, by)[0]
 
 
 def _ranked(

@@ -5,9 +5,10 @@ Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 
 Both have one set of inputs, which name the row of the caches that each row of the call stands for.
 Without `pick` it chooses at every node. Without the sampling inputs it is greedy; with them it
-serves any mixture of rows. A
-`StatefulGraph` that is given `rows` alone copies a row of its caches. It is the same module because
-graphs of one package share state and signature.
+serves any mixture of rows. A `VerifyGraph` makes noise where it is needed; a `StatefulGraph` reads
+what it was told to make before (inference/model/noise_window.py). A `StatefulGraph` that is given
+`rows` alone copies a row of its caches; given `rows`, `after` and `seed` alone, it makes noise. It
+is the same module because graphs of one package share state and signature.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from inference.artifact import Bucket
 from inference.model.arithmetic import ENGINES, HOST
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
-from inference.model.sampler import Sampling, choose_greedy, choose_mixed
+from inference.model.noise_window import KeepsNoise
+from inference.model.sampler import Sampling, choose_drawn, choose_greedy, shared_noise
 
 _Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """Tokens, rows, positions, context mask, tree mask and pick, in this order."""
@@ -30,10 +32,14 @@ class _Graph(CachedGraph):
 
     arithmetic = HOST
 
-    def __init__(self, decoder: Decoder, cache: KeysValues, levels: int) -> None:
+    def __init__(self, decoder: Decoder, cache: KeysValues) -> None:
         super().__init__()
-        self.decoder, self.levels = decoder, levels
+        self.decoder = decoder
         self.hold(cache)
+
+    def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V]
+        """Return the noise at these positions [B, P]; what it is where T is 0 does not matter."""
+        raise NotImplementedError
 
     def _run(
         self, inputs: _Inputs, after: Tensor | None, sampling: Sampling | None
@@ -45,8 +51,9 @@ class _Graph(CachedGraph):
         )
         logits = self.decoder.logits(out.states)
         if sampling is None or after is None:
-            return choose_greedy(logits), out.new
-        return choose_mixed(logits, sampling, after, self.levels, self.arithmetic), out.new
+            return choose_greedy(logits, self.decoder.share), out.new
+        drawn, share = self._drawn(rows, after, sampling), self.decoder.share
+        return choose_drawn(logits, sampling, drawn, self.arithmetic, share), out.new
 
 
 def sampling_of(
@@ -61,7 +68,14 @@ def sampling_of(
 
 
 class VerifyGraph(_Graph):
-    """A graph that reads the caches. Its caller writes the new keys and values at `slots`."""
+    """A graph that reads the caches. Its caller writes the new keys and values at `slots`.
+
+    levels: positions of a row that noise is made for
+    """
+
+    def __init__(self, decoder: Decoder, cache: KeysValues, levels: int) -> None:
+        super().__init__(decoder, cache)
+        self.levels = levels
 
     def forward(
         self,
@@ -82,15 +96,26 @@ class VerifyGraph(_Graph):
         chosen, new = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
         return chosen, *new.stacked()
 
+    def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:
+        ids = self.decoder.token_ids()
+        return shared_noise(sampling, after, self.levels, ids, self.arithmetic)
 
-class StatefulGraph(_Graph):
+
+class StatefulGraph(KeepsNoise, _Graph):
     """A graph that reassigns its caches and returns chosen [B, P] alone.
 
     Its inputs are those of a VerifyGraph. It writes the slots that they name, and nothing else.
-    Given `rows` [2] alone, the second of these rows becomes what the first is.
+    Given `rows` [2] alone, the second of these rows becomes what the first is. Given `rows` [N],
+    `after` [N, 1] and `seed` [N, 2] alone, it makes the noise of these places.
+
+    window: noise [rows * WINDOW, V]; None where all calls are greedy
     """
 
     arithmetic = ENGINES
+
+    def __init__(self, decoder: Decoder, cache: KeysValues, window: Tensor | None) -> None:
+        super().__init__(decoder, cache)
+        self.hold_noise(window)
 
     def forward(
         self,
@@ -114,12 +139,22 @@ class StatefulGraph(_Graph):
             or context_mask is None
             or tree_mask is None
         ):
-            self.copy_row(rows[:1], rows[1:])
+            if after is not None and seed is not None:
+                ids = self.decoder.token_ids()
+                self.fill_noise(rows, after, seed, ids, self.arithmetic)
+                self.touch(rows)
+            else:
+                self.copy_row(rows[:1], rows[1:])
+                self.touch_noise()
             return rows + rows  # a graph must return something: this means nothing
         inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
         chosen, new = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
         self.write(rows, slots, new)
+        self.touch_noise()
         return chosen
+
+    def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:
+        return self.noise_at(rows, after)
 
 
 def copy_inputs(source: int = 0, target: int = 0) -> dict[str, Tensor]:

@@ -299,7 +299,7 @@ VERBS = {
 """Verbs of the installed command, and their roles. A role's own name is a verb, too."""
 
 OTHER_VERBS = {
-    "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2",
+    "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2, trn3",
     "compare": "measure architectures side by side",
     "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.capacity import __main__ as command
-from benchmarks.capacity import parts, processes
+from benchmarks.capacity import parts, processes, virtual
 from benchmarks.capacity.client import ALONE, Came
 from benchmarks.capacity.parts import Cell, rate, tenancy
 from benchmarks.capacity.script import (
@@ -98,3 +98,11 @@ def test_a_tiny_run_of_every_part_prints_its_rows_and_finds_every_text_right(
         *["Visits"] * 2,
         *["Tenancy"] * 2,
     ]
+
+
+def test_a_crowd_on_a_virtual_clock_gains_and_is_the_same_every_time() -> None:
+    cell, delays = Cell("neuron", 16, 0.0, 4), virtual.Delays(0.0, 0.002)
+    seen = virtual.crowd(cell, 0.1, 0.5, 1, delays)
+    assert seen.total > 1.5
+    assert seen.least <= seen.total
+    assert seen == virtual.crowd(cell, 0.1, 0.5, 1, delays)

@@ -78,6 +78,38 @@ def within(seconds: float, holds: Any) -> None:
         time.sleep(0.1)
 
 
+def test_a_fleet_grows_under_load_and_shrinks_after_it_and_no_text_is_lost(
+    own: dict[Asked, list[int]],
+) -> None:
+    """It stands first: two fleets on one machine would share the ports of their replicas."""
+    flags = ["--replicas", "1", "--most_replicas", "2", "--batch", "2", "--grace", "5"]
+    delays = ["--scale_up_after", "1", "--scale_down_after", "2"]
+    with (
+        running_fleet(*flags, *delays, "--insecure") as fleet,
+        outrider.connect(fleet.address, patience=PATIENCE, batch=2) as engine,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        texts, enough, calm = Texts(engine), threading.Event(), threading.Event()
+
+        def until(done: threading.Event, mine: Sequence[Asked]) -> bool:
+            """Make texts one after the other; whether each was the target's own."""
+            right = True
+            while not done.is_set():
+                for asked in mine:
+                    right = right and texts.make(asked) == own[asked]
+            return right
+
+        assert len(fleet.replicas) == 1
+        steady = pool.submit(until, calm, ASKED[:2])
+        crowd = [pool.submit(until, enough, ASKED[2 + n : 4 + n]) for n in range(5)]
+        within(PATIENCE, lambda: len(fleet.replicas) == 2)
+        enough.set()
+        assert all(one.result(PATIENCE) for one in crowd)
+        within(PATIENCE, lambda: len(fleet.replicas) == 1)
+        calm.set()
+        assert steady.result(PATIENCE)
+
+
 @pytest.fixture(scope="module")
 def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A keys file, and a token file of its one key."""
@@ -123,34 +155,3 @@ def test_sixteen_texts_are_the_targets_own_when_one_of_two_replicas_is_killed(
         os.kill(before[0], signal.SIGKILL)
         assert any(not text.done() for text in made)
         assert [text.result(2 * PATIENCE) for text in made] == [own[asked] for asked in ASKED]
-
-
-def test_a_fleet_grows_under_load_and_shrinks_after_it_and_no_text_is_lost(
-    own: dict[Asked, list[int]],
-) -> None:
-    flags = ["--replicas", "1", "--most_replicas", "2", "--batch", "2", "--grace", "5"]
-    delays = ["--scale_up_after", "1", "--scale_down_after", "2"]
-    with (
-        running_fleet(*flags, *delays, "--insecure") as fleet,
-        outrider.connect(fleet.address, patience=PATIENCE, batch=2) as engine,
-        ThreadPoolExecutor(6) as pool,
-    ):
-        texts, enough, calm = Texts(engine), threading.Event(), threading.Event()
-
-        def until(done: threading.Event, mine: Sequence[Asked]) -> bool:
-            """Make texts one after the other; whether each was the target's own."""
-            right = True
-            while not done.is_set():
-                for asked in mine:
-                    right = right and texts.make(asked) == own[asked]
-            return right
-
-        assert len(fleet.replicas) == 1
-        steady = pool.submit(until, calm, ASKED[:2])
-        crowd = [pool.submit(until, enough, ASKED[2 + n : 4 + n]) for n in range(5)]
-        within(PATIENCE, lambda: len(fleet.replicas) == 2)
-        enough.set()
-        assert all(one.result(PATIENCE) for one in crowd)
-        within(PATIENCE, lambda: len(fleet.replicas) == 1)
-        calm.set()
-        assert steady.result(PATIENCE)

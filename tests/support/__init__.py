@@ -10,7 +10,7 @@ Tiny real models
     models: checkpoints of each family
     pairs, drafts: random targets, and drafts that nearly agree
     fused_models, fused_cases, buckets: graphs, and inputs for them
-    artifacts, neuron_artifacts: built ones
+    artifacts, neuron_artifacts, native_targets: built ones
 
 Oracles
     growths: random trees under construction
@@ -23,6 +23,7 @@ Stand-ins
     clock
     fake_neuron, fake_nxd, fake_ranks, neuron_signatures: AWS's packages on the CPU
     fake_compiler: the neuronx-cc command
+    strict_torch_neuron: the compiler of native PyTorch on trn2 and trn3
     fake_tnx: transformers-neuronx
     fake_recorder: CUDA's recordings
     fleets: on Ray Serve, by the real command line

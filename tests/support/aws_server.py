@@ -51,9 +51,10 @@ class AwsServer:
         }
 
     def control(self, **settings: Any) -> dict[str, Any]:
-        """Set faults (each {action, code, message} for a refused call, {action, seconds} for a slow
-        one, or {action: CreateStack, zone, reason} for a stack that fails), what hosts answer, or
-        whether they take secrets. Returns the actions that were called since.
+        """Set faults (each {action, code, message} for a refused call, {action, seconds} for one
+        that hangs and comes to nothing, or {action: CreateStack, zone, reason} for a stack that
+        fails), what hosts answer, or whether they take secrets. Returns the actions that were
+        called since.
         """
         request = urllib.request.Request(
             self.address + _CONTROL, data=json.dumps(settings).encode(), method="POST"
@@ -140,7 +141,7 @@ class FaultyAws:
                 continue
             if "seconds" in fault:
                 time.sleep(fault["seconds"])
-                return None
+                return _error("RequestTimeout", "it hung", as_json)
             if "code" in fault:
                 return _error(fault["code"], fault["message"], as_json)
             given = {

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inference.artifact import Bucket
 from inference.model.cache import KeysValues, empty_cache
+from inference.model.noise_window import FILLED, Place, empty_window, fill_inputs
+from inference.model.round_graph import DRAFT, StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, VerifyGraph
 from tests.support.models import tiny_decoder
 
@@ -61,7 +63,7 @@ class Case:
         return Bucket(self.rows, self.nodes, SLOTS, picks, levels, self.sampled, JUNK)
 
     def graph(self) -> VerifyGraph | StatefulGraph:
-        """Always the same weights and the same full caches."""
+        """Always the same weights, the same full caches and the same numbers in place of noise."""
         vocabulary = 290 if "290" in self.family else 61
         decoder = tiny_decoder(vocabulary=vocabulary, **FAMILIES[self.family]).to(self.dtype)
         generator = torch.Generator().manual_seed(5)
@@ -70,7 +72,8 @@ class Case:
             for part in empty_cache(decoder.config, CACHE_ROWS, JUNK, torch.float32).tensors
         )
         if self.stateful:
-            return StatefulGraph(decoder, cache, self.bucket.levels)
+            window = empty_window(CACHE_ROWS, vocabulary).normal_(generator=generator)
+            return StatefulGraph(decoder, cache, window if self.sampled else None)
         return VerifyGraph(decoder, cache, self.bucket.levels)
 
     def inputs(self, call: int) -> dict[str, Tensor]:
@@ -124,6 +127,28 @@ class Case:
                 [[-1234567890, 7], [2023406814, -(2**31)], [1, 2]], dtype=torch.int32
             )[turn],
         }
+
+
+def state_of(graph: nn.Module) -> tuple[str, ...]:
+    """The names of the buffers that a graph reassigns: none where its caller writes."""
+    if not isinstance(graph, StatefulGraph | StatefulRoundGraph):
+        return ()
+    kept = () if graph.noise is None else ("noise",)
+    drafts = graph.names(DRAFT) if isinstance(graph, StatefulRoundGraph) else ()
+    return (*graph.names(), *drafts, *kept)
+
+
+def fill(graph: StatefulGraph | StatefulRoundGraph, inputs: dict[str, Tensor]) -> None:
+    """Have a sampled graph make the noise of FILLED positions from each row's least on."""
+    if "seed" not in inputs:
+        return
+    firsts = inputs["after"] if "after" in inputs else inputs["positions"][:, :1] + 1
+    for row, first, (low, high) in zip(
+        inputs["rows"].tolist(), firsts.amin(-1).tolist(), inputs["seed"].tolist(), strict=True
+    ):
+        asked = fill_inputs([Place(row, first + step, 0) for step in range(FILLED)])
+        asked["seed"] = torch.tensor([[low, high]], dtype=torch.int32).repeat(FILLED, 1)
+        graph(**asked)
 
 
 def _tree(nodes: int, chain: bool) -> tuple[Tensor, Tensor]:

@@ -125,6 +125,8 @@ class Neuron:
             "neuronx_distributed.trace.hlo_utils": functions,
             "neuronx_distributed.trace.model_builder_utils": fake_build_units,
             "neuronx_distributed.parallel_layers.layers": fake_ranks,
+            "neuronx_distributed.parallel_layers.mappings": fake_ranks,
+            "neuronx_distributed.parallel_layers.parallel_state": fake_ranks,
             "neuronx_distributed.utils.model_utils": types.SimpleNamespace(
                 init_on_device=fake_ranks.init_on_device
             ),

@@ -225,6 +225,16 @@ class ParallelEmbedding(_Parallel):
         return torch.cat(self.group.exchange(F.embedding(input_, self.weight)), -1)
 
 
+def gather_from_tensor_model_parallel_region_with_dim(
+    input_: Tensor, gather_dim: int, process_group: Any = None
+) -> Tensor:
+    return torch.cat((process_group or current_group()).exchange(input_), gather_dim)
+
+
+def get_tensor_model_parallel_group(as_list: bool = False) -> Group:
+    return current_group()
+
+
 @contextmanager
 def init_on_device(
     device: torch.device, include_buffers: bool = False, force_custom_init_on_device: bool = False

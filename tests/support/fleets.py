@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from outrider.spawn import role_environment
 from tests.support.repository import ROOT
-from tests.support.wire_fixtures import free_port
 
 START_SECONDS, STOP_SECONDS = 300.0, 60.0
 _REPLICA = "ray::ServeReplica"
@@ -34,7 +33,7 @@ class RunningFleet(NamedTuple):
 @contextmanager
 def running_fleet(*flags: str) -> Iterator[RunningFleet]:
     """`outrider deploy ray` with these flags, until the context ends."""
-    port = free_port()
+    port = 20_000 + os.getpid() % 10_000  # a free one of the system's may be taken until Ray is up
     command = [sys.executable, "-m", "deploy", "ray", "--port", str(port), "--cpus", "0.5", *flags]
     with subprocess.Popen(
         command, cwd=ROOT, env=role_environment(), stderr=subprocess.PIPE, text=True
@@ -62,7 +61,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
     for pid in started:
-        if _title(pid).startswith("ray::") or "/ray/" in _title(pid):
+        if _title(pid).startswith("ray::") or "/ray" in _title(pid):
             os.kill(pid, signal.SIGKILL)
 
 

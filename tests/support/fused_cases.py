@@ -10,6 +10,7 @@ from torch import Tensor
 from compile.build.fused_equivalence import random_round
 from inference.artifact import DraftBucket, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
+from inference.model.noise_window import empty_window
 from inference.model.round_graph import RoundGraph, StatefulRoundGraph
 from inference.tree_shape import Branches
 from tests.support.models import tiny_decoder
@@ -54,7 +55,9 @@ class Case:
             for cache in [empty_cache(model.config, self.rows, JUNK, self.dtype)]
         ]
         if self.stateful:
-            return StatefulRoundGraph(target, draft, *caches, self.bucket.shape)
+            window = empty_window(self.rows, VOCABULARY).normal_(generator=generator)
+            given = window if self.sampled else None
+            return StatefulRoundGraph(target, draft, *caches, self.bucket.shape, given)
         return RoundGraph(target, draft, *caches, self.bucket.shape)
 
     def inputs(self, seed: int) -> dict[str, Tensor]:

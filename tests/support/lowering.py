@@ -28,8 +28,10 @@ from torch.fx.node import map_arg
 
 from inference.artifact import Bucket
 from inference.errors import OutriderError
-from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph
+from inference.model.noise_window import Place, fill_inputs
+from inference.model.round_graph import RoundGraph, StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
+from tests.support.buckets import state_of
 
 aten = torch.ops.aten
 Arrays = dict[str, Any]  # name -> jax array
@@ -235,7 +237,7 @@ def prove(graph: VerifyGraph | StatefulGraph, bucket: Bucket) -> Proof:
     return compile_program(
         program,
         example_inputs(bucket),
-        state=graph.names() if isinstance(graph, StatefulGraph) else (),
+        state=state_of(graph),
     )
 
 
@@ -243,19 +245,19 @@ def prove_fused(graph: RoundGraph | StatefulRoundGraph, inputs: Mapping[str, Ten
     """The same for a graph of both models, for inputs of these shapes: a round, or one of the
     models alone.
     """
-    return compile_program(
-        export(graph, inputs),
-        inputs,
-        state=(*graph.names(), *graph.names(DRAFT))
-        if isinstance(graph, StatefulRoundGraph)
-        else (),
-    )
+    return compile_program(export(graph, inputs), inputs, state=state_of(graph))
 
 
 def prove_copying(graph: StatefulGraph) -> Proof:
     """The same for the graph that copies rows of its caches."""
     inputs = copy_inputs()
-    return compile_program(export(graph, inputs), inputs, state=graph.names())
+    return compile_program(export(graph, inputs), inputs, state=state_of(graph))
+
+
+def prove_filling(graph: StatefulGraph) -> Proof:
+    """The same for the graph that makes noise."""
+    inputs = fill_inputs([Place(0, 0, 0)])
+    return compile_program(export(graph, inputs), inputs, state=state_of(graph))
 
 
 def compile_program(

@@ -82,4 +82,8 @@ SIGNATURES = {
         "sequence_parallel_enabled=False, tensor_model_parallel_group=None, use_spmd_rank=False, "
         "sequence_dimension=None, tile_cc=False, rank_ordering=None, collect_output=True)"
     ),
+    "neuronx_distributed.parallel_layers.mappings."
+    "gather_from_tensor_model_parallel_region_with_dim": (
+        "(input_, gather_dim, process_group=None)"
+    ),
 }

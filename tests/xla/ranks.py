@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compile.build.parallel import parallel_config, parallel_tensors
-from inference.artifact import Bucket
 from inference.model.cache import KeysValues
 from inference.model.decoder import Decoder, Layers
 from inference.model.verify_graph import StatefulGraph
+from inference.model.vocabulary import VocabularyShare
 
 RANKS = 2
 
@@ -26,8 +26,8 @@ class Collectives(Protocol):
 
     def add(self, part: Tensor) -> Tensor: ...
 
-    def join(self, part: Tensor) -> Tensor:
-        """Every rank's part beside each other on the last axis, in order of rank."""
+    def join(self, part: Tensor, axis: int = -1) -> Tensor:
+        """Every rank's part beside each other on one axis, in order of rank."""
         ...
 
 
@@ -62,37 +62,44 @@ class Width(nn.Embedding):
 
 
 class Ids(nn.Linear):
-    """The head of some of the ids; every rank gets all logits."""
+    """The head of some of the ids; every rank keeps its own logits."""
 
-    def __init__(self, collectives: Collectives, inputs: int, outputs: int, bias: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__(inputs, outputs // RANKS, bias)
-        self.collectives = collectives
 
     def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
-        return self.collectives.join(super().forward(states))[..., :vocabulary]
+        return super().forward(states)
 
 
-def rank_graph(
-    whole: StatefulGraph, bucket: Bucket, rank: int, collectives: Collectives
-) -> StatefulGraph:
+def rank_graph(whole: StatefulGraph, rank: int, collectives: Collectives) -> StatefulGraph:
     """This rank's share of a graph: its heads of the caches, its cut of every weight that is
     dealt out.
     """
-    config = parallel_config(whole.decoder.config, RANKS)
+    vocabulary = whole.decoder.vocabulary
+    config = parallel_config(whole.decoder.config, RANKS, vocabulary)
     layers = Layers(
         Column,
         lambda inputs, outputs, bias: Row(collectives, inputs, outputs, bias),
         lambda ids, size: Width(collectives, ids, size),
-        lambda inputs, outputs, bias: Ids(collectives, inputs, outputs, bias),
+        Ids,
+        VocabularyShare(RANKS, lambda part: collectives.join(part, 0)),
+        lambda ids: Column(1, ids, False),
     )
-    decoder = Decoder(
-        config, len(whole.decoder.cos), whole.decoder.vocabulary, layers
-    ).requires_grad_(False)
-    tensors = parallel_tensors(whole.decoder.named_parameters(), whole.decoder.config, RANKS)
+    decoder = Decoder(config, len(whole.decoder.cos), vocabulary, layers).requires_grad_(False)
+    tensors = parallel_tensors(
+        whole.decoder.named_parameters(), whole.decoder.config, RANKS, vocabulary
+    )
     for name, mine in decoder.named_parameters():
         mine.copy_(_share(tensors[name].detach(), mine.shape, rank))
     cache = KeysValues.of(part.chunk(RANKS, 2)[rank].clone() for part in whole.cache().tensors)
-    return StatefulGraph(decoder, cache, bucket.levels)
+    return StatefulGraph(decoder, cache, _window(whole.noise, config.vocab_size, rank))
+
+
+def _window(whole: Tensor | None, ids: int, rank: int) -> Tensor | None:
+    """This rank's part of the windows of noise, whose ids are padded."""
+    if whole is None:
+        return None
+    return F.pad(whole, (0, ids - whole.shape[1])).chunk(RANKS, 1)[rank].clone()
 
 
 def _share(tensor: Tensor, shape: torch.Size, rank: int) -> Tensor:
@@ -128,8 +135,8 @@ class Threads:
     def add(self, part: Tensor) -> Tensor:
         return torch.stack(list(self._exchange(part))).sum(0)
 
-    def join(self, part: Tensor) -> Tensor:
-        return torch.cat(list(self._exchange(part)), -1)
+    def join(self, part: Tensor, axis: int = -1) -> Tensor:
+        return torch.cat(list(self._exchange(part)), axis)
 
     def _exchange(self, part: Tensor) -> Iterator[Tensor]:
         self._parts[_here.rank] = part

@@ -18,7 +18,8 @@ pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-
 import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from inference.model.round_graph import DRAFT, StatefulRoundGraph, draft_inputs
+from inference.model.round_graph import StatefulRoundGraph, draft_inputs
+from tests.support.buckets import state_of
 from tests.support.fused_cases import CASES, Case
 from tests.xla.test_hlo import ALLOWED, TOLERANCE, WIDE
 
@@ -38,8 +39,8 @@ def lower(graph: StatefulRoundGraph, inputs: dict[str, Tensor]) -> tuple[str, li
 
 
 def both(graph: StatefulRoundGraph) -> list[Tensor]:
-    """The caches of target and draft."""
-    return [*graph.cache().tensors, *graph.cache(DRAFT).tensors]
+    """What a graph of both models reassigns."""
+    return [graph.get_buffer(name) for name in state_of(graph)]
 
 
 def check_text(text: str, sorts: int, caches: int) -> None:

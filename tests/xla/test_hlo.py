@@ -29,7 +29,7 @@ from inference.model.verify_graph import (
     copy_inputs,
     example_inputs,
 )
-from tests.support.buckets import CASES, Case
+from tests.support.buckets import CASES, Case, state_of
 from tests.xla.ranks import RANKS, Threads, rank_graph
 
 # fmt: off
@@ -79,7 +79,9 @@ def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bo
     with torch.no_grad():
         returned = graph(**inputs)
     results = (
-        [returned, *graph.cache().tensors] if isinstance(graph, StatefulGraph) else list(returned)
+        [returned, *(graph.get_buffer(name) for name in state_of(graph))]
+        if isinstance(graph, StatefulGraph)
+        else list(returned)
     )
     text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
     fallbacks = [name for name in metrics.counter_names() if name.startswith("aten::")]
@@ -97,7 +99,9 @@ def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> N
     with torch.no_grad():
         returned = graph(**inputs)
     expected = (
-        [returned, *graph.cache().tensors] if isinstance(graph, StatefulGraph) else list(returned)
+        [returned, *(graph.get_buffer(name) for name in state_of(graph))]
+        if isinstance(graph, StatefulGraph)
+        else list(returned)
     )
     found = lower(case.graph(), inputs)
     check_text(found, case)
@@ -125,7 +129,7 @@ def check_text(found: Hlo, case: Case) -> None:
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED
     assert found.opcodes["sort"] == int(case.sampled)
-    scatters = case.stateful * len(case.graph().cache().tensors)
+    scatters = len(state_of(case.graph()))
     assert found.opcodes["scatter"] == scatters
     assert found.text.count("update_window_dims={1}") == scatters  # a node's keys are one window
     assert "<=" not in found.text  # as bounded, dynamic sizes are written
@@ -180,9 +184,9 @@ class Lowered:
         )
         return total
 
-    def join(self, part: Tensor) -> Tensor:
+    def join(self, part: Tensor, axis: int = -1) -> Tensor:
         whole: Tensor = xm.all_gather(
-            part, dim=part.dim() - 1, groups=[list(range(RANKS))], pin_layout=False
+            part, dim=axis % part.dim(), groups=[list(range(RANKS))], pin_layout=False
         )
         return whole
 
@@ -192,7 +196,7 @@ def test_two_ranks_equal_the_whole(sampled: bool) -> None:
     case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
     whole, threads = case.graph(), Threads()
     assert isinstance(whole, StatefulGraph)
-    ranks = [rank_graph(whole, case.bucket, rank, threads) for rank in range(RANKS)]
+    ranks = [rank_graph(whole, rank, threads) for rank in range(RANKS)]
     for call in (0, 1):
         with torch.no_grad():
             expected = whole(**case.inputs(call))
@@ -208,9 +212,9 @@ def test_a_rank_of_two_lowers_with_two_all_reduces_a_layer(sampled: bool) -> Non
     case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
     whole = case.graph()
     assert isinstance(whole, StatefulGraph)
-    found = lower(rank_graph(whole, case.bucket, 0, Lowered()), case.inputs(0), run=False)
+    found = lower(rank_graph(whole, 0, Lowered()), case.inputs(0), run=False)
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED | {"all-reduce", "all-gather"}
     assert found.opcodes["all-reduce"] == 2 * 2
-    assert found.opcodes["all-gather"] == 2  # the embedding and the head
+    assert found.opcodes["all-gather"] == 2 + sampled  # the embedding, best ids and candidates
     assert "replica_groups={{0,1}}" in found.text

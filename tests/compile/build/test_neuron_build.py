@@ -25,7 +25,7 @@ from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk
-from inference.backends.neuron import COPY_RECORD, PACKAGE
+from inference.backends.neuron import COPY_RECORD, FILL_RECORD, PACKAGE
 from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.text import Tokenizer
@@ -45,7 +45,7 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
     check_files(tmp_path / "a", manifest)
     graphs = {f"graphs/{bucket.name}.{kind}" for bucket in FEW for kind in ("json", "log.txt")}
-    graphs |= {COPY_RECORD, PACKAGE}
+    graphs |= {COPY_RECORD, FILL_RECORD, PACKAGE}
     assert {name for name in manifest.files if name.startswith("graphs/")} == graphs
     ranks = [
         load_file(tmp_path / "a" / f"weights/tp{rank}_sharded_checkpoint.safetensors")
@@ -55,7 +55,8 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
         (8, 16),
         (8, 16),
     ]
-    assert ranks[0]["decoder.lm_head.weight"].shape == (31, 16)  # 61 ids, padded to 62
+    assert ranks[0]["decoder.lm_head.weight"].shape == (30, 16)  # the tokenizer's 60 ids
+    assert [rank["decoder.ids.weight"][0].item() for rank in ranks] == [0, 30]
     assert torch.equal(ranks[0]["decoder.model.norm.weight"], ranks[1]["decoder.model.norm.weight"])
     assert manifest.versions["neuron-sdk"] == "2.31"
     assert manifest.host == {"family": "trn1", "logical_cores": "1", "interface": "model_builder"}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from compile.ops.__main__ import main
 from compile.ops.op_work import instructions
 from compile.ops.ranges import ranges
-from compile.ops.rank_graph import record_bucket
+from compile.ops.rank_graph import record_bucket, record_filling
 from compile.ops.recording import Op, Recording, record
 from compile.ops.rules import RULES, Violation, broken, live_bytes
 from compile.plan.device import device_of
@@ -37,6 +37,7 @@ def record_shipped() -> Iterator[Recording]:
     large, small = (read_config(SHAPES / name) for name in ("llama-3.1-8b", "llama-3.2-1b"))
     for bucket in buckets:
         yield record_bucket(large, spec(tuple(buckets), None), bucket)
+    yield record_filling(large, spec(tuple(buckets), None))
     shape = Branches((2, 1))
     rounds = tuple(
         RoundBucket.of(shape, 4, JUNK, JUNK, sampled=sampled) for sampled in (False, True)
@@ -44,6 +45,7 @@ def record_shipped() -> Iterator[Recording]:
     prefill = (DraftBucket(1, 256, JUNK, 1, 1, False, JUNK),)
     draft = read_raw_config(SHAPES / "llama-3.2-1b")
     fused = FusedPart("draft", "", draft, prefill, rounds)
+    yield record_filling(small, spec((buckets[-1],), fused))
     for bucket in (buckets[-1], *prefill, *rounds):
         yield record_bucket(small, spec((buckets[-1],), fused), bucket)
 

@@ -69,6 +69,14 @@ def test_larger_graphs_take_longer_and_only_sampled_ones_draw() -> None:
     drawn = time_of(1, 16, 2112, sampled=True)
     assert drawn.total > base.total
     assert base.costs["noise"] == base.costs["top-k"] == 0.0
+    assert drawn.costs["noise"] < 0.01  # places in the window, of what was made before
+
+
+def test_a_drawn_pass_takes_a_millisecond_more_than_a_greedy_one_at_most() -> None:
+    """Noise is made before, and ranks exchange candidates."""
+    for rows, nodes in ((1, 16), (4, 16)):
+        drawn, greedy = (time_of(rows, nodes, 2112, sampled=each) for each in (True, False))
+        assert drawn.total - greedy.total < 1.0
 
 
 def test_a_slower_stream_makes_the_whole_pass_slower() -> None:
@@ -140,6 +148,7 @@ def test_the_command_prints_a_line_for_each_graph(capsys: pytest.CaptureFixture[
     assert main(["times", *flags, *sizes]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert all(cost in head for cost in COSTS)
-    assert len(lines) == 5
+    assert len(lines) == 6
+    assert lines[-1].startswith("fill_noise ")
     assert sum(" 4.0 " in line for line in lines) == len(lines)
     assert FITTED.host == 4e-3

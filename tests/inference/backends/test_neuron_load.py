@@ -241,7 +241,7 @@ def test_every_error_of_the_neuron_path_is_one_line_for_the_user() -> None:
         assert "\n" not in str(runtime_error(error))
 
 
-@pytest.mark.parametrize("lost", ["prefill", "copy_rows"])
+@pytest.mark.parametrize("lost", ["prefill", "copy_rows", "fill_noise"])
 def test_a_package_without_a_graph_of_its_manifest_is_refused(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, lost: str
 ) -> None:
@@ -264,7 +264,7 @@ def test_loading_says_where_it_is(
     said: list[str] = []
     load_neuron(tmp_path / "a", build(tmp_path / "a", checkpoint, spec_of(1)), said.append)
     assert said[0] == "loading tiny on 1 trn1 cores"
-    assert said[-1].startswith("[3/3] copy_rows ran in ")
+    assert said[-1].startswith("[4/4] fill_noise ran in ")
 
 
 def test_the_command_line_serves_an_artefact_for_neuron(
@@ -337,7 +337,7 @@ def test_without_an_artefact_one_is_built_for_this_instance_and_kept(
         *size,
     ]
     assert main(flags) == 1
-    assert "no trn1, inf2 or trn2 instance" in capsys.readouterr().err
+    assert "no trn1, inf2, trn2 or trn3 instance" in capsys.readouterr().err
     (packages / "product_name").write_text("trn1.2xlarge")
     assert main(flags) == 0
     assert "memory of a rank" in capsys.readouterr().err

@@ -18,8 +18,8 @@ from inference.candidates import BASE, Nodes, Proposal
 from inference.engine import admission as roster
 from inference.engine.admission import SILENT_SECONDS, TURN_SECONDS
 from inference.engine.engine import Engine
-from inference.engine.scheduler import LEAST_RATE
-from inference.engine.session import MOST_BEHIND, Session
+from inference.engine.scheduler import LEAST_RATE, MOST_LOAN
+from inference.engine.session import Session
 from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY
@@ -453,7 +453,7 @@ def test_candidates_that_claim_to_be_certain_slow_down_nobody(
     alone = (clock.now - began) / cost(4, 1)
     for session, _, text in everybody:
         assert text_of(session) == text[: len(text_of(session))]
-        assert len(text_of(session)) >= LEAST_RATE * alone + MOST_BEHIND - LEARNING
+        assert len(text_of(session)) >= LEAST_RATE * alone - MOST_LOAN - LEARNING
 
 
 @pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
@@ -472,7 +472,7 @@ def test_one_with_good_candidates_does_not_hold_up_three_without(device: dict[st
             engine.acknowledge(session, session.length)
     alone = (clock.now - began) / cost(4, 1)
     for session, _, _ in everybody[1:]:
-        assert len(text_of(session)) >= LEAST_RATE * alone + MOST_BEHIND
+        assert len(text_of(session)) >= LEAST_RATE * alone - MOST_LOAN
 
 
 def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:

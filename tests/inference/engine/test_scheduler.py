@@ -22,11 +22,14 @@ from inference.engine.scheduler import (
     LEAST_CHUNK,
     LEAST_GAIN,
     LEAST_RATE,
+    MOST_LOAN,
     PREFILL_SHARE,
+    STALLED,
     Seconds,
     Turn,
     Turns,
     Wanting,
+    loan,
     plan_width,
 )
 from inference.engine.session import Session
@@ -200,6 +203,38 @@ def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
     assert sizes_of(turns(flat).next(trees(line))) == [3]  # and a token of the target's own
 
 
+def test_one_whose_guesses_have_missed_keeps_nobody_narrow() -> None:
+    """Among many sessions somebody's always have. Who is a token behind already is not slowed."""
+    ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
+    ready[0].candidates.advance([500])  # taken, and nothing hangs below it
+    assert sizes_of(planned.next(trees(*ready))) == [1, 16, 16, 16]
+    ready[0].bank(-0.5)
+    assert sizes_of(planned.next(trees(*ready))) == [1] * 4
+
+
+def test_who_takes_fewer_candidates_than_expected_is_believed_less() -> None:
+    """Its tenant's record may be better than its own draft."""
+    ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
+    ready[0].record.observe(expected=2.0, taken=3)
+    assert ready[0].record.factor == 1.0
+    assert sizes_of(planned.next(trees(*ready))) == [16] * 4
+    ready[0].record.observe(expected=1000.0, taken=0)
+    assert sizes_of(planned.next(trees(*ready))) == [1] * 4
+
+
+def test_nothing_is_lent_to_one_whose_candidates_were_never_taken() -> None:
+    missed = session(0.9)
+    missed.candidates.advance([9])
+    assert loan(missed) == loan(session()) == 0.0
+
+
+def test_a_loan_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
+    for left, lent in ((500, MOST_LOAN), (30, 30 * (1 - LEAST_RATE)), (0, 0.0)):
+        owing = session(0.9, length=3, end=4 + left)
+        owing.candidates.advance([500])
+        assert loan(owing) == pytest.approx(lent)
+
+
 def test_room_is_what_could_be_worth_computing() -> None:
     ready = session(0.9)
     for curve, sizes, room in ((flat, (), 31), (neuron, (1, 16, 32), 31)):
@@ -304,6 +339,12 @@ def test_short_prompts_share_a_forward() -> None:
 def test_what_is_owed_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
     assert turns(neuron).owed((4, 16), 4, 0.080) == pytest.approx(LEAST_RATE * 2)
     assert turns(neuron).owed((4, 1), 4, 0.100) == LEAST_RATE  # nothing is quicker
+
+
+def test_time_for_which_the_machine_held_up_a_forward_is_not_owed() -> None:
+    """It would have held up a root-only one: nobody's rows stay narrow for a pause of a second."""
+    usual = turns(neuron).owed((4, 16), 4, neuron(4, 16))
+    assert turns(neuron).owed((4, 16), 4, 1.0) == pytest.approx(STALLED * usual)
 
 
 def test_times_are_medians_of_the_latest_samples() -> None:

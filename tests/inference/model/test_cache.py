@@ -12,12 +12,14 @@ from inference.artifact import Bucket
 from inference.backends.graph_calls import unstacked
 from inference.model.cache import KeysValues, copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
+from inference.model.noise_window import empty_window
 from inference.model.verify_graph import (
     StatefulGraph,
     VerifyGraph,
     copy_inputs,
     example_inputs,
 )
+from tests.support.buckets import fill
 from tests.support.models import tiny_decoder
 
 ROWS, JUNK, VOCABULARY = 5, 40, 61
@@ -50,7 +52,9 @@ def test_a_graph_writes_the_slots_that_its_call_names_and_no_other_bit(
     bucket: Bucket, seed: int
 ) -> None:
     decoder, inputs = tiny_decoder(), inputs_for(bucket, seed)
-    before, graph = noise(decoder), StatefulGraph(decoder, noise(decoder), bucket.levels)
+    graph = StatefulGraph(decoder, noise(decoder), empty_window(ROWS, VOCABULARY))
+    fill(graph, inputs)
+    before = KeysValues.of(held.clone() for held in graph.cache().tensors)
     chosen = graph(**inputs)
     named = torch.zeros(ROWS, JUNK + 1, dtype=torch.bool)
     named[inputs["rows"][:, None].long(), inputs["slots"].long()] = True
@@ -80,7 +84,7 @@ def test_a_row_answers_the_same_in_a_graph_of_one_row_and_of_several() -> None:
 @torch.no_grad()
 def test_a_copied_row_is_its_source_and_the_others_stay() -> None:
     decoder, cache = tiny_decoder(), noise(tiny_decoder())
-    graph = StatefulGraph(decoder, noise(decoder), 1)
+    graph = StatefulGraph(decoder, noise(decoder), None)
     graph(**copy_inputs(3, 1))
     for old, new in zip(cache.tensors, graph.cache().tensors, strict=True):
         assert new.equal(old[[0, 3, 2, 3, 4]])

@@ -11,6 +11,7 @@ from torch import Tensor
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
 from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, draft_inputs
+from tests.support.buckets import fill, state_of
 from tests.support.fused_cases import CASES, Case
 from tests.support.lowering import STABLEHLO, Proof, export, prove_fused
 
@@ -73,13 +74,13 @@ def test_a_round_changes_its_caches_or_nothing() -> None:
 
 
 def names(graph: RoundGraph | StatefulRoundGraph) -> list[str]:
-    """The names of the caches of target and draft."""
-    return [*graph.names(), *graph.names(DRAFT)]
+    """The names of the caches of target and draft, and of what else a graph holds as state."""
+    return list(state_of(graph)) or [*graph.names(), *graph.names(DRAFT)]
 
 
 def both(graph: RoundGraph | StatefulRoundGraph) -> list[Tensor]:
-    """The caches of target and draft."""
-    return [*graph.cache().tensors, *graph.cache(DRAFT).tensors]
+    """What these names stand for."""
+    return [graph.get_buffer(name) for name in names(graph)]
 
 
 def test_graphs_that_write_their_caches_answer_as_graphs_whose_caller_writes() -> None:
@@ -87,7 +88,9 @@ def test_graphs_that_write_their_caches_answer_as_graphs_whose_caller_writes() -
     writing, plain = (
         Case(stateful=stateful, sampled=True, branches=(2, 1)) for stateful in (True, False)
     )
-    inputs = writing.inputs(3)
+    inputs, graph = writing.inputs(3), writing.graph()
+    assert isinstance(graph, StatefulRoundGraph)
     assert not inputs["rows"].equal(inputs["draft_rows"])
     with torch.no_grad():
-        assert writing.graph()(**inputs).equal(plain.graph()(**inputs)[0])
+        fill(graph, inputs)
+        assert graph(**inputs).equal(plain.graph()(**inputs)[0])

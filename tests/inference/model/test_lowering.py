@@ -15,13 +15,17 @@ pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip 
 
 from inference.backends.graph_calls import unstacked
 from inference.model.cache import write_slots
+from inference.model.noise import noise
+from inference.model.noise_window import WINDOW, Place, fill_inputs
+from inference.model.sampler import Sampling
 from inference.model.verify_graph import (
     StatefulGraph,
     VerifyGraph,
     copy_inputs,
     example_inputs,
 )
-from tests.support.buckets import CASES, Case
+from inference.sampling import SamplingParams
+from tests.support.buckets import CASES, Case, state_of
 from tests.support.lowering import (
     STABLEHLO,
     NotLowerable,
@@ -31,6 +35,7 @@ from tests.support.lowering import (
     lower,
     prove,
     prove_copying,
+    prove_filling,
 )
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
@@ -55,16 +60,16 @@ def check_report(case: Case, graph: VerifyGraph | StatefulGraph, proof: Proof) -
     """One top-k where it is sampled, no other sort; caches aliased to the last byte where the
     graph holds them.
     """
-    operations, caches = proof.report.operations, graph.cache().tensors
+    operations, state = proof.report.operations, [graph.get_buffer(n) for n in state_of(graph)]
     assert operations.keys() <= STABLEHLO
     assert operations.get("top_k", 0) == operations.get("reduce_window", 0) == int(case.sampled)
     assert (
         operations.get("scatter", 0)
         == proof.report.aliased_outputs
         == proof.report.text.count("tf.aliasing_output")
-        == len(caches) * case.stateful
+        == len(state)
     )
-    assert proof.report.aliased_bytes == case.stateful * sum(cache.nbytes for cache in caches)
+    assert proof.report.aliased_bytes == sum(buffer.nbytes for buffer in state)
 
 
 def run_stateful(case: Case, graph: StatefulGraph, proof: Proof, call: int) -> None:
@@ -72,8 +77,8 @@ def run_stateful(case: Case, graph: StatefulGraph, proof: Proof, call: int) -> N
     with torch.no_grad():
         expected = graph(**inputs)
     check_chosen(case, proof(inputs)[0], expected)
-    for name, cache in zip(graph.names(), graph.cache().tensors, strict=True):
-        assert_close(case, proof.state[name], cache)
+    for name in state_of(graph):
+        assert_close(case, proof.state[name], graph.get_buffer(name))
 
 
 def run_verify(case: Case, graph: VerifyGraph, proof: Proof, call: int) -> None:
@@ -116,6 +121,28 @@ def test_copying_a_row_compiles_and_moves_every_bit_of_it_and_no_other(dtype: to
         assert proof.state[name].equal(cache[[0, 0, 2]])
     assert proof.report.operations["scatter"] == proof.report.aliased_outputs == len(before)
     assert proof.report.aliased_bytes == sum(cache.nbytes for cache in graph.cache().tensors)
+
+
+# --- noise
+# --------------------------------------------------------------------------------------------------
+
+
+def test_making_noise_compiles_and_writes_the_named_places_with_the_contracts_noise() -> None:
+    case = Case(stateful=True, sampled=True, nodes=8, rows=2)
+    graph = case.graph()
+    assert isinstance(graph, StatefulGraph)
+    proof, places = prove_filling(graph), [Place(2, 65, 7), Place(0, 3, 2**40)]
+    before, keys = proof.state["noise"].clone(), proof.state["keys_0"].clone()
+    proof(fill_inputs(places))
+    now, ids = proof.state["noise"], graph.decoder.token_ids()
+    for place in places:
+        seed = Sampling.of([SamplingParams(1.0, seed=place.seed)], torch.device("cpu")).seed
+        at = place.row * WINDOW + place.position % WINDOW
+        expected = noise(seed, torch.tensor([place.position], dtype=torch.int32), ids)
+        torch.testing.assert_close(now[at], expected, atol=2e-5, rtol=0)
+        before[at] = now[at]
+    assert now.equal(before)
+    assert proof.state["keys_0"][:, :-1].equal(keys[:, :-1])
 
 
 # --- state and masks

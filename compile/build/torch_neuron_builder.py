@@ -1,0 +1,179 @@
+"""Builds a target for trn2 or trn3 by native PyTorch: weights dealt out to ranks, and graphs that
+TorchNeuron compiles when the ranks first call them.
+
+It runs on the instance that it builds for. What TorchNeuron compiled lies in the artefact, in the
+layout of its own cache, where loading finds it again. Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from compile.build.parallel import parallel_config, parallel_tensors
+from compile.spec import CompileSpec
+from inference.artifact import Bucket
+from inference.backends.neuron import COPY, FILL, Program, runtime_error
+from inference.backends.neuron_sdk import logical_cores
+from inference.backends.torch_neuron import DEALT, GRAPHS, RankPlan, draws, rank_weights
+from inference.backends.torch_neuron_loading import FLAGS, compiled_files
+from inference.backends.torch_neuron_ranks import Ranks
+from inference.backends.torch_neuron_sdk import TRAINIUM, Machine, configure
+from inference.errors import BadArtifact, OutriderError
+from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.config import ModelConfig, read_config, read_raw_config
+from inference.model.noise_window import Place, fill_inputs
+from inference.model.verify_graph import copy_inputs, example_inputs
+from inference.whole_file import write_whole
+
+_CUT_BY_INPUT = (".o_proj.weight", ".down_proj.weight", "embed_tokens.weight")
+_WHOLE = ("norm.weight", "layernorm.weight", ".o_proj.bias", ".down_proj.bias")
+
+
+class TorchNeuronBuilder:
+    """A Builder (compile/build/build.py) for trn2 and trn3.
+
+    versions: of the packages here, as check_native() found them
+    """
+
+    workers = 1  # all ranks compile one graph at a time
+
+    def __init__(
+        self,
+        spec: CompileSpec,
+        checkpoint_directory: Path,
+        vocabulary: int,
+        *,
+        versions: Mapping[str, str],
+        machine: Machine = TRAINIUM,
+    ) -> None:
+        self.target, self._spec, self._checkpoint = spec.target, spec, checkpoint_directory
+        self._vocabulary, self._versions, self._machine = vocabulary, versions, machine
+        self._config = read_config(checkpoint_directory)
+        self._dealt = parallel_config(self._config, spec.tensor_parallel, vocabulary)
+        self._ranks: Ranks | None = None
+
+    def prepare(self, directory: Path) -> list[str]:
+        """Write each rank's weights, and the config of the model as it is dealt out."""
+        whole = load_decoder(
+            self._checkpoint,
+            positions=self._spec.sequence_length,
+            vocabulary=self._vocabulary,
+            dtype=DTYPES[self._spec.dtype],
+            device=torch.device("cpu"),
+        )
+        ranks = self._spec.tensor_parallel
+        tensors = parallel_tensors(whole.named_parameters(), self._config, ranks, self._vocabulary)
+        for rank in range(ranks):  # one at a time: a rank's share is let go before the next is cut
+            share = {name: cut(name, tensor, rank, ranks) for name, tensor in tensors.items()}
+            save_file(share, directory / rank_weights(rank))
+        dealt = read_raw_config(self._checkpoint) | dealt_fields(self._dealt)
+        write_whole(directory / DEALT / "config.json", json.dumps(dealt, indent=1) + "\n")
+        return [f"{DEALT}/config.json", *(rank_weights(rank) for rank in range(ranks))]
+
+    def build(self, bucket: Bucket, directory: Path) -> list[str]:
+        """Compile one graph by an idle call of it, and write what it takes."""
+        return self._compiled(bucket.name, example_inputs(bucket), directory)
+
+    def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
+        """Compile what copies a row, where there are several, and what makes noise, where a graph
+        is sampled. Let the ranks end. Returns every compiled graph: one that was compiled before a
+        build was broken off is in no other list.
+        """
+        records = list[str]()
+        if self._spec.rows > 1:
+            records += self._compiled(COPY, copy_inputs(), directory)[:1]
+        if draws(buckets):
+            records += self._compiled(FILL, fill_inputs([Place(0, 0, 0)]), directory)[:1]
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+        return [*records, *_named(compiled_files(directory / GRAPHS), directory)]
+
+    def versions(self) -> Mapping[str, str]:
+        return self._versions
+
+    def host(self) -> Mapping[str, str]:
+        return {
+            "family": self.target,
+            "logical_cores": str(logical_cores(self.target)),
+            "interface": "torch.compile",
+        }
+
+    def flags(self) -> Mapping[str, str]:
+        line = self._flags()
+        return {FLAGS: line} if line else {}
+
+    def _flags(self) -> str:
+        flags = self._spec.compiler_flags.items()
+        return shlex.join(f"{name}={value}" if value else name for name, value in flags)
+
+    def _compiled(self, name: str, inputs: dict[str, Tensor], directory: Path) -> list[str]:
+        """Make the first call of a graph. Returns the files that it left, and its record."""
+        graphs, record = directory / GRAPHS, f"graphs/{name}.json"
+        program = self._program(directory)
+        before = compiled_files(graphs)
+        try:
+            program(name, inputs)
+        except OutriderError:
+            raise
+        except RuntimeError as error:
+            raise _failed(name, error) from error
+        taken = {
+            given: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            for given, tensor in inputs.items()
+        }
+        write_whole(directory / record, json.dumps({"inputs": taken}, indent=1) + "\n")
+        return [record, *_named(compiled_files(graphs) - before, directory)]
+
+    def _program(self, directory: Path) -> Program:
+        """The ranks, which are started for the first graph that is built."""
+        if self._ranks is None:
+            spec = self._spec
+            configure(directory / GRAPHS, self._flags())
+            plan = RankPlan(directory, spec, self._machine)
+            try:
+                self._ranks = Ranks(plan)
+            except RuntimeError as error:
+                raise runtime_error(error) from error
+        return self._ranks
+
+
+def dealt_fields(dealt: ModelConfig) -> dict[str, Any]:
+    """The fields of config.json that differ for a model that is dealt out."""
+    return {
+        "num_key_value_heads": dealt.kv_heads,
+        "vocab_size": dealt.vocab_size,
+        "tie_word_embeddings": dealt.tied,
+        "head_dim": dealt.head_dim,
+    }
+
+
+def cut(name: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
+    """One rank's share of a parameter, as inference/model/torch_neuron_graph.py deals layers out:
+    norms are whole, what a sum over ranks follows is cut by its inputs, all else by its outputs.
+    """
+    if name.endswith(_WHOLE) or ".q_norm." in name or ".k_norm." in name:
+        return tensor.detach().contiguous()
+    axis = 1 if name.endswith(_CUT_BY_INPUT) else 0
+    return tensor.detach().chunk(ranks, axis)[rank].contiguous()
+
+
+def _named(paths: Iterable[Path], directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in paths)
+
+
+def _failed(name: str, error: RuntimeError) -> BadArtifact:
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
+    return BadArtifact(
+        f"graph {name} could not be compiled: {lines[0]}. "
+        "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 keeps the compiler's files where "
+        "TORCH_NEURONX_DEBUG_DIR says"
+    )

@@ -1,0 +1,173 @@
+"""One rank of a target on native PyTorch: its share of the weights and caches on a device, and a
+compiled callable for each graph.
+
+A callable is compiled by its first call and has one shape. A call of another shape is an error, not
+a compilation while clients wait. Not yet run on hardware: see docs/neuron-native.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from inference.artifact import Bucket
+from inference.backends.neuron import COPY, FILL
+from inference.backends.torch_neuron_sdk import Machine
+from inference.errors import BadArtifact
+from inference.model.cache import KeysValues, empty_cache
+from inference.model.checkpoint import DTYPES
+from inference.model.config import ModelConfig, read_config
+from inference.model.decoder import Decoder
+from inference.model.noise_window import empty_window
+from inference.model.torch_neuron_graph import (
+    ALONE,
+    InPlaceGraph,
+    functional_collectives,
+    rank_layers,
+)
+
+GRAPHS = "graphs/compiled"
+"""Directory of the compiled graphs in an artefact, in TorchNeuron's own layout."""
+
+DEALT = "weights"
+"""Directory with the weights of each rank, and the config.json of the model that is dealt out."""
+
+MEETING = timedelta(minutes=10)
+"""How long ranks wait for each other to join the group."""
+
+
+def rank_weights(rank: int) -> str:
+    """The file of a rank's weights in an artefact."""
+    return f"{DEALT}/rank{rank}.safetensors"
+
+
+class TargetSizes(Protocol):
+    """What a spec and a manifest both say of a target."""
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]: ...
+    @property
+    def tensor_parallel(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def sequence_length(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+class RankPlan(NamedTuple):
+    """What every rank of a target must know to make its part of it. It can be sent to a process."""
+
+    directory: Path  # of the artefact
+    target: TargetSizes
+    machine: Machine
+
+    @property
+    def ranks(self) -> int:
+        return self.target.tensor_parallel
+
+
+class RankProgram:
+    """A Program (inference.backends.neuron) of one rank: calls a graph by name."""
+
+    def __init__(self, graphs: Mapping[str, Any], device: torch.device) -> None:
+        self._graphs, self._device = graphs, device
+
+    @torch.no_grad()
+    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return what a graph chose, on the host."""
+        there = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        result: Tensor = self._graphs[graph](**there)
+        return result.cpu()
+
+
+def load_rank(plan: RankPlan, rank: int, meeting: Path) -> RankProgram:
+    """Join the group of ranks and load one rank's part. Nothing is compiled yet.
+
+    meeting: a file by which the ranks find each other; it is not used where there is one rank
+
+    Raises BadArtifact where weights do not fit.
+    """
+    among = ALONE
+    if plan.ranks > 1:
+        _join(plan, rank, meeting)
+        among = functional_collectives(plan.ranks)
+    config, target = read_config(plan.directory / DEALT), plan.target
+    with torch.device("meta"):
+        decoder = Decoder(config, target.sequence_length, target.vocabulary, rank_layers(among))
+    _fill(decoder, plan.directory / rank_weights(rank))
+    device = torch.device(plan.machine.device)
+    own = own_config(config, plan.ranks)
+    cache = empty_cache(own, target.rows, target.capacity, DTYPES[target.dtype])
+    cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
+    ids = config.vocab_size // plan.ranks
+    window = empty_window(target.rows, ids, device) if draws(target.buckets) else None
+    return RankProgram(compiled_graphs(plan, decoder.to(device).eval(), cache, window), device)
+
+
+def draws(buckets: Iterable[Bucket]) -> bool:
+    """Whether any graph is sampled, so that windows of noise are kept."""
+    return any(bucket.sampled for bucket in buckets)
+
+
+def own_config(dealt: ModelConfig, ranks: int) -> ModelConfig:
+    """The config of one rank's caches: a share of the key-value heads."""
+    return replace(dealt, kv_heads=dealt.kv_heads // ranks)
+
+
+def compiled_graphs(
+    plan: RankPlan, decoder: Decoder, cache: KeysValues, window: Tensor | None
+) -> dict[str, Any]:
+    """A callable for each bucket, one that copies rows and one that makes noise, over one set of
+    weights, caches and windows.
+
+    Each may compile once. Without limits of its own a callable would share the others' limit, since
+    they have one code object.
+    """
+    compile_: Any = torch.compile  # whose types lack the limits
+    names = [bucket.name for bucket in plan.target.buckets]
+    names += [COPY] * (plan.target.rows > 1) + [FILL] * (window is not None)
+    return {
+        name: compile_(
+            InPlaceGraph(decoder, cache, window).requires_grad_(False),
+            backend=plan.machine.compiler,
+            fullgraph=True,
+            dynamic=False,
+            recompile_limit=1,
+            isolate_recompiles=True,
+        )
+        for name in names
+    }
+
+
+def _join(plan: RankPlan, rank: int, meeting: Path) -> None:
+    """Make this process a rank of the group. The device must not have been touched before."""
+    torch.distributed.init_process_group(
+        plan.machine.collectives,
+        store=torch.distributed.FileStore(str(meeting), plan.ranks),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=plan.ranks,
+        timeout=MEETING,
+    )
+
+
+def _fill(decoder: Decoder, path: Path) -> None:
+    """Give a decoder on the meta device a rank's weights."""
+    try:
+        decoder.load_state_dict(load_file(path), strict=True, assign=True)
+    except RuntimeError as error:
+        raise BadArtifact(
+            f"{path} does not fit its graphs: build the artefact again ({error})"
+        ) from error

@@ -1,0 +1,202 @@
+"""The ranks of a target on native PyTorch, one process each. The process that serves is none of
+them: it sends each call's inputs to all, and takes what rank 0 answers.
+
+So it never waits inside a call of the device, and learns at once when a rank has ended. All ranks
+must make every call together, so a target cannot go on without one of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.backends.torch_neuron import RankPlan, load_rank
+from inference.backends.torch_neuron_sdk import cores_of, rank_environment
+from inference.errors import OutriderError, Unavailable
+
+_LEAVING = 5.0
+"""Seconds that a rank has to end by itself."""
+
+Lost = Callable[[str], None]
+"""Hears why the target cannot go on, on a thread of its own."""
+
+_Answer = NDArray[np.int32] | OutriderError | RuntimeError | None
+"""What a rank sends: None when it is loaded, what a call chose, or why it ends."""
+
+
+def end_process(why: str) -> NoReturn:
+    """Say why, and end this process at once, as a machine that is lost ends."""
+    print(f"error: {why}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class _Rank(NamedTuple):
+    process: BaseProcess
+    calls: Connection
+
+
+class Ranks:
+    """A Program (inference.backends.neuron) of one or more ranks. One call at a time.
+
+    lost: called when a rank ends, also between calls; None where the error of the next call says it
+    """
+
+    def __init__(self, plan: RankPlan, lost: Lost | None = None) -> None:
+        self._closing, self._ended = threading.Event(), ""
+        cores, waited = cores_of(plan.ranks), set(range(plan.ranks))
+        with tempfile.TemporaryDirectory(prefix="outrider-ranks-") as folder:
+            meeting = Path(folder) / "meeting"
+            self._ranks = [_started(plan, rank, meeting, cores) for rank in range(plan.ranks)]
+            atexit.register(self.close)  # before multiprocessing ends them, which were a loss
+            try:
+                while waited:
+                    waited.discard(self._next()[0])
+            except BaseException:
+                self.close()
+                raise
+        if lost is not None:
+            threading.Thread(target=self._watch, args=(lost,), daemon=True).start()
+
+    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Call a graph on every rank and return what rank 0 chose.
+
+        Raises Unavailable when a rank has ended, and RuntimeError for what a device reports. No
+        further call can be made after either.
+        """
+        arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
+        for rank in self._ranks:
+            try:
+                rank.calls.send((graph, arrays))
+            except OSError as error:
+                raise Unavailable(self._why()) from error
+        _, chosen = self._next()
+        assert chosen is not None, "a loaded rank 0 answers with what it chose"
+        return torch.from_numpy(chosen)
+
+    def close(self) -> None:
+        """Let the ranks end. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        atexit.unregister(self.close)
+        for rank in self._ranks:
+            rank.calls.close()
+        for rank in self._ranks:
+            rank.process.join(_LEAVING / len(self._ranks))
+            rank.process.kill()
+
+    def _next(self) -> tuple[int, NDArray[np.int32] | None]:
+        """Wait for an answer: of which rank, and what. Raise what a rank failed with, or
+        Unavailable where one has ended.
+        """
+        came = wait([rank.calls for rank in self._ranks])[0]
+        number = next(n for n, rank in enumerate(self._ranks) if rank.calls is came)
+        try:
+            answer: _Answer = self._ranks[number].calls.recv()
+        except (EOFError, OSError) as error:
+            raise Unavailable(self._why()) from error
+        if isinstance(answer, Exception):
+            raise answer
+        return number, answer
+
+    def _watch(self, lost: Lost) -> None:
+        """Wait for the end of any rank, and end the others, which may wait for it forever."""
+        wait([rank.process.sentinel for rank in self._ranks])
+        if self._closing.is_set():
+            return
+        why = self._why()
+        for rank in self._ranks:
+            rank.process.kill()
+        lost(why)
+
+    def _why(self) -> str:
+        """Which rank ended first. It may be about to end."""
+        ended = wait([rank.process.sentinel for rank in self._ranks], _LEAVING)
+        gone = [number for number, rank in enumerate(self._ranks) if rank.process.sentinel in ended]
+        if gone and not self._ended:
+            process = self._ranks[gone[0]].process
+            process.join(_LEAVING)  # its pipe may close before the system has its exit code
+            self._ended = (
+                f"rank {gone[0]} of the target ended (exit code {process.exitcode}), and the "
+                "others cannot go on without it; its own message is above"
+            )
+        return self._ended or "the ranks of the target were let go"
+
+
+def _started(plan: RankPlan, rank: int, meeting: Path, cores: list[int]) -> _Rank:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=_serve, args=(theirs, plan, rank, meeting), name=f"rank {rank}", daemon=True
+    )
+    with _environment(rank_environment(rank, cores)):
+        process.start()
+    theirs.close()  # so that the end of the process ends our waiting
+    return _Rank(process, ours)
+
+
+def _serve(calls: Connection, plan: RankPlan, rank: int, meeting: Path) -> None:
+    """Make the calls that are asked for, until nobody can ask any more. The first failure ends it:
+    the ranks may not be at the same call any more.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that serves
+    torch.set_num_threads(max(1, torch.get_num_threads() // plan.ranks))
+    try:
+        program = load_rank(plan, rank, meeting)
+        calls.send(None)
+        while True:
+            graph, arrays = calls.recv()
+            inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            chosen = program(graph, inputs)
+            if rank == 0:
+                calls.send(chosen.numpy())
+    except EOFError:
+        return
+    except OutriderError as error:
+        _tell(calls, error)
+    except RuntimeError as error:  # of a class that the other side may not have
+        _tell(calls, RuntimeError(_innermost(error)))
+
+
+def _tell(calls: Connection, why: OutriderError | RuntimeError) -> None:
+    """Send why this rank ends, if it was the first to fail: nobody listens after that."""
+    with suppress(OSError):
+        calls.send(why)
+
+
+def _innermost(error: BaseException) -> str:
+    """The message of the error that caused all others, which is the compiler's or the device's."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip() or type(error).__name__
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a process that is started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

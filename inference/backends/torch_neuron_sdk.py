@@ -1,0 +1,165 @@
+"""AWS's native PyTorch packages for trn2 and trn3 (TorchNeuron): which are installed, whether they
+work here, and what they are told through the environment.
+
+TorchNeuron is torch-neuronx 2.13 and later, from Neuron SDK 2.33 on. It gives torch a device
+`neuron`, a backend `neuron` of torch.compile and one of torch.distributed, and is loaded by
+`import torch`. torch-neuronx up to 2.9 is another package of that name (neuron_sdk.py). Not yet run
+on hardware.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
+from inference.cache_directory import cache_directory
+from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+
+_SETTINGS = {
+    # an operation that the compiler refuses is an error, never a slow run without a graph
+    "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
+}
+_GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
+_FLAGS = "NEURON_CC_FLAGS"
+_CORES = "NEURON_RT_VISIBLE_CORES"
+_INSTALL = (
+    f"pip install --extra-index-url {INDEX} 'torch==2.14.*' 'torch-neuronx==2.14.*', with Python "
+    "3.12 or later (trn2 and trn3 need Neuron SDK 2.33 or later)"
+)
+
+
+class Machine(NamedTuple):
+    """What a rank runs on. TRAINIUM is what is served on; proofs on a CPU name other backends."""
+
+    device: str
+    compiler: str | Callable[..., Any]  # backend of torch.compile
+    collectives: str  # backend of torch.distributed
+
+
+TRAINIUM = Machine("neuron", "neuron", "neuron")
+
+
+def native_versions() -> dict[str, str]:
+    """Return the versions of the packages. Raises MissingExtra, with the install line, where one is
+    absent or of another kind.
+    """
+    number = _installed("torch-neuronx")
+    if number is None:
+        raise MissingExtra(f"torch-neuronx is not installed: {_INSTALL}")
+    found = re.match(r"(\d+)\.(\d+)\.", number)
+    family = (int(found[1]), int(found[2])) if found else (0, 0)
+    if family < (2, 13):
+        raise MissingExtra(
+            f"torch-neuronx {number} is not the native package that trn2 and trn3 need (the "
+            f"PyTorch/XLA one, up to 2.9, serves trn1 and inf2): {_INSTALL}"
+        )
+    here = torch.__version__
+    if not here.startswith(f"{family[0]}.{family[1]}."):
+        raise MissingExtra(
+            f"torch-neuronx {number} goes with torch {family[0]}.{family[1]}, installed is {here}: "
+            f"{_INSTALL}"
+        )
+    compiler = _installed("neuronx-cc")
+    if compiler is None:
+        raise MissingExtra(f"neuronx-cc is not installed, which torch-neuronx needs: {_INSTALL}")
+    return {"torch": here, "torch-neuronx": number, "neuronx-cc": compiler}
+
+
+def check_native(target: str) -> dict[str, str]:
+    """Return the versions of the packages. Raise, naming the remedy, unless this machine can
+    compile and run graphs for the target. Nothing of the device is touched.
+    """
+    if not has_device():
+        raise InvalidRequest(
+            f"{target}: this machine has no Neuron device ({DEVICE} is missing). TorchNeuron "
+            f"compiles where it runs: use a {target} instance with the driver (aws-neuronx-dkms), "
+            "or pass the device through to the container"
+        )
+    family = instance_family()
+    if family is not None and family != target:
+        raise InvalidRequest(
+            f"this is a {family} instance, and the graphs are for {target}: build them with "
+            f"--target {family}"
+        )
+    versions = native_versions()
+    if not hasattr(torch, TRAINIUM.device):
+        raise MissingExtra(
+            f"torch-neuronx {versions['torch-neuronx']} is installed, but torch has no device "
+            "neuron: is TORCH_DEVICE_BACKEND_AUTOLOAD=0 set? `python -c 'import torch_neuronx'` "
+            "says what is wrong"
+        )
+    return versions
+
+
+def check_same_versions(built: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Raise BadArtifact unless graphs were built with the versions here: another version would
+    compile them all again.
+    """
+    for name, number in here.items():
+        if built.get(name) != number:
+            raise BadArtifact(
+                f"the artefact was built with {name} {built.get(name)}, here is {number}: install "
+                "that version or build the artefact again"
+            )
+
+
+def configure(graphs: Path, flags: str, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Tell TorchNeuron where compiled graphs are kept and how to compile. It reads this once, when
+    it compiles first.
+
+    graphs: directory of the compiled graphs of an artefact
+    flags: the compiler's; empty for TorchNeuron's own
+    """
+    environment[_GRAPHS] = str(graphs)
+    environment.setdefault(_LOCKS, str(cache_directory("torch_neuron_locks")))
+    for name, value in _SETTINGS.items():
+        environment.setdefault(name, value)
+    if flags:
+        environment[_FLAGS] = flags
+
+
+def cores_of(ranks: int, environment: Mapping[str, str] = os.environ) -> list[int]:
+    """Return a core for each rank: of those that NEURON_RT_VISIBLE_CORES names, else the first.
+
+    Raises InvalidRequest where it names too few.
+    """
+    stated = environment.get(_CORES)
+    if not stated:
+        return list(range(ranks))
+    try:
+        ends = [part.split("-") for part in stated.split(",")]
+        cores = [core for part in ends for core in range(int(part[0]), int(part[-1]) + 1)]
+    except ValueError as error:
+        raise InvalidRequest(f"{_CORES}={stated} is not understood") from error
+    if len(cores) < ranks:
+        raise InvalidRequest(
+            f"{_CORES}={stated} leaves this target {len(cores)} cores, its model is dealt out to "
+            f"{ranks}"
+        )
+    return cores[:ranks]
+
+
+def rank_environment(rank: int, cores: list[int]) -> dict[str, str]:
+    """Return the variables by which a process is one rank of its group, on a core of its own."""
+    ranks = str(len(cores))
+    return {
+        _CORES: str(cores[rank]),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,149 @@
+"""The graphs of native PyTorch on Neuron: a StatefulGraph that writes its caches in place, and the
+layers by which ranks share a model.
+
+All ranks run one program, so that one compilation serves them all. Nothing in it depends on the
+rank's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from inference.model.arithmetic import Arithmetic
+from inference.model.cache import KeysValues, places_of
+from inference.model.decoder import Layers
+from inference.model.noise_window import window_places
+from inference.model.verify_graph import StatefulGraph
+from inference.model.vocabulary import VocabularyShare
+
+
+class _PlainArgmax(TorchFunctionMode):
+    """Computes argmax along the last axis by reductions of one tensor each.
+
+    torch-mlir lowers argmax to a reduction of values together with their places, which neuronx-cc
+    does not take. The PyTorch/XLA packages replace argmax by a call of their own.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.argmax, torch.Tensor.argmax):
+            return func(*args, **(kwargs or {}))
+        scores, axis = args
+        if axis not in (-1, scores.dim() - 1) or kwargs:
+            raise NotImplementedError("argmax along the last axis is what is computed here")
+        ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
+        best = scores.amax(-1, keepdim=True)
+        return torch.where(scores == best, ids, scores.shape[-1]).amin(-1)
+
+
+class InPlaceGraph(StatefulGraph):
+    """A StatefulGraph whose caches stay where they lie: a call writes runs of them.
+
+    index_copy_ is not used: TorchNeuron makes a scatter of single numbers of it.
+    """
+
+    def forward(self, *args: Any, **inputs: Any) -> Tensor:
+        """Make a call of StatefulGraph."""
+        with _PlainArgmax():
+            return StatefulGraph.forward(self, *args, **inputs)
+
+    def fill_noise(
+        self, rows: Tensor, positions: Tensor, seed: Tensor, ids: Tensor, by: Arithmetic
+    ) -> None:
+        """Write the noise of these places into the windows, in place."""
+        assert self.noise is not None, "a graph that keeps no noise was told to make it"
+        made = by.noise(seed[:, None], positions, ids)
+        self.noise.index_put_((window_places(rows, positions[:, 0]),), made)
+
+    def touch_noise(self) -> None:
+        """Do nothing: a graph that leaves the windows alone need not name them."""
+
+    def write(self, rows: Tensor, slots: Tensor, new: KeysValues, which: str = "") -> None:
+        """Write new keys and values at rows [B] and slots [B, T], in place."""
+        cache = self.cache(which)
+        places = places_of(cache.keys[0], rows, slots)
+        for held, part in zip(cache.tensors, new.tensors, strict=True):
+            held.flatten(0, 1).index_put_((places,), part.flatten(0, 1))
+
+    def copy_row(self, source: Tensor, target: Tensor, which: str = "") -> None:
+        """Copy row source [1] of a model's caches to row target [1], in place."""
+        for held in self.cache(which).tensors:
+            held.index_put_((target,), held.index_select(0, source))
+
+
+class Collectives(NamedTuple):
+    """How ranks exchange results."""
+
+    ranks: int
+    total: Callable[[Tensor], Tensor]
+    """The sum over all ranks."""
+    joined: Callable[[Tensor], Tensor]
+    """All ranks' tensors, one after the other along the first axis."""
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+ALONE = Collectives(1, _same, _same)
+"""Of a rank that has no others."""
+
+
+def functional_collectives(ranks: int) -> Collectives:
+    """Collectives of torch.distributed's default group, as torch.compile can trace them."""
+    group = torch.distributed.group.WORLD
+    assert group is not None, "this process has joined its group"
+    return Collectives(
+        ranks,
+        lambda x: functional.all_reduce(x, "sum", group),
+        lambda x: functional.all_gather_single(x, 0, group),
+    )
+
+
+def rank_layers(among: Collectives) -> Layers:
+    """One rank's share of each layer, for a Decoder whose config is dealt out evenly.
+
+    All ranks run one program, which does not know its rank: embeddings are cut along their width,
+    and a weight numbers the ids that a rank's part of the head has. Sums are in float32.
+    """
+    ranks = among.ranks
+
+    class Row(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            part = among.total(nn.functional.linear(x, self.weight).float()).to(x.dtype)
+            return part if self.bias is None else part + self.bias
+
+    class Embedding(nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            part = nn.functional.embedding(ids, self.weight)
+            parts = among.joined(part).view(ranks, *part.shape)
+            return parts.permute(1, 2, 0, 3).flatten(2)
+
+    class Head(nn.Linear):
+        """This rank's logits. Those of padding are left to the decoder."""
+
+        def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
+            return nn.functional.linear(states, self.weight)
+
+    def column(inputs: int, outputs: int, bias: bool) -> Any:
+        return nn.Linear(inputs, outputs // ranks, bias)
+
+    def row(inputs: int, outputs: int, bias: bool) -> Any:
+        return Row(inputs // ranks, outputs, bias)
+
+    def embedding(ids: int, size: int) -> Any:
+        return Embedding(ids, size // ranks)
+
+    def head(inputs: int, outputs: int, bias: bool) -> Any:
+        return Head(inputs, outputs // ranks, bias)
+
+    def ids(outputs: int) -> Any:
+        return nn.Linear(1, outputs // ranks, False)
+
+    share = VocabularyShare(ranks, among.joined)
+    return Layers(column, row, embedding, head, share=share, ids=ids)

@@ -1,0 +1,92 @@
+"""A target for trn2 built by native PyTorch, on the CPU and through a strict stand-in for the
+compiler: what an artefact holds, and that nothing is compiled twice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from compile.build.build import build_artifact
+from compile.build.parallel import parallel_config, parallel_tensors
+from compile.build.progress import LineProgress
+from compile.build.torch_neuron_builder import cut, dealt_fields
+from compile.compile_options import CompileOptions
+from compile.spec import verify_bucket
+from inference.artifact import Manifest
+from inference.backends.torch_neuron import own_config
+from inference.backends.torch_neuron_loading import load_torch_neuron
+from inference.errors import InvalidRequest
+from inference.model.config import parse_config
+from inference.model.decoder import Decoder
+from inference.model.torch_neuron_graph import Collectives, rank_layers
+from tests.support.models import TINY, tiny_decoder, write_checkpoint
+from tests.support.native_targets import native_builder, native_source, native_spec
+from tests.support.neuron_artifacts import JUNK, ROWS, TREE
+from tests.support.strict_torch_neuron import CPU
+
+GREEDY = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=False),)
+
+
+def built(directory: Path, checkpoint: Path, said: list[str]) -> Manifest:
+    spec = native_spec(1, GREEDY)
+    return build_artifact(
+        spec,
+        native_source(checkpoint),
+        native_builder(checkpoint, spec),
+        directory,
+        command="test",
+        progress=LineProgress(said.append),
+    )
+
+
+@pytest.mark.slow
+def test_an_artefact_holds_what_was_compiled_and_loading_compiles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", "")  # taken back with the patch
+    monkeypatch.setenv("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkpoint = write_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    out, said = tmp_path / "out", list[str]()
+    manifest = built(out, checkpoint, said)
+    compiled = [name for name in manifest.files if name.endswith(".neff")]
+    assert len(compiled) == 2, "the tree's graph, and the one that copies rows"
+    assert {"weights/rank0.safetensors", "weights/config.json"} <= manifest.files.keys()
+    assert (manifest.target, manifest.host["interface"]) == ("trn2", "torch.compile")
+    assert built(out, checkpoint, said) == manifest, "a complete build was begun again"
+    told = list[str]()
+    model = load_torch_neuron(out, manifest, told.append, CPU, pytest.fail)
+    assert model.copies_rows
+    assert not [line for line in told if line.startswith("warning")], told
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("family", [{}, {"model_type": "qwen3", "tie_word_embeddings": True}])
+def test_shares_of_the_weights_fit_the_layers_and_make_the_whole_again(
+    ranks: int, family: dict[str, object]
+) -> None:
+    whole = tiny_decoder(num_hidden_layers=1, **family)
+    tensors = parallel_tensors(whole.named_parameters(), whole.config, ranks, 61)
+    dealt = parallel_config(whole.config, ranks, 61)
+    again = parse_config(TINY | {"num_hidden_layers": 1} | family | dealt_fields(dealt))
+    assert again == dealt, "weights/config.json says another model"
+    assert own_config(dealt, ranks).kv_heads * ranks == dealt.kv_heads
+    layers = rank_layers(Collectives(ranks, lambda x: x, lambda x: x))
+    shares = [
+        {name: cut(name, tensor, rank, ranks) for name, tensor in tensors.items()}
+        for rank in range(ranks)
+    ]
+    for share in shares:
+        Decoder(dealt, 64, 61, layers).load_state_dict(share, strict=True)
+    for name, tensor in tensors.items():
+        parts = [share[name] for share in shares]
+        joined = [torch.cat(parts, axis) for axis in range(tensor.dim())]
+        assert any(torch.equal(each, tensor) for each in (parts[0], *joined)), name
+
+
+def test_a_draft_in_the_graphs_is_refused_where_native_pytorch_builds() -> None:
+    with pytest.raises(InvalidRequest, match="--fused is for cpu, trn1 and inf2"):
+        CompileOptions(target="trn3", fused=True)

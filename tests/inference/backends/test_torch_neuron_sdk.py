@@ -1,0 +1,145 @@
+"""Which machine and which packages a target for trn2 or trn3 takes, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from compile.build.build import planned_manifest
+from inference.artifact import Manifest
+from inference.backends import neuron_sdk
+from inference.backends.neuron import PACKAGE
+from inference.backends.torch_neuron_loading import check_native_machine
+from inference.backends.torch_neuron_sdk import (
+    check_native,
+    configure,
+    cores_of,
+    native_versions,
+    rank_environment,
+)
+from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from tests.support.fake_neuron import lay_out
+from tests.support.models import write_checkpoint
+from tests.support.native_targets import native_builder, native_source, native_spec
+
+FAMILY = ".".join(torch.__version__.split(".")[:2])
+NATIVE = {"torch-neuronx": f"{FAMILY}.3.0.1", "neuronx-cc": "2.28.7631.0"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({}, "torch-neuronx is not installed"),
+        ({"torch-neuronx": "2.9.0.2.15.32035"}, "PyTorch/XLA one, up to 2.9, serves trn1 and inf2"),
+        ({"torch-neuronx": "1.0"}, "is not the native package"),
+        ({"torch-neuronx": "2.99.3.0.1"}, "goes with torch 2.99"),
+        ({"torch-neuronx": NATIVE["torch-neuronx"]}, "neuronx-cc is not installed"),
+    ],
+)
+def test_packages_that_do_not_serve_are_refused_with_the_install_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: Mapping[str, str], said: str
+) -> None:
+    lay_out(monkeypatch, tmp_path, versions, device=True)
+    with pytest.raises(MissingExtra, match=said) as raised:
+        native_versions()
+    assert "'torch-neuronx==2.14.*'" in str(raised.value)
+
+
+def machine(
+    patch: pytest.MonkeyPatch, folder: Path, instance: str = "", *, device: bool = True
+) -> None:
+    """A machine with the packages, whose torch has the device."""
+    lay_out(patch, folder, NATIVE, device=device)
+    patch.setattr(torch, "neuron", object(), raising=False)
+    if instance:
+        neuron_sdk.PRODUCT.write_text(f"{instance}\n", encoding="ascii")
+
+
+@pytest.mark.parametrize("instance", ["", "trn2.3xlarge", "trn2n.48xlarge"])
+def test_a_machine_of_the_target_gives_the_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, instance: str
+) -> None:
+    machine(monkeypatch, tmp_path, instance)
+    assert check_native("trn2") == {"torch": torch.__version__, **NATIVE}
+
+
+def test_another_machine_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        machine(patch, tmp_path / "other", "trn1.2xlarge")
+        with pytest.raises(InvalidRequest, match="this is a trn1 instance"):
+            check_native("trn2")
+    with monkeypatch.context() as patch:
+        machine(patch, tmp_path / "none", device=False)
+        with pytest.raises(InvalidRequest, match="no Neuron device"):
+            check_native("trn3")
+
+
+def test_a_torch_that_did_not_load_the_device_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lay_out(monkeypatch, tmp_path, NATIVE, device=True)
+    with pytest.raises(MissingExtra, match="TORCH_DEVICE_BACKEND_AUTOLOAD"):
+        check_native("trn2")
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    checkpoint = write_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    spec = native_spec()
+    planned = planned_manifest(spec, native_source(checkpoint), native_builder(checkpoint, spec))
+    return replace(planned, versions={"torch": torch.__version__, **NATIVE})
+
+
+def test_an_artefact_runs_on_the_machine_and_with_the_versions_that_it_was_built_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manifest: Manifest
+) -> None:
+    machine(monkeypatch, tmp_path / "machine", "trn2.3xlarge")
+    check_native_machine(manifest)
+    other = replace(manifest, versions={**manifest.versions, "neuronx-cc": "2.29.1"})
+    with pytest.raises(BadArtifact, match=r"built with neuronx-cc 2\.29\.1, here is 2\.28"):
+        check_native_machine(other)
+    with pytest.raises(BadArtifact, match="built for trn2 with PyTorch/XLA"):
+        check_native_machine(replace(manifest, files={PACKAGE: "0" * 64}))
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    with pytest.raises(BadArtifact, match="logical cores of 2"):
+        check_native_machine(manifest)
+
+
+@pytest.mark.parametrize(("stated", "cores"), [("", [0, 1]), ("4-7", [4, 5]), ("6,2-3", [6, 2])])
+def test_ranks_take_the_cores_that_the_user_left_them(stated: str, cores: list[int]) -> None:
+    assert cores_of(2, {"NEURON_RT_VISIBLE_CORES": stated}) == cores
+
+
+@pytest.mark.parametrize("stated", ["3", "a-b"])
+def test_too_few_cores_are_told_before_anything_starts(stated: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"NEURON_RT_VISIBLE_CORES={stated}"):
+        cores_of(2, {"NEURON_RT_VISIBLE_CORES": stated})
+
+
+def test_a_rank_has_a_core_of_its_own_and_its_number() -> None:
+    assert rank_environment(1, [6, 2]) == {
+        "NEURON_RT_VISIBLE_CORES": "2",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+
+
+def test_torch_neuron_is_told_where_graphs_are_and_never_to_run_without_one(
+    tmp_path: Path,
+) -> None:
+    environment = {"TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "/elsewhere"}
+    configure(tmp_path, "-O2", environment)
+    assert environment == {
+        "TORCH_NEURONX_NEFF_CACHE_DIR": str(tmp_path),
+        "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "/elsewhere",
+        "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
+        "NEURON_CC_FLAGS": "-O2",
+    }

@@ -1,0 +1,118 @@
+"""Ranks that each see their own part of the logits choose what one rank chooses that sees all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from inference.model.arithmetic import ENGINES
+from inference.model.config import parse_config
+from inference.model.decoder import Decoder, Head, Layers
+from inference.model.sampler import (
+    Sampling,
+    choose_drawn,
+    choose_greedy,
+    guess_drawn,
+    guess_greedy,
+    noise_table,
+)
+from inference.model.vocabulary import VocabularyShare
+from inference.sampling import SamplingParams
+from tests.support.fake_ranks import Group, as_rank
+from tests.support.models import TINY
+
+PARAMS = [
+    SamplingParams(0.0),
+    SamplingParams(1.0, seed=3),
+    SamplingParams(0.7, top_k=40, seed=2**63 - 1),
+    SamplingParams(1.3, top_p=0.8, seed=5),
+    SamplingParams(1.0, top_k=256, top_p=0.99, seed=6),
+]
+NODES = 4
+Answer = Callable[[Tensor, Tensor, VocabularyShare], Tensor]  # of logits and noise [B, P, V]
+
+
+def on_ranks(ranks: int, answer: Answer, logits: Tensor, drawn: Tensor) -> list[Tensor]:
+    """What each rank answers from its part of the logits and the noise."""
+    group = Group(ranks)
+
+    def one(rank: int) -> Tensor:
+        mine = VocabularyShare(ranks, lambda part: torch.cat(group.exchange(part)))
+        with as_rank(rank, group):
+            return answer(logits.chunk(ranks, -1)[rank], drawn.chunk(ranks, -1)[rank], mine)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(one, range(ranks)))
+
+
+def logits_of(kind: str, vocabulary: int) -> Tensor:
+    spread = torch.randn(len(PARAMS), NODES, vocabulary, generator=torch.manual_seed(7))
+    if kind == "ties":  # whole numbers: many equal scores, on both sides of every border
+        return (spread * 2).round()
+    if kind == "flat":
+        return torch.zeros_like(spread)
+    return spread * 3
+
+
+sampling = Sampling.of(PARAMS, torch.device("cpu"))
+ANSWERS: dict[str, Answer] = {
+    "greedy": lambda logits, drawn, share: choose_greedy(logits, share),
+    "drawn": lambda logits, drawn, share: choose_drawn(logits, sampling, drawn, ENGINES, share),
+    "guessed": lambda logits, drawn, share: guess_greedy(logits, 1, ENGINES, share),
+    "drafted": lambda logits, drawn, share: guess_drawn(logits, sampling, drawn, 1, ENGINES, share),
+}
+
+
+CASES = [(name, "spread") for name in ANSWERS]
+CASES += [(name, kind) for name in ("greedy", "drawn") for kind in ("ties", "flat")]
+"""Which of several equal scores is drafted last is open."""
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_ranks_choose_what_a_rank_with_all_logits_chooses(name: str, kind: str) -> None:
+    for vocabulary in (60, 1200):
+        logits = logits_of(kind, vocabulary)
+        ids = torch.arange(vocabulary, dtype=torch.int32)
+        first = torch.full((len(PARAMS), 1), 9, dtype=torch.int32)
+        drawn = noise_table(sampling, first, NODES, ids)
+        expected = ANSWERS[name](logits, drawn, VocabularyShare())
+        for ranks in (2, 4):
+            for answer in on_ranks(ranks, ANSWERS[name], logits, drawn):
+                assert answer.equal(expected)
+
+
+def test_ranks_exchange_candidates_and_not_their_logits() -> None:
+    """The numbers that a rank sends for a node, at a vocabulary of real width."""
+    sent: list[int] = []
+
+    def gather(part: Tensor) -> Tensor:
+        sent.append(part.shape[-1])
+        return part.repeat(2, 1, 1)
+
+    logits = torch.randn(len(PARAMS), 1, 64_128)
+    choose_drawn(logits, sampling, torch.zeros_like(logits), ENGINES, VocabularyShare(2, gather))
+    assert sum(sent) == 3 * 264 + 2 + 4  # scores, ids and noise; maximum and mass; two bests
+
+
+def test_an_id_that_pads_a_ranks_share_is_never_chosen() -> None:
+    """61 ids are 31 for each of two ranks: the second rank's last id is none."""
+    config, ids = parse_config(TINY | {"vocab_size": 62}), nn.Linear(1, 31, bias=False)
+    ids.weight.data = torch.arange(31.0, 62.0)[:, None]
+    layers = Layers(head=lambda inputs, outputs, bias: OfHalf(inputs, 31), ids=lambda _: ids)
+    second = Decoder(config, 8, 61, layers)
+    assert second.token_ids().tolist() == list(range(31, 62))
+    logits = second.logits(torch.ones(1, 2, config.hidden_size))
+    assert (logits[..., :-1] == 0).all()
+    assert (logits[..., -1] < -1e29).all()
+
+
+class OfHalf(Head):
+    """A head of no weight for half of the ids."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, False)
+        self.weight.data.zero_()

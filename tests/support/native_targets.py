@@ -1,0 +1,41 @@
+"""Tiny targets on native PyTorch, whose ranks run on this machine's processors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from compile.build.build import Source, planned_manifest
+from compile.build.torch_neuron_builder import TorchNeuronBuilder
+from compile.spec import CompileSpec
+from inference.artifact import Bucket, Manifest
+from inference.backends.neuron import COPY_RECORD
+from inference.model.checkpoint import fingerprint
+from inference.model.config import read_raw_config
+from tests.support.neuron_artifacts import FEW, spec_of
+from tests.support.strict_torch_neuron import CPU
+
+
+def native_spec(ranks: int = 2, buckets: Sequence[Bucket] = FEW) -> CompileSpec:
+    return replace(spec_of(ranks, buckets), target="trn2")
+
+
+def native_builder(checkpoint: Path, spec: CompileSpec) -> TorchNeuronBuilder:
+    return TorchNeuronBuilder(
+        spec, checkpoint, spec.vocabulary, versions={"torch-neuronx": "2.14.3.0.1"}, machine=CPU
+    )
+
+
+def native_source(checkpoint: Path) -> Source:
+    raw = read_raw_config(checkpoint)
+    return Source(checkpoint, fingerprint(checkpoint), "tokenizer", raw, (2,))
+
+
+def prepared(directory: Path, checkpoint: Path, spec: CompileSpec) -> Manifest:
+    """Weights in a directory, and the manifest of an artefact of which nothing was compiled yet."""
+    (directory / "weights").mkdir(parents=True)
+    builder = native_builder(checkpoint, spec)
+    builder.prepare(directory)
+    planned = planned_manifest(spec, native_source(checkpoint), builder)
+    return replace(planned, files={COPY_RECORD: "0" * 64})
