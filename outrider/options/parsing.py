@@ -21,6 +21,7 @@ from outrider.options.sources import PREFIX, ValueSource, environment, origins, 
 from outrider.version import outrider_version
 
 Model = TypeVar("Model", bound=Group)
+Role = TypeVar("Role", bound=GeneralOptions)
 TITLES = (
     "general",
     "models and devices",
@@ -133,6 +134,12 @@ def parse_as(model: type[Model], arguments: Sequence[str], within: Parser) -> Mo
         return resolve(model, [_read(parser, arguments, within.flags)])
     except InvalidRequest as error:
         within.error(str(error))
+
+
+def from_file(role: type[Role], source: ValueSource) -> Role:
+    """The options of a role that a file gives, without command line and environment."""
+    _check_names(role, source)
+    return resolve(role, [source])
 
 
 @cache

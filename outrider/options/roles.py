@@ -301,6 +301,7 @@ VERBS = {
 OTHER_VERBS = {
     "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2, trn3",
     "compare": "measure architectures side by side",
+    "runs": "make the runs and sweeps of a file, and keep what came of each",
     "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",
 }
 """Verbs that are commands of their own, with their help."""

@@ -22,6 +22,7 @@ from outrider.options import parse
 from outrider.options.presets import PRESETS
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole
 from outrider.target import load_target
+from tests.support.repository import ROOT
 
 PROMPT = "".join(f"def {name}(a, b):\n    return a + b\n\n\n" for name in ("add", "plus", "sum"))
 ACCEPTED = {
@@ -54,6 +55,13 @@ def words(preset: str) -> list[str]:
 def test_a_preset_is_the_flags_that_it_stands_for(role: str, preset: str) -> None:
     named = parse(["--role", role, "--preset", preset])
     assert named.but(preset=None) == parse(["--role", role, *words(preset)])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_page_of_presets_says_what_each_stands_for(preset: str) -> None:
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8").splitlines()
+    (row,) = (line for line in page if line.startswith(f"| `{preset}` |"))
+    assert row.endswith(f"| `{' '.join(words(preset))}` |")
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
