@@ -19,7 +19,7 @@ from inference.command import FAILED, INTERRUPTED, printable, run_command, say
 from inference.errors import OutriderError
 from outrider.options.values import Directory, File
 from outrider.options.verb import VerbOptions, parse_verb
-from outrider.runs.sweeps import Run, read_runs
+from outrider.runs.sweeps import NamedRun, read_runs
 from outrider.summary import PROFILE
 
 EXAMPLES = """examples:
@@ -71,7 +71,7 @@ def _runs(options: RunsOptions) -> int:
     return max(codes)
 
 
-def _make(run: Run, directory: Path) -> int:
+def _make(run: NamedRun, directory: Path) -> int:
     """Make the texts of a run. Another run may succeed where this one cannot be made."""
     from outrider.generate import make_texts  # needs torch, which a list of runs does not
 
@@ -82,7 +82,7 @@ def _make(run: Run, directory: Path) -> int:
         return FAILED
 
 
-def _print_table(runs: Sequence[Run], out: str) -> None:
+def _print_table(runs: Sequence[NamedRun], out: str) -> None:
     """Print what came of the runs, in one line each."""
     table = Table("run", "texts", "tokens", "tokens/s", "tokens a forward", box=None)
     for run in runs:

@@ -24,7 +24,7 @@ NOT_IN_RUNS = ("config", "print_config", "profile", "calibrate", "list_models", 
 """Flags of these roles that have no meaning in a run."""
 
 
-class Run(NamedTuple):
+class NamedRun(NamedTuple):
     """A run of a file."""
 
     name: str  # the file's, and the values that a sweep chose: curve cs=50
@@ -36,7 +36,7 @@ class Run(NamedTuple):
         return re.sub(r"[^\w.=-]+", "-", self.name).strip("-.")[:120]
 
 
-def read_runs(path: Path) -> list[Run]:
+def read_runs(path: Path) -> list[NamedRun]:
     """All runs of a YAML file, or of AutoDraft's XML (.xml). Nothing is started.
 
     Raises InvalidRequest in one line, which names the file and the place in it.
@@ -50,7 +50,7 @@ def read_runs(path: Path) -> list[Run]:
     return runs
 
 
-def _swept(path: Path, file: RunFile, index: int) -> list[Run]:
+def _swept(path: Path, file: RunFile, index: int) -> list[NamedRun]:
     """A run for each choice of one value of every list; the last list changes fastest."""
     given: Flags = {
         name.replace("-", "_"): value
@@ -63,7 +63,7 @@ def _swept(path: Path, file: RunFile, index: int) -> list[Run]:
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         words = [name, *(f"{flag}={_short(value)}" for flag, value in chosen.items())]
-        runs.append(Run(" ".join(words), _options(f"{path}: runs[{index}]", given | chosen)))
+        runs.append(NamedRun(" ".join(words), _options(f"{path}: runs[{index}]", given | chosen)))
     return runs
 
 
