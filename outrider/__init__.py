@@ -96,8 +96,9 @@ def connect(
 
     where = "target" if target in named_targets() else "target_host"
     options[where] = target
-    given = SharedClientRole(draft_model=draft or None, **options)
-    return Engine(given, drafts=draft is not False)
+    if draft is False:
+        options["target_only"] = True
+    return Engine(SharedClientRole(draft_model=draft or None, **options))
 
 
 def serve(model: str | None = None, **options: Any) -> RunningTarget:

@@ -41,7 +41,7 @@ def chat(options: ChatRole) -> int:
     conversation = Conversation.read(Path(options.load)) if options.load else Conversation()
     if options.system is not None:
         conversation.say("system", options.system)
-    with open_client(options, drafts=not options.target_only) as client:
+    with open_client(options) as client:
         client.load()
         chatting = Chat(client, options, conversation)
         for line in _lines(f"{client.model}, drafted by {client.draft or 'nobody'}"):

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 
 from inference.command import run_command
 from outrider.options import parse
-from outrider.options.groups import GeneralOptions
+from outrider.options.groups import GeneralOptions, TextOptions
 from outrider.options.roles import (
     OTHER_VERBS,
     ChatRole,
     DoctorRole,
     DraftRole,
-    FusedClientRole,
     ListRole,
     MakeCertRole,
     MakeKeyRole,
@@ -21,8 +20,6 @@ from outrider.options.roles import (
     PullRole,
     ServeRole,
     ServingRole,
-    VerifyDraftRole,
-    VerifyTargetRole,
 )
 
 
@@ -41,6 +38,8 @@ def _command(verb: str) -> Callable[[Sequence[str]], int]:
         from outrider.compiling import main as command
     elif verb == "compare":
         from outrider.compare.__main__ import main as command
+    elif verb == "runs":
+        from outrider.runs.command import main as command
     else:
         from deploy.__main__ import main as command
     return command
@@ -88,11 +87,7 @@ def run_role(options: GeneralOptions) -> int:
         from outrider.calibrate import calibrate
 
         return calibrate(options)
-    from outrider import generate
+    from outrider.generate import make_texts
 
-    if isinstance(options, DraftRole):
-        return generate.draft(options)
-    if isinstance(options, FusedClientRole):
-        return generate.fused_client(options)
-    assert isinstance(options, VerifyTargetRole | VerifyDraftRole)
-    return generate.verify(options)
+    assert isinstance(options, TextOptions)
+    return make_texts(options)

@@ -30,7 +30,6 @@ class Client:
     """A target, and what drafts on this machine. See open_client().
 
     checkpoint: of the draft model; None for none
-    drafts: candidates are made here: by that model, by copying, or by both
     tokenizer: the one of both models
     length: longest text in tokens, prompt and output together
     purse: counts what all texts took, and holds what they may cost
@@ -45,11 +44,12 @@ class Client:
         tokenizer: Tokenizer,
         checkpoint: Checkpoint | None,
         stated: Stated | None,
-        *,
-        drafts: bool,
     ) -> None:
-        self.target, self.tokenizer, self._drafts = target, tokenizer, drafts
+        self.target, self.tokenizer = target, tokenizer
         self._options, self._checkpoint = options, checkpoint
+        unused = options.no_beside or checkpoint is not None
+        # the draft beside the target that texts ask for; empty for none
+        self._beside = "" if unused else target.description.draft_model
         self.length = target.description.sequence_length
         if checkpoint is not None:
             self.length = min(self.length, checkpoint.sequence_length(options.sequence_length))
@@ -70,7 +70,8 @@ class Client:
         """The name of the draft here, else of the one beside the target; None without a draft."""
         if self._checkpoint is not None:
             return self._checkpoint.name
-        return self.target.description.draft_model or ("copied text" if self._drafts else None)
+        copied = None if self._options.target_only else "copied text"
+        return self._beside or copied
 
     @property
     def round_trip(self) -> float | None:
@@ -98,7 +99,7 @@ class Client:
         rows: texts that it drafts for at the same time
         """
         with self._loading:
-            if not self._drafts or self._rows is not None:
+            if self._options.target_only or self._rows is not None:
                 return
             sides = Sides(self._checkpoint, self.target, rows, self.length)
             self._rows = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
@@ -128,7 +129,7 @@ class Client:
             return replace(new_completion(request), finish_reason="spent", usd=0.0)
         options, description = self._options, self.target.description
         here = self._rows if not alone else None
-        beside = self._checkpoint is None and bool(description.draft_model) and not alone
+        beside = bool(self._beside) and not alone
         lent: Lent = here.lent() if here is not None else nullcontext(())
         with self.purse.text() as tab, lent as proposers:
             done = complete(
@@ -153,14 +154,15 @@ class Client:
 
 
 @contextmanager
-def open_client(options: ClientRole, *, drafts: bool = True) -> Iterator[Client]:
+def open_client(options: ClientRole) -> Iterator[Client]:
     """Connect to the target that the options name. The draft is loaded by Client.load().
 
-    drafts: candidates are made here. Without a draft model only the tokenizer is read. Raises
-    Mismatch where the tokenizers of both sides differ.
+    Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
+    sides differ.
     """
     stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
-    checkpoint = find_draft(options) if drafts and options.drafts_here else None
+    drafted = options.drafts_here and not options.target_only
+    checkpoint = find_draft(options) if drafted else None
     tokenizer = (
         checkpoint.tokenizer
         if checkpoint is not None
@@ -168,7 +170,7 @@ def open_client(options: ClientRole, *, drafts: bool = True) -> Iterator[Client]
     )
     name = checkpoint.name if checkpoint is not None else "the tokenizer here"
     with connect_target(options, tokenizer, name) as target:
-        client = Client(options, target, tokenizer, checkpoint, stated, drafts=drafts)
+        client = Client(options, target, tokenizer, checkpoint, stated)
         try:
             yield client
         finally:

@@ -33,9 +33,9 @@ class Engine:
     Any number of threads may call it. Texts that are made at the same time share the draft.
     """
 
-    def __init__(self, options: SharedClientRole, *, drafts: bool = True) -> None:
+    def __init__(self, options: SharedClientRole) -> None:
         self._stack = ExitStack()
-        self._client = self._stack.enter_context(open_client(options, drafts=drafts))
+        self._client = self._stack.enter_context(open_client(options))
         try:
             self._client.load(options.batch)
         except BaseException:

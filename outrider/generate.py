@@ -24,10 +24,21 @@ from outrider.connecting import connect_target, print_models
 from outrider.explain import Explainer
 from outrider.live_text import silent
 from outrider.models import Checkpoint, find_draft, find_target, find_tokenizer, load_model
+from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
 from outrider.prompts import make_requests, read_prompts
 from outrider.running import run
 from outrider.summary import account
+
+
+def make_texts(options: TextOptions) -> int:
+    """Run a role that makes text. Returns 0 when all texts were made."""
+    if isinstance(options, DraftRole):
+        return draft(options)
+    if isinstance(options, FusedClientRole):
+        return fused_client(options)
+    assert isinstance(options, VerifyTargetRole | VerifyDraftRole)
+    return verify(options)
 
 
 def draft(options: DraftRole) -> int:

@@ -16,7 +16,7 @@ from inference.errors import OutriderError
 from outrider.completion import Broken, Complete, Completion, Request, Show, new_completion
 from outrider.live_text import LiveText, in_colour, silent
 from outrider.options.groups import TextOptions
-from outrider.summary import summary, write_profile
+from outrider.summary import summary, write_options, write_profile
 
 
 def run(
@@ -120,5 +120,7 @@ def _report(
         lines = [summary(finished, seconds), told(finished)]
         say("\n".join(line for line in lines if line))
     if options.profile is not None:
-        paths = write_profile(Path(options.profile), finished)
+        directory = Path(options.profile)
+        paths = write_profile(directory, finished)
+        paths.append(write_options(directory, options, finished))
         say("profile: " + ", ".join(str(path) for path in paths))

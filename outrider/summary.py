@@ -14,7 +14,11 @@ from inference.cost.accounting import COSTS
 from inference.cost.objective import PER_MILLION, Effort, Wish, price_words
 from inference.whole_file import write_whole
 from outrider.completion import Completion
+from outrider.options.groups import TextOptions
 from outrider.purse import Purse
+
+PROFILE = "outrider-profile.json"
+"""The file of a profile with the records of all texts."""
 
 
 def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
@@ -205,12 +209,25 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
     ]
 
 
+def write_options(directory: Path, options: TextOptions, completions: Sequence[Completion]) -> Path:
+    """Write outrider-options.json: every option as it was, a seed that was drawn included. It is a
+    file for --config, which makes the same texts again.
+    """
+    if completions:
+        options = options.but(seed=completions[0].seed - completions[0].index)
+    unset = {"config", "print_config", "profile"}
+    values = options.model_dump(mode="json", by_alias=True, exclude=unset, exclude_none=True)
+    path = directory / "outrider-options.json"
+    write_whole(path, json.dumps(values, indent=1) + "\n")
+    return path
+
+
 def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Path]:
     """Write outrider-profile.json with everything, and outrider-profile.csv with the numeric
     columns and the target's device, one row a text.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / "outrider-profile.json", directory / "outrider-profile.csv"]
+    paths = [directory / PROFILE, directory / "outrider-profile.csv"]
     records = [done.record() for done in completions]
     write_whole(paths[0], json.dumps(records, indent=1) + "\n")
     rows: list[dict[str, object]] = [

@@ -57,6 +57,7 @@ PURE = [
 HOMES = {
     "boto3": ("deploy/aws.py", "compile/s3.py"),
     "scipy": ("compile/plan/search.py",),
+    "defusedxml": ("outrider/runs/autodraft.py",),
     "filelock": ("compile/build/build.py",),
 }
 

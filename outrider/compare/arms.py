@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.client.connection import Connection
 from inference.decode import TargetSession
+from inference.drafters.copy_source import CopySource
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 BASELINE, LOCAL = "target-only", "target-only local"
 FUSED, FUSED_LOCAL = "fused", "fused local"
-CHAIN, TREE, GROWING = "synchronous chain", "synchronous tree", "growing"
+CHAIN, TREE = "synchronous chain", "synchronous tree"
+GROWING, SUFFIX, HYBRID = "growing", "suffix", "hybrid"
 
 Complete = Callable[[Request], Completion]
 
@@ -86,11 +89,17 @@ class Architecture:
     swept: bool = False  # the best setting alone is measured; else all are
     drafts_here: bool = False  # on the client's machine
     on_this_machine: bool = False  # the target runs on the client's machine, too
+    preset: str = ""  # the row of outrider/options/presets.py that it measures, if any
 
     @property
     def crosses(self) -> bool:
         """Whether each round waits for the network."""
         return self.time is made_across
+
+    @property
+    def steered(self) -> bool:
+        """Whether it can be run at positions of the knob --cs."""
+        return self.settings is _positions
 
 
 @dataclass(frozen=True)
@@ -170,11 +179,27 @@ def _in_rounds(bench: Bench, setting: Setting) -> Complete:
     return _across(bench, rounds(bench.draft, setting.policy, room), Pace.WAIT)
 
 
-def _growing(bench: Bench, setting: Setting) -> Complete:
-    """Complete while neither side waits. What the draft learns in one text serves the next."""
-    aims = setting.aims or SPEED_ALONE
+def _growing(bench: Bench, setting: Setting, *, copies: bool) -> Complete:
+    """Complete while neither side waits: the model drafts. copies: and copied text"""
     pair = Pair(bench.target, bench.draft_times, None)
-    return _across(bench, GrowingPool.of_model(bench.draft, pair, aims))
+    sources = _sources(bench) if copies else ()
+    aims = setting.aims or SPEED_ALONE
+    return _across(bench, GrowingPool.of_model(bench.draft, pair, aims, sources))
+
+
+def _copying(bench: Bench, setting: Setting) -> Complete:
+    """Complete while neither side waits: copied text alone drafts."""
+    pair, aims = Pair(bench.target, {}, None), setting.aims or SPEED_ALONE
+    return _across(bench, GrowingPool.of_copies(_sources(bench), pair, aims))
+
+
+def _sources(bench: Bench) -> list[CopySource]:
+    return [CopySource() for _ in range(bench.draft.rows)]
+
+
+def _positions(bench: Bench) -> list[Setting]:
+    """The positions of the knob that are asked for, else the one empty setting."""
+    return [Setting(aims=aims) for aims in bench.positions] or _once(bench)
 
 
 def _once(bench: Bench) -> list[Setting]:
@@ -183,7 +208,13 @@ def _once(bench: Bench) -> list[Setting]:
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture(BASELINE, _once, lambda bench, _: _across(bench), made_at_the_target),
+    Architecture(
+        BASELINE,
+        _once,
+        lambda bench, _: _across(bench),
+        made_at_the_target,
+        preset="vanilla",
+    ),
     Architecture(
         LOCAL,
         _once,
@@ -209,6 +240,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         made_across,
         swept=True,
         drafts_here=True,
+        preset="classic_sd",
     ),
     Architecture(
         TREE,
@@ -217,11 +249,21 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         made_across,
         swept=True,
         drafts_here=True,
+        preset="tree_sd",
     ),
     Architecture(
         GROWING,
-        lambda bench: [Setting(aims=aims) for aims in bench.positions] or _once(bench),
-        _growing,
+        _positions,
+        partial(_growing, copies=False),
         drafts_here=True,
+        preset="adaptive",
+    ),
+    Architecture(SUFFIX, _positions, _copying, drafts_here=True, preset="suffix"),
+    Architecture(
+        HYBRID,
+        _positions,
+        partial(_growing, copies=True),
+        drafts_here=True,
+        preset="hybrid",
     ),
 )

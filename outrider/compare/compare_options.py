@@ -6,19 +6,25 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from inference.command import Parser, add_flag, add_gone, nearest
 from inference.cost.objective import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
+from outrider.drafting import read_policy
 from outrider.options import is_device, parse_as
 from outrider.options.groups import TargetOptions
 from outrider.options.roles import DraftRole
 
 NAMES = tuple(one.name for one in ARCHITECTURES)
 ON_THIS_MACHINE = tuple(one.name for one in ARCHITECTURES if one.on_this_machine)
+BY_PRESET = {one.preset: one.name for one in ARCHITECTURES if one.preset}
+"""Architectures by the preset that each measures."""
+STEERED = tuple(one.name for one in ARCHITECTURES if one.steered)
 UNUSED = (
+    "preset", "draft", "copy_history", "target_only", "no_beside",
     "gamma", "tree_nodes", "tree_depth", "tree_rates", "pace", "offline", "baseline", "as_json",
     "profile", "calibrate", "measure_first", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
     "max_joules_per_token", "explain", "target",
@@ -87,8 +93,10 @@ class CompareOptions:
                 f"--cs {','.join(self.cs)}: different positions are needed, each tps, balanced, "
                 "cost or 0 to 100"
             )
-        if self.cs and GROWING not in self.chosen:
-            raise InvalidRequest(f"--cs steers {GROWING}: name it in --architectures")
+        if self.cs and not set(STEERED) & set(self.chosen):
+            raise InvalidRequest(
+                f"--cs steers {', '.join(STEERED)}: name one of them in --architectures"
+            )
         if self.draft.objective and not self.cs:
             raise InvalidRequest("--objective is what --cs weighs speed against: give --cs, too")
 
@@ -126,6 +134,27 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _presets(text: str) -> tuple[str, ...]:
+    names = _words(text)
+    for name in names:
+        if name not in BY_PRESET:
+            raise argparse.ArgumentTypeError(
+                f"{name}: there are {', '.join(BY_PRESET)}{nearest(name, BY_PRESET)}"
+            )
+    return names
+
+
+def _of_presets(names: Sequence[str]) -> dict[str, Any]:
+    """The fields of CompareOptions that these presets stand for; none without a preset."""
+    if not names:
+        return {}
+    rounds = {
+        field: (read_policy(TextsOptions(preset=name)),)
+        for field, name in (("chains", "classic_sd"), ("trees", "tree_sd"))
+    }
+    return {"architectures": tuple(BY_PRESET[name] for name in names), **rounds}
 
 
 def _device(name: str) -> str:
@@ -177,6 +206,13 @@ def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     given = vars(known)
     file = given.pop("prompt_file")
     given["rtt"] = given["rtt"] or ((0.0,) if given["cs"] else CompareOptions.rtt)
+    presets = given.pop("presets")
+    if presets and given["architectures"]:
+        parser.error("--presets names architectures, as --architectures does: give one of them")
+    for name in ("architectures", "chains", "trees"):
+        if not given[name]:
+            del given[name]
+    given = _of_presets(presets) | given
     defaults = [f"--{name}={getattr(DEFAULTS, name)}" for name in ("seed", "max_new_tokens")]
     draft = parse_as(TextsOptions, [*defaults, *others], parser)
     try:
@@ -187,12 +223,17 @@ def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
 
 def _arm_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "architectures", f"of: {', '.join(NAMES)}", type=_words, metavar="NAME,...")
+    presets = f"architectures by preset, each with its own setting: {', '.join(BY_PRESET)}"
+    group.add_argument("--presets", help=presets, type=_presets, metavar="NAME,...", default=())
     local = "also the target in this process, without a network: alone, and with a draft beside it"
     _add(group, "local", local, action="store_true")
     chains = "settings that the sweep tries for chains; one is not swept (default: 2,4,8)"
-    _add(group, "chains", chains, type=partial(_settings, kind=Chain), metavar="N,...")
+    _add(
+        group, "chains", chains, type=partial(_settings, kind=Chain), metavar="N,...", default=None
+    )
     trees = "the same for trees (default: 8x4,16x6,32x8)"
-    _add(group, "trees", trees, type=partial(_settings, kind=BestFirst), metavar="NxD,...")
+    kind = partial(_settings, kind=BestFirst)
+    _add(group, "trees", trees, type=kind, metavar="NxD,...", default=None)
     cs = "the growing draft at these positions of the knob: tps, balanced, cost or 0 to 100"
     _add(group, "cs", cs, type=_words, metavar="KNOB,...")
     runs = "runs of each prompt and architecture, interleaved (default: %(default)s)"

@@ -257,6 +257,12 @@ def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list
         remarks.append("Round trips are emulated by a proxy on this machine, beyond its own.")
     if FUSED in options.chosen and FUSED not in run:
         remarks.append("fused was not run: the target has no draft beside it (--role fused_target)")
+    open_ended = [one.name for one in ARCHITECTURES if one.name in run and one.time is None]
+    if open_ended:
+        remarks.append(
+            f"Not predicted, since the closed forms are of rounds and of the target alone: "
+            f"{', '.join(open_ended)}."
+        )
     weighed = [one.wish.objective for one in ready.positions if one.wish.weight]
     if weighed:
         objective = weighed[0]

@@ -35,7 +35,9 @@ _STYLES = ("-", "--", "-.", ":")  # lines of an architecture's settings
 _COLOURS = {
     one.name: f"tab:{colour}"
     for one, colour in zip(
-        ARCHITECTURES, ("gray", "brown", "green", "blue", "orange", "red", "purple"), strict=True
+        ARCHITECTURES,
+        ("gray", "brown", "green", "blue", "orange", "red", "purple", "pink", "olive"),
+        strict=True,
     )
 }
 _ROUNDS = "tab:cyan"
@@ -214,8 +216,7 @@ def _panel(
             capsize=3,
         )
         place, shift = (middle, speed.median), (6, 6 if index % 2 else -12)
-        name = row.arm.setting.label if row.arm.setting.knob is not None else row.arm.name
-        panel.annotate(name, place, textcoords="offset points", xytext=shift, fontsize=8)
+        panel.annotate(row.arm.name, place, textcoords="offset points", xytext=shift, fontsize=8)
         best += [place] * row.pareto
     costs, speeds = ([point[part] for point in sorted(best)] for part in (0, 1))
     panel.plot(costs, speeds, "-", color="black", linewidth=1, alpha=0.6)

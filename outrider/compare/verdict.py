@@ -148,7 +148,7 @@ def _cheapest(comparison: Comparison) -> str:
         row for row in comparison.at(comparison.options.rtt[0]) if row.arm.setting.knob is not None
     ]
     for name, unit in (("usd_per_million", "$"), ("joules_per_million", "J")):
-        costs = [(getattr(row, name), row.arm.setting.label) for row in rows]
+        costs = [(getattr(row, name), row.arm.name) for row in rows]
         if any(cost.median.value is None for cost, _ in costs):
             continue
         least, label = min(costs, key=lambda one: one[0].median.value)

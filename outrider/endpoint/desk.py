@@ -53,8 +53,7 @@ class Desk:
                 raise Unavailable(self.reason)
             try:
                 with ExitStack() as stack:
-                    drafts = not self.options.target_only
-                    client = stack.enter_context(open_client(self.options, drafts=drafts))
+                    client = stack.enter_context(open_client(self.options))
                     client.load(self.options.batch)
                     texts = Texts(client, self.options.most_texts)
                     stack.callback(texts.close)
@@ -115,7 +114,7 @@ class Desk:
         """The settings as options. Secrets that came as text are in private files until the stack
         ends. Those that the server was started with are for its own target only.
         """
-        changed = dict(settings)
+        changed = {"preset": None, **settings}  # its flags stay, and may be changed one by one
         given = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
         host = changed.get("target_host", self._first.target_host)
         if self._first.but(target_host=host).endpoints != self._first.endpoints:

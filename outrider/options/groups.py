@@ -167,7 +167,7 @@ class TextOptions(SamplingOptions):
     as_json: bool = Field(default=False, alias="json")
     """one JSON object a prompt on stdout, and nothing else there"""
     profile: Directory | None = None
-    """write outrider-profile.csv and .json into DIR"""
+    """write outrider-profile.csv and .json into DIR, and outrider-options.json to repeat the run"""
 
 
 class BaselineOptions(Group, title="text"):

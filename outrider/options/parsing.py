@@ -15,11 +15,13 @@ from inference.command import USAGE, Parser, add_gone, nearest
 from inference.errors import InvalidRequest
 from outrider.options.group import Flag, Group, Shown, flags_of
 from outrider.options.groups import GeneralOptions
+from outrider.options.presets import PresetOptions
 from outrider.options.roles import GONE, OTHER_VERBS, ROLES, VERBS
 from outrider.options.sources import PREFIX, ValueSource, environment, origins, read_file, resolve
 from outrider.version import outrider_version
 
 Model = TypeVar("Model", bound=Group)
+Role = TypeVar("Role", bound=GeneralOptions)
 TITLES = (
     "general",
     "models and devices",
@@ -115,6 +117,8 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
     except InvalidRequest as error:
         parser.error(str(error))
     if options.print_config:
+        if isinstance(options, PresetOptions):
+            sources.append(ValueSource(f"--preset {options.preset}", options.stands_for))
         _print_and_end("".join(_lines(origins(options, sources))))
     return options
 
@@ -130,6 +134,12 @@ def parse_as(model: type[Model], arguments: Sequence[str], within: Parser) -> Mo
         return resolve(model, [_read(parser, arguments, within.flags)])
     except InvalidRequest as error:
         within.error(str(error))
+
+
+def from_file(role: type[Role], source: ValueSource) -> Role:
+    """The options of a role that a file gives, without command line and environment."""
+    _check_names(role, source)
+    return resolve(role, [source])
 
 
 @cache

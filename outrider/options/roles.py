@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from outrider.options import groups, network
+from outrider.options import groups, network, presets
 from outrider.options.values import Directory, File, ModelName, Name
 
 
@@ -78,8 +78,7 @@ class ClientRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
     groups.GoalOptions,
-    groups.SourceOptions,
-    groups.TreeOptions,
+    presets.PresetOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.DraftModelOptions,
@@ -140,8 +139,6 @@ class ChatRole(groups.HistoryOptions, groups.SamplingOptions, ClientRole):
 
     COMMON: ClassVar = (*TO_A_TARGET, *("system", "temperature", "max_new_tokens", "cs"))
     role: Literal["chat"] = "chat"
-    target_only: bool = False
-    """load no draft here; a draft beside the target is used where there is one"""
     system: str | None = None
     """the system message"""
     load: File | None = None
@@ -153,8 +150,6 @@ class ServeRole(network.HttpOptions, SharedClientRole):
 
     COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
     role: Literal["serve"] = "serve"
-    target_only: bool = False
-    """load no draft here; a draft beside the target is used where there is one"""
 
 
 class FusedClientRole(
@@ -306,6 +301,7 @@ VERBS = {
 OTHER_VERBS = {
     "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2, trn3",
     "compare": "measure architectures side by side",
+    "runs": "make the runs and sweeps of a file, and keep what came of each",
     "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",
 }
 """Verbs that are commands of their own, with their help."""

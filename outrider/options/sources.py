@@ -48,14 +48,19 @@ def environment(model: type[Group]) -> ValueSource:
 
 def read_file(path: Path) -> ValueSource:
     """The values of a YAML file. Raises InvalidRequest where a line is not `flag: value`."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InvalidRequest(f"--config {path} cannot be read: {reason}") from error
+    values = read_yaml(path, f"--config {path}")
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InvalidRequest(f"--config {path}: lines such as `batch: 8` are needed")
     return ValueSource(f"{path}: {{}}", {name.replace("-", "_"): values[name] for name in values})
+
+
+def read_yaml(path: Path, called: str) -> Any:
+    """What a YAML file holds. Raises InvalidRequest, which calls the file so."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidRequest(f"{called} cannot be read: {reason}") from error
 
 
 def resolve(model: type[Model], sources: list[ValueSource]) -> Model:

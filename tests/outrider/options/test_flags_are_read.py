@@ -18,7 +18,7 @@ from outrider.options.group import Group, flags_of
 from outrider.options.roles import FusedTargetRole
 from outrider.target import load_target
 
-START = {"role", "config", "print_config", "debug", "target"}
+START = {"role", "config", "print_config", "debug", "target", "preset"}
 PRICED: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": PRICED,

@@ -1,0 +1,166 @@
+"""A preset is exactly the flags of its row, its text is the target's own, and one architecture
+measures it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from grpc_comm.server.server import BackgroundServer
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.errors import InvalidRequest
+from outrider.cli import main
+from outrider.compare.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
+from outrider.compare.compare_options import parse as parse_comparison
+from outrider.endpoint.desk import Desk
+from outrider.options import parse
+from outrider.options.presets import PRESETS
+from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole
+from outrider.target import load_target
+from tests.support.repository import ROOT
+
+PROMPT = "".join(f"def {name}(a, b):\n    return a + b\n\n\n" for name in ("add", "plus", "sum"))
+ACCEPTED = {
+    "vanilla": set[str](),
+    "classic_sd": {"model"},
+    "tree_sd": {"model"},
+    "adaptive": {"model"},
+    "suffix": {"copy"},
+    "hybrid": {"model", "copy"},
+}
+"""Who may have named an accepted token."""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[str]:
+    """A target with a draft beside it, which no preset asks."""
+    options = FusedTargetRole(port=0, batch=2, sequence_length=256)
+    with BackgroundServer(load_target(options)) as server:
+        yield str(server.address.port)
+
+
+def words(preset: str) -> list[str]:
+    """The flags of a preset, as a user types them."""
+    flags = PRESETS[preset].items()
+    return [word for name, value in flags for word in (f"--{name}", str(value)) if word != "True"]
+
+
+@pytest.mark.parametrize("role", ["draft", "chat", "serve"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_the_flags_that_it_stands_for(role: str, preset: str) -> None:
+    named = parse(["--role", role, "--preset", preset])
+    assert named.but(preset=None) == parse(["--role", role, *words(preset)])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_page_of_presets_says_what_each_stands_for(preset: str) -> None:
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8").splitlines()
+    (row,) = (line for line in page if line.startswith(f"| `{preset}` |"))
+    assert row.endswith(f"| `{' '.join(words(preset))}` |")
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_text_of_every_preset_is_the_targets_own(
+    port: str, capsys: pytest.CaptureFixture[str], preset: str, temperature: str
+) -> None:
+    flags = ["--preset", preset, "--temperature", temperature, "--seed", "3", "--baseline"]
+    text = ["--prompt", PROMPT, "--max_new_tokens", "24", "--json", "--port", port]
+    assert main(["--role", "draft", *text, *flags]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["token_ids"] == record["baseline"]["token_ids"]
+    assert set(record["accepted_by"]) <= ACCEPTED[preset]
+    assert (record["forwards"] == record["lone_forwards"]) == (preset == "vanilla")
+    assert (record["draft_calls"] == 0) == (preset in ("vanilla", "suffix"))
+
+
+def test_a_size_that_is_given_takes_the_place_of_the_presets() -> None:
+    assert DraftRole(preset="classic_sd", gamma=7).gamma == 7
+    tree = DraftRole(preset="tree_sd", tree_nodes=8)
+    assert (tree.tree_nodes, tree.tree_depth) == (8, 6)
+    assert DraftRole(preset="suffix", draft="none").draft == "copy"
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    [
+        ({"preset": "eagle_sd"}, ["--preset eagle_sd", "vanilla, classic_sd", "hybrid is needed"]),
+        ({"preset": "hybrid", "gamma": 2}, ["--preset hybrid stands for --draft", "--gamma"]),
+        ({"preset": "vanilla", "gamma": 2}, ["--preset vanilla stands", "--gamma"]),
+        ({"preset": "suffix", "tree_nodes": 2}, ["--preset suffix stands", "--tree_nodes"]),
+        ({"preset": "classic_sd", "tree_nodes": 2}, ["--preset classic_sd", "--tree_nodes"]),
+        ({"preset": "classic_sd", "cs": "50"}, ["--preset classic_sd stands", "--cs"]),
+        ({"preset": "tree_sd", "pace": "go_on"}, ["--preset tree_sd stands", "--pace"]),
+        ({"preset": "suffix", "draft": "model"}, ["stands for --draft copy", "got --draft model"]),
+        ({"preset": "adaptive", "copy_history": True}, ["--preset adaptive", "--copy_history"]),
+    ],
+)
+def test_a_contradiction_is_told_with_what_the_preset_stands_for(
+    given: dict[str, Any], needed: list[str]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        DraftRole(**given)
+    line = str(refused.value)
+    assert "\n" not in line
+    assert all(word in line for word in needed)
+
+
+def test_what_a_preset_has_no_part_in_is_told_without_it() -> None:
+    with pytest.raises(InvalidRequest, match=r"^--instance and --usd_per_hour"):
+        DraftRole(preset="hybrid", instance="trn1.2xlarge", usd_per_hour=1.0)
+
+
+def test_the_printed_configuration_says_what_comes_from_the_preset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--role", "draft", "--preset", "tree_sd", "--tree_depth", "3", "--print_config"])
+    printed = capsys.readouterr().out
+    assert "tree_nodes: 16  # --preset tree_sd\n" in printed
+    assert "tree_depth: 3  # --tree_depth\n" in printed
+
+
+def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: str) -> None:
+    with closing(Desk(ServeRole(port=port, preset="vanilla"))) as desk:
+        assert desk.open().client.draft is None
+        drafted = desk.open({"target_host": f"127.0.0.1:{port}", "target_only": False})
+        assert drafted.client.draft is not None
+
+
+# --- the comparison
+
+
+def test_every_preset_is_measured_by_one_architecture() -> None:
+    assert sorted(one.preset for one in ARCHITECTURES if one.preset) == sorted(PRESETS)
+
+
+def test_a_comparison_names_architectures_by_preset_with_the_presets_own_settings() -> None:
+    options = parse_comparison(["--presets", "hybrid,vanilla,tree_sd,classic_sd,suffix"])
+    assert set(options.chosen) >= {BASELINE, HYBRID, SUFFIX}
+    assert len(options.chosen) == 5
+    assert (options.chains, options.trees) == ((Chain(4),), (BestFirst(16, 6),))
+    swept = parse_comparison(["--presets", "classic_sd", "--chains", "3,5"])
+    assert swept.chains == (Chain(3), Chain(5))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--presets", "hybird"],
+        ["--presets", "hybrid", "--architectures", HYBRID],
+        ["--preset", "hybrid"],
+        ["--draft", "none"],
+    ],
+)
+def test_a_comparison_refuses_what_is_no_preset_or_says_it_twice(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_comparison(flags)
+    assert ended.value.code == 2
+    assert flags[0] in capsys.readouterr().err.splitlines()[-1]

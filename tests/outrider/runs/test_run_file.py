@@ -1,0 +1,96 @@
+"""A file of runs becomes the runs that it names, or one line with the place of what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inference.errors import InvalidRequest
+from outrider.options import parse
+from outrider.options.roles import DraftRole, VerifyTargetRole
+from outrider.runs.sweeps import read_runs
+
+
+def file_of(directory: Path, text: str) -> Path:
+    path = directory / "runs.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_list_of_values_makes_a_run_for_each_and_lists_multiply(tmp_path: Path) -> None:
+    text = """
+flags: {prompt: x, max-new-tokens: 8, seed: 3, draft: none}
+runs:
+  - name: alone
+    draft: model
+    role: verify_target
+  - name: curve
+    cs: [0, cost]
+    temperature: [0, 0.7]
+  - preset: hybrid
+    draft: null
+"""
+    with pytest.raises(InvalidRequest, match=r"runs\[0\]\.draft is for --role draft"):
+        read_runs(file_of(tmp_path, text))
+    runs = read_runs(file_of(tmp_path, text.replace("draft: model\n", "draft: null\n")))
+    common = {"prompt": "x", "max_new_tokens": 8, "seed": 3}
+    copied = {**common, "draft": "copy"}
+    assert [(run.name, run.options) for run in runs] == [
+        ("alone", VerifyTargetRole(**common)),
+        ("curve cs=0 temperature=0", DraftRole(**copied, cs="0")),
+        ("curve cs=0 temperature=0.7", DraftRole(**copied, cs="0", temperature=0.7)),
+        ("curve cs=cost temperature=0", DraftRole(**copied, cs="cost")),
+        ("curve cs=cost temperature=0.7", DraftRole(**copied, cs="cost", temperature=0.7)),
+        ("run-3", DraftRole(**common, preset="hybrid")),
+    ]
+    assert runs[2].directory == "curve-cs=0-temperature=0.7"
+
+
+def test_a_run_is_what_its_flags_are_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["main.py"])
+    (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x, preset: tree_sd, tree-nodes: 5}]"))
+    words = ["--role", "draft", "--prompt", "x", "--preset", "tree_sd", "--tree_nodes", "5"]
+    assert run.options == parse(words)
+
+
+def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_MAX_NEW_TOKENS", "3")
+    (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x}]"))
+    assert run.options.max_new_tokens == 128
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        ("runs:\n  - prompt: 'x\n", ["cannot be read", "line"]),
+        ("- prompt", ["`runs:`"]),
+        ("flags: {seed: 1}", ["runs", "missing", "list of runs"]),
+        ("runs: []", ["runs", "one run at least"]),
+        ("runs: {prompt: x}", ["runs", "a list of runs is needed", "got {'prompt'"]),
+        ("runs: [x]", ["runs[0]", "lines such as", "got x"]),
+        ("run: []\nruns: [{prompt: x}]", ["run:", "these are flags and runs"]),
+        ("runs: [{prompt: x, cs: []}]", ["runs[0].cs", "a list of values"]),
+        ("runs: [{prompt: x, cs: {a: 1}}]", ["runs[0].cs", "a list of values", "got {'a'"]),
+        ("runs: [{prompt: x}, {prompt: x, gama: 3}]", ["runs[1].gama", "did you mean gamma"]),
+        ("runs: [{prompt: x, gamma: [1, -1]}]", ["runs[0].gamma -1", "0 or more"]),
+        ("runs: [{prompt: x, preset: eagle_sd}]", ["runs[0].preset eagle_sd", "hybrid"]),
+        ("runs: [{prompt: x, preset: suffix, gamma: 2}]", ["runs[0]: --preset suffix stands"]),
+        ("runs: [{role: target}]", ["runs[0].role target", "draft", "verify_target"]),
+        ("runs: [{seed: 1}]", ["runs[0]", "--prompt TEXT"]),
+        ("runs: [{prompt_text: /nowhere}]", ["runs[0]", "/nowhere"]),
+        ("runs: [{prompt: '-'}]", ["runs[0]", "standard input"]),
+        ("runs: [{prompt: x, profile: there}]", ["runs[0].profile", "no meaning"]),
+        ("runs: [{prompt: x, name: a}, {prompt: y, name: a}]", ["two runs are called a"]),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line_with_its_place(
+    tmp_path: Path, text: str, needed: list[str]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_runs(file_of(tmp_path, text))
+    line = str(refused.value)
+    assert "\n" not in line
+    assert all(word in line for word in ["runs.yaml", *needed]), line
