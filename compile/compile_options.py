@@ -315,8 +315,7 @@ _EXAMPLES = """examples:
   python -m compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
   python -m compile --target cpu --fused --gamma 4 --out artefact  target and draft in one graph a
                                                                    round
-  python -m compile --out artefact --push s3://bucket/artefacts    prints the digest that --pull
-                                                                   needs
+  python -m compile --out artefact --push s3://bucket/artefacts    prints the digest to pull
   python -m compile --pull s3://bucket/artefacts --digest HEX --out artefact
   outrider compile --on r7i.4xlarge --model NAME --target trn1 --dry_run
 """
@@ -339,8 +338,8 @@ def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     add_gone(parser, "batch", "it is called --rows")
     add_gone(parser, "prefill_nodes", "it is called --prompt_chunks")
     add_gone(parser, "tree_nodes", "it is called --tree_sizes")
-    parsed = vars(parser.parse_args(arguments))
-    given = {name: value for name, value in parsed.items() if value is not None}
+    parsed = vars(parser.parse_args(arguments)).items()
+    given = {name: value for name, value in parsed if value is not None}
     given["flag"] = tuple(given.get("flag", ()))
     try:
         where = {one.name: given.pop(one.name, one.default) for one in fields(OnInstance)}

@@ -30,7 +30,7 @@ from deploy.hourly import hourly_quote
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind
 from deploy.instance_types import find_type
 from deploy.launch import Launch
-from deploy.places import Place, find_image, places_for
+from deploy.places import SubnetInZone, find_image, places_for
 from deploy.pricing import Unpriced, open_prices
 from deploy.run_bill import Run, bill_of
 from deploy.running_instance import describe_instance
@@ -138,7 +138,7 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     return CloudBuild(options, deployment, bucket, store, need)
 
 
-def plan_lines(build: CloudBuild, places: list[Place]) -> Iterator[str]:
+def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
     """What is going to be started, and what it costs."""
     deployment = build.deployment
     yield f"instance    {deployment.instance.name}, {deployment.market}, in {places[0].zone}"

@@ -11,7 +11,7 @@ from deploy.aws import Aws
 from deploy.deployment import Deployment
 from deploy.instance_types import find_type
 from deploy.launch_failures import Cause, LaunchFailure, capacity_remedy, quota_remedy
-from deploy.places import Place
+from deploy.places import SubnetInZone
 from deploy.running_instance import describe_instance
 from deploy.stack import Glance, StackState, TargetStack
 from deploy.stack_template import stack_parameters, template_body
@@ -49,7 +49,7 @@ class Launch:
         self._stack.remove(state, self._glance)
         return None
 
-    def start(self, places: Sequence[Place], user_data: str, bucket: str) -> StackState:
+    def start(self, places: Sequence[SubnetInZone], user_data: str, bucket: str) -> StackState:
         """Start the stack in the first of these places that takes it."""
         body = template_body(user_data)
         for place in places:

@@ -9,7 +9,7 @@ from deploy.instance_kind import InstanceKind
 from inference.errors import InvalidRequest
 
 
-class Place(NamedTuple):
+class SubnetInZone(NamedTuple):
     """A subnet in a zone."""
 
     zone: str
@@ -17,7 +17,7 @@ class Place(NamedTuple):
     vpc: str
 
 
-def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Place]:
+def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[SubnetInZone]:
     """Where the instance can be tried, in the order of the zones' names.
 
     subnet: the only one to try; None takes the default subnets of the region's zones
@@ -29,7 +29,9 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Pla
     if subnet is not None:
         asked = {"SubnetIds": [subnet]}
     subnets = aws.rows("ec2", "describe_subnets", "Subnets", **asked)
-    there = sorted(Place(row["AvailabilityZone"], row["SubnetId"], row["VpcId"]) for row in subnets)
+    there = sorted(
+        SubnetInZone(row["AvailabilityZone"], row["SubnetId"], row["VpcId"]) for row in subnets
+    )
     found = [place for place in there if place.zone in offered]
     if not there:
         raise InvalidRequest(

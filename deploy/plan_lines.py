@@ -9,7 +9,7 @@ from deploy.deployment import Deployment, secret_parameters
 from deploy.ec2_prices import InstanceOffer, Pricing
 from deploy.hourly import HourlyQuote, hourly_quote
 from deploy.instance_types import bundled_types
-from deploy.places import Place
+from deploy.places import SubnetInZone
 from deploy.pricing import Unpriced, open_prices
 from deploy.served import Speed
 from deploy.stack_template import created_resources
@@ -22,7 +22,7 @@ class AccountView(NamedTuple):
     """What the account says of a deployment."""
 
     number: str
-    places: Sequence[Place]
+    places: Sequence[SubnetInZone]
     image_id: str
 
 

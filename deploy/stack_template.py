@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from deploy.deployment import Deployment
-from deploy.places import Place
+from deploy.places import SubnetInZone
 
 TEMPLATE = Path(__file__).parent / "cfn" / "target.yaml"
 
@@ -29,7 +29,7 @@ def template_body(user_data: str) -> str:
 
 
 def stack_parameters(
-    deployment: Deployment, place: Place, bucket: str, ends_at: str
+    deployment: Deployment, place: SubnetInZone, bucket: str, ends_at: str
 ) -> dict[str, str]:
     """The template's parameters.
 
