@@ -258,7 +258,8 @@ class RemoteSession(ListeningSession):
                 try:
                     if not known:
                         self._route.reach(channel, REACH_SECONDS, self._closed)
-                    self._attach(channel, resume=not leaving and channel is self._at)
+                    resume = not leaving and channel is self._at
+                    self._attach(channel, resume=resume, checked=not known)
                     return channel
                 except Unavailable as error:
                     reason, known = error, False
@@ -273,8 +274,11 @@ class RemoteSession(ListeningSession):
             if time.monotonic() + wait > deadline or self._closed.wait(wait):
                 raise reason
 
-    def _attach(self, channel: Channel, resume: bool) -> None:
-        """Try one replica once: Resume where the session may be held, and Open where it is not."""
+    def _attach(self, channel: Channel, *, resume: bool, checked: bool) -> None:
+        """Try one replica once: Resume where the session may be held, and Open where it is not.
+
+        checked: it said just now which target it is; otherwise it is asked before Open
+        """
         held = self._held
         if resume and held is not None:
             self._epoch += 1
@@ -286,6 +290,8 @@ class RemoteSession(ListeningSession):
                 pass
         if self._spending.spent:
             return self._end_here()
+        if not checked:  # another target may have taken its place
+            self._route.reach(channel, REACH_SECONDS, self._closed)
         self._try(channel, self._patience.silence, open=self._opening())
 
     def _end_here(self) -> None:

@@ -206,9 +206,11 @@ def rest(session: TargetSession) -> list[int]:
 
 
 def until_it_fails(session: ListeningSession) -> None:
-    """Raises why."""
-    while True:
+    """Raises why. It must fail within a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         session.receive(WAIT)
+    raise AssertionError("the session went on for a minute")
 
 
 def assert_serves(session: RemoteSession, length: int = 3) -> None:
