@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from compile.on_instance import OnInstance
-from compile.spec import DTYPES, NATIVE, SAMPLINGS, TARGETS, check_positive, check_target
+from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_positive, check_target
+from inference.artifact import NATIVE
 from inference.command import USAGE, Parser, add_flags, add_gone, option
 from inference.errors import InvalidRequest
 from inference.tree_shape import Branches

@@ -12,8 +12,6 @@ from inference.errors import InvalidRequest
 from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
-NATIVE = ("trn2", "trn3")
-"""Targets of native PyTorch on Neuron. trn1 and inf2 are PyTorch/XLA's."""
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 SAMPLINGS = ("both", "greedy", "sampled")
 """Which graphs for trees are built."""

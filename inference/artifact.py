@@ -24,6 +24,9 @@ from inference.json_file import LARGEST, read_json, shown
 from inference.tree_shape import Branches
 from inference.whole_file import write_whole
 
+NATIVE = ("trn2", "trn3")
+"""Targets of native PyTorch on Neuron. trn1 and inf2 are PyTorch/XLA's."""
+
 SCHEMA = 2
 MANIFEST = "manifest.json"
 MOST_NODES = 1 << 16

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from compile.spec import NATIVE
+from inference.artifact import NATIVE
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest

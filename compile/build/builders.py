@@ -13,8 +13,9 @@ from compile.plan.build_memory import worker_memory
 from compile.plan.draft import draft_directory
 from compile.plan.memory import footprint
 from compile.request import BuildCheckpoint
-from compile.spec import NATIVE, CompileSpec
+from compile.spec import CompileSpec
 from compile.store import open_store
+from inference.artifact import NATIVE
 from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
 

@@ -20,8 +20,8 @@ from compile.build.progress import JOINT, LineProgress, Say
 from compile.build.stages import STATE, read_stage
 from compile.plan.memory import check_fits, footprint, gib
 from compile.plan.plan_report import describe
-from compile.spec import NATIVE, CompileSpec
-from inference.artifact import MANIFEST, read_manifest
+from compile.spec import CompileSpec
+from inference.artifact import MANIFEST, NATIVE, read_manifest
 from inference.errors import BadArtifact
 from inference.model.config import ModelConfig, read_config
 

@@ -15,8 +15,8 @@ from compile.build.between import calls_between
 from compile.build.parallel import cast_weights, parallel_config, parallel_layers
 from compile.ops.recording import Recording, record
 from compile.ops.torch_neuron_rules import native_graph
-from compile.spec import NATIVE, CompileSpec
-from inference.artifact import Bucket, DraftBucket, RoundBucket
+from compile.spec import CompileSpec
+from inference.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
 from inference.backends.neuron_sdk import Sdk
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config

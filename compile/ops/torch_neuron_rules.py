@@ -16,7 +16,8 @@ from torch import Tensor
 from compile.build.parallel import cast_weights, parallel_config
 from compile.ops.recording import WRITES, Op
 from compile.ops.rules import RULES, Graph, Rule
-from compile.spec import NATIVE, CompileSpec
+from compile.spec import CompileSpec
+from inference.artifact import NATIVE
 from inference.backends.torch_neuron import draws, own_config
 from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig
