@@ -323,9 +323,7 @@ _EXAMPLES = """examples:
 
 
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
-    """Options from a command line, checked. What is wrong with it is one line, and the exit code
-    is 2.
-    """
+    """Options from a command line, checked. A mistake gets one line, and exit code 2."""
     parser = Parser(
         prog="python -m compile",
         description=_DESCRIPTION,
