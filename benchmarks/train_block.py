@@ -1,4 +1,4 @@
-"""Teach the embedded draft to name four tokens in one call, and write it as a checkpoint of its own.
+"""Teach the embedded draft to name four tokens in one call: a checkpoint of its own.
 
     python -m benchmarks.train_block --pair inference/data --out inference/data/block_draft
 
@@ -10,16 +10,14 @@ PARD's published format. All that a mask is taught is what the target says at it
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.harness import command

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from inference.backends import Masks, Model, Ranked
+from inference.backends import BlockModel, Masks, Model, Ranked
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ROOM, WIDEST, WIDTH, ModelProposer
 from inference.drafters.prospects import Block, Guessed, Mask, Prospect
@@ -26,6 +27,13 @@ from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices, widths_of
 from inference.proposer import MODEL
 from inference.sampling import SamplingParams
+
+
+def proposers_on(model: Model) -> Callable[..., ModelProposer]:
+    """Return what makes a proposer on a row of this draft: a BlockProposer where it has masks."""
+    if isinstance(model, BlockModel):
+        return partial(BlockProposer, masks=model.masks)
+    return ModelProposer
 
 
 class _Plan(NamedTuple):

@@ -23,6 +23,7 @@ from weakref import WeakSet
 from inference.backends import Model, Ranked, Segment
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
+from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer
 from inference.engine.forward import ask_each
@@ -243,7 +244,7 @@ class Host:
         if session in self._guests or session in self._failed or not self._free:
             return
         row = self._free.pop()
-        proposer = ModelProposer(
+        proposer = proposers_on(self._model)(
             self._model,
             row,
             self._known[row],

@@ -109,6 +109,9 @@ class Prices:
 
 @lru_cache
 def widths_of(most: int) -> tuple[int, ...]:
-    """Return the widths that are considered, up to `most`. They are few, because some devices compile a graph for each."""
+    """Return the widths that are considered, up to `most`.
+
+    They are few, because some devices compile a graph for each.
+    """
     powers = (1 << power for power in range(most.bit_length()) if 1 << power < most)
     return (*powers, most) if most else ()

@@ -17,6 +17,7 @@ class DraftMethod(NamedTuple):
 
 METHODS = {
     "model": DraftMethod("a smaller model of the target's family"),
+    "block": DraftMethod("a draft that names several tokens in one call (PARD's format)"),
 }
 """Every method that loads a model. A client has one of them at most."""
 
