@@ -79,7 +79,9 @@ class Position(NamedTuple):
     taken: int | None
 
 
-def read(model: EagerModel, masks: Masks, prompt: Prompt, written: list[int], params: SamplingParams) -> Reading:  # fmt: skip
+def read(
+    model: EagerModel, masks: Masks, prompt: Prompt, written: list[int], params: SamplingParams
+) -> Reading:
     """Rank every token of the text and the masks behind it, all in one call."""
     sequence = ModelSequence(model, 0, params)
     sequence.extend(prompt.ids[:-1])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -39,7 +40,6 @@ from outrider.draft_methods.block import read_masks
 from outrider.models import EMBEDDED
 
 CELLS = "20:misses:0.8,20:misses:0,20:mid:0.8,20:mid:0"
-CHECKPOINT = EMBEDDED / "block_draft"
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Words:
     prefixes: Prefixes  # of its own
 
 
-def embedded_words(vocabulary: int) -> Words:
-    masks = read_masks(CHECKPOINT, read_config(CHECKPOINT).vocab_size)
-    decoder = cpu_decoder(CHECKPOINT, SEQUENCE_LENGTH, vocabulary, torch.float32)
+def words_of(draft: Path, vocabulary: int) -> Words:
+    masks = read_masks(draft, read_config(draft).vocab_size)
+    decoder = cpu_decoder(draft, SEQUENCE_LENGTH, vocabulary, torch.float32)
     return Words(masks, Prefixes(decoder))
 
 
@@ -68,9 +68,7 @@ class MaskedPrefixModel(PrefixModel):
     def logits_under(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:
         masked = [self._is_masked(prefix) for prefix in prefixes]
         said = torch.empty(len(prefixes), self._prefixes.vocabulary)
-        plain = [
-            prefix for prefix, is_masked in zip(prefixes, masked, strict=True) if not is_masked
-        ]
+        plain = [prefix for prefix, one in zip(prefixes, masked, strict=True) if not one]
         if plain:
             rows = torch.tensor([not one for one in masked])
             said[rows] = self._draft.logits_under(plain, params)
@@ -135,6 +133,7 @@ def arms(masks: Masks) -> tuple[Arm, ...]:
 def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--cells", default=CELLS, metavar="PATTERN,...")
+    parser.add_argument("--draft", type=Path, default=EMBEDDED / "block_draft")
     parser.add_argument("--held-out", action="store_true", help="held-out texts instead")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -143,7 +142,7 @@ def main() -> int:
     rows = list[list[str]]()
     for setting in settings(given.cells.split(",")):
         plain, prefixes = study.pair(setting.cell), study.prefixes
-        words = embedded_words(prefixes.vocabulary)
+        words = words_of(given.draft, prefixes.vocabulary)
         pair = BlockPair(prefixes, NAMED[setting.cell.level], plain, words)
         for arm in arms(words.masks):
             stage = virtual_stage(pair, setting.cell.round_trip / 1e3, setting.profiles)

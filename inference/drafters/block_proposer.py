@@ -178,7 +178,7 @@ class BlockProposer(ModelProposer):
 
     def _fitting(self, node: Prospect, most: int) -> int:
         """How many masks behind the node name tokens that may still be wanted."""
-        return max(min(most, self._list.end - 2 - node.position), 0)
+        return max(min(most, self._list.end - 3 - node.position), 0)
 
     def _width(self, nodes: Sequence[Prospect], gains: Sequence[float], most_seconds: float) -> int:
         """Plan the next call: nodes and masks with most expected tokens for their seconds."""

@@ -12,6 +12,7 @@ import torch
 
 from inference.backends import BlockModel, Masks
 from inference.drafters.block_proposer import BlockProposer, proposers_on
+from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import UnsupportedModel
 from inference.order import Decode
@@ -19,10 +20,11 @@ from inference.planner.prices import Prices
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
 from outrider.draft_methods.block import PUBLISHED_POSITIONS, BlockCheckpoint
+from outrider.models import find_checkpoint
 from outrider.options.roles import DraftRole
 from tests.support.drafts import alone, knowledge, text_of
 from tests.support.models import write_checkpoint_with_tokenizer
-from tests.support.pairs import decoder, engine, prompt_of
+from tests.support.pairs import prompt_of
 
 PARD: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,6 +43,14 @@ PARD2 = PARD | {
     "pard2_target_dim": 64,
     "pard2_target_layers": [1],
 }
+
+
+def target(directory: Path) -> Engine:
+    write_checkpoint_with_tokenizer(directory, seed=7)
+    model = find_checkpoint(str(directory), "target").load(
+        DraftRole(device="cpu"), rows=1, sequence_length=128, spare=64, max_nodes=64
+    )
+    return Engine(model, sequence_length=128, max_tree_nodes=64, vocabulary=512)
 
 
 def found(directory: Path, **changes: Any) -> BlockCheckpoint:
@@ -71,7 +81,7 @@ def test_a_published_checkpoint_drafts_and_the_text_is_the_targets_own(
     )
     assert isinstance(model, BlockModel)
     assert model.dtype == torch.float32
-    served, prompt = engine(decoder(1)), prompt_of(20)
+    served, prompt = target(tmp_path / "target"), prompt_of(20)
     params = SamplingParams(temperature, seed=11)
     proposer = proposers_on(model)(model, 0, knowledge(), Prices(), room=300)
     assert isinstance(proposer, BlockProposer)
