@@ -1,10 +1,6 @@
 """Teach the embedded draft to name four tokens in one call: a checkpoint of its own.
 
     python -m benchmarks.train_block --out inference/data/block_draft
-    python -m benchmarks.train_block --draft inference/data/block_draft --seed 1 \
-        --out inference/data/block_draft
-
-The second command is a second round, which goes on from the first one's weights.
 
 The draft gets one more embedding, the mask. A node's masks stand for tokens that are not known yet
 and say what may follow them, as PARD trains it (An et al., arXiv 2504.18583). The checkpoint has
@@ -67,14 +63,10 @@ class Window(NamedTuple):
     sight: Tensor  # [1, 1, N, N] bool
 
 
-def with_mask(draft: LlamaForCausalLM, vocabulary: int) -> LlamaForCausalLM:
-    """Return the draft with one more embedding than the tokenizer's vocabulary, the mask: at first
-    the mean of the others. One that has it is returned as it is.
-    """
+def with_mask(draft: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Return the draft with one more embedding, the mask: at first the mean of the others."""
     config = draft.config
-    mask = vocabulary
-    if config.vocab_size > mask:
-        return draft
+    mask = config.vocab_size
     weights = draft.state_dict()
     config.vocab_size = mask + 1
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -160,7 +152,7 @@ def train(
     """Return the draft with a mask, taught on the target's answers to every batch."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = with_mask(draft, target.config.vocab_size)
+    model = with_mask(draft)
     sources = sources_of(target, stream, steps, generator)
     answers = [ask_teacher(target, inputs) for inputs in sources]
     print(f"{len(sources)} batches asked", flush=True)
@@ -187,7 +179,6 @@ def write(model: LlamaForCausalLM, pair: Path, folder: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("--pair", type=Path, default=Path("inference/data"))
-    parser.add_argument("--draft", type=Path, help="go on from this one (default: the pair's)")
     parser.add_argument("--out", type=Path, default=Path("inference/data/block_draft"))
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -204,8 +195,8 @@ def main() -> int:
     tokenizer = AutoTokenizer.from_pretrained(given.pair / "draft")
     stream = token_stream(tokenizer, read_texts(listing, "train"))
     target, draft = (
-        LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        for directory in (given.pair / "target", given.draft or given.pair / "draft")
+        LlamaForCausalLM.from_pretrained(given.pair / name, dtype=torch.float32)
+        for name in ("target", "draft")
     )
     target.train(False)
     began = time.process_time()

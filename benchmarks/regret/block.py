@@ -72,10 +72,12 @@ class MaskedPrefixModel(PrefixModel):
         if plain:
             rows = torch.tensor([not one for one in masked])
             said[rows] = self._draft.logits_under(plain, params)
-        for row, prefix in enumerate(prefixes):
-            if masked[row]:
-                said[row] = self._words.prefixes.logits([self._twin(prefix)])[0]
-                self._miss(said[row], prefix, params)
+        if any(masked):
+            behind = [prefix for prefix, one in zip(prefixes, masked, strict=True) if one]
+            words = self._words.prefixes.logits([self._twin(prefix) for prefix in behind])
+            for row, prefix in zip(words, behind, strict=True):
+                self._miss(row, prefix, params)
+            said[torch.tensor(masked)] = words
         return said
 
     def _is_masked(self, prefix: int) -> bool:

@@ -199,23 +199,30 @@ def test_a_draft_with_masks_gets_a_block_proposer_and_no_other() -> None:
     assert isinstance(made, BlockProposer)
 
 
+class Recorded(EagerModel):
+    """A real draft that keeps what its last call said."""
+
+    said: Ranked
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        [self.said] = super().rank(segments, k)
+        return [self.said]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_mask_is_ranked_as_the_text_with_masks_is_with_the_noise_of_its_own_place(
     temperature: float,
 ) -> None:
     draft, params, prompt = perturbed(1, 0.02), SamplingParams(temperature, seed=5), prompt_of(20)
-
-    def model() -> EagerModel:
-        return EagerModel(draft, rows=1, capacity=1024, max_nodes=128)
-
     masks = Masks(295, 2)
-    proposer = BlockProposer(model(), 0, knowledge(), Prices(), masks=masks)
+    model = Recorded(draft, rows=1, capacity=1024, max_nodes=128)
+    proposer = BlockProposer(model, 0, knowledge(), Prices(), masks=masks)
     proposer.open(prompt, params, 200)
     assert proposer.work(0.0)
-    block = proposer._list.root.block
-    assert block is not None
-    for depth, mask in enumerate(block.masks, start=1):
-        fresh = ModelSequence(model(), 0, params)
-        fresh.extend([*prompt, *[masks.token] * (depth - 1)])
-        whole = fresh.rank(TokenTree.chain([masks.token]), [0], 8)
-        assert mask.ids == whole.ids[0].tolist()
+    assert len(model.said.ids) == 3
+    for behind in range(3):
+        text = [*prompt, *[masks.token] * behind]
+        fresh = ModelSequence(EagerModel(draft, rows=1, capacity=64, max_nodes=32), 0, params)
+        fresh.extend(text[:-1])
+        whole = fresh.rank(TokenTree.chain(text[-1:]), [0], 8)
+        assert model.said.ids[behind].tolist() == whole.ids[0].tolist()
