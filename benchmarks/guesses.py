@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,9 +38,11 @@ from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.command import run_command
+from inference.errors import InvalidRequest
+from inference.json_file import Json
 from inference.model.config import read_config
 from inference.planner.acceptance import features, read_acceptance
-from inference.planner.guessing import OFFSETS, guess_features, said_by
+from inference.planner.guessing import LIKELY, OFFSETS, Guessing, guess_features, said_by
 from inference.planner.law import FloatArray, hazards
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
@@ -168,8 +171,13 @@ def fit(texts: Sequence[Reading]) -> dict[str, Any]:
             for greedy, kind in enumerate(_KINDS)
         }
         laws = {kind: _fit_law(some) for kind, some in seen.items()}
-    every = [one for some in seen.values() for one in some]
-    return {"laws": laws, **_fit_rates(every)}
+    judge = Guessing.read(Json({"laws": laws, **_record_of([0.5])}, "this fit", InvalidRequest))
+    hits = defaultdict[int, list[bool]](list)
+    for greedy, kind in enumerate(_KINDS):
+        for one in seen[kind]:
+            chances = judge.chances(one.table, bool(greedy))
+            hits[one.offset].append(one.taken is not None and chances[one.taken] >= LIKELY)
+    return {"laws": laws, **_record_of([float(np.mean(hits[at])) for at in sorted(hits)])}
 
 
 def _fit_law(seen: Sequence[Position]) -> dict[str, Any]:
@@ -190,14 +198,11 @@ def reached(seen: Sequence[Position]) -> tuple[FloatArray, NDArray[np.bool_]]:  
     return table, taken
 
 
-def _fit_rates(seen: Sequence[Position]) -> dict[str, Any]:
+def _record_of(rates: list[float]) -> dict[str, Any]:
     """Rates by offset; those of later masks fall on as the last ones do."""
-    by = [[one.taken is not None for one in seen if one.offset == at] for at in range(1, OFFSETS)]
-    rates = [float(np.mean(some)) for some in by if some]
     fall = (rates[-1] / rates[0]) ** (1 / max(len(rates) - 1, 1))
-    while len(rates) < OFFSETS:
-        rates.append(rates[-1] * min(fall, 1.0))
-    hits = [round(RATES_WORTH * min(max(rate, 0.01), 0.99), 6) for rate in rates]
+    later = [rates[-1] * min(fall, 1.0) ** n for n in range(1, OFFSETS - len(rates) + 1)]
+    hits = [round(RATES_WORTH * min(max(rate, 0.01), 0.99), 6) for rate in [*rates, *later]]
     return {"tries": [RATES_WORTH] * OFFSETS, "hits": hits}
 
 

@@ -31,6 +31,11 @@ the token before it.
 SAID = 6
 """How many of these depend on the mask's scores alone. They stand first."""
 
+LIKELY = 0.15
+"""Least chance of a child that counts for a mask's rate. Less likely ones are spread over more
+nodes than a forward has.
+"""
+
 OFFSETS = 15
 """Masks behind a node whose rates are kept. Later ones have the last one's."""
 
@@ -61,7 +66,7 @@ class Guessing:
 
     laws: of sampled decoding, then of greedy decoding
     tries, hits: how often the text came to a node with the children of a mask of each offset, and
-        how often the target took one of these
+        how often the target took a LIKELY one of these
 
     Raises InvalidRequest unless there are OFFSETS rates, with 0 < hits < tries.
     """
@@ -97,17 +102,19 @@ class Guessing:
         """Learn which child of a mask of this offset the target took, or that it took none."""
         reached = len(table) if taken is None else taken + 1
         hits = np.zeros(reached, dtype=np.bool_)
+        likely = False
         if taken is not None:
             hits[taken] = True
+            likely = self.chances(table[:reached], greedy)[taken] >= LIKELY
         self._laws[greedy].learn(np.array(table[:reached]), hits)
         at = min(offset, OFFSETS) - 1
         for kept, prior in zip((self._tries, self._hits), self._prior, strict=True):
             kept[at] += (1 - FADING) * (prior[at] - kept[at])
         self._tries[at] += 1
-        self._hits[at] += taken is not None
+        self._hits[at] += likely
 
     def rate(self, offset: int) -> float:
-        """Return how often the target takes a child of a mask of this offset, from 1."""
+        """Return how often the target takes a LIKELY child of a mask of this offset, from 1."""
         at = min(offset, OFFSETS) - 1
         return self._hits[at] / self._tries[at]
 

@@ -44,7 +44,7 @@ def test_what_masks_are_worth_is_learnt_for_each_kind_of_decoding(guessing: Gues
         guessing.observe(table, True, 2, None)
     assert guessing.chances(table, True)[0] < 0.1 < before
     assert guessing.chances(table, False) == sampled
-    assert guessing.rate(2) < 0.2 < rate
+    assert guessing.rate(2) < 0.1 < rate
     for _ in range(300):
         guessing.observe(table, True, 2, 0)
     assert guessing.chances(table, True)[0] > 0.8
