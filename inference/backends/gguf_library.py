@@ -6,6 +6,7 @@ This is the only module that calls the library.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib
 import weakref
 from collections import deque
@@ -23,10 +24,11 @@ INSTALL = 'a GGUF file needs llama-cpp-python: pip install "outrider[gguf]"'
 SEQUENCES = 256
 """As many as llama.cpp takes."""
 
-_ERROR, _CONTINUED = 4, 5  # ggml_log_level
+_ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
 _MODEL_SPLIT_NONE = 0
-_FLOAT32, _FLOAT16 = 0, 1  # ggml_type
+_FLOAT32 = 0  # ggml_type
+_SAMPLE = 1 << 16
 _ALL_FLOAT32 = "0"  # general.file_type
 _ERRORS: deque[str] = deque(maxlen=3)
 """The library's last errors, which it would print."""
@@ -68,7 +70,7 @@ class GgufFacts(NamedTuple):
     weights: str  # kind and size in llama.cpp's words, such as "qwen2 0.5B Q4_K - Medium"
     parameters: int
     size: int  # bytes of the weights
-    vocabulary: int  # rows of the head
+    tokens: tuple[str, ...]  # by id, as the file spells them; as many as the head has rows
     max_positions: int
     limited_by: str  # the key of the metadata that sets max_positions
     stop_ids: frozenset[int]
@@ -77,6 +79,7 @@ class GgufFacts(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> GgufFacts:
         """Read a file's header. Raises InvalidRequest, UnsupportedModel or MissingExtra."""
+        _check_magic(path)
         library = import_llama_cpp()
         params = library.llama_model_default_params()
         params.no_alloc, params.n_gpu_layers = True, 0
@@ -88,17 +91,36 @@ class GgufFacts(NamedTuple):
             library.llama_model_free(model)
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a path names a GGUF file, by its suffix."""
-    return path.suffix == ".gguf"
+def is_gguf(name: str) -> bool:
+    """Whether a model's name is that of a GGUF file, by its suffix."""
+    return name.endswith(".gguf")
 
 
-def _load(library: Any, path: Path, params: Any) -> Any:
+def supports_gpu() -> bool:
+    """Whether llama.cpp was built for a GPU: CUDA, Metal or another."""
+    return bool(import_llama_cpp().llama_supports_gpu_offload())
+
+
+def fingerprint(path: Path) -> str:
+    """A hash of a file's size, head and tail: it tells files apart without reading them whole."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_SAMPLE))
+        file.seek(max(0, size - _SAMPLE))
+        digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:32]
+
+
+def _check_magic(path: Path) -> None:
     if not path.is_file():
         raise InvalidRequest(f"no such file: {path}")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise UnsupportedModel(f"{path} is not a GGUF file: it does not begin with GGUF")
+
+
+def _load(library: Any, path: Path, params: Any) -> Any:
     _ERRORS.clear()
     model = library.llama_model_load_from_file(str(path).encode(), params)
     if not model:
@@ -129,7 +151,10 @@ def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
         weights=text.value.decode(errors="replace"),
         parameters=library.llama_model_n_params(model),
         size=library.llama_model_size(model),
-        vocabulary=library.llama_vocab_n_tokens(vocab),
+        tokens=tuple(
+            (library.llama_vocab_get_text(vocab, number) or b"").decode(errors="replace")
+            for number in range(library.llama_vocab_n_tokens(vocab))
+        ),
         max_positions=positions,
         limited_by=f"{architecture}.{limited_by}",
         stop_ids=frozenset(token for token in ends if token >= 0),
@@ -163,14 +188,16 @@ class GgufContext:
         params = library.llama_model_default_params()
         params.n_gpu_layers = 0 if gpu is None else _ALL_LAYERS
         params.split_mode, params.main_gpu = _MODEL_SPLIT_NONE, gpu or 0
-        self._library, self._vocabulary = library, facts.vocabulary
+        self._library, self._vocabulary = library, len(facts.tokens)
         model = _load(library, path, params)
         sizes = library.llama_context_default_params()
         sizes.n_ctx, sizes.n_batch, sizes.n_ubatch = max(cells, batch), batch, batch
         sizes.n_seq_max, sizes.n_outputs_max = SEQUENCES, max(batch, SEQUENCES)
         sizes.kv_unified = sizes.swa_full = sizes.no_perf = True
         sizes.n_threads = sizes.n_threads_batch = threads
-        sizes.type_k = sizes.type_v = _FLOAT32 if facts.float32 else _FLOAT16
+        if facts.float32:  # flash attention rounds to 16 bits
+            sizes.type_k = sizes.type_v = _FLOAT32
+            sizes.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         sizes.offload_kqv = sizes.op_offload = gpu is not None
         self._context = library.llama_init_from_model(model, sizes)
         if not self._context:

@@ -258,8 +258,8 @@ def load_gguf(
 
     Raises MissingExtra, Mismatch, LimitExceeded, UnsupportedModel or Unavailable.
     """
-    if vocabulary > facts.vocabulary:
-        raise Mismatch(f"{path} has {facts.vocabulary} ids, the tokenizer {vocabulary}")
+    if vocabulary > len(facts.tokens):
+        raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
     batch = max(_BATCH, max_nodes)
     context = GgufContext(path, facts, cells=rows * capacity, batch=batch, threads=threads, gpu=gpu)
     return GgufModel(

@@ -17,6 +17,7 @@ class DraftMethod(NamedTuple):
 
 METHODS = {
     "model": DraftMethod("a smaller model of the target's family"),
+    "gguf": DraftMethod("the same as a GGUF file, computed by llama.cpp"),
 }
 """Every method that loads a model. A client has one of them at most."""
 

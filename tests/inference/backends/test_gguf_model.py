@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[
     return tokens[len(prompt) :]
 
 
-@pytest.fixture(params=[256, 40], ids=["enough sequences", "few sequences"])
+@pytest.fixture(params=[256, 72], ids=["enough sequences", "few sequences"])
 def sequences(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """With few of them keys are given up while they are needed, and computed again."""
     monkeypatch.setattr(module, "SEQUENCES", request.param)
@@ -109,8 +109,8 @@ def after(prefix: Sequence[int], tokens: Sequence[int]) -> list[int]:
 
 
 @pytest.fixture
-def cells() -> Iterator[Cells]:
-    yield Cells()
+def cells() -> Cells:
+    return Cells()
 
 
 def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -> None:
@@ -141,7 +141,7 @@ def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
     monkeypatch.setattr(module, "SEQUENCES", 12)
     sequence = ModelSequence(model_of(cells), 0, SamplingParams())
     sequence.extend(PROMPT)
-    with pytest.raises(LimitExceeded, match="6 branches in one call: llama.cpp takes 5"):
+    with pytest.raises(LimitExceeded, match=r"6 branches in one call: llama\.cpp takes 5"):
         sequence.choose(siblings(6))
     assert sequence.choose(siblings(5)).tolist()[1:] == after([*PROMPT, 0], range(1, 6))
 
