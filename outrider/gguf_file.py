@@ -85,21 +85,27 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
 
 def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
-    """The tokenizer.json beside the file where its ids are those of the file, else the file's own.
+    """The tokenizer.json beside the file, else the file's own. Raises Mismatch where an id names
+    another token than in the file.
 
     A GGUF file names its rules for cutting text by a word, and leaves out the normaliser. So only
     tokenizer.json is known to cut every text as a checkpoint in safetensors does.
     """
-    if not (path.parent / "tokenizer.json").is_file():
-        return Tokenizer(path)
-    tokenizer = Tokenizer(path.parent)
+    beside = path.parent / "tokenizer.json"
+    tokenizer = Tokenizer(path.parent if beside.is_file() else path)
     for token, number in sorted(tokenizer.ids().items(), key=lambda item: item[1]):
-        if number >= len(facts.tokens) or facts.tokens[number] != token:
-            there = facts.tokens[number] if number < len(facts.tokens) else "nothing"
+        held = facts.tokens[number] if number < len(facts.tokens) else None
+        if held == token:
+            continue
+        if beside.is_file():
             raise Mismatch(
-                f"{path.parent / 'tokenizer.json'} is not of {path.name}: id {number} is "
-                f"{token!r} there and {there!r} in the GGUF file; keep them in two directories"
+                f"{beside} is not of {path.name}: id {number} is {token!r} there and {held!r} in "
+                "the GGUF file; keep them in two directories"
             )
+        raise Mismatch(
+            f"{path}: id {number} is {held!r}, and {token!r} in the tokenizer made from it; lay "
+            "the tokenizer.json of its checkpoint beside it"
+        )
     return tokenizer
 
 

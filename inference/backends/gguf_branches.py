@@ -79,14 +79,14 @@ class Branches:
 
         Raises InvalidRequest unless their positions are 0 to their number - 1.
         """
-        slots = np.flatnonzero(seen).astype(np.int32)
+        slots = np.flatnonzero(seen)
         positions = self._positions[row, slots]
         order = positions.argsort(kind="stable")
         if not np.array_equal(positions[order], np.arange(len(slots))):
             raise InvalidRequest(
                 f"llama.cpp needs one key at each position: {len(slots)} slots hold others"
             )
-        return slots[order]
+        return slots[order].astype(np.int32)
 
     def known(self, row: int, path: IntArray) -> int:
         """How many of the path's first slots have their keys. They are kept for this call."""

@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import importlib
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +29,8 @@ _MODEL_SPLIT_NONE = 0
 _FLOAT32 = 0  # ggml_type
 _SAMPLE = 1 << 16
 _ALL_FLOAT32 = "0"  # general.file_type
-_ERRORS: deque[str] = deque(maxlen=3)
-"""The library's last errors, which it would print."""
+_ERRORS: list[str] = []
+"""What the library would print of the call under way; the first of them is the reason."""
 
 
 def import_llama_cpp() -> Any:
@@ -60,7 +59,7 @@ def _log(library: Any) -> Any:
 
 
 def _why() -> str:
-    return _ERRORS[-1] if _ERRORS else "it does not say why"
+    return _ERRORS[0] if _ERRORS else "it does not say why"
 
 
 class GgufFacts(NamedTuple):

@@ -226,7 +226,7 @@ def _tips(segment: Segment) -> NDArray[np.intp]:
 
 def _chosen_at(segment: Segment) -> IntArray:
     """Positions of the tokens that are chosen at the picked nodes."""
-    return segment.positions[segment.pick] + np.int32(1)
+    return np.asarray(segment.positions[segment.pick] + 1, dtype=np.int32)
 
 
 def _dealt(
