@@ -37,7 +37,7 @@ class Memory(Protocol):
         ...
 
 
-class Branches:
+class BranchSequences:
     """The slots that each sequence holds, by position.
 
     A slot that was never written counts as written with position = slot, and held by nobody.
@@ -57,7 +57,7 @@ class Branches:
 
     @property
     def most(self) -> int:
-        """Branches that one call can always have, whatever the rows hold."""
+        """BranchSequences that one call can always have, whatever the rows hold."""
         return (len(self._rows) - len(self._positions)) // 2
 
     def begin(self) -> None:

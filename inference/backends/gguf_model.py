@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.gguf_branches import Branches, Memory
+from inference.backends.gguf_branches import BranchSequences, Memory
 from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts
 from inference.backends.host_choice import choose_of_row, rank_of_row
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch, Unavailable
@@ -80,7 +80,7 @@ class GgufModel:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
         self.device, self.dtype = device, kind
         self._context, self._batch, self._vocabulary = context, batch, vocabulary
-        self._branches = Branches(context, SEQUENCES, rows, capacity)
+        self._branches = BranchSequences(context, SEQUENCES, rows, capacity)
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
 
     @torch.no_grad()

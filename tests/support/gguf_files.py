@@ -91,7 +91,6 @@ def _add_tokenizer(writer: object, directory: Path, decoder: Decoder) -> None:
     writer.add_token_merges(merges)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    writer.add_unk_token_id(1)
 
 
 def _named(name: str) -> str:
