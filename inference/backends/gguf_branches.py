@@ -86,7 +86,7 @@ class BranchSequences:
             raise InvalidRequest(
                 f"llama.cpp needs one key at each position: {len(slots)} slots hold others"
             )
-        return slots[order].astype(np.int32)
+        return np.asarray(slots[order], dtype=np.int32)
 
     def known(self, row: int, path: IntArray) -> int:
         """How many of the path's first slots have their keys. They are kept for this call."""

@@ -32,7 +32,7 @@ _BATCH = 256
 """Tokens that a decode takes at least: llama.cpp has outputs for as many sequences."""
 
 
-class Context(Memory, Protocol):
+class LlamaContext(Memory, Protocol):
     """What GgufContext does: it computes tokens as members of sequences, whose cells it keeps."""
 
     def decode(
@@ -65,7 +65,7 @@ class GgufModel:
 
     def __init__(
         self,
-        context: Context,
+        context: LlamaContext,
         *,
         rows: int,
         capacity: int,

@@ -41,7 +41,7 @@ def logits_after(seen: int) -> NDArray[np.float32]:  # [PADDED]
 
 
 class Cells:
-    """A Context. room: cells that there are. fails: the next decode stops half-way."""
+    """A LlamaContext. room: cells that there are. fails: the next decode stops half-way."""
 
     def __init__(self, model: int = 0, room: int = 10_000) -> None:
         self.fails, self.decodes, self.tokens = False, 0, 0
