@@ -61,7 +61,7 @@ def product(weight: Tensor, bias: Tensor | None, weights: Quantization) -> nn.Mo
 
     Raises InvalidRequest and UnsupportedModel as quantize() does.
     """
-    _check_device(weight.device, weights)
+    check_device(weight.device, weights)
     weight = weight.detach()
     if weights == "int4":
         return Int4Product(to_int4(weight), bias)
@@ -225,7 +225,8 @@ def _finished(sums: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return (sums if bias is None else sums + bias).to(x.dtype)
 
 
-def _check_device(device: torch.device, weights: Quantization) -> None:
+def check_device(device: torch.device, weights: Quantization) -> None:
+    """Raise InvalidRequest for a device that cannot multiply by such matrices."""
     if device.type == "cpu":
         if not torch.backends.mkldnn.is_available():
             raise InvalidRequest(
