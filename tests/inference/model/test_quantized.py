@@ -30,7 +30,7 @@ from inference.model.quantized import (
 from inference.tree import TokenTree
 from tests.support.models import tiny_decoder
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96}  # in groups of 64 and of 32
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -88,16 +88,15 @@ def test_int8_on_a_cpu_and_as_cuda_computes_it_are_the_same_numbers() -> None:
     torch.testing.assert_close(Int8PackedProduct(matrix, None)(x), Int8Product(matrix, None)(x))
 
 
-@pytest.mark.parametrize("inputs", [32, 64, 96, 192])
+@pytest.mark.parametrize("inputs", [32, 96, 128])
 @pytest.mark.parametrize("outputs", [16, 37])
 def test_int4_multiplies_by_the_rounded_matrix(inputs: int, outputs: int) -> None:
     x, weight, bias = noise(2, 7, inputs), noise(outputs, inputs, seed=1), noise(outputs, seed=2)
     matrix = to_int4(weight)
-    assert matrix.group == (64 if inputs % 64 == 0 else 32)
     ours = Int4Product(matrix, bias)(x)
     assert ours.dtype == x.dtype
     assert distance(ours, F.linear(x, matrix.dequantized(), bias)) < 0.01
-    assert distance(matrix.dequantized(), weight) < 0.15
+    assert distance(matrix.dequantized(), weight) < 0.12
 
 
 def test_a_group_of_equal_weights_keeps_its_value() -> None:
@@ -138,7 +137,7 @@ def test_a_copy_shares_what_stays_and_leaves_the_original_as_it_was(weights: Qua
     assert torch.equal(logits_of(whole), before)
 
 
-def test_inputs_that_no_group_divides_are_refused_with_the_way_out() -> None:
+def test_inputs_that_groups_do_not_divide_are_refused_with_the_way_out() -> None:
     with pytest.raises(UnsupportedModel, match=r"multiple of 32, this model has one of 16: int8"):
         quantize(tiny_decoder(), "int4")
 
