@@ -25,6 +25,7 @@ from outrider.options.groups import (
 )
 from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOptions
 from outrider.options.values import DEVICES, is_device
+from outrider.reduction import WHOLE, Reduction
 from outrider.sequence_length import allowed_length
 from outrider.status_lines import LoadingStatus
 
@@ -98,6 +99,7 @@ class Checkpoint:
     embedded: bool
     config: ModelConfig
     tokenizer: Tokenizer
+    reduction: Reduction = WHOLE
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -111,7 +113,7 @@ class Checkpoint:
     def fingerprint(self) -> str:
         from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
 
-        return fingerprint(self.directory)
+        return self.reduction.fingerprint(fingerprint(self.directory))
 
     def load(
         self,
@@ -138,7 +140,7 @@ class Checkpoint:
             decoder = load_decoder(
                 self.directory,
                 positions=sequence_length,
-                vocabulary=self.tokenizer.vocabulary,
+                vocabulary=self.reduction.vocabulary(self.tokenizer.vocabulary),
                 dtype=DTYPES[dtype] if dtype else None,
                 device=device,
                 tell=tell,
@@ -146,13 +148,14 @@ class Checkpoint:
         parameters = sum(parameter.numel() for parameter in decoder.parameters())
         if device.type == "cpu":
             set_threads(options.threads, parameters)
+        reduced = self.reduction.apply(decoder)
         model = _on_device(
-            decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+            reduced, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
         )
         precision = str(model.dtype).removeprefix("torch.")
         say(
-            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-            f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision}{self.reduction} "
+            f"on {describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
         )
         return model
 
