@@ -97,9 +97,9 @@ def _kept(raw: Json, layers: int) -> tuple[int, ...]:
     if not ids.absent:
         given = ids.each(lambda each: outputs + each.integer(0, layers - outputs))
         return given if list(given) == sorted(set(given)) else ids.refuse("ascending layers")
-    if layers < 6:
+    if layers < 7:
         raise UnsupportedModel(
-            f"{raw.where}: {_IDS} is missing, and what stands for it are 3 layers of a target of 6 "
+            f"{raw.where}: {_IDS} is missing, and what stands for it are 3 layers of a target of 7 "
             f"or more; this one has {layers}"
         )
     return 2, layers // 2, layers - 3

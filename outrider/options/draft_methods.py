@@ -17,6 +17,7 @@ class DraftMethod(NamedTuple):
 
 METHODS = {
     "model": DraftMethod("a smaller model of the target's family"),
+    "eagle": DraftMethod("an EAGLE-3 head, which reads what its target has computed", here=False),
 }
 """Every method that loads a model. A client has one of them at most."""
 

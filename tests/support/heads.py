@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder
 
@@ -93,12 +94,13 @@ def states_of(target: Decoder, tokens: Sequence[int]) -> Tensor:  # [n, 3 * hidd
     """
     seen: list[Tensor] = []
     layers = list(target.model.layers)
-    hooks = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for layer in layers]
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        for layer in layers
+    ]
     hooks.append(layers[-1].register_forward_hook(lambda _, inputs, out: seen.append(out[0])))
     n, cache = len(tokens), torch.zeros(1, 1, target.config.kv_heads * target.config.head_dim)
     whole = torch.arange(n, dtype=torch.int32)[None]
-    from inference.model.cache import KeysValues
-
     with torch.no_grad():
         target(
             torch.tensor([list(tokens)], dtype=torch.int32), torch.zeros(1, dtype=torch.int32),
@@ -112,7 +114,12 @@ def states_of(target: Decoder, tokens: Sequence[int]) -> Tensor:  # [n, 3 * hidd
 
 
 def drafted(
-    tensors: dict[str, Tensor], embeddings: Tensor, states: Tensor, tokens: Sequence[int], known: int
+    tensors: dict[str, Tensor],
+    embeddings: Tensor,
+    states: Tensor,
+    tokens: Sequence[int],
+    known: int,
+    norms_residual: bool = False,
 ) -> Tensor:  # [draft vocabulary]
     """Log-probabilities of what follows tokens [n], by EAGLE-3's own definition, token by token and
     without a cache. The target has computed the first `known` of them.
@@ -123,23 +130,20 @@ def drafted(
     features = [weights["fc.weight"] @ state for state in states[:known]]
     while True:
         count = min(len(features), len(tokens) - 1)
-        out = _layer(weights, embeddings[list(tokens[1 : count + 1])], torch.stack(features[:count]))
+        embedded = embeddings[list(tokens[1 : count + 1])]
+        out = _layer(weights, embedded, torch.stack(features[:count]), norms_residual)
         if count == len(tokens) - 1:
             named = weights["lm_head.weight"] @ _norm(out[-1], weights["norm.weight"])
             return torch.log_softmax(named, -1)
         features.append(out[-1])
 
 
-def _layer(weights: dict[str, Tensor], embedded: Tensor, features: Tensor) -> Tensor:
+def _layer(
+    weights: dict[str, Tensor], embedded: Tensor, features: Tensor, norms_residual: bool
+) -> Tensor:
     """The head's layer over pairs of a token's embedding and the feature before it: [n, hidden]."""
-    n = len(embedded)
-    pairs = torch.cat(
-        (
-            _norm(embedded, weights["input_layernorm.weight"]),
-            _norm(features, weights["hidden_norm.weight"]),
-        ),
-        -1,
-    )
+    n, normed = len(embedded), _norm(features, weights["hidden_norm.weight"])
+    pairs = torch.cat((_norm(embedded, weights["input_layernorm.weight"]), normed), -1)
     q, k, v = (
         (pairs @ weights[f"self_attn.{part}_proj.weight"].T).view(n, -1, SIZE).transpose(0, 1)
         for part in "qkv"
@@ -148,7 +152,7 @@ def _layer(weights: dict[str, Tensor], embedded: Tensor, features: Tensor) -> Te
     scores = q @ k.transpose(1, 2) / math.sqrt(SIZE)
     scores = scores.masked_fill(torch.ones(n, n).tril() == 0, -math.inf)
     mixed = scores.softmax(-1) @ v.repeat_interleave(HEADS // SHARED, 0)
-    x = features + mixed.transpose(0, 1).reshape(n, -1) @ weights["self_attn.o_proj.weight"].T
+    x = (normed if norms_residual else features) + mixed.transpose(0, 1).reshape(n, -1) @ weights["self_attn.o_proj.weight"].T
     inner = _norm(x, weights["post_attention_layernorm.weight"])
     gate = torch.nn.functional.silu(inner @ weights["mlp.gate_proj.weight"].T)
     inner = gate * (inner @ weights["mlp.up_proj.weight"].T)

@@ -30,8 +30,9 @@ PROMPT = pairs.prompt_of(20)
 class Pair:
     """A target and its head, on rows that follow each other by number."""
 
-    def __init__(self, directory: Path, rows: int = 1) -> None:
-        head = heads.write_head(directory, heads.raw_config(TARGET.config), TENSORS)
+    def __init__(self, directory: Path, rows: int = 1, norms_residual: bool = False) -> None:
+        raw = heads.raw_config(TARGET.config, norm_before_residual=norms_residual)
+        self.norms_residual, head = norms_residual, heads.write_head(directory, raw, TENSORS)
         self.target = EagerModel(TARGET, rows=rows, capacity=200, max_nodes=64)
         self.model = EagleModel(
             load_head(head, TARGET, 200), self.target, rows=rows, capacity=200, max_nodes=64
@@ -56,8 +57,14 @@ class Text:
         """What the head says of candidates `below` the root."""
         known = len(self.tokens) - 1
         states = heads.states_of(TARGET, self.tokens[:known])
-        embeddings = TARGET.model.embed_tokens.weight
-        return heads.drafted(TENSORS, embeddings, states, [*self.tokens, *below], known)
+        return heads.drafted(
+            TENSORS,
+            TARGET.model.embed_tokens.weight,
+            states,
+            [*self.tokens, *below],
+            known,
+            self.pair.norms_residual,
+        )
 
     def commit(self, tree: TokenTree, path: Sequence[int], then: int) -> None:
         """The target takes a path of the tree, and says `then` behind it."""
@@ -74,8 +81,9 @@ def agrees(ranked: Ranked, node: int, expected: torch.Tensor) -> None:
     np.testing.assert_allclose(ranked.scores[node], scores, rtol=0, atol=2e-4)
 
 
-def test_a_root_is_ranked_from_the_targets_features(tmp_path: Path) -> None:
-    text = Pair(tmp_path).text(0, PROMPT)
+@pytest.mark.parametrize("norms_residual", [False, True])
+def test_a_root_is_ranked_from_the_targets_features(tmp_path: Path, norms_residual: bool) -> None:
+    text = Pair(tmp_path, norms_residual=norms_residual).text(0, PROMPT)
     agrees(text.here.rank(TokenTree.chain(text.tokens[-1:]), [0], 8), 0, text.expected())
 
 
