@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from benchmarks.harness import command, cpu_decoder, medians, table_lines
 from benchmarks.train_pair import checked_listing, read_texts
 from inference.backends import Model, Ranked, Segment
-from inference.backends.eagle import EagleModel
 from inference.backends.eager import EagerModel
+from inference.backends.eagle import EagleModel
 from inference.backends.sequence import ModelSequence
 from inference.drafters.model_proposer import ROOM, WIDTH
 from inference.engine.engine import Engine
@@ -165,7 +166,8 @@ def ranking(pair: Beside, prompt: Sequence[int]) -> ModelSequence:
 
 def call_ms(pairs: dict[str, Beside], prompt: Sequence[int], repetitions: int) -> dict[str, float]:
     """Median milliseconds of ranking 8 children of a ranked root, in turns."""
-    tree = TokenTree([prompt[-1], *range(2, 2 + WIDTH)], [-1] + [0] * WIDTH)
+    parents = np.array([-1, *[0] * WIDTH], dtype=np.int32)
+    tree = TokenTree(np.array([prompt[-1], *range(2, 2 + WIDTH)], dtype=np.int32), parents)
     calls = {}
     for name, pair in pairs.items():
         row = ranking(pair, prompt)

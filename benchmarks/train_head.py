@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.harness import command, cpu_decoder
-from benchmarks.train_pair import checked_listing, read_texts
+from benchmarks.train_pair import Trainer, checked_listing, read_texts
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
@@ -34,11 +34,11 @@ from outrider.models import EMBEDDED
 KEPT, INNER = (2, 4, 6), 512
 LENGTH, WINDOWS = 128, 8
 FADING = 0.8
-RATE = 3e-3
 
 
 def new_head(target: Decoder, kept: tuple[int, ...], inner: int, positions: int) -> EagleHead:
-    """A random head of the target's own width, with the target's embeddings.
+    """A head of the target's own width, with the target's embeddings, output layer and last norm,
+    and random elsewhere.
 
     inner: width of its MLP
     """
@@ -51,37 +51,25 @@ def new_head(target: Decoder, kept: tuple[int, ...], inner: int, positions: int)
         if isinstance(module, RMSNorm):
             torch.nn.init.ones_(module.weight)
     head.embed_tokens.weight = target.model.embed_tokens.weight
+    output = target.model.embed_tokens if target.config.tied else target.lm_head
+    head.lm_head.weight = output.weight
+    head.norm.weight.data.copy_(target.model.norm.weight)
     return head
 
 
 def teach(
-    head: EagleHead,
-    target: Decoder,
-    texts: Iterable[Tensor],
-    *,
-    rate: float,
-    steps: int,
-    levels: int,
-) -> Iterator[float]:
-    """Train the head, a step for each of the texts; yields each step's loss in nats.
+    head: EagleHead, target: Decoder, texts: Iterable[Tensor], steps: int, levels: int
+) -> None:
+    """Train the head, a step for each of the texts, [N, L] int64. Embeddings and output layer stay
+    the target's.
 
-    texts: each [N, L] int64 token ids
-    rate: of AdamW at first; it falls to 0 over the steps
     levels: depths of candidates that it learns for, each from its own states of the one before
     """
-    learning = [one for name, one in head.named_parameters() if "embed" not in name]
-    for parameter in learning:
-        parameter.requires_grad_(True)
-    optimizer = torch.optim.AdamW(learning, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
-    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    for name, parameter in head.named_parameters():
+        parameter.requires_grad_(not name.startswith(("embed_tokens", "lm_head")))
+    trainer = Trainer(cast(Any, head), "head", steps)  # any module with named parameters will do
     for tokens in islice(texts, steps):
-        loss = _loss(head, target, tokens, levels)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(learning, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        falling.step()
-        yield loss.item()
+        trainer.update(_loss(head, target, tokens, levels))
     head.requires_grad_(False)
 
 
@@ -115,11 +103,9 @@ def _nothing(config: ModelConfig) -> KeysValues:
     return KeysValues((slot,) * config.layers, (slot,) * config.layers)
 
 
-def _guesses(
-    head: EagleHead, tokens: Tensor, states: Tensor, levels: int
-) -> Iterator[Tensor]:
-    """Yield the head's logits [N, L - 1, V] at each level: at level j, entry i is of token i + 1 + j
-    and stands for a candidate j below a root at i + 1. Its last j entries have no token.
+def _guesses(head: EagleHead, tokens: Tensor, states: Tensor, levels: int) -> Iterator[Tensor]:
+    """Yield the head's logits [N, L - 1, V] at each level. At level j, entry i is of token
+    i + 1 + j and stands for a candidate j below a root at i + 1; the last j have no token.
     """
     count, entries = tokens.shape[0], tokens.shape[1] - 1
     slot = _nothing(head.config.layer).keys[0].expand(count, -1, -1)
@@ -162,7 +148,9 @@ def save_head(head: EagleHead, directory: Path) -> None:
         "eagle_aux_hidden_state_layer_ids": list(head.config.kept),
     }
     (directory / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: one.contiguous() for name, one in head.named_parameters() if "embed" not in name}
+    tensors = {
+        name: one.contiguous() for name, one in head.named_parameters() if "embed" not in name
+    }
     save_file(tensors, directory / "model.safetensors")
 
 
@@ -193,20 +181,9 @@ def main() -> None:
         token for text in read_texts(listing, "train") if text for token in tokenizer.encode(text)
     ])  # fmt: skip
     target = cpu_decoder(EMBEDDED / "target", 1024, tokenizer.vocabulary, torch.float32)
-    head, began = new_head(target, KEPT, INNER, 1024), time.monotonic()
-    losses = teach(
-        head,
-        target,
-        windows(stream, options.seed),
-        rate=RATE,
-        steps=options.steps,
-        levels=options.levels,
-    )
-    for step, loss in enumerate(losses, 1):
-        if step % 20 == 0 or step == options.steps:
-            seconds = time.monotonic() - began
-            print(f"step {step}/{options.steps} loss {loss:.3f} {seconds:.0f} s", flush=True)
-            save_head(head, options.out)
+    head = new_head(target, KEPT, INNER, 1024)
+    teach(head, target, windows(stream, options.seed), options.steps, options.levels)
+    save_head(head, options.out)
 
 
 if __name__ == "__main__":

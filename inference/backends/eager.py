@@ -147,9 +147,7 @@ class EagerModel:
         write_slots(self.cache, rows, slots, out.new)
         if out.features is not None:
             write_states(self._features, rows, slots, out.features)
-        return self.decoder.logits(out.states), torch.gather(
-            positions, 1, pick.to(torch.int64)
-        ) + 1
+        return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _shape(self, segments: Sequence[Segment]) -> Shape:
         check_rows(segments)

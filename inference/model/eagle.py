@@ -111,7 +111,10 @@ class EagleHead(nn.Module):
         )
         slots = context_mask.shape[-1]
         past = Past(
-            read_rows(cache.keys[0], rows, slots), read_rows(cache.values[0], rows, slots), None, None
+            read_rows(cache.keys[0], rows, slots),
+            read_rows(cache.values[0], rows, slots),
+            None,
+            None,
         )
         sight = Sight(cos, sin, context_mask.to(torch.bool), tree_mask.to(torch.bool))
         states, keys, values = self.midlayer(x, features, past, sight)
@@ -122,7 +125,8 @@ class EagleHead(nn.Module):
         named = self.lm_head(self.norm(states)).float()
         every = named.new_full((*named.shape[:-1], self.config.layer.vocab_size), MASKED)
         every[..., self.ids] = named
-        return every[..., : self.vocabulary]
+        known: Tensor = every[..., : self.vocabulary]
+        return known
 
 
 def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
@@ -177,7 +181,7 @@ def _target_ids(directory: Path, config: HeadConfig, offsets: Tensor | None) -> 
         )
     check_shape(directory, _IDS, offsets.shape, (size,))
     ids = torch.arange(size) + offsets.to(torch.int64)
-    if int(ids.min()) < 0 or int(ids.max()) >= every or len(ids.unique()) < size:
+    if int(ids.min()) < 0 or int(ids.max()) >= every or len(set(ids.tolist())) < size:
         raise UnsupportedModel(
             f"{directory}: tensor {_IDS} must lead to {size} different ids from 0 to {every - 1}"
         )

@@ -68,8 +68,8 @@ class FoundHead:
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(
-            f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of layers {layers} "
-            f"of {self.target.name}, on {describe(model.device)}, loaded in "
+            f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of layers "
+            f"{layers} of {self.target.name}, on {describe(model.device)}, loaded in "
             f"{time.perf_counter() - begun:.1f} s"
         )
         return model
@@ -81,8 +81,8 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
 
     if options.draft_model is None:
         raise InvalidRequest(
-            "--draft eagle needs --draft_model: the directory or hub name of an EAGLE-3 head that was "
-            "made for the target"
+            "--draft eagle needs --draft_model: the directory or hub name of an EAGLE-3 head that "
+            "was made for the target"
         )
     real = target.real if isinstance(target, TimedModel) else target
     if not isinstance(real, EagerModel) or not isinstance(options, FusedTargetRole):

@@ -152,7 +152,9 @@ def _layer(
     scores = q @ k.transpose(1, 2) / math.sqrt(SIZE)
     scores = scores.masked_fill(torch.ones(n, n).tril() == 0, -math.inf)
     mixed = scores.softmax(-1) @ v.repeat_interleave(HEADS // SHARED, 0)
-    x = (normed if norms_residual else features) + mixed.transpose(0, 1).reshape(n, -1) @ weights["self_attn.o_proj.weight"].T
+    x = (normed if norms_residual else features) + mixed.transpose(0, 1).reshape(n, -1) @ weights[
+        "self_attn.o_proj.weight"
+    ].T
     inner = _norm(x, weights["post_attention_layernorm.weight"])
     gate = torch.nn.functional.silu(inner @ weights["mlp.gate_proj.weight"].T)
     inner = gate * (inner @ weights["mlp.up_proj.weight"].T)

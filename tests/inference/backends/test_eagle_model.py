@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from inference.backends import Ranked
-from inference.backends.eagle import EagleModel
 from inference.backends.eager import EagerModel
+from inference.backends.eagle import EagleModel
 from inference.backends.sequence import ModelSequence
 from inference.model.eagle import load_head
 from inference.model.sampler import Sampling, rank

@@ -4,8 +4,9 @@ whatever became of the session's row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ import torch
 
 from benchmarks.train_head import new_head, save_head, teach
 from inference.backends import Ranked, Segment
-from inference.backends.eagle import EagleModel
 from inference.backends.eager import EagerModel
+from inference.backends.eagle import EagleModel
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
 from inference.engine.host import Host
@@ -115,15 +116,10 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     head = new_head(TARGET, heads.KEPT, 48, LENGTH)
     texts = torch.tensor([[*prompt[-20:], *own_text(prompt[-20:])] for prompt in PROMPTS])
-    list(teach(head, TARGET, _again(texts), rate=1e-2, steps=100, levels=2))
+    teach(head, TARGET, repeat(texts), steps=100, levels=2)
     directory = tmp_path_factory.mktemp("taught")
     save_head(head, directory)
     return directory
-
-
-def _again(texts: torch.Tensor) -> Iterator[torch.Tensor]:
-    while True:
-        yield texts
 
 
 def own_text(

@@ -25,9 +25,7 @@ def written(
     spelt: str = "midlayer.",
     **overrides: Any,
 ) -> Path:
-    return heads.write_head(
-        directory, heads.raw_config(TARGET.config, **overrides), tensors, spelt
-    )
+    return heads.write_head(directory, heads.raw_config(TARGET.config, **overrides), tensors, spelt)
 
 
 @pytest.mark.parametrize("spelt", ["midlayer.", "layers.0.", "model.layers.0."])
