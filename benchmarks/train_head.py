@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.harness import command, cpu_decoder
-from benchmarks.train_pair import Trainer, checked_listing, read_texts
+from benchmarks.train_pair import checked_listing, read_texts
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
@@ -37,8 +36,8 @@ FADING = 0.8
 
 
 def new_head(target: Decoder, kept: tuple[int, ...], inner: int, positions: int) -> EagleHead:
-    """A head of the target's own width, with the target's embeddings, output layer and last norm,
-    and random elsewhere.
+    """A head of the target's own width, with the target's embeddings. It begins with the target's
+    output layer and last norm, and is random elsewhere.
 
     inner: width of its MLP
     """
@@ -52,24 +51,39 @@ def new_head(target: Decoder, kept: tuple[int, ...], inner: int, positions: int)
             torch.nn.init.ones_(module.weight)
     head.embed_tokens.weight = target.model.embed_tokens.weight
     output = target.model.embed_tokens if target.config.tied else target.lm_head
-    head.lm_head.weight = output.weight
+    head.lm_head.weight.data.copy_(output.weight)
     head.norm.weight.data.copy_(target.model.norm.weight)
     return head
 
 
 def teach(
-    head: EagleHead, target: Decoder, texts: Iterable[Tensor], steps: int, levels: int
-) -> None:
-    """Train the head, a step for each of the texts, [N, L] int64. Embeddings and output layer stay
-    the target's.
+    head: EagleHead,
+    target: Decoder,
+    texts: Iterable[Tensor],
+    *,
+    steps: int,
+    levels: int,
+    rate: float,
+) -> Iterator[float]:
+    """Train the head, a step for each of the texts, [N, L] int64; yields each step's loss in nats.
+    Embeddings stay the target's.
 
     levels: depths of candidates that it learns for, each from its own states of the one before
+    rate: of AdamW at first; it falls over the steps
     """
-    for name, parameter in head.named_parameters():
-        parameter.requires_grad_(not name.startswith(("embed_tokens", "lm_head")))
-    trainer = Trainer(cast(Any, head), "head", steps)  # any module with named parameters will do
+    learning = [one for name, one in head.named_parameters() if "embed" not in name]
+    for parameter in learning:
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.AdamW(learning, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
     for tokens in islice(texts, steps):
-        trainer.update(_loss(head, target, tokens, levels))
+        loss = _loss(head, target, tokens, levels)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(learning, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        falling.step()
+        yield loss.item()
     head.requires_grad_(False)
 
 
@@ -165,8 +179,9 @@ def windows(stream: Tensor, seed: int) -> Iterator[Tensor]:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the head")
-    parser.add_argument("--steps", type=int, default=400, help="training steps")
-    parser.add_argument("--levels", type=int, default=3, help="depths that it learns for")
+    parser.add_argument("--steps", type=int, default=2000, help="training steps")
+    parser.add_argument("--levels", type=int, default=2, help="depths that it learns for")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate at first")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument(
@@ -182,7 +197,13 @@ def main() -> None:
     ])  # fmt: skip
     target = cpu_decoder(EMBEDDED / "target", 1024, tokenizer.vocabulary, torch.float32)
     head = new_head(target, KEPT, INNER, 1024)
-    teach(head, target, windows(stream, options.seed), options.steps, options.levels)
+    texts = windows(stream, options.seed)
+    losses = teach(
+        head, target, texts, steps=options.steps, levels=options.levels, rate=options.rate
+    )
+    for step, loss in enumerate(losses, 1):
+        if step % 20 == 0 or step == options.steps:
+            print(f"step {step}/{options.steps} loss {loss:.3f}", flush=True)
     save_head(head, options.out)
 
 

@@ -116,7 +116,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     head = new_head(TARGET, heads.KEPT, 48, LENGTH)
     texts = torch.tensor([[*prompt[-20:], *own_text(prompt[-20:])] for prompt in PROMPTS])
-    teach(head, TARGET, repeat(texts), steps=100, levels=2)
+    list(teach(head, TARGET, repeat(texts), steps=80, levels=2, rate=1e-2))
     directory = tmp_path_factory.mktemp("taught")
     save_head(head, directory)
     return directory
