@@ -204,7 +204,7 @@ def main() -> None:
     for step, loss in enumerate(losses, 1):
         if step % 20 == 0 or step == options.steps:
             print(f"step {step}/{options.steps} loss {loss:.3f}", flush=True)
-    save_head(head, options.out)
+            save_head(head, options.out)
 
 
 if __name__ == "__main__":

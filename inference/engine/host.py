@@ -264,7 +264,17 @@ class Host:
         )
         proposer.begin(list(session.tokens), session.params, order.end)
         stream = board.join(session)
-        guest = _Guest(session, proposer, stream, row, order.end, session.length)
+        spent = session.spent  # forwards before now are none of the draft's
+        guest = _Guest(
+            session,
+            proposer,
+            stream,
+            row,
+            order.end,
+            session.length,
+            forwards=spent.forwards,
+            seconds=spent.model_seconds,
+        )
         guest.others.silent = self._sufficed.get(session.tenant, False)
         self._guests[session] = guest
 
