@@ -7,7 +7,7 @@ not lengths, say what a node sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -242,6 +242,8 @@ class Layer(nn.Module):
 
 class Stack(nn.Module):
     """Embeddings, layers and the final norm: the part that Hugging Face calls `model`."""
+
+    layers: Iterable[Layer]  # a module: a ModuleList, or one that fetches their weights
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
