@@ -39,7 +39,7 @@ class EagerModel:
 
     def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
-        self._decoder = decoder
+        self.decoder = decoder
         weight = decoder.model.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         self.cache = empty_cache(decoder.config, rows, capacity, self.dtype, self.device)
@@ -80,6 +80,11 @@ class EagerModel:
         copy_slots(self.cache, source, target, slots)
 
     @property
+    def _junk(self) -> int:
+        """The slot of every row that padding is written to: the last of its cache."""
+        return self.cache.keys[0].shape[1] - 1
+
+    @property
     def _least_nodes(self) -> int:
         """Nodes computed at least: 2 in float32, else 1.
 
@@ -92,7 +97,7 @@ class EagerModel:
 
         A position is that of the token to be chosen.
         """
-        batch = pad(segments, self._shape(segments), junk=self.capacity)
+        batch = pad(segments, self._shape(segments), junk=self._junk)
         logits, positions = self._write(
             **{
                 name: torch.from_numpy(array).to(self.device)
@@ -115,11 +120,9 @@ class EagerModel:
 
         Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
         """
-        out = self._decoder(tokens, rows, positions, context_mask, tree_mask, pick, self.cache)
+        out = self.decoder(tokens, rows, positions, context_mask, tree_mask, pick, self.cache)
         write_slots(self.cache, rows, slots, out.new)
-        return self._decoder.logits(out.states), torch.gather(
-            positions, 1, pick.to(torch.int64)
-        ) + 1
+        return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _shape(self, segments: Sequence[Segment]) -> Shape:
         check_rows(segments)
@@ -129,9 +132,14 @@ class EagerModel:
                 f"{least.nodes} nodes in one call: this model takes {self.max_nodes}"
             )
         nodes = max(least.nodes, self._least_nodes)
-        slots = max(SLOT_STEP, -(-least.slots // SLOT_STEP) * SLOT_STEP)
+        slots = context_slots(least.slots)
         return least._replace(
             nodes=nodes,
             contexts=nodes if least.contexts > 1 else 1,
-            slots=min(slots, self.capacity + 1),
+            slots=min(slots, self._junk + 1),
         )
+
+
+def context_slots(least: int) -> int:
+    """Return how many slots of context are read where these are needed."""
+    return max(SLOT_STEP, -(-least // SLOT_STEP) * SLOT_STEP)

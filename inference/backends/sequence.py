@@ -8,7 +8,7 @@ expanded) are *pending*. The next call feeds them as a chain above the root.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,3 +196,7 @@ def _under_chain(
         np.concatenate([every, above + depths]),
         whole,
     )
+
+
+MakeSequence = Callable[[Model, int, SamplingParams], ModelSequence]
+"""Makes the sequence of a text on a row of a model."""
