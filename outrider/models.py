@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +30,9 @@ from outrider.status_lines import LoadingStatus
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
+    from inference.model.checkpoint import Loading
     from inference.model.decoder import Decoder
+    from inference.model.layer_offload import Offload
 
 EMBEDDED = Path(inference.__file__).parent / "data"
 _DEFAULT_SEQUENCE_LENGTH = 2048
@@ -126,8 +130,14 @@ class Checkpoint:
         sequence_length: int,
         spare: int,
         max_nodes: int,
+        offload: Offload | None = None,
     ) -> EagerModel | LegacyNeuronModel:
-        from inference.model.checkpoint import DTYPES, load_decoder
+        """See FoundModel.load().
+
+        offload: where the layers' weights stay, if not on the device
+        """
+        from inference.model.checkpoint import load_decoder
+        from inference.model.layer_offload import load_offloaded
 
         if options.device == "neuron-legacy":
             if not isinstance(options, LegacyOptions):
@@ -136,30 +146,82 @@ class Checkpoint:
                     "cuda"
                 )
             return _load_legacy(options, self, sequence_length)
-        device = pick_device(options.device)
-        dtype = options.dtype or ("float32" if self.embedded else None)
-        begun = time.perf_counter()
-        with LoadingStatus(self.name) as tell:
-            decoder = load_decoder(
-                self.directory,
-                positions=sequence_length,
-                vocabulary=self.tokenizer.vocabulary,
-                dtype=DTYPES[dtype] if dtype else None,
-                device=device,
-                tell=tell,
+        if offload == "host" and pick_device(options.device).type == "cpu":
+            raise InvalidRequest(
+                "--layer_offload host is for cuda, a CPU computes in host memory: take "
+                "--layer_offload disk"
             )
-        parameters = sum(parameter.numel() for parameter in decoder.parameters())
-        if device.type == "cpu":
-            set_threads(options.threads, parameters)
-        model = _on_device(
-            decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+        load = partial(load_offloaded, offload=offload) if offload else load_decoder
+        return load_eager(
+            options,
+            self,
+            load,
+            rows=rows,
+            sequence_length=sequence_length,
+            spare=spare,
+            max_nodes=max_nodes,
         )
-        precision = str(model.dtype).removeprefix("torch.")
-        say(
-            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-            f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+
+
+class LoadDecoder(Protocol):
+    """Loads a decoder as inference.model.checkpoint.load_decoder() does."""
+
+    def __call__(
+        self,
+        directory: Path,
+        *,
+        positions: int,
+        vocabulary: int,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        tell: Callable[[Loading], None],
+    ) -> Decoder: ...
+
+
+def load_eager(
+    options: DeviceOptions,
+    checkpoint: Checkpoint,
+    load: LoadDecoder,
+    *,
+    rows: int,
+    sequence_length: int,
+    spare: int,
+    max_nodes: int,
+) -> EagerModel:
+    """Load a checkpoint's decoder on the chosen device. See FoundModel.load()."""
+    from inference.model.checkpoint import DTYPES
+
+    device = pick_device(options.device)
+    dtype = options.dtype or ("float32" if checkpoint.embedded else None)
+    begun = time.perf_counter()
+    with LoadingStatus(checkpoint.name) as tell:
+        decoder = load(
+            checkpoint.directory,
+            positions=sequence_length,
+            vocabulary=checkpoint.tokenizer.vocabulary,
+            dtype=DTYPES[dtype] if dtype else None,
+            device=device,
+            tell=tell,
         )
-        return model
+    parameters = _parameters(decoder)
+    if device.type == "cpu":
+        set_threads(options.threads, parameters)
+    model = _on_device(
+        decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+    )
+    precision = str(model.dtype).removeprefix("torch.")
+    say(
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
+        f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+    )
+    return model
+
+
+def _parameters(decoder: Decoder) -> int:
+    """Numbers that the decoder's checkpoint holds, wherever they are and however they are kept."""
+    with torch.device("meta"):
+        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
+    return sum(parameter.numel() for parameter in whole.parameters())
 
 
 def find_target(options: TargetModelOptions) -> Checkpoint:
@@ -228,10 +290,12 @@ def _load_legacy(
 def _on_device(
     decoder: Decoder, device: torch.device, *, rows: int, capacity: int, max_nodes: int
 ) -> EagerModel:
-    """A model with this decoder. On CUDA its calls are recorded and replayed; not yet run on a
-    GPU.
+    """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers come
+    and go; not yet run on a GPU.
     """
-    if device.type == "cuda":
+    from inference.model.layer_offload import OffloadedLayers
+
+    if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
         from inference.backends.cuda import CudaGraphs, CudaModel
 
         return CudaModel(

@@ -196,6 +196,7 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
         sequence_length=length,
         spare=nodes,
         max_nodes=max(nodes, PREFILL_NODES),
+        offload=options.layer_offload,
     )
     weights = found.fingerprint()
     return _Loaded(

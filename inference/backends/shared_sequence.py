@@ -19,7 +19,7 @@ from inference.tree import TreeNodes
 class TargetRow(NamedTuple):
     """Where the target has a session's keys."""
 
-    index: int
+    row: int
     slots: Slots
 
 
@@ -50,10 +50,10 @@ class SharedSequence(ModelSequence):
         self.cached += len(tokens)
 
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        row = self._target()
+        target = self._target()
         assert self.cached == self._committed, "the target's row is of another length"
-        seen = row.slots.committed[: row.slots.high_water].copy()
-        return super().prepare_nodes(tree, nodes)._replace(shared=Shared(row.index, seen))
+        seen = target.slots.committed[: target.slots.high_water].copy()
+        return super().prepare_nodes(tree, nodes)._replace(shared=Shared(target.row, seen))
 
     def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
         """Commit a root and tokens below it: the target has their keys, the draft's are freed."""

@@ -29,6 +29,9 @@ _OTHER_FORMATS = ["consolidated*.safetensors"]
 _IGNORED = ("rotary_emb.inv_freq",)
 _SAMPLE = 1 << 16
 
+LOW_BIT = "substitute.json"
+"""The file that tells a 4-bit copy (inference/model/low_bit_files.py) from a checkpoint."""
+
 
 class Loading(NamedTuple):
     """How far the weights of a checkpoint are read."""
@@ -115,17 +118,7 @@ def empty_decoder(directory: Path, positions: int, vocabulary: int) -> Decoder:
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """
-    config = read_config(directory)
-    if vocabulary > config.vocab_size:
-        raise UnsupportedModel(
-            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is "
-            f"{config.vocab_size}"
-        )
-    if positions > config.max_positions:
-        raise InvalidRequest(
-            f"sequence length {positions} is over the model's limit of {config.max_positions} "
-            f"(config.json field {config.limited_by})"
-        )
+    config = fitting_config(directory, positions, vocabulary)
     shapes = tensor_shapes(directory)
     check_sizes(shapes, config, directory)
     with torch.device("meta"):
@@ -145,6 +138,25 @@ def empty_decoder(directory: Path, positions: int, vocabulary: int) -> Decoder:
             f"{directory}: tensor {next(iter(missing))} is missing ({len(missing)} in all)"
         )
     return decoder
+
+
+def fitting_config(directory: Path, positions: int, vocabulary: int) -> ModelConfig:
+    """Read the config of a model that is to have so many positions and ids.
+
+    Raises UnsupportedModel or InvalidRequest where it has fewer.
+    """
+    config = read_config(directory)
+    if vocabulary > config.vocab_size:
+        raise UnsupportedModel(
+            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is "
+            f"{config.vocab_size}"
+        )
+    if positions > config.max_positions:
+        raise InvalidRequest(
+            f"sequence length {positions} is over the model's limit of {config.max_positions} "
+            f"(config.json field {config.limited_by})"
+        )
+    return config
 
 
 def is_used(config: ModelConfig, name: str) -> bool:
@@ -199,6 +211,10 @@ def opened(path: Path) -> Iterator[Any]:
 
 def weight_files(directory: Path) -> list[Path]:
     """Return the directory's safetensors files: those that its index names, else the one file."""
+    if (directory / LOW_BIT).is_file():
+        raise UnsupportedModel(
+            f"{directory} holds a 4-bit copy, which drafts only: give it to --draft substitute"
+        )
     index = directory / "model.safetensors.index.json"
     names = _indexed(index) if index.is_file() else {"model.safetensors"}
     paths = [directory / name for name in sorted(names)]

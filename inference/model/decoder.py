@@ -243,7 +243,7 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """Embeddings, layers and the final norm: the part that Hugging Face calls `model`."""
 
-    layers: Iterable[Layer]  # a module: a ModuleList, or one that fetches their weights
+    layers: Iterable[nn.Module]  # a module, which may fetch the weights of the next one
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()

@@ -30,7 +30,8 @@ from inference.model.decoder import WHOLE, Decoder, Layer
 Offload = Literal["host", "disk"]
 """Where layers' weights stay: in host memory, or in the checkpoint's files."""
 
-_PREFIX = "model.layers."
+LAYERS = "model.layers."
+"""What the names of layers' tensors begin with."""
 
 Fetch = Callable[[int, Layer], None]
 """fetch(index, into): copy the weights of a layer into the parameters of another."""
@@ -72,7 +73,7 @@ class StreamCopies:
 
     def start(self, copy: Callable[[], None]) -> None:
         computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        computed.record(torch.cuda.current_stream(self._device))  # type: ignore[no-untyped-call]
+        computed.record(torch.cuda.current_stream(self._device))
 
         def on_stream() -> None:
             with torch.cuda.stream(self._stream):
@@ -142,7 +143,7 @@ class LayerFiles:
         for path in weight_files(directory):
             with opened(path) as file:
                 for name in file.keys():  # noqa: SIM118 (not a dict)
-                    if is_used(config, name) and name.startswith(_PREFIX):
+                    if is_used(config, name) and name.startswith(LAYERS):
                         index = int(name.split(".")[2])
                         self._files[index].setdefault(path, []).append(name)
 
@@ -156,7 +157,7 @@ class LayerFiles:
         for path, names in self._files[index].items():
             with opened(path) as file:
                 for name in names:
-                    yield name.removeprefix(f"{_PREFIX}{index}."), file.get_tensor(name)
+                    yield name.removeprefix(f"{LAYERS}{index}."), file.get_tensor(name)
 
 
 class HostLayers:
@@ -189,7 +190,7 @@ def load_offloaded(
     config = decoder.config
     used = partial(is_used, config)
     dtype = dtype or next(read_tensors(directory, used))[1].dtype
-    rest = read_tensors(directory, lambda name: used(name) and not name.startswith(_PREFIX), tell)
+    rest = read_tensors(directory, lambda name: used(name) and not name.startswith(LAYERS), tell)
     for name, tensor in rest:
         assign(decoder, name, tensor.to(device=device, dtype=dtype))
     files = LayerFiles(directory, config)

@@ -17,6 +17,7 @@ class DraftMethod(NamedTuple):
 
 METHODS = {
     "model": DraftMethod("a smaller model of the target's family"),
+    "substitute": DraftMethod("the target's own layers with 4-bit weights"),
 }
 """Every method that loads a model. A client has one of them at most."""
 

@@ -244,6 +244,24 @@ class PullRole(groups.GeneralOptions, title="models and devices"):
         return self
 
 
+class SubstituteRole(groups.GeneralOptions, title="models and devices"):
+    """write a 4-bit copy of a target, for --draft substitute; goes on where it was broken off"""
+
+    COMMON: ClassVar = ("model", "out")
+    BARE: ClassVar = "model"
+    role: Literal["substitute"] = "substitute"
+    model: ModelName | None = None
+    """the target: directory or hub name (default: the embedded one)"""
+    out: Directory | None = None
+    """where the copy is written"""
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> Self:
+        if not self.out:
+            raise ValueError("--out is needed: the directory of the copy")
+        return self
+
+
 class ListRole(groups.GeneralOptions, title="models and devices"):
     """list the models here, how large they are, and which pairs fit"""
 
@@ -289,6 +307,7 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "verify_draft": VerifyDraftRole,
     "pull": PullRole,
     "list": ListRole,
+    "substitute": SubstituteRole,
     "doctor": DoctorRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
