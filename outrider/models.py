@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -25,6 +24,7 @@ from outrider.options.groups import (
 )
 from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOptions
 from outrider.options.values import DEVICES, is_device
+from outrider.reduction import WHOLE, Reduction
 from outrider.status_lines import LoadingStatus
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class Checkpoint:
     embedded: bool
     config: ModelConfig
     tokenizer: Tokenizer
+    reduction: Reduction = WHOLE
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -120,7 +121,7 @@ class Checkpoint:
     def fingerprint(self) -> str:
         from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
 
-        return fingerprint(self.directory)
+        return self.reduction.fingerprint(fingerprint(self.directory))
 
     def load(
         self,
@@ -151,7 +152,15 @@ class Checkpoint:
                 "--layer_offload host is for cuda, a CPU computes in host memory: take "
                 "--layer_offload disk"
             )
-        load = partial(load_offloaded, offload=offload) if offload else load_decoder
+
+        def load(directory: Path, **how: Any) -> Decoder:
+            whole = (
+                load_offloaded(directory, offload=offload, **how)
+                if offload
+                else load_decoder(directory, **how)
+            )
+            return self.reduction.apply(whole)
+
         return load_eager(
             options,
             self,
@@ -198,7 +207,7 @@ def load_eager(
         decoder = load(
             checkpoint.directory,
             positions=sequence_length,
-            vocabulary=checkpoint.tokenizer.vocabulary,
+            vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
             dtype=DTYPES[dtype] if dtype else None,
             device=device,
             tell=tell,
@@ -209,7 +218,7 @@ def load_eager(
     model = _on_device(
         decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
     )
-    precision = str(model.dtype).removeprefix("torch.")
+    precision = str(model.dtype).removeprefix("torch.") + str(checkpoint.reduction)
     say(
         f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
         f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"

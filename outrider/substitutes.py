@@ -14,7 +14,7 @@ def make_substitute(options: SubstituteRole) -> int:
     """Write the copy, or what is missing of it. Returns 0."""
     from inference.model.low_bit_files import write_low_bit
 
-    checkpoint, out = find_checkpoint(options.model, "target"), Path(options.out or "")
+    checkpoint, out = find_checkpoint(options.model, "target"), Path(options.copy_to)
     with LoadingStatus(checkpoint.name) as tell:
         write_low_bit(checkpoint.directory, checkpoint.name, out, tell)
     before, after = (_bytes(directory) for directory in (checkpoint.directory, out))

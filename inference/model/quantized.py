@@ -21,8 +21,8 @@ from inference.model.decoder import Decoder
 Quantization = Literal["int8", "int4"]
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 
-GROUPS = (64, 32)
-"""Inputs of an int4 matrix that share a scale and a zero: the first that divides its inputs."""
+GROUP = 32
+"""Inputs of an int4 matrix that share a scale and a middle."""
 
 _LEVELS = 127  # int8 is used from -127 to 127
 _MIDDLE = 128  # of uint8, which the CPU's products take for states
@@ -61,7 +61,7 @@ def product(weight: Tensor, bias: Tensor | None, weights: Quantization) -> nn.Mo
 
     Raises InvalidRequest and UnsupportedModel as quantize() does.
     """
-    _check_device(weight.device, weights)
+    check_device(weight.device, weights)
     weight = weight.detach()
     if weights == "int4":
         return Int4Product(to_int4(weight), bias)
@@ -80,18 +80,14 @@ class Int8Matrix(NamedTuple):
 
 
 class Int4Matrix(NamedTuple):
-    """(levels - 8) * scale + middle, each scale and middle for `group` inputs."""
+    """(levels - 8) * scale + middle"""
 
     levels: Tensor  # [outputs, inputs] int32 of 0 to 15
-    scale: Tensor  # [outputs, inputs / group] bfloat16
-    middle: Tensor  # [outputs, inputs / group] bfloat16
-
-    @property
-    def group(self) -> int:
-        return self.levels.shape[1] // self.scale.shape[1]
+    scale: Tensor  # [outputs, inputs / GROUP] bfloat16
+    middle: Tensor  # [outputs, inputs / GROUP] bfloat16
 
     def dequantized(self) -> Tensor:  # [outputs, inputs] float32
-        grouped = self.levels.unflatten(1, (-1, self.group)) - 8
+        grouped = self.levels.unflatten(1, (-1, GROUP)) - 8
         wide = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
         return wide.flatten(1)
 
@@ -107,21 +103,20 @@ def to_int8(weight: Tensor) -> Int8Matrix:
 def to_int4(weight: Tensor) -> Int4Matrix:
     """Round a matrix [outputs, inputs] between the least and the greatest weight of each group.
 
-    Raises UnsupportedModel where no group divides the inputs.
+    Raises UnsupportedModel where groups do not divide the inputs.
     """
     inputs = weight.shape[1]
-    group = next((size for size in GROUPS if inputs % size == 0), None)
-    if group is None:
+    if inputs % GROUP:
         raise UnsupportedModel(
-            f"int4 takes matrices whose inputs are a multiple of {GROUPS[-1]}, this model has one "
-            f"of {inputs}: int8 takes any"
+            f"int4 takes matrices whose inputs are a multiple of {GROUP}, this model has one of "
+            f"{inputs}: int8 takes any"
         )
-    parts = [_grouped(part, group) for part in weight.split(_AT_ONCE)]
+    parts = [_grouped(part) for part in weight.split(_AT_ONCE)]
     return Int4Matrix(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
-def _grouped(weight: Tensor, group: int) -> Int4Matrix:
-    wide = weight.float().unflatten(1, (-1, group))
+def _grouped(weight: Tensor) -> Int4Matrix:
+    wide = weight.float().unflatten(1, (-1, GROUP))
     low, high = wide.amin(-1), wide.amax(-1)
     # rounded first, so that the levels make up for it
     scale = ((high - low) / 15).clamp(min=_TINY).bfloat16()
@@ -180,9 +175,9 @@ class Int4Product(nn.Module):
         self._outputs, inputs = matrix.levels.shape
         missing = -self._outputs % _OUTPUTS
         levels, scale, middle = (F.pad(part, (0, 0, 0, missing)) for part in matrix)
-        # [inputs / group, outputs, 2]
+        # [inputs / GROUP, outputs, 2]
         self._scale_and_middle = torch.stack((scale.t(), middle.t()), -1).contiguous()
-        self._group, self._bias = matrix.group, None if bias is None else bias.detach().float()
+        self._bias = None if bias is None else bias.detach().float()
         self._multiply: Callable[..., Tensor]
         if levels.device.type == "cpu":
             self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
@@ -195,7 +190,7 @@ class Int4Product(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         narrow = x.bfloat16().flatten(0, -2)
-        sums = self._multiply(narrow, self._packed, self._group, self._scale_and_middle)
+        sums = self._multiply(narrow, self._packed, GROUP, self._scale_and_middle)
         return _finished(sums[:, : self._outputs].view(*x.shape[:-1], -1), self._bias, x)
 
 
@@ -225,7 +220,8 @@ def _finished(sums: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return (sums if bias is None else sums + bias).to(x.dtype)
 
 
-def _check_device(device: torch.device, weights: Quantization) -> None:
+def check_device(device: torch.device, weights: Quantization) -> None:
+    """Raise InvalidRequest for a device that cannot multiply by such matrices."""
     if device.type == "cpu":
         if not torch.backends.mkldnn.is_available():
             raise InvalidRequest(

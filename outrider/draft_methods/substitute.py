@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inference.backends import Model
 from inference.backends.eager import EagerModel
@@ -11,11 +11,16 @@ from inference.errors import InvalidRequest
 from inference.text import Tokenizer
 from outrider.models import Checkpoint, find_checkpoint, find_target, load_eager
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
+from outrider.reduction import Reduction
+
+_INT4 = Reduction("int4")
 
 
 @dataclass(frozen=True)
 class Substitute:
-    """A FoundModel: the substitute of a checkpoint, or of the one that a 4-bit copy was made of."""
+    """A FoundModel: the substitute of a checkpoint, or of the one that a 4-bit copy was made of. It
+    computes what --draft model computes with --draft_quantization int4.
+    """
 
     checkpoint: Checkpoint
 
@@ -37,7 +42,7 @@ class Substitute:
     def fingerprint(self) -> str:
         from inference.model.low_bit_files import source_fingerprint
 
-        return f"int4-{source_fingerprint(self.checkpoint.directory)}"
+        return _INT4.fingerprint(source_fingerprint(self.checkpoint.directory))
 
     def load(
         self,
@@ -52,7 +57,7 @@ class Substitute:
 
         return load_eager(
             options,
-            self.checkpoint,
+            replace(self.checkpoint, reduction=_INT4),
             load_substitute,
             rows=rows,
             sequence_length=sequence_length,

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from outrider.options import groups, network, presets
+from outrider.options import groups, network, presets, reduction
 from outrider.options.draft_methods import METHODS
 from outrider.options.values import Directory, File, ModelName, Name
 
@@ -56,7 +56,7 @@ class TargetRole(ServingRole, groups.LegacyOptions):
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(groups.SourceOptions, groups.DraftModelOptions, ServingRole):
+class FusedTargetRole(groups.SourceOptions, reduction.ReductionOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
@@ -83,7 +83,7 @@ class ClientRole(
     presets.PresetOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
-    groups.DraftModelOptions,
+    reduction.ReductionOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
 
@@ -189,7 +189,7 @@ class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyO
 
 
 class VerifyDraftRole(
-    groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, groups.DraftModelOptions
+    groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, reduction.ReductionOptions
 ):
     """make text with the draft alone, in this process"""
 
@@ -244,22 +244,14 @@ class PullRole(groups.GeneralOptions, title="models and devices"):
         return self
 
 
-class SubstituteRole(groups.GeneralOptions, title="models and devices"):
+class SubstituteRole(groups.ModelOptions, groups.GeneralOptions, title="models and devices"):
     """write a 4-bit copy of a target, for --draft substitute; goes on where it was broken off"""
 
-    COMMON: ClassVar = ("model", "out")
+    COMMON: ClassVar = ("model", "copy_to")
     BARE: ClassVar = "model"
     role: Literal["substitute"] = "substitute"
-    model: ModelName | None = None
-    """the target: directory or hub name (default: the embedded one)"""
-    out: Directory | None = None
-    """where the copy is written"""
-
-    @model_validator(mode="after")
-    def _has_a_place(self) -> Self:
-        if not self.out:
-            raise ValueError("--out is needed: the directory of the copy")
-        return self
+    copy_to: Directory = "substitute"
+    """directory of the 4-bit copy"""
 
 
 class ListRole(groups.GeneralOptions, title="models and devices"):
@@ -279,7 +271,7 @@ class DoctorRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
     groups.DeviceOptions,
-    groups.DraftModelOptions,
+    reduction.ReductionOptions,
 ):
     """say what this machine can do, how far the target is, and what that means; on a target's host:
     whether all that a target needs is there"""
@@ -322,6 +314,7 @@ VERBS = {
     "run": "draft",
     "pull": "pull",
     "list": "list",
+    "substitute": "substitute",
     "doctor": "doctor",
     "cert": "make-cert",
     "keys": "make-key",

@@ -25,7 +25,7 @@ TEXT = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--json"]
 def copy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A 4-bit copy of the embedded target."""
     out = str(tmp_path_factory.mktemp("copies") / "copy")
-    assert main(["substitute", "--out", out]) == 0
+    assert main(["substitute", "--copy_to", out]) == 0
     return out
 
 
@@ -91,8 +91,10 @@ def test_an_emulated_target_has_no_layers_to_round(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["substitute"], "--out is needed"),
-        (["substitute", "--model", "/no/such", "--out", "x"], "no such model directory: /no/such"),
+        (
+            ["substitute", "--model", "/no/such", "--copy_to", "x"],
+            "no such model directory: /no/such",
+        ),
         (["target", "--layer_offload", "disk", "--artifact", "x"], "leave it out with --artifact"),
         (["target", "--layer_offload", "host", "--device", "cpu"], "--layer_offload disk"),
         (["target", "--layer_offload", "tape"], "one of host, disk is needed"),
