@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 import inference
-from grpc_comm.security import SecurityOptions
 from inference.backends import Model
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
@@ -22,7 +21,6 @@ from outrider.options.groups import (
     LegacyOptions,
     TargetModelOptions,
 )
-from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOptions
 from outrider.options.values import DEVICES, is_device
 from outrider.reduction import WHOLE, Reduction
 from outrider.status_lines import LoadingStatus
@@ -147,11 +145,6 @@ class Checkpoint:
                     "cuda"
                 )
             return _load_legacy(options, self, sequence_length)
-        if offload == "host" and pick_device(options.device).type == "cpu":
-            raise InvalidRequest(
-                "--layer_offload host is for cuda, a CPU computes in host memory: take "
-                "--layer_offload disk"
-            )
 
         def load(directory: Path, **how: Any) -> Decoder:
             whole = (
@@ -353,25 +346,3 @@ def describe(device: torch.device) -> str:
     if device.type == "xla":
         return "neuron"
     return f"cpu ({torch.get_num_threads()} threads)"
-
-
-def server_security(options: ListeningOptions) -> SecurityOptions:
-    """How a target proves who it is, and whom it serves."""
-    return SecurityOptions(
-        **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file", "keys_file"),
-        tls=False,
-        insecure=options.insecure,
-    )
-
-
-def client_security(options: ConnectionOptions) -> SecurityOptions:
-    """How a client proves who it is, and whom it trusts."""
-    return SecurityOptions(
-        **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file"),
-        tls=options.tls,
-        insecure=options.insecure,
-    )
-
-
-def _files(options: TlsOptions, *names: str) -> dict[str, Path]:
-    return {name: Path(value) for name in names if (value := getattr(options, name))}

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from inference.errors import InvalidRequest
 from inference.model.checkpoint import (
     Loading,
     assign,
@@ -185,7 +186,15 @@ def load_offloaded(
     offload: Offload,
     tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Decoder:
-    """Load a Decoder whose layers are offloaded. Otherwise like load_decoder()."""
+    """Load a Decoder whose layers are offloaded. Otherwise like load_decoder().
+
+    Raises InvalidRequest for "host" on a CPU, too.
+    """
+    if offload == "host" and device.type == "cpu":
+        raise InvalidRequest(
+            "--layer_offload host is for cuda, a CPU computes in host memory: take "
+            "--layer_offload disk"
+        )
     decoder = empty_decoder(directory, positions, vocabulary)
     config = decoder.config
     used = partial(is_used, config)

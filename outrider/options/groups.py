@@ -97,18 +97,6 @@ class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
     """serve this compiled target (python -m compile) in place of a model"""
     max_tree_nodes: Count = 64
     """largest tree taken, its root included"""
-    layer_offload: Literal["host", "disk"] | None = None
-    """keep layers in host memory (for cuda) or in the checkpoint's files, and copy each to the
-    device while the one before computes: for a target larger than memory"""
-
-    @model_validator(mode="after")
-    def _layers_are_here(self) -> Self:
-        if self.layer_offload is not None and (self.artifact or self.device.startswith("neuron")):
-            other = "--artifact" if self.artifact else f"--device {self.device}"
-            raise ValueError(
-                f"--layer_offload is for a checkpoint on cpu or cuda: leave it out with {other}"
-            )
-        return self
 
 
 class LegacyOptions(TargetOptions):

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from outrider.options import groups, network, presets, reduction
+from outrider.options import groups, network, offload, presets, reduction
 from outrider.options.draft_methods import METHODS
 from outrider.options.values import Directory, File, ModelName, Name
 
@@ -21,7 +21,7 @@ class ServingRole(
     groups.HourlyOptions,
     network.ListeningOptions,
     groups.CalibrateOptions,
-    groups.TargetOptions,
+    offload.OffloadOptions,
     title="models and devices",
 ):
     """Options of the roles that serve a target."""
@@ -176,7 +176,9 @@ class FusedClientRole(
     role: Literal["fused_client"] = "fused_client"
 
 
-class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyOptions):
+class VerifyTargetRole(
+    groups.GeneralOptions, groups.TextOptions, offload.OffloadOptions, groups.LegacyOptions
+):
     """make text with the target alone, in this process"""
 
     role: Literal["verify_target"] = "verify_target"
