@@ -87,15 +87,15 @@ class Int4Matrix(NamedTuple):
     middle: Tensor  # [outputs, inputs / GROUP] bfloat16
 
     def dequantized(self) -> Tensor:  # [outputs, inputs] float32
-        grouped = self.levels.unflatten(1, (-1, GROUP)) - 8
-        wide = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
+        grouped = self.levels.reshape(*self.scale.shape, GROUP) - 8
+        wide: Tensor = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
         return wide.flatten(1)
 
 
 def to_int8(weight: Tensor) -> Int8Matrix:
     """Round a matrix [outputs, inputs] with one scale an output."""
     scale = weight.abs().amax(1).float().clamp(min=_TINY) / _LEVELS
-    parts = zip(weight.split(_AT_ONCE), scale.split(_AT_ONCE), strict=True)
+    parts = zip(torch.split(weight, _AT_ONCE), torch.split(scale, _AT_ONCE), strict=True)
     levels = [torch.round(part.float() / each[:, None]).to(torch.int8) for part, each in parts]
     return Int8Matrix(torch.cat(levels), scale)
 
@@ -111,12 +111,12 @@ def to_int4(weight: Tensor) -> Int4Matrix:
             f"int4 takes matrices whose inputs are a multiple of {GROUP}, this model has one of "
             f"{inputs}: int8 takes any"
         )
-    parts = [_grouped(part) for part in weight.split(_AT_ONCE)]
+    parts = [_grouped(part) for part in torch.split(weight, _AT_ONCE)]
     return Int4Matrix(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def _grouped(weight: Tensor) -> Int4Matrix:
-    wide = weight.float().unflatten(1, (-1, GROUP))
+    wide = weight.float().reshape(len(weight), -1, GROUP)
     low, high = wide.amin(-1), wide.amax(-1)
     # rounded first, so that the levels make up for it
     scale = ((high - low) / 15).clamp(min=_TINY).bfloat16()
@@ -223,7 +223,7 @@ def _finished(sums: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
 def check_device(device: torch.device, weights: Quantization) -> None:
     """Raise InvalidRequest for a device that cannot multiply by such matrices."""
     if device.type == "cpu":
-        if not torch.backends.mkldnn.is_available():
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             raise InvalidRequest(
                 f"{weights} on cpu needs torch with oneDNN, and this build has none: take a GGUF "
                 "draft, or the checkpoint's own precision"
