@@ -175,7 +175,7 @@ class _Loaded(NamedTuple):
     model: LoadedModel
     found: FoundModel
     fingerprint: str
-    made_from: str  # tells it from what computes differently: weights, artefact where there is one
+    made_from: str  # tells it from what takes other times: weights, artefact where there is one
     sequence_length: int
     max_tree_nodes: int
     dtype: str
@@ -192,9 +192,10 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
         max_nodes=max(nodes, PREFILL_NODES),
         offload=options.layer_offload,
     )
-    weights = found.fingerprint()
+    weights, offload = found.fingerprint(), options.layer_offload
+    made_from = f"{weights}, layers on {offload}" if offload else weights
     return _Loaded(
-        model, found, weights, weights, length, nodes, str(model.dtype).removeprefix("torch.")
+        model, found, weights, made_from, length, nodes, str(model.dtype).removeprefix("torch.")
     )
 
 
