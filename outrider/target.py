@@ -191,7 +191,6 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
         sequence_length=length,
         spare=nodes,
         max_nodes=max(nodes, PREFILL_NODES),
-        offload=options.layer_offload,
     )
     weights, offload = found.fingerprint(), options.layer_offload
     made_from = f"{weights}, layers on {offload}" if offload else weights
