@@ -12,10 +12,12 @@ import torch
 
 import inference
 from inference.backends import Model
+from inference.backends.gguf_library import is_gguf
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
+from outrider.gguf_file import GgufFile, gguf_tokenizer
 from outrider.options.groups import (
     DeviceOptions,
     LegacyOptions,
@@ -23,6 +25,7 @@ from outrider.options.groups import (
 )
 from outrider.options.values import DEVICES, is_device
 from outrider.reduction import WHOLE, Reduction
+from outrider.sequence_length import allowed_length
 from outrider.status_lines import LoadingStatus
 
 if TYPE_CHECKING:
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from inference.model.layer_offload import Offload
 
 EMBEDDED = Path(inference.__file__).parent / "data"
-_DEFAULT_SEQUENCE_LENGTH = 2048
 PREFILL_NODES = 256  # prompt tokens in one call
 _SMALL = 32e6  # parameters; below, several threads cost more than they bring
 _THREADS = torch.get_num_threads()  # torch's choice
@@ -46,7 +48,7 @@ class LoadedModel(Model, Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype | str: ...
 
 
 class FoundModel(Protocol):
@@ -105,16 +107,9 @@ class Checkpoint:
         return self.config.stop_ids
 
     def sequence_length(self, asked: int | None) -> int:
-        limit = self.config.max_positions
-        if asked is None:
-            return min(_DEFAULT_SEQUENCE_LENGTH, limit)
-        if not 2 <= asked <= limit:
-            field = self.config.limited_by
-            raise InvalidRequest(
-                f"--sequence_length {asked}: {self.name} takes 2 to {limit} (config.json field "
-                f"{field})"
-            )
-        return asked
+        config = self.config
+        where = f"config.json field {config.limited_by}"
+        return allowed_length(asked, self.name, config.max_positions, where)
 
     def fingerprint(self) -> str:
         from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
@@ -226,9 +221,16 @@ def _parameters(decoder: Decoder) -> int:
     return sum(parameter.numel() for parameter in whole.parameters())
 
 
-def find_target(options: TargetModelOptions) -> Checkpoint:
+def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
     """The target that --target_model or --model names, or the embedded one."""
-    return find_checkpoint(options.target_name, "target")
+    return find_named(options.target_name, "target")
+
+
+def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
+    """The checkpoint or GGUF file of this name, or the embedded model of this kind."""
+    if name is not None and is_gguf(name):
+        return GgufFile.find(name)
+    return find_checkpoint(name, embedded)
 
 
 def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
@@ -253,11 +255,10 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
 
     if name is None:
         return EMBEDDED / embedded
-    if Path(name).suffix == ".gguf" or _only_gguf(Path(name)):
-        raise UnsupportedModel(
-            f"{name} holds weights as GGUF, which is not read: give the directory or the hub name "
-            "of the safetensors checkpoint that it was made from"
-        )
+    if is_gguf(name):
+        raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
+    if Path(name).is_dir() and _only_gguf(Path(name)):
+        raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
     return find_model(name, weights=weights)
 
 
@@ -265,9 +266,11 @@ def _only_gguf(directory: Path) -> bool:
     return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
 
 
-def find_tokenizer(options: TargetModelOptions) -> Tokenizer:
-    """The tokenizer of the target's model, for a client that loads no model."""
-    return Tokenizer(find_directory(options.target_name, "target"))
+def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
+    """The tokenizer of a model, for a client that loads none."""
+    if name is not None and is_gguf(name):
+        return gguf_tokenizer(Path(name))
+    return Tokenizer(find_directory(name, embedded, weights=False))
 
 
 def _load_legacy(
