@@ -60,9 +60,10 @@ def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def scaled(product: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A product with levels [..., outputs] times the scales [outputs, 1], rounded to `dtype`."""
-    wide = torch.promote_types(product.dtype, scale.dtype)
-    result = (product.to(wide) * scale[:, 0]).to(dtype)
+    """A product with levels [..., outputs] times the scales [outputs, 1], in their type, rounded to
+    `dtype`, plus the bias.
+    """
+    result = (product.to(scale.dtype) * scale[:, 0]).to(dtype)
     return result if bias is None else result + bias
 
 
