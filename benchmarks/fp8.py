@@ -1,6 +1,6 @@
 """How many greedy choices stay when a target's matrices are 8-bit floats.
 
-    python -m benchmarks.fp8 [--model DIR] [--prompts 12] [--json FILE]
+    python -m benchmarks.fp8 [--model DIR] [--prompts 12] [--threads 2] [--json FILE]
 
 Run on the CPU is the emulation of what `python -m compile --dtype fp8` builds: matrices and head in
 e4m3 up to 240 with a scale an output, states in bfloat16. The share is of the tokens of a model's
@@ -73,9 +73,10 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--model", type=Path, default=_TARGET, metavar="DIR")
     parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(given.threads)
     torch.set_grad_enabled(False)
     files = sorted(Path(inference.__file__).parent.glob("*/*.py"))
     long = [path for path in files if path.name != "__init__.py"]
