@@ -184,7 +184,7 @@ class Engine(Reception):
         started = self._clock()
         results = ask_each(ask, [share.segment for share in shares])
         ended = self._clock()
-        padded = self.model.padded(len(shares), max(len(share.tree) for share in shares))
+        padded = self.model.padded(len(shares), max(share.nodes for share in shares))
         took = Took(shares, padded, started, ended)
         tell: list[Tell] = []
         with self._lock:
